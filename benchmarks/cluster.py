@@ -89,7 +89,6 @@ class Fleet:
     def __init__(self, folder: Path, workers: int, env: dict[str, str], network: Network | None = None) -> None:
         self._folder, self._count, self._env, self._network = folder, workers, env, network
         self._file = folder / "scheduler.json"
-        self._log = (folder / "fleet.log").open("ab")
         self._processes: list[subprocess.Popen[bytes]] = []
         self.start()
 
@@ -114,9 +113,8 @@ class Fleet:
         address = self._network.address(host) if self._network else "127.0.0.1"
         command = [*inside, sys.executable, "-m", "dask", *words, "--host", address, "--no-dashboard"]
         command += ["--scheduler-file", str(self._file)]
-        self._processes.append(
-            subprocess.Popen(command, env=self._env, cwd=self._folder, stdout=self._log, stderr=self._log)
-        )
+        with (self._folder / "fleet.log").open("ab") as log:
+            self._processes.append(subprocess.Popen(command, env=self._env, cwd=self._folder, stdout=log, stderr=log))
 
     @property
     def workers(self) -> list[int]:
@@ -257,15 +255,23 @@ def _struck(case: ClusterCase, fleet: Fleet, server: Server, count: int, points:
 
 
 def links(
-    folder: Path, *, points: int, cuts: Sequence[tuple[str, float]] = CUTS, slow_s: float = _SLOW_S
+    folder: Path,
+    *,
+    points: int,
+    cuts: Sequence[tuple[str, float]] = CUTS,
+    slow_s: float = _SLOW_S,
+    pace: float = _SLOW,
 ) -> dict[str, Any]:
-    """Cut links of hosts for some seconds each, then slow all down for a while. Raises TimeoutError for a hang."""
+    """Cut links of hosts for some seconds each, then slow all down for a while. Raises TimeoutError for a hang.
+
+    pace: time of a point over that of the other groups.
+    """
     with joined(_HOSTS) as network:
         place = network.address("database"), network.inside("database")
         with running(folder / "postgres", *place) as server:
             url = server.database("links")
             case = ClusterCase(folder / "there", points, url, network)
-            fleet = case.equip(3, _SLOW)
+            fleet = case.equip(3, pace)
             try:
                 with case.shown("links", points):
                     happened = _disturbed(case, network, cuts, slow_s)
@@ -415,7 +421,8 @@ def _lines(case: Case) -> list[str]:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def shared_folder() -> Iterator[Path]:
+    """A folder for a while that the server's own user may enter."""
     folder = Path(tempfile.mkdtemp(prefix="dse-cluster-"))
     folder.chmod(0o755)
     try:
@@ -426,7 +433,7 @@ def _folder() -> Iterator[Path]:
 
 @contextmanager
 def _server(*options: str) -> Iterator[tuple[Server, Path]]:
-    with _folder() as folder, running(folder / "postgres", options=options) as server:
+    with shared_folder() as folder, running(folder / "postgres", options=options) as server:
         yield server, folder
 
 
@@ -448,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not usable():
                 found["links_left_out"] = "network namespaces take root and iproute2"
                 continue
-            with _folder() as folder:
+            with shared_folder() as folder:
                 found |= links(folder, points=given.link_points)
             continue
         with _server("-c", "max_connections=2100", *LOCK_WAIT) as (server, folder):

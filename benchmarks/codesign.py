@@ -3,7 +3,7 @@
 technology: area and power of eight public GPUs by the rules of `conf/technology`, none of which knows a chip; the same
 with each GPU left out of the fit of the four calibrated coefficients; and GPUs that are in no fit (held out). `--fit`
 prints these coefficients anew: they make the largest relative error least, which is a linear programme, as areas and
-powers are linear in them.
+powers are linear in them. inner, outer: searches against enumerated spaces (`benchmarks.codesign_search`, minutes).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.codesign_search import inner, outer
 from simulators.hardware.technology import (
     Coefficients,
     MachineKnobs,
@@ -163,7 +165,7 @@ def fitted_coefficients() -> dict[str, float]:
     return values
 
 
-GROUPS: Mapping[str, Callable[[], dict[str, Any]]] = {"technology": technology}
+GROUPS: Mapping[str, Callable[[], dict[str, Any]]] = {"technology": technology, "inner": inner, "outer": outer}
 """Group -> its figures."""
 
 
@@ -185,8 +187,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if asked.fit:
         print(json.dumps(fitted_coefficients(), indent=2))
         return 0
-    figures = {name: GROUPS[name]() for name in asked.groups or GROUPS}
-    print(json.dumps(figures, indent=2) if asked.json else "\n\n".join(map(_text, figures.values())))
+    figures = [GROUPS[name]() for name in asked.groups or GROUPS]
+    print(json.dumps(dict(ChainMap(*figures)), indent=2) if asked.json else "\n\n".join(map(_text, figures)))
     return 0
 
 

@@ -22,6 +22,9 @@ from conftest import REPOSITORY
 from distributed import Client, LocalCluster
 from test_faults import fill
 
+from benchmarks import cluster as proof
+from benchmarks.network import usable
+from benchmarks.postgres import Server
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation import remote
@@ -382,6 +385,19 @@ def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monke
         study.join(0.2)
     assert most == 3  # the client and two workers
     assert (tmp_path / "there" / "results.parquet").read_bytes() == table(planned(None, faults=faults), tmp_path / "x")
+
+
+@pytest.mark.slow
+def test_links_that_are_cut_and_slow_ones_lose_nothing(postgres: Server) -> None:
+    """The short form of `make cluster`: each part on a host of its own."""
+    if not usable():
+        pytest.skip("network namespaces take root and iproute2")
+    with proof.shared_folder() as folder:
+        figures = proof.links(folder, points=350, cuts=(("worker0", 4.0), ("client", 4.0)), slow_s=4.0, pace=2.0)
+    assert figures["partitions_survived"] == 2
+    assert [figures[f"links_{name}"] for name in ("points", "missing", "wrong", "duplicates")] == [350, 0, 0, 0]
+    assert figures["links_repeated_pct"] <= 5  # few points
+    assert figures["links_broken"] == []
 
 
 # Without a scheduler

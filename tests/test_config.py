@@ -70,6 +70,11 @@ def refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> Said:
     return run
 
 
+def test_a_sweep_inside_braces_needs_quotes() -> None:
+    with pytest.raises(ConfigError, match=r"space\.schedule\.num_chunks.*inside braces it needs quotes"):
+        plan(request(["study=ficco_sweep", "space={schedule: {num_chunks: choice(2,4)}}"]))
+
+
 @functools.cache
 def planned(*words: str, folder: Path | None = None) -> Plan:
     """The plan of a command line."""
@@ -511,7 +516,7 @@ def named_once() -> Iterator[list[str]]:
         if folder.is_dir() and folder.name in named
     }
     yield from ([f"study={name}"] for name in groups.pop("study"))
-    of_studies = ("landscape", "measured", "memory", "profile", "step")
+    of_studies = ("codesign", "landscape", "measured", "memory", "profile", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [

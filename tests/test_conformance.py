@@ -43,9 +43,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Results, check_results
+from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.plugins import available
 from dse.testing import check_backend
+from dse.values import put
 from simulators.costs.gemm_cost import GemmShape, gemm_cost
 from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.transfer import links
@@ -149,6 +151,15 @@ def iterations_of_models() -> tuple[Backend, list[Batch]]:
     return BACKENDS["step"](), [Batch(point, axes), Batch(wrong), Batch(iterations.step({"parallel.pp": 25}))]
 
 
+def machines_at_a_price() -> tuple[Backend, list[Batch]]:
+    """No scanner makes a die with 400 CUs, and no machine runs at a watt."""
+    sections = request(["study=codesign", "~workloads.training", "~workloads.prefill"]).tree
+    backend = BACKENDS["codesign"]()
+    design = backend.design({name: sections[name] for name in ("system", "technology", "machine", "workloads")})
+    axes = {"machine.num_cus": np.array([66, 132, 400]), "machine.links": np.array([0.5, 1.0])}
+    return backend, [Batch(design, axes), Batch(put(design, "machine.cap_w", 1.0))]
+
+
 def requests_through_caches() -> tuple[Backend, list[Batch]]:
     """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
     small = {"run.requests": 1000, "run.repeats": 1}
@@ -185,6 +196,7 @@ def plans_for_recorded_runs() -> tuple[Backend, list[Batch]]:
 
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
+    "codesign": machines_at_a_price,
     "external": programs_given_a_design_each,
     "landscape": searches,
     "measured": predictions,
@@ -446,6 +458,8 @@ def assert_within_bounds(timeline: Timeline) -> None:
 def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
     engine: str, schedule: str, data: st.DataObject
 ) -> None:
+    if (engine, schedule) == ("analytic", "signalled"):
+        pytest.skip("tiles that wait for waves have a closed form in few designs")
     timeline = run(engine, design(schedule, **data.draw(points(schedule, **unslowed(engine)))))
     assume(not timeline.reason(0))
     assert_within_bounds(timeline)

@@ -20,7 +20,7 @@ def test_few_modules_stand_at_the_root_of_a_package() -> None:
     assert house.root_modules("simulators") == ["compiled", "rules"]
 
 
-@pytest.mark.parametrize(("package", "most"), [("dse", 107), ("simulators", 30)])
+@pytest.mark.parametrize(("package", "most"), [("dse", 107), ("simulators", 34)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -36,7 +36,7 @@ def test_a_backend_must_have_four_members() -> None:
 
 
 def test_a_class_name_means_one_thing_in_a_backend() -> None:
-    assert set(house.class_homonyms()) >= {"overlap", "step", "memory", "measured", "external"}
+    assert set(house.class_homonyms()) >= {"codesign", "overlap", "step", "memory", "measured", "external"}
     assert not any(house.class_homonyms().values())
 
 

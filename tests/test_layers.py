@@ -18,6 +18,8 @@ from conftest import backend as overlap
 from dse import plugins
 from dse.config.options import list_options
 from dse.config.yaml_checks import accidents, unreadable
+from simulators.codesign.backend import CodesignBackend
+from simulators.codesign.machine import Machine
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
@@ -149,6 +151,8 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     held["memory"] = of_memory, requests
     runs = {**ProfileBackend.metrics, **ProfileBackend.relations}
     held["profile"] = set(_paths({"plan": PlanKnobs().model_dump()}, "")), runs
+    of_machines = {*_paths({"machine": Machine().model_dump()}, ""), "system.name"}
+    held["codesign"] = of_machines, CodesignBackend.metrics
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
     for study, simulator in ((one, name) for one, name in studies if name in held):

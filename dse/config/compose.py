@@ -19,7 +19,7 @@ from dse.config import expansion, spelling
 from dse.config.expansion import interpolates, limit_cpu_time
 from dse.config.flags import OWN_FLAGS
 from dse.config.options import catalogued, catalogued_paths, catalogued_tree, conf_dir, listed, put_catalogued
-from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, range_size, sweep_knob, too_many
+from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
@@ -453,7 +453,7 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
     from hydra.errors import HydraException
 
     try:
-        value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else leaf
+        value = OverridesParser.create().parse_override(f"k={leaf}").value() if isinstance(leaf, str) else plain(leaf)
         knob = sweep_knob(path, value, groups)
     except (HydraException, ValueError, OverflowError) as error:
         meant = spelling.meant_sweep(str(leaf))

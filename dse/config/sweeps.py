@@ -36,6 +36,13 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
 
 
+def plain(leaf: Any) -> Any:
+    """A value of a space that is no text, as it is. Raises ValueError for a sweep, as one inside braces is if bare."""
+    if isinstance(leaf, int | float | list | None):
+        return leaf
+    raise ValueError("inside braces it needs quotes, as 'choice(a,b)'")
+
+
 def range_size(sweep: Any) -> int:
     """Number of values of a range, counted without making them. Raises ValueError where they are too many."""
     start, stop, step = (Decimal(end) for end in (sweep.start, sweep.stop, sweep.step))

@@ -123,10 +123,7 @@ class Chunk:
     @property
     def points(self) -> list[Evaluated]:
         """As a worker takes them."""
-        return [
-            Evaluated(piece.block, piece.part.keys[piece.start : piece.stop], piece.part.scenario)
-            for piece in self.pieces
-        ]
+        return [Evaluated(piece.block, piece.keys, piece.part.scenario) for piece in self.pieces]
 
     def halves(self) -> Iterator[Chunk]:
         """Yield it in two; one design cannot be halved."""
@@ -317,10 +314,11 @@ class _Flow:
         for part in parts:
             if not part.left:
                 continue
-            names = key_bytes(part.keys)
+            pieces = list(part.pieces())
+            names = [name for piece in pieces for name in key_bytes(piece.keys)]
             if self._names.isdisjoint(names):
                 self._names.update(names)
-                self._queued.extend(part.pieces())
+                self._queued.extend(pieces)
             else:
                 self._later.append(part)
 
@@ -365,6 +363,7 @@ class _Flow:
         self._own.pace.learn(chunk.size, answer.seconds, answer.store_s)
         for piece, results in zip(chunk.pieces, answer.results, strict=True):
             piece.part.take(piece.start, results)
+            self._names.difference_update(key_bytes(piece.keys))
         self._own.seen(chunk.size)
 
     def _fail(self, chunk: Chunk, future: Future) -> None:
@@ -390,10 +389,11 @@ class _Flow:
         """Record the failure of a design with which worker after worker was lost."""
         (piece,) = chunk.pieces
         failed = Results.of([Result("failed", reason="LOST: worker after worker of the cluster ended with it in hand")])
-        keys = piece.part.keys[piece.start : piece.stop]
+        keys = piece.keys
         self._session.record(Fresh(keys, failed, piece.block.texts(piece.part.scenario)), [])
         self._session.flush()
         piece.part.take(piece.start, failed)
+        self._names.difference_update(key_bytes(keys))
         self._own.seen(1)
 
     # ---------------------------------------------------------------- ends

@@ -166,7 +166,7 @@ class _Flow:
         part = piece.part
         part.left -= results.size
         self._recording.append(piece)
-        fresh = Fresh(part.keys[piece.start : piece.stop], results, piece.block.texts(part.scenario))
+        fresh = Fresh(piece.keys, results, piece.block.texts(part.scenario))
         self._settle(self._session.record(fresh, [] if part.left else [part.keys], idle=self.calls.away))
 
     def _settle(self, recorded: Sequence[Results]) -> None:
@@ -277,7 +277,7 @@ class _Calls:
 
     def _compare(self, piece: Piece, results: Results, most: float) -> Results:
         """The results of a piece, of which those whose key is below `most` are obtained again."""
-        keys = piece.part.keys[piece.start : piece.stop, 0].astype(float)
+        keys = piece.keys[:, 0].astype(float)
         compared = results
         for place in np.flatnonzero((keys <= most) & results.ok).tolist():
             if differing := difference(results[place], self._again(Batch(piece.batch.at(place)))):
@@ -318,7 +318,7 @@ class _Calls:
 
     def _give_up(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         failed = [results.status == STATUSES.index("failed") for results in group_results]
-        keys = [piece.part.keys[piece.start : piece.stop][bad] for piece, bad in zip(group, failed, strict=True)]
+        keys = [piece.keys[bad] for piece, bad in zip(group, failed, strict=True)]
         self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
         raise broken_error(len(self._streak), self._last)
 

@@ -33,6 +33,11 @@ class Piece:
         assert self.block.batch is not None
         return self.block.batch
 
+    @property
+    def keys(self) -> Keys:
+        """Their keys."""
+        return self.part.keys[self.start : self.stop]
+
 
 class Part:
     """A part of a point that is leased and given up as a whole, in the same place whoever evaluates it.

@@ -131,6 +131,12 @@ class TensorGroup:
             _groups[name] = machine, cls(schedules_see(machine, tp, efficiency), format_)
         return _groups[name][1]
 
+    @classmethod
+    def part(cls, whole: TensorGroup, machine: Device, places: NDArray[np.intp], *, tp: int, precision: str) -> None:
+        """Let a machine whose arrays are those of a whole at some places have the effects that are known of it."""
+        mine = cls.of(machine, tp=tp, precision=precision)
+        mine.effects.update({name: effect.take(places) for name, effect in whole.effects.items()})
+
     def effect(self, schedule: Any, workload: Workload) -> Effect:
         """What a schedule makes of a GEMM and its collective; remembered for single numbers."""
         numbers = [value for part in (schedule, workload) for _, value, _ in leaves(part)]
@@ -261,6 +267,11 @@ class Effect:
     length: Floats
     computing: Floats
     comm_cus: Floats
+
+    def take(self, places: NDArray[np.intp]) -> Effect:
+        """That of machines at some places."""
+        columns = (self.length, self.computing, self.comm_cus)
+        return Effect(*(column[places] if np.size(column) > 1 else column for column in columns))
 
 
 def _runs_beside(schedule: Any) -> bool:

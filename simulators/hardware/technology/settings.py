@@ -204,7 +204,8 @@ class Coefficients:
 
 def _look_up(columns: list[Any], index: ArrayLike) -> Array:
     table = np.concatenate(np.broadcast_arrays(*map(np.atleast_1d, columns)), axis=-1)
-    return np.asarray(table[..., np.asarray(index, int)], float)
+    places = np.asarray(index, int) if table.ndim == 1 else np.atleast_1d(np.asarray(index, int))
+    return np.asarray(table[..., places], float)
 
 
 class Technology(Frozen):

@@ -1,0 +1,138 @@
+"""Co-design searched against enumerated: the best plan of a machine, and the front of machines.
+
+inner: on machines drawn from the space, the time under every plan over that of the plan that sites find one by one.
+outer: the front that the study's search reaches with a fiftieth of all points (a machine under a plan each), over that
+of all machines, as the hypervolume of speed, power and cost; and how many points enumeration covers in a second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import moocore
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmarks.recorded import ROOT
+from dse.config.compose import request
+from dse.progress import bar
+from simulators.codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
+from simulators.codesign.machine import Base, Machine
+from simulators.codesign.plans import PlanOptions, best_plans, enumerate_plans, plan_seconds
+
+Floats = NDArray[np.float64]
+_MACHINES = 200
+_SEEDS = 4
+_SHARE = 0.02
+_SITES = 4  # of a training step whose plans are enumerated: 256
+_AXES: Mapping[str, Sequence[float]] = {
+    "num_cus": tuple(range(64, 184, 10)),
+    "clock": (0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
+    "matrix_rate": (0.5, 1.0, 2.0),
+    "dies": (1, 2),
+    "hbm_stacks": (4, 5, 6, 8),
+    "links": (0.5, 1.0, 2.0, 4.0),
+    "lane_rate": (1.0, 1.5),
+}
+"""Space of the outer search: 13,824 machines."""
+_WORKLOADS = ("decode", "prefill")
+_OBJECTIVES = ("throughput_x", "power_w", "cost_usd")
+
+
+def _codesign() -> Codesign:
+    tree = request(["study=codesign"]).tree
+    return CodesignBackend().design({name: tree[name] for name in Codesign.model_fields})
+
+
+def inner(count: int = _MACHINES, seed: int = 0) -> dict[str, Any]:
+    """Share of the optimum that sites decided one by one reach, on drawn machines: the worst, by workload."""
+    design, drawn = _codesign(), np.random.default_rng(seed)
+    base = Base(design.system, design.technology)
+    numbers = {name: drawn.choice(np.array(values, float), count) for name, values in _AXES.items()}
+    machine = Machine().model_copy(update=numbers)
+
+    def systems(places: NDArray[np.intp]) -> Any:
+        arrays = {name: values[places] for name, values in numbers.items()}
+        return base.system_of(machine.model_copy(update=arrays))
+
+    shares = {}
+    for name, step in design.workloads.items():
+        sites = step.options.options_of(step.design)
+        kept = list(sites)[:: max(1, len(sites) // _SITES)][:_SITES]
+        chosen = {site: step.options.sites[site] for site in kept}
+        options = PlanOptions(sites=chosen, collectives=step.options.collectives)
+        found = best_plans(step.design, options, systems, np.ones(count, bool)).metrics["iteration_s"]
+        plans = list(enumerate_plans(step.design, options))
+        best = np.full(count, np.inf)
+        with bar(f"inner {name}", len(plans), "plans") as advance:
+            for plan in plans:
+                best = np.minimum(best, plan_seconds(step.design, plan, systems, count))
+                advance(1)
+        shares[name] = float(np.min(best / found))
+    return {"inner_share_of_optimum": min(shares.values()), "inner_by_workload": shares, "inner_machines": count}
+
+
+def _space(design: Codesign) -> tuple[Judge, Machine, int]:
+    steps = {name: design.workloads[name] for name in _WORKLOADS}
+    grids = np.meshgrid(*(np.array(values, float) for values in _AXES.values()), indexing="ij")
+    arrays = {name: grid.reshape(-1) for name, grid in zip(_AXES, grids, strict=True)}
+    judge = Judge(Base(design.system, design.technology), steps)
+    return judge, Machine().model_copy(update=arrays), grids[0].size
+
+
+def outer(seeds: int = _SEEDS) -> dict[str, Any]:
+    """Share of the hypervolume of all machines that a search reaches with a fiftieth of the points: the worst seed."""
+    design = _codesign()
+    judge, machine, size = _space(design)
+    began = time.perf_counter()
+    columns = metrics_of(judge, machine, judge.judge(machine, size))
+    taken = time.perf_counter() - began
+    plans = sum(step.options.num_plans(step.design) for step in judge.steps.values())
+    computed = sum(judge.computed.values())
+    legal = columns["die_mm2"] <= max(858.0, float(judge.judge(Machine(), 1).price.dies[0].area_mm2))
+    legal &= columns["memory_share"] <= 1
+    everything = np.column_stack([columns[name] for name in _OBJECTIVES])[legal]
+    trials = int(_SHARE * plans * size / (computed / size))
+    shares = [_share(everything, _searched(trials, seed)) for seed in range(seeds)]
+    return {
+        "machines": size,
+        "points": plans * size,
+        "machines_searched": trials,
+        "outer_hypervolume_at_2pct": min(shares),
+        "outer_by_seed": shares,
+        "evaluations_per_s": plans * size / taken,
+        "steps_per_s": computed / taken,
+    }
+
+
+def _searched(trials: int, seed: int) -> Floats:
+    """Objectives [points, 3] that the study's search finds."""
+    choices = {name: ",".join(f"{value:g}" for value in values) for name, values in _AXES.items()}
+    space = [f"+space.machine.{name}=choice({values})" for name, values in choices.items()]
+    with tempfile.TemporaryDirectory() as name:
+        words = ["space={}", *space, f"budget.trials={trials}", f"seed={seed}"]
+        words += ["~workloads.training", "store=none", "tracking=none", "figures=none", "fidelity=none"]
+        command = [sys.executable, "-m", "dse", "study=codesign", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=name, env=environment, check=True, stdout=subprocess.DEVNULL)
+        (table,) = Path(name).glob("outputs/codesign/2*/results.parquet")
+        rows = pd.read_parquet(table)
+    ok = rows[(rows["status"] == "ok") & (rows["memory_share"] <= 1)]
+    return ok[list(_OBJECTIVES)].to_numpy(float)
+
+
+def _share(everything: Floats, found: Floats) -> float:
+    """Hypervolume of some machines over that of all, objectives between their least and most values."""
+    signs = np.array([-1.0, 1.0, 1.0])
+    whole, part = everything * signs, found * signs
+    low, high = whole.min(axis=0), whole.max(axis=0)
+    volumes = [moocore.hypervolume((points - low) / (high - low), ref=np.ones(3)) for points in (part, whole)]
+    return float(volumes[0] / volumes[1])

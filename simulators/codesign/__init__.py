@@ -1,0 +1,23 @@
+"""Co-design: machines with a price, and for each the best plan of every workload.
+
+A design is a machine by what differs from a base (`machine`): its area, power and cost are those of
+`simulators.hardware.technology`, its steps those of `simulators.steps`, with the best schedule at every site, found for
+each machine (`plans`). Workloads are weighted models in a mode of run.
+"""
+
+from dse.plugins import Command
+
+BACKENDS = {"codesign": "simulators.codesign.backend:CodesignBackend"}
+COMMANDS = {
+    "codesign": Command(
+        "simulators.codesign.command:codesign",
+        "codesign [budget.area_mm2=... budget.power_w=... budget.cost=...] [...]",
+        "which machine is best for weighted workloads within a budget, and what each feature of it is worth",
+        {
+            "budget.area_mm2": "most area of all dies of a package [mm2]",
+            "budget.power_w": "most power of a module [W]",
+            "budget.cost": "most cost of a GPU with its share of node, network and energy [USD]",
+        },
+        ("codesign budget.area_mm2=900 budget.power_w=700", "codesign budget.cost=12000 workloads.decode.weight=3"),
+    ),
+}

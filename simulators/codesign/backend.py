@@ -1,0 +1,349 @@
+"""The codesign backend: price of a machine, and how fast it is on weighted workloads, each with its best plan."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
+from dse.errors import Problem, Problems, did_you_mean
+from dse.values import Frozen, leaves, put
+from simulators.codesign.machine import Base, Machine
+from simulators.codesign.plans import METRICS, best_plans
+from simulators.codesign.workloads import Step, steps_of
+from simulators.hardware.device import ScheduledDevice
+from simulators.hardware.technology import Price, Technology, price, technology_of
+from simulators.rules import Rule, problems, reasons
+
+Floats = NDArray[np.float64]
+_VERSION = "1"
+_MOST_JUDGES = 64
+_OF_STEPS = (
+    *("num_cus", "clock", "matrix_rate", "hbm_stacks", "links", "nic_gbit_per_s", "tracker_entries"),
+    *("in_switch", "copy_engines"),
+)
+"""Numbers that steps see of a machine: its clock under its cap, stacks of the base's HBM, lanes of the base's rate."""
+
+
+class Codesign(Frozen):
+    """A machine by what differs from a base, its technology, and the workloads that it is chosen for."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    system: ScheduledDevice
+    technology: Technology
+    machine: Machine
+    workloads: Mapping[str, Step]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Machines [B] with their prices, and what their best plans reach by workload.
+
+    plans [B]: by workload; None where every plan of a workload breaks a rule. speeds: tokens/s over those of the base,
+    by workload. memory_share: the largest of all workloads.
+    """
+
+    price: Price
+    plans: Sequence[Mapping[str, Mapping[str, str] | None]]
+    speeds: Mapping[str, Floats]
+    memory_share: Floats
+    weights: Mapping[str, float]
+
+    @property
+    def throughput(self) -> Floats:
+        """Weighted geometric mean of the speeds [B]; NaN where a workload has no plan."""
+        total = sum(self.weights.values())
+        logs = sum(self.weights[name] / total * np.log(speed) for name, speed in self.speeds.items())
+        return np.asarray(np.exp(logs))
+
+    @property
+    def worst(self) -> Floats:
+        """Speed on the workload on which a machine is slowest against the base [B]."""
+        return np.asarray(np.min(np.stack(list(self.speeds.values())), axis=0))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A base, and the workloads that machines are judged by.
+
+    Steps that were computed are remembered: machines that steps cannot tell apart share them. computed: steps so far.
+    """
+
+    base: Base
+    steps: Mapping[str, Step]
+    _known: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
+    computed: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def at_base(self) -> Mapping[str, float]:
+        """Tokens/s of the base by workload."""
+        _, metrics = self._look_up(self._numbers(Machine(), 1))
+        return {name: float(metrics[name][0, _TOKENS]) for name in self.steps}
+
+    @cached_property
+    def base_cost(self) -> float:
+        """Cost of the base [USD]."""
+        return float(price(self.base.knobs, self.base.technology.nominal).total_usd)
+
+    def judge(self, machine: Machine, size: int) -> Judged:
+        """Judge machines whose numbers may be arrays [size]."""
+        return self.judge_all([(machine, size)])[0]
+
+    def judge_all(self, machines: Sequence[tuple[Machine, int]]) -> list[Judged]:
+        """Judge machines whose numbers may be arrays, several structures together."""
+        numbers = [self._numbers(machine, size) for machine, size in machines]
+        plans, metrics = self._look_up(np.concatenate(numbers, axis=1))
+        ends = np.cumsum([columns.shape[1] for columns in numbers]).tolist()
+        judged = []
+        for (machine, size), end in zip(machines, ends, strict=True):
+            part = {name: columns[end - size : end] for name, columns in metrics.items()}
+            judged.append(self._judgement(machine, plans[end - size : end], part))
+        return judged
+
+    def _judgement(self, machine: Machine, plans: Sequence[Any], metrics: Mapping[str, Floats]) -> Judged:
+        knobs, cap = self.base.knobs_of(machine), np.asarray(machine.cap_w, float)
+        priced = price(knobs, self.base.technology.nominal, cap_w=np.where(cap > 0, cap, np.inf) if cap.any() else None)
+        speeds = {name: columns[:, _TOKENS] / self.at_base[name] for name, columns in metrics.items()}
+        needed = np.max(np.stack([columns[:, _MEMORY] for columns in metrics.values()]), axis=0)
+        weights = {name: step.weight for name, step in self.steps.items()}
+        return Judged(priced, plans, speeds, needed / np.asarray(knobs.hbm_bytes, float), weights)
+
+    def _numbers(self, machine: Machine, size: int) -> Floats:
+        """What steps see of machines [numbers, size]."""
+        base, knobs = self.base.knobs, self.base.knobs_of(machine)
+        hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s) * np.asarray(base.hbm_stacks)
+        switch = self.base.system.node.in_switch is not None and machine.in_switch
+        engines = self.base.system.gpu.dma.num_engines if machine.copy_engines is None else machine.copy_engines
+        columns = {
+            "num_cus": knobs.num_cus,
+            "clock": np.asarray(machine.clock) * self.base.clock_of(machine),
+            "matrix_rate": machine.matrix_rate,
+            "hbm_stacks": np.round(hbm, 12),
+            "links": np.asarray(machine.links) * machine.lane_rate,
+            "nic_gbit_per_s": machine.nic_gbit_per_s,
+            "tracker_entries": machine.tracker_entries,
+            "in_switch": switch,
+            "copy_engines": engines,
+        }
+        return np.stack([np.broadcast_to(np.asarray(columns[name], float), size) for name in _OF_STEPS])
+
+    def _look_up(self, numbers: Floats) -> tuple[list[Any], dict[str, Floats]]:
+        """Plans of each machine by workload, and columns [B, metrics] by workload."""
+        names = [column.tobytes() for column in np.ascontiguousarray(numbers.T)]
+        fresh = list({name: place for place, name in enumerate(names) if name not in self._known}.values())
+        engines, trackers = numbers[_OF_STEPS.index("copy_engines")], numbers[_OF_STEPS.index("tracker_entries")] > 0
+        for kind in sorted({(engines[place], trackers[place]) for place in fresh}):
+            alike = [place for place in fresh if (engines[place], trackers[place]) == kind]
+            self._compute(numbers[:, alike], [names[place] for place in alike])
+        rows = [self._known[name] for name in names]
+        metrics = {name: np.array([row[1][name] for row in rows]) for name in self.steps}
+        return [row[0] for row in rows], metrics
+
+    def _compute(self, numbers: Floats, names: Sequence[bytes]) -> None:
+        """Find the plans of machines that differ in numbers alone, and remember them."""
+        columns = dict(zip(_OF_STEPS, numbers, strict=True))
+        has_switch, engines = columns.pop("in_switch") > 0, int(columns.pop("copy_engines")[0])
+        machine = Machine().model_copy(update={**columns, "copy_engines": engines})
+        systems = _Systems(self.base, machine)
+        plans_of = {
+            name: best_plans(step.design, step.options, systems, has_switch) for name, step in self.steps.items()
+        }
+        self.computed.update({name: plans.computed for name, plans in plans_of.items()})
+        for place, name in enumerate(names):
+            plans = {step: part.plans[place] for step, part in plans_of.items()}
+            rows = {step: [part.metrics[metric][place] for metric in METRICS] for step, part in plans_of.items()}
+            self._known[name] = plans, rows
+
+
+_TOKENS, _MEMORY = METRICS.index("tokens_per_s"), METRICS.index("memory_bytes")
+
+
+class _Systems:
+    """Machines at some places of arrays; those of the last places are kept."""
+
+    def __init__(self, base: Base, machine: Machine) -> None:
+        self._base, self._machine = base, machine
+        self._known: dict[bytes, ScheduledDevice] = {}
+
+    def __call__(self, places: NDArray[np.intp]) -> ScheduledDevice:
+        name = places.tobytes()
+        if name not in self._known:
+            arrays = {path: value[places] for path, value in self._machine if isinstance(value, np.ndarray)}
+            self._known[name] = self._base.system_of(self._machine.model_copy(update=arrays))
+        return self._known[name]
+
+
+class CodesignBackend(Backend):
+    """Machines, a grid of them at once."""
+
+    batch = 16_384
+    version = _VERSION
+    metrics: Mapping[str, Metric] = {
+        "throughput_x": Metric("x", "tokens/s over the base's: geometric mean of the workloads by weight", "maximize"),
+        "worst_x": Metric("x", "the same of the workload on which the machine is slowest", "maximize"),
+        "value_x": Metric("x", "throughput_x over cost_usd, against the base's", "maximize"),
+        "area_mm2": Metric("mm2", "all compute and base dies of a package"),
+        "die_mm2": Metric("mm2", "one compute die"),
+        "power_w": Metric("W", "a module with matrix units, HBM and links at their peaks, under its cap"),
+        "clock": Metric("fraction", "clock that the cap allows over the nominal one", "maximize", high=1.0),
+        "module_usd": Metric("USD", "making a module"),
+        "cost_usd": Metric("USD", "a GPU with its share of node and network, and energy over its life"),
+        "memory_share": Metric("fraction", "of the memory of a GPU, the largest of all workloads"),
+        "hbm_bytes": Metric("B", "memory of a GPU", "maximize"),
+    }
+
+    def __init__(self) -> None:
+        self._judges: dict[tuple[int, ...], tuple[Any, Judge]] = {}  # by identity; parts keep their ids
+        self._parts: dict[tuple[str, str], Any] = {}
+
+    def sections(self, tree: Tree) -> None:
+        """Check that a configuration has the four sections and no others."""
+        check = Problems()
+        for name in set(tree) - set(Codesign.model_fields):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, Codesign.model_fields))
+        for name in Codesign.model_fields:
+            if not isinstance(tree.get(name), Mapping):
+                check.add(name, "is no section of keys", value=tree.get(name))
+        check.done()
+
+    def design(self, tree: Tree) -> Codesign:
+        """A validated machine. Raises ConfigError with every problem."""
+        check = Problems()
+        system = self._part("system", tree, lambda part: check.model(ScheduledDevice, part, path="system"))
+        technology = self._part("technology", tree, technology_of)
+        workloads = self._part("workloads", tree, lambda part: steps_of(part, tree["system"]))
+        machine = check.model(Machine, tree["machine"], path="machine")
+        generations = [] if technology is None else list(technology.memory.generations)
+        if machine is not None and machine.hbm is not None and machine.hbm not in generations:
+            way = f"one of {', '.join(generations)}"
+            check.add("machine.hbm", "is no generation of the technology", value=machine.hbm, way_out=way)
+        check.done()
+        assert machine is not None
+        return Codesign.model_construct(system=system, technology=technology, machine=machine, workloads=workloads)
+
+    def _part(self, name: str, tree: Tree, read: Any) -> Any:
+        """A part that many machines share is read once."""
+        text = json.dumps([tree[name], tree["system"] if name == "workloads" else None], sort_keys=True, default=str)
+        if (name, text) not in self._parts:
+            self._parts[name, text] = read(tree[name])
+        return self._parts[name, text]
+
+    def is_axis(self, path: str, design: BaseModel) -> bool:
+        """Numbers of the machine that are not structural."""
+        return path.startswith("machine.") and any(
+            leaf == path and not structural for leaf, _, structural in leaves(design)
+        )
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """Rules that a machine breaks."""
+        assert isinstance(design, Codesign)
+        return problems(list(_rules(design, self.judge_of(design).base)))
+
+    def screen(self, batches: Sequence[Batch]) -> list[Results]:
+        """Check the rules of a whole grid at once."""
+        return [self._screen(_array_design(batch), batch.size) for batch in batches]
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """Judge all machines of a grid at once."""
+        designs = [(_array_design(batch), batch.size) for batch in batches]
+        screened = [self._screen(design, size) for design, size in designs]
+        judges = {id(judge): judge for judge in (self.judge_of(design) for design, _ in designs)}
+        results: dict[int, Results] = {}
+        for judge in judges.values():
+            mine = [place for place, (design, _) in enumerate(designs) if self.judge_of(design) is judge]
+            judged = judge.judge_all([(designs[place][0].machine, designs[place][1]) for place in mine])
+            for place, part in zip(mine, judged, strict=True):
+                columns = metrics_of(judge, designs[place][0].machine, part)
+                results[place] = _results(screened[place], columns)
+        return [results[place] for place in range(len(designs))]
+
+    def judge_of(self, design: Codesign) -> Judge:
+        """The judge of a design's base and workloads."""
+        parts = design.system, design.technology, design.workloads
+        at = tuple(map(id, parts))
+        if at not in self._judges:
+            if len(self._judges) >= _MOST_JUDGES:
+                self._judges.clear()
+            self._judges[at] = parts, Judge(Base(design.system, design.technology), design.workloads)
+        return self._judges[at][1]
+
+    def _screen(self, design: Codesign, size: int) -> Results:
+        reason, texts = reasons(list(_rules(design, self.judge_of(design).base)), (size,))
+        status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
+        return Results(status, {}, reason, np.zeros_like(reason), texts)
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Constants of the base and of the technology, with sources."""
+        assert isinstance(design, Codesign)
+        priced = [
+            (f"technology.{path}", part.value, part.provenance, part.source)
+            for path, part in design.technology.coefficients()
+        ]
+        return [*design.system.facts_below("system"), *priced]
+
+
+def metrics_of(judge: Judge, machine: Machine, judged: Judged) -> dict[str, Floats]:
+    """Every metric of machines that were judged."""
+    cost = judged.price.total_usd
+    columns = {
+        "throughput_x": judged.throughput,
+        "worst_x": judged.worst,
+        "value_x": judged.throughput * judge.base_cost / cost,
+        "area_mm2": judged.price.area_mm2,
+        "die_mm2": judged.price.dies[0].area_mm2,
+        "power_w": judged.price.power_w,
+        "clock": judged.price.clock,
+        "module_usd": judged.price.module_usd,
+        "cost_usd": cost,
+        "memory_share": judged.memory_share,
+        "hbm_bytes": judge.base.knobs_of(machine).hbm_bytes,
+    }
+    shape = judged.memory_share.shape
+    return {name: np.broadcast_to(np.asarray(value, float), shape).copy() for name, value in columns.items()}
+
+
+def _results(screened: Results, columns: Mapping[str, Floats]) -> Results:
+    """Results of machines that break no rule and have a plan for every workload."""
+    ok = screened.ok & np.isfinite(columns["throughput_x"])
+    texts = (*screened.texts, "every plan of a workload breaks a rule", "plans")
+    status = np.where(ok, STATUSES.index("ok"), STATUSES.index("infeasible")).astype(np.uint8)
+    reason = np.where(screened.ok & ~ok, len(texts) - 2, screened.reason).astype(np.int32)
+    engine = np.where(ok, len(texts) - 1, 0).astype(np.int32)
+    metrics = {name: np.where(ok, column, np.nan) for name, column in columns.items()}
+    return Results(status, metrics, reason, engine, texts)
+
+
+def _array_design(batch: Batch) -> Codesign:
+    """The design of a batch with its axes as arrays [size]."""
+    design = batch.design
+    for path in batch.axes:
+        design = put(design, path, batch.column(path))
+    assert isinstance(design, Codesign)
+    return design
+
+
+def _rules(design: Codesign, base: Base) -> Iterator[Rule]:
+    """Rules: dies are no larger than the field of a scanner, or than the base's, and a cap leaves a clock."""
+    machine, nominal = design.machine, design.technology.nominal
+    knobs = base.knobs_of(machine)
+    priced = price(knobs, nominal)
+    largest = max(float(nominal["area.reticle_mm2"]), float(price(base.knobs, nominal).dies[0].area_mm2))
+    die = np.asarray(priced.dies[0].area_mm2)
+    rule = "makes a die of {0:.0f} mm2, and {1:.0f} mm2 are the largest"
+    yield Rule("machine.num_cus", die > largest, rule, knobs.num_cus, (die, largest), "use more machine.dies")
+    clock = base.clock_of(machine)
+    yield Rule(
+        "machine.cap_w", clock < _LEAST_CLOCK, "leaves {0:.2f} of the clock", machine.cap_w, (clock,), "raise it"
+    )
+
+
+_LEAST_CLOCK = 0.2

@@ -1,0 +1,215 @@
+"""A machine by what differs from a base: the same change on both sides, of its steps and of its price.
+
+    arithmetic   rates of all CUs by their number and clock; those of matrix units by their width as well
+    HBM          rate and capacity by stacks, generation (nominal rate of a stack) and bytes of a stack
+    links        rates of links, of collectives measured over them, and of copy engines, by lanes and their rate
+    NICs         rates of collectives between nodes, by the rate of a GPU's NICs
+
+Caches grow with the CUs: the models of steps know no cache by its size. A cap of power lowers the clock to what
+`simulators.hardware.technology.sustained_clock` allows with matrix units, HBM and links at their peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+from dse.units import Bytes, Integer, Number
+from dse.values import Frozen, knob, put
+from simulators.hardware.device import ScheduledDevice
+from simulators.hardware.parts import Tracker
+from simulators.hardware.technology import MachineKnobs, Technology, design_activity, of_system, sustained_clock
+
+Ratio = Annotated[Number, Field(ge=0.05, le=20)]
+Floats = NDArray[np.float64]
+_VECTOR = ("fp32", "fp64")
+"""Formats of vector units, whose rates do not follow the width of matrix units."""
+_TWO_STAGES = {"switch_ports": 3.0, "cables": 2.0}
+"""Ports and cables of a network with leaves and a spine, for each port of a NIC."""
+_DIE_TO_DIE = 2.0
+"""Rate between dies over that of the HBM, where a package gets several: half of all bytes cross, both ways."""
+
+
+class Machine(Frozen):
+    """A machine by what differs from the base; None is the base's.
+
+    num_cus: that work, spare ones in proportion. clock, matrix_rate (of a CU and cycle), links (lanes), lane_rate: over
+    those of the base. dies: compute dies of a package. hbm: generation, of `technology.memory`. nic_gbit_per_s: of a
+    GPU's NICs. in_switch: whether the switch adds up, where the base has one that does. tracker_entries: of T3's
+    tracker; 0 for none. pim_units: in all stacks. cap_w: that a module may draw; 0 for no cap.
+    """
+
+    num_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
+    clock: Ratio = 1.0
+    matrix_rate: Ratio = 1.0
+    dies: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    hbm: Annotated[str, knob(structural=True)] | None = None
+    hbm_stacks: Annotated[Integer, Field(ge=1, le=32)] | None = None
+    hbm_stack_bytes: Bytes | None = None
+    links: Ratio = 1.0
+    lane_rate: Ratio = 1.0
+    in_switch: Annotated[bool, knob(structural=True)] = True
+    copy_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)] | None = None
+    nic_gbit_per_s: Annotated[Number, Field(ge=0, le=1e5)] = 400.0
+    tracker_entries: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    pim_units: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    cap_w: Annotated[Number, Field(ge=0, le=1e5)] = 0.0
+
+
+@dataclass(frozen=True)
+class Base:
+    """A machine that others differ from. nic_gbit_per_s: with which its network was measured."""
+
+    system: ScheduledDevice
+    technology: Technology
+    nic_gbit_per_s: float = 400.0
+
+    @cached_property
+    def knobs(self) -> MachineKnobs:
+        """The base as rules of area, power and cost see it."""
+        around: dict[str, ArrayLike] = {"nic_gbit_per_s": self.nic_gbit_per_s, **_TWO_STAGES}
+        return of_system(self.system, self.technology).with_knobs(around)
+
+    def knobs_of(self, machine: Machine) -> MachineKnobs:
+        """Machines [B] as rules of area, power and cost see them. Raises ValueError for an unknown kind of HBM."""
+        base = self.knobs
+        changed: dict[str, Any] = {
+            "clock_hz": np.asarray(base.clock_hz) * machine.clock,
+            "matrix_fma_per_cu": np.asarray(base.matrix_fma_per_cu) * machine.matrix_rate,
+            "link_lanes": np.asarray(base.link_lanes) * machine.links,
+            "lane_gbit_per_s": np.asarray(base.lane_gbit_per_s) * machine.lane_rate,
+            "nic_gbit_per_s": machine.nic_gbit_per_s,
+            "pim_units": machine.pim_units,
+            "tracker_bytes": np.asarray(machine.tracker_entries) * _bytes_per_entry(self.system),
+            **self._of_cus(base, machine),
+            **self._of_hbm(base, machine),
+        }
+        if machine.copy_engines is not None:
+            changed["copy_engines"] = machine.copy_engines
+        if machine.dies is not None:
+            changed["num_dies"] = machine.dies
+            several = np.asarray(machine.dies) > np.asarray(base.num_dies)
+            crossing = _DIE_TO_DIE * np.asarray(changed["hbm_bytes_per_s"])
+            changed["die_to_die_bytes_per_s"] = np.where(several, crossing, base.die_to_die_bytes_per_s)
+        return base.with_knobs(changed)
+
+    def _of_cus(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
+        if machine.num_cus is None:
+            return {}
+        grown = np.asarray(machine.num_cus) / np.asarray(base.num_cus)
+        spared = {"cus_on_die": np.ceil(np.asarray(base.cus_on_die) * grown), "num_cus": machine.num_cus}
+        return spared | {name: np.asarray(getattr(base, name)) * grown for name in ("l2_bytes", "llc_bytes")}
+
+    def _of_hbm(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
+        """Rates are those of the base, by stacks and by the nominal rate of a stack; a stack keeps its bytes."""
+        stacks = np.asarray(base.hbm_stacks if machine.hbm_stacks is None else machine.hbm_stacks)
+        spare = np.asarray(base.hbm_sites) - np.asarray(base.hbm_stacks)
+        stack_bytes = np.asarray(base.hbm_bytes) / np.asarray(base.hbm_stacks)
+        faster = stacks / np.asarray(base.hbm_stacks) * self._stack_rate(base, machine)
+        return {
+            "hbm": self._generation(base, machine),
+            "hbm_stacks": stacks,
+            "hbm_sites": stacks + spare,
+            "hbm_bytes": stacks * (stack_bytes if machine.hbm_stack_bytes is None else machine.hbm_stack_bytes),
+            "hbm_bytes_per_s": np.asarray(base.hbm_bytes_per_s) * faster,
+        }
+
+    def _generation(self, base: MachineKnobs, machine: Machine) -> Any:
+        generations = tuple(self.technology.memory.generations)
+        if machine.hbm is None:
+            return base.hbm
+        if machine.hbm not in generations:
+            raise ValueError(f"machine.hbm = {machine.hbm!r}: is none of {', '.join(generations)}")
+        return generations.index(machine.hbm)
+
+    def _stack_rate(self, base: MachineKnobs, machine: Machine) -> Any:
+        """Nominal rate of a stack over that of the base's generation."""
+        if machine.hbm is None:
+            return 1.0
+        nominal = self.technology.nominal
+        rates = [
+            nominal.of_hbm("stack_bytes_per_s", index)
+            for index in (self._generation(base, machine), int(base.hbm))  # type: ignore[arg-type]
+        ]
+        return rates[0] / rates[1]
+
+    def clock_of(self, machine: Machine) -> Floats:
+        """Clock over the nominal one of the machine that its cap allows [B]."""
+        cap = np.asarray(machine.cap_w, float)
+        if not np.any(cap > 0):
+            return np.ones(())
+        knobs = self.knobs_of(machine)
+        limit = np.where(cap > 0, cap, np.inf)
+        return sustained_clock(knobs, self.technology.nominal, design_activity(knobs), cap_w=limit)
+
+    def system_of(self, machine: Machine) -> ScheduledDevice:
+        """Machines as their steps see them: rates of the base, changed in proportion; numbers may be arrays [B]."""
+        base, knobs = self.knobs, self.knobs_of(machine)
+        clock = self.clock_of(machine) * np.asarray(machine.clock)
+        cus = np.asarray(knobs.num_cus) / np.asarray(base.num_cus)
+        hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s)
+        gpu = self.system.gpu
+        peaks = {
+            name: rate * cus * (1.0 if name in _VECTOR else np.asarray(machine.matrix_rate))
+            for name, rate in gpu.peak_flop_per_s.items()
+        }
+        changes: dict[str, Any] = {
+            "gpu.num_cus": knobs.num_cus,
+            "gpu.clock": np.asarray(gpu.clock) * clock,
+            "gpu.peak_flop_per_s": peaks,
+            "gpu.matrix_flop_per_s_per_cu": gpu.matrix_flop_per_s_per_cu * clock * np.asarray(machine.matrix_rate),
+            "gpu.peak_hbm_bytes_per_s": gpu.peak_hbm_bytes_per_s * hbm,
+            "gpu.hbm_bytes_per_s": gpu.hbm_bytes_per_s * hbm,
+            "gpu.hbm_bytes": knobs.hbm_bytes,
+            "gpu.dma.num_engines": gpu.dma.num_engines if machine.copy_engines is None else machine.copy_engines,
+            **self._of_links(machine),
+            **self._of_network(machine),
+        }
+        if np.all(np.asarray(machine.tracker_entries) > 0):
+            tracker = Tracker.model_construct(
+                num_entries=machine.tracker_entries, bytes_per_entry=_bytes_per_entry(self.system)
+            )
+            changes["gpu.tracker"] = tracker
+        system = self.system
+        for path, value in changes.items():
+            system = put(system, path, value)
+        return system
+
+    def _of_links(self, machine: Machine) -> dict[str, Any]:
+        node, faster = self.system.node, np.asarray(machine.links) * np.asarray(machine.lane_rate)
+        changes: dict[str, Any] = {
+            "node.link_bytes_per_s": node.link_bytes_per_s * faster,
+            "gpu.dma.bytes_per_s": self.system.gpu.dma.bytes_per_s * faster,
+        }
+        if node.library is not None:
+            changes["node.library.bytes_per_s"] = node.library.bytes_per_s * faster
+            changes |= _rates("node.library.protocols", node.library.protocols, faster)
+        if node.in_switch is not None:
+            changes |= _rates("node.in_switch.collectives", node.in_switch.collectives, faster)
+        return changes
+
+    def _of_network(self, machine: Machine) -> dict[str, Any]:
+        library, faster = self.system.node.library, np.asarray(machine.nic_gbit_per_s) / self.nic_gbit_per_s
+        if library is None or library.network_bytes_per_s is None:
+            return {}
+        changes = {"node.library.network_bytes_per_s": library.network_bytes_per_s * faster}
+        return changes | _rates("node.library.network", library.network, faster)
+
+
+def _rates(path: str, by_kind: Mapping[Any, Any] | None, faster: Any) -> dict[str, Any]:
+    """Changed rates of collectives, by path."""
+    return {f"{path}.{kind}.bytes_per_s": rate.bytes_per_s * faster for kind, rate in (by_kind or {}).items()}
+
+
+def _bytes_per_entry(system: ScheduledDevice) -> int:
+    tracker = system.gpu.tracker
+    return _ENTRY_BYTES if tracker is None else tracker.bytes_per_entry
+
+
+_ENTRY_BYTES = 76  # conf/gpu/t3.yaml

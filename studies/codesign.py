@@ -1,0 +1,315 @@
+"""Co-design: which machine is best for each workload and for all, and what each of its features is worth.
+
+Points are machines within the limits, each with its best plans (`simulators.codesign`). The machine for a workload is
+the fastest on it; the robust one has the least regret: over the workloads, the largest share by which it is slower than
+the fastest machine. Existing machines stand beside them, with the speeds of their own constants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError, Problems
+from dse.plots import Axis, Frame, Sheet, fronts, tables
+from dse.results.finished_run import Finished
+from dse.results.run_folder import Outputs
+from dse.results.words import cell
+from simulators.codesign.backend import CodesignBackend, Judge
+from simulators.codesign.machine import Base, Machine
+from simulators.codesign.workloads import steps_of
+from simulators.hardware.device import ScheduledDevice
+from simulators.hardware.machine import tree_of
+from simulators.hardware.technology import price
+from studies.machine_worth import contributions, differences, front_odds, row_of, worths
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+_EXISTING = ("h100_8", "a100_8", "mi300x_8")
+_SECTIONS = ("system", "technology", "machine", "workloads")
+_MOST_ON_FRONT = 40  # whose odds are found
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines of a run within its limits. table: of them, a row each."""
+
+    config: Mapping[str, Any]
+    table: pd.DataFrame
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], table: pd.DataFrame) -> Machines:
+        """Build from a table of results."""
+        ok = table[table["status"] == "ok"]
+        for name, limit in (config["study"].get("limits") or {}).items():
+            ok = ok[ok[name] <= limit["high"]] if limit.get("high") is not None else ok
+            ok = ok[ok[name] >= limit["low"]] if limit.get("low") is not None else ok
+        return cls(config, ok.reset_index(drop=True))
+
+    @cached_property
+    def judge(self) -> Judge:
+        """Judge of the machines."""
+        return _judge_of(json.dumps({name: self.config[name] for name in _SECTIONS}, sort_keys=True))
+
+    def machine(self, row: Mapping[str, Any]) -> Machine:
+        """The machine of a row."""
+        changes = {
+            str(path).removeprefix("machine."): value
+            for path, value in row.items()
+            if str(path).startswith("machine.") and value is not None and value == value
+        }
+        return Machine.model_validate({**self.config["machine"], **changes})
+
+    @cached_property
+    def all(self) -> list[Machine]:
+        """The machine of each row."""
+        return [self.machine({str(k): v for k, v in row.items()}) for row in self.table.to_dict("records")]
+
+    @cached_property
+    def speeds(self) -> dict[str, NDArray[np.float64]]:
+        """Speed of each machine over the base's, by workload."""
+        judged = self.judge.judge_all([(machine, 1) for machine in self.all])
+        return {name: np.array([part.speeds[name][0] for part in judged]) for name in self.judge.steps}
+
+    @cached_property
+    def regret(self) -> NDArray[np.float64]:
+        """The largest share by which a machine is slower than the fastest one, over the workloads."""
+        return np.asarray(np.max(np.stack([1 - speed / speed.max() for speed in self.speeds.values()]), axis=0))
+
+    @cached_property
+    def chosen(self) -> dict[str, int]:
+        """Places of the machine for each workload, the robust one, and the one with most throughput for a dollar."""
+        best = {f"fastest {name}": int(np.argmax(speed)) for name, speed in self.speeds.items()}
+        return {**best, "robust": int(np.argmin(self.regret)), "most for a dollar": int(self.table["value_x"].argmax())}
+
+    @cached_property
+    def front(self) -> NDArray[np.intp]:
+        """Places of the machines on the front of throughput, power and cost."""
+        import moocore
+
+        columns = self.table[["throughput_x", "power_w", "cost_usd"]].to_numpy(float) * [-1, 1, 1]
+        return np.flatnonzero(moocore.is_nondominated(columns, keep_weakly=True))
+
+    def existing_machines(self) -> pd.DataFrame:
+        """Existing machines with their prices and speeds; NaN where a machine lacks constants for a workload."""
+        import pandas as pd
+
+        rows = []
+        for name in _EXISTING:
+            tree = self.config["system"] if name == self.config["system"]["name"] else tree_of(name)
+            try:
+                base = self._base_of(tree)
+                judges = {key: Judge(base, self._steps(key, tree)) for key in self.judge.steps}
+            except (ConfigError, ValueError):
+                continue
+            speeds = {key: _speed(judge, key) / self.judge.at_base[key] for key, judge in judges.items()}
+            priced = price(base.knobs, base.technology.nominal)
+            rated = [(self.judge.steps[key].weight, speed) for key, speed in speeds.items() if speed == speed]
+            mean = float(np.exp(sum(w * np.log(s) for w, s in rated) / sum(w for w, _ in rated))) if rated else np.nan
+            prices = {"power_w": float(priced.power_w), "cost_usd": float(np.squeeze(priced.total_usd))}
+            rows.append({"machine": name, "throughput_x": mean, **prices, **speeds})
+        return pd.DataFrame(rows)
+
+    def _base_of(self, tree: Mapping[str, Any]) -> Base:
+        check = Problems()
+        system = check.model(ScheduledDevice, tree, path="system")
+        check.done()
+        assert system is not None
+        return Base(system, self.judge.base.technology)
+
+    def _steps(self, name: str, system: Mapping[str, Any]) -> Any:
+        try:
+            return steps_of({name: self.config["workloads"][name]}, system)
+        except ConfigError:  # constants that this machine lacks
+            return {}
+
+
+def _speed(judge: Judge, name: str) -> float:
+    return judge.at_base[name] if judge.steps else float("nan")
+
+
+@lru_cache(maxsize=4)
+def _judge_of(sections: str) -> Judge:
+    """Judge of a configuration, as JSON; what it has computed is kept for the figures."""
+    design = CodesignBackend().design(json.loads(sections))
+    return Judge(Base(design.system, design.technology), design.workloads)
+
+
+class CodesignStudy(Plain):
+    """Machines for each workload and for all, worth of features, existing machines, and figures."""
+
+    def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
+        """Yield the machines that are best at something, and what features of the robust one are worth."""
+        machines = Machines.of(outputs.read_config(), table)
+        if machines.table.empty:
+            yield from _what_binds(outputs.read_config(), table)
+            return
+        on_front = f"{len(machines.front)} on the front of speed, power and cost"
+        yield f"{len(machines.table):,} machines are within the limits, {on_front}"
+        yield _chosen_table(machines)
+        yield from _worth_table(machines)
+        yield from _existing_table(machines)
+
+    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+        """Tables of worth, contributions, odds and existing machines, and the figures that need them."""
+        machines = Machines.of(run.config, run.outputs.read_table("results"))
+        if machines.table.empty:
+            return
+        rows = worth_rows(machines)
+        yield "worth", rows
+        yield "contributions", contribution_rows(machines)
+        yield "existing_machines", machines.existing_machines()
+        yield "front", partial(_front_figure, points_of(machines), machines.existing_machines())
+        yield "tornado", partial(_worth_figure, rows)
+
+
+def _what_binds(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]:
+    """For each limit, the least (most) that any machine reaches, and by how much that is beyond it."""
+    limits = (config["study"].get("limits") or {}).items()
+    ok = table[table["status"] == "ok"]
+    if ok.empty:
+        yield "no machine breaks no rule: see the reasons in the table"
+        return
+    for name, limit in limits:
+        for side, best in (("high", ok[name].min()), ("low", ok[name].max())):
+            bound = limit.get(side)
+            if bound is not None and (best > bound if side == "high" else best < bound):
+                sign, least = ("<=", "least") if side == "high" else (">=", "most")
+                beyond = f"the {least} is {best:.4g}, {100 * abs(best / bound - 1):.0f} % beyond"
+                yield f"no machine meets {name} {sign} {bound:g}: {beyond}"
+
+
+def worth_rows(machines: Machines) -> pd.DataFrame:
+    """A row for each feature of the robust machine."""
+    import pandas as pd
+
+    return pd.DataFrame([row_of(part) for part in worths(machines.judge, machines.all[machines.chosen["robust"]])])
+
+
+def contribution_rows(machines: Machines) -> pd.DataFrame:
+    """Contribution of each knob between the base and the robust machine."""
+    import pandas as pd
+
+    shares = contributions(machines.judge, Machine(), machines.all[machines.chosen["robust"]])
+    return pd.DataFrame([{"knob": name, "speed": factor, "usd": usd} for name, (factor, usd) in shares.items()])
+
+
+def points_of(machines: Machines) -> pd.DataFrame:
+    """The machines, with the odds of those on the front."""
+    rows = machines.table[["throughput_x", "power_w", "cost_usd", "status"]].copy()
+    rows["odds"], rows["on_front"] = np.nan, False
+    rows.loc[machines.front, "on_front"] = True
+    front = machines.front[:_MOST_ON_FRONT]
+    speeds = [float(machines.table["throughput_x"].iloc[place]) for place in front]
+    rows.loc[front, "odds"] = front_odds(machines.judge, [machines.all[place] for place in front], speeds)
+    rows["kind"] = "searched"
+    return rows
+
+
+def _chosen_table(machines: Machines) -> Table:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    names = list(machines.speeds)
+    shown.add_column("machine")
+    shown.add_column("by what differs from the base", max_width=60)
+    for name in (*names, "regret", "die", "power", "cost"):
+        shown.add_column(name, justify="right")
+    for label, place in machines.chosen.items():
+        row, machine = machines.table.iloc[place], machines.all[place]
+        differs = " ".join(
+            f"{name}={getattr(machine, name)}" for name in differences(machines.judge, Machine(), machine)
+        )
+        speeds = [f"{machines.speeds[name][place]:.2f}x" for name in names]
+        prices = [f"{row['die_mm2']:.0f} mm2", f"{row['power_w']:.0f} W", f"${row['cost_usd']:,.0f}"]
+        shown.add_row(label, differs or "the base", *speeds, cell(machines.regret[place], "fraction"), *prices)
+    return shown
+
+
+def _worth_table(machines: Machines) -> Iterator[Table | str]:
+    from rich.table import Table
+
+    rows = worth_rows(machines)
+    shown = Table(box=None, pad_edge=False)
+    for name in ("on the robust machine", "speed", "takes", "worth", "area", "power", "pays"):
+        shown.add_column(name, justify="left" if name == "on the robust machine" else "right")
+    for row in rows.to_dict("records"):
+        gain = f"{100 * (row['gain'] - 1):+.1f} %"
+        pays = f"{'yes' if row['pays'] else 'no'} ({100 * row['odds']:.0f} %)"
+        dollars = [f"${row[name]:,.0f}" for name in ("usd", "usd_worth")]
+        prices = [*dollars, f"{row['area_mm2']:.1f} mm2", f"{row['power_w']:.1f} W"]
+        shown.add_row(row["feature"], gain, *prices, pays)
+    yield shown
+    yield "worth: at which throughput for a dollar is as without it; pays: and in how many of the drawn technologies"
+    shares = contribution_rows(machines)
+    parts = [f"{row['knob']} {row['speed']:.3f}x ({row['usd']:+,.0f} USD)" for row in shares.to_dict("records")]
+    if parts:
+        yield f"from the base to the robust machine (Shapley values): {', '.join(parts)}"
+
+
+def _existing_table(machines: Machines) -> Iterator[Table | str]:
+    from rich.table import Table
+
+    rows = machines.existing_machines()
+    names = list(machines.speeds)
+    shown = Table(box=None, pad_edge=False)
+    for name in ("existing machine", *names, "for a dollar", "power", "cost"):
+        shown.add_column(name, justify="left" if name == "existing machine" else "right")
+    for row in rows.to_dict("records"):
+        value = row["throughput_x"] * machines.judge.base_cost / row["cost_usd"]
+        speeds = ["–" if row[name] != row[name] else f"{row[name]:.2f}x" for name in names]
+        shown.add_row(row["machine"], *speeds, f"{value:.2f}x", f"{row['power_w']:.0f} W", f"${row['cost_usd']:,.0f}")
+    yield shown
+    for name in names:
+        rated = rows[rows[name].notna()]
+        best = rated.iloc[(rated[name] / rated["cost_usd"]).argmax()]
+        yield f"to buy for {name}: {best['machine']} does most for a dollar of these"
+    yield _dominance(machines, rows)
+
+
+def _dominance(machines: Machines, rows: pd.DataFrame) -> str:
+    """Whether an existing machine that is rated on all workloads dominates the front."""
+    names, best = list(machines.speeds), machines.table.iloc[machines.front]
+    for row in rows.dropna(subset=names).to_dict("records"):
+        beaten = best[(best["throughput_x"] >= row["throughput_x"]) & (best["cost_usd"] <= row["cost_usd"])]
+        if beaten.empty and (row["throughput_x"] > best["throughput_x"]).any():
+            better = best[best["cost_usd"] >= row["cost_usd"]]
+            over = row["throughput_x"] / better["throughput_x"].max() - 1 if len(better) else np.nan
+            return f"{row['machine']} is {100 * over:.0f} % faster than machines of the front at its cost"
+    return "no existing machine that is rated on all workloads dominates the front"
+
+
+def _front_figure(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
+    import pandas as pd
+
+    rated = existing.assign(status="ok", kind=existing["machine"], odds=np.nan, on_front=False)
+    rows = pd.concat([points, rated[points.columns]], ignore_index=True)
+    rows["scenario"] = "machines"
+    best = points.iloc[points["throughput_x"].argmax()]
+    title = f"Machines reach {best['throughput_x']:.2f}x of the base's speed, at {best['cost_usd']:,.0f} USD"
+    sure = int((points["odds"] > 0.5).sum())
+    note = f"{sure} machines are on the front of speed, power and cost in most of 256 drawn technologies"
+    axes = [Axis("cost_usd", "cost of a GPU and its share [USD]"), Axis("throughput_x", "speed over the base's [x]")]
+    return fronts.pareto(rows, axes, by="kind", frame=Frame(title, note))
+
+
+def _worth_figure(rows: pd.DataFrame) -> Sheet:
+    import pandas as pd
+
+    kinds = (("usd", "takes"), ("usd_worth", "is worth"))
+    parts = [rows.assign(usd_of=rows[name], kind=label) for name, label in kinds]
+    title = f"{int(rows['pays'].sum())} of {len(rows)} features of the robust machine are worth more than they take"
+    axis, frame = Axis("usd_of", "USD of a GPU", centre=0.0), Frame(title, "at equal throughput for a dollar")
+    return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
+
+
+STUDY = CodesignStudy()

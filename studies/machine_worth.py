@@ -1,0 +1,181 @@
+"""What is worth what about machines: features at their break-even, contributions between two machines, odds of a front.
+
+A feature that makes a machine g times as fast is worth what leaves throughput for a dollar (a watt) as it was: (g - 1)
+times what the machine costs (draws). Contributions of the knobs between two machines are Shapley values of the
+logarithm of throughput over all orders of changing them, so that their product is the whole. Odds are over technologies
+drawn from all intervals; the models of speed are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.codesign.backend import Judge, Judged
+from simulators.codesign.machine import Machine
+from simulators.hardware.technology import Coefficients, price
+
+Floats = NDArray[np.float64]
+_STEP = 1.1
+_SAMPLES = 256
+_MOST_KNOBS = 9  # whose orders are enumerated: 512 machines
+_SCALED = {
+    "10 % more CUs": "num_cus",
+    "10 % more clock": "clock",
+    "10 % wider matrix units": "matrix_rate",
+    "10 % more HBM": "hbm_stacks",
+    "10 % more links": "links",
+    "10 % more of NICs": "nic_gbit_per_s",
+}
+"""Feature -> number of a machine that it scales."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A feature of a machine. gains: speed with it over that without, by workload; gain: of all by weight.
+
+    area_mm2, power_w, usd: that it takes. usd_worth, power_worth_w: at which throughput for a dollar (a watt) is as
+    without it. odds: share of drawn technologies in which it costs less than it is worth.
+    """
+
+    name: str
+    gain: float
+    gains: Mapping[str, float]
+    area_mm2: float
+    power_w: float
+    usd: float
+    usd_worth: float
+    power_worth_w: float
+    odds: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it costs less than it is worth."""
+        return self.usd < self.usd_worth
+
+    @property
+    def area_worth_mm2(self) -> float:
+        """Area at which it would not pay, at the price of its own area; infinite where it takes none, or pays anyhow."""
+        return math.inf if self.area_mm2 <= 0 or self.usd <= 0 else self.area_mm2 * self.usd_worth / self.usd
+
+
+def features(judge: Judge, machine: Machine) -> Iterator[tuple[str, Machine, Machine]]:
+    """Yield (feature, machine without it, machine with it)."""
+    start = with_numbers(judge, machine)
+    for name, knob in _SCALED.items():
+        yield name, start, start.model_copy(update={knob: getattr(start, knob) * _STEP})
+    engines = start.copy_engines or 1
+    yield "a copy engine more", start, start.model_copy(update={"copy_engines": engines + 1})
+    if judge.base.system.node.in_switch is not None:
+        off, on = (start.model_copy(update={"in_switch": has}) for has in (False, True))
+        yield "sums in the switch", off, on
+
+
+def with_numbers(judge: Judge, machine: Machine) -> Machine:
+    """A machine with numbers in place of what is the base's."""
+    base, dma = judge.base.knobs, judge.base.system.gpu.dma
+    numbers = {
+        "num_cus": base.num_cus,
+        "dies": base.num_dies,
+        "hbm": tuple(judge.base.technology.memory.generations)[int(np.asarray(base.hbm))],
+        "hbm_stacks": base.hbm_stacks,
+        "hbm_stack_bytes": np.asarray(base.hbm_bytes) / np.asarray(base.hbm_stacks),
+        "copy_engines": dma.num_engines,
+    }
+    return machine.model_copy(update={name: value for name, value in numbers.items() if getattr(machine, name) is None})
+
+
+def worths(judge: Judge, machine: Machine) -> list[Worth]:
+    """What each feature is worth on a machine."""
+    shares = list(features(judge, machine))
+    judged = judge.judge_all([(machine, 1) for _, *pair in shares for machine in pair])
+    drawn = judge.base.technology.sample(_SAMPLES, seed=0)
+    return [
+        _worth(judge, feature, (judged[2 * place], judged[2 * place + 1]), drawn)
+        for place, feature in enumerate(shares)
+    ]
+
+
+def _worth(
+    judge: Judge, feature: tuple[str, Machine, Machine], judged: tuple[Judged, Judged], drawn: Coefficients
+) -> Worth:
+    name, *machines = feature
+    before, after = judged
+    gain = float(after.throughput[0] / before.throughput[0])
+    gains = {key: float(after.speeds[key][0] / before.speeds[key][0]) for key in before.speeds}
+    prices = [_prices(judge, part, judge.base.technology.nominal) for part in machines]
+    (area, power, usd), (more_area, more_power, more_usd) = ([float(value) for value in part] for part in prices)
+    samples = [_prices(judge, part, drawn)[2] for part in machines]
+    pays = samples[1] - samples[0] < (gain - 1) * samples[0]
+    takes = {"area_mm2": more_area - area, "power_w": more_power - power, "usd": more_usd - usd}
+    worth = {"usd_worth": (gain - 1) * usd, "power_worth_w": (gain - 1) * power}
+    return Worth(name, gain, gains, **takes, **worth, odds=float(np.mean(pays)))
+
+
+def _prices(judge: Judge, machine: Machine, technology: Coefficients) -> tuple[Floats, Floats, Floats]:
+    """Area [mm2], power [W] and cost [USD] of a machine in a technology, or in drawn ones."""
+    cap = np.asarray(machine.cap_w, float)
+    priced = price(judge.base.knobs_of(machine), technology, cap_w=None if not np.any(cap) else cap)
+    return priced.area_mm2, priced.power_w, np.squeeze(priced.total_usd)
+
+
+def differences(judge: Judge, first: Machine, second: Machine) -> list[str]:
+    """Names of the knobs in which two machines differ."""
+    start, other = with_numbers(judge, first), with_numbers(judge, second)
+    return [name for name, value in start if value != getattr(other, name) and getattr(other, name) is not None]
+
+
+def contributions(judge: Judge, first: Machine, second: Machine) -> dict[str, tuple[float, float]]:
+    """Factor on throughput, and dollars, of each knob between two machines: Shapley values over all orders.
+
+    Raises ValueError where they differ in too many knobs.
+    """
+    start, other = with_numbers(judge, first), with_numbers(judge, second)
+    names = differences(judge, first, second)
+    if len(names) > _MOST_KNOBS:
+        raise ValueError(f"the machines differ in {len(names)} knobs, and {_MOST_KNOBS} are the most")
+    subsets = [frozenset(part) for size in range(len(names) + 1) for part in combinations(names, size)]
+    machines = [start.model_copy(update={name: getattr(other, name) for name in subset}) for subset in subsets]
+    judged = judge.judge_all([(machine, 1) for machine in machines])
+    values = {
+        subset: np.array([math.log(float(part.throughput[0])), float(np.squeeze(part.price.total_usd))])
+        for subset, part in zip(subsets, judged, strict=True)
+    }
+    shares = {}
+    for name in names:
+        share = np.zeros(2)
+        for subset in (part for part in subsets if name not in part):
+            weight = 1 / (len(names) * math.comb(len(names) - 1, len(subset)))
+            share += weight * (values[subset | {name}] - values[subset])
+        shares[name] = (math.exp(share[0]), float(share[1]))
+    return shares
+
+
+def front_odds(judge: Judge, machines: Sequence[Machine], speeds: Sequence[float]) -> Floats:
+    """Share of drawn technologies in which each machine is on the front of speed, power and cost among all of them."""
+    import moocore
+
+    drawn = judge.base.technology.sample(_SAMPLES, seed=1)
+    prices = [_prices(judge, machine, drawn)[1:] for machine in machines]
+    power, cost = (
+        np.stack([np.broadcast_to(np.squeeze(part[place]), _SAMPLES) for part in prices]) for place in range(2)
+    )
+    on = np.zeros(len(machines))
+    for sample in range(_SAMPLES):
+        points = np.column_stack([-np.asarray(speeds), power[:, sample], cost[:, sample]])
+        on += moocore.is_nondominated(points, keep_weakly=True)
+    return on / _SAMPLES
+
+
+def row_of(worth: Worth) -> dict[str, Any]:
+    """A row of a table."""
+    odds = {"usd": worth.usd, "usd_worth": worth.usd_worth, "power_w": worth.power_w}
+    odds |= {"power_worth_w": worth.power_worth_w, "area_mm2": worth.area_mm2, "area_worth_mm2": worth.area_worth_mm2}
+    gains = {f"gain_{name}": gain for name, gain in worth.gains.items()}
+    return {"feature": worth.name, "gain": worth.gain, **odds, "pays": worth.pays, "odds": worth.odds, **gains}

@@ -1,0 +1,262 @@
+"""Co-design: a machine changes alike in speed and price, its plans are the best there are, and its features add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks import codesign_search
+from dse.backend import Batch, check_results
+from dse.cli import main
+from dse.config.compose import request
+from dse.errors import ConfigError
+from dse.results.finished_run import Finished
+from dse.space import get_path
+from simulators.codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
+from simulators.codesign.command import refuse_unmet, space_prices
+from simulators.codesign.machine import Base, Machine
+from simulators.codesign.workloads import steps_of
+from simulators.hardware.technology import of_system
+from studies import machine_worth
+from studies.codesign import Machines
+
+QUIET = ["tracking=none", "fidelity=none", "figures=none"]
+
+
+@cache
+def tree() -> Mapping[str, Any]:
+    """Sections of the shipped study, with two of its workloads."""
+    sections = request(["study=codesign", "~workloads.training"]).tree
+    return {name: sections[name] for name in Codesign.model_fields}
+
+
+@cache
+def judge() -> Judge:
+    design = CodesignBackend().design(tree())
+    return Judge(Base(design.system, design.technology), design.workloads)
+
+
+def machine(**changes: Any) -> Machine:
+    return Machine().model_copy(update=changes)
+
+
+def metrics(**changes: Any) -> dict[str, float]:
+    """Every metric of one machine."""
+    one = machine(**changes)
+    return {name: float(column[0]) for name, column in metrics_of(judge(), one, judge().judge(one, 1)).items()}
+
+
+# Machines
+
+
+def test_a_machine_that_differs_in_nothing_is_the_base() -> None:
+    found = metrics()
+    for name in ("throughput_x", "worst_x", "value_x"):
+        assert found[name] == pytest.approx(1, rel=1e-12)
+    base = judge().base
+    assert base.knobs_of(Machine()) == base.knobs
+    own = of_system(base.system, base.technology)
+    assert {name: getattr(base.knobs, name) for name in ("num_cus", "hbm_bytes", "link_lanes")} == {
+        name: getattr(own, name) for name in ("num_cus", "hbm_bytes", "link_lanes")
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "of_system", "of_price"),
+    [
+        ({"num_cus": 66}, {"gpu.num_cus": 0.5}, {"num_cus": 0.5, "cus_on_die": 0.5, "l2_bytes": 0.5}),
+        ({"clock": 1.2}, {"gpu.clock": 1.2, "gpu.matrix_flop_per_s_per_cu": 1.2}, {"clock_hz": 1.2}),
+        ({"matrix_rate": 2.0}, {"gpu.matrix_flop_per_s_per_cu": 2.0}, {"matrix_fma_per_cu": 2.0}),
+        ({"hbm_stacks": 10}, {"gpu.hbm_bytes_per_s": 2.0, "gpu.hbm_bytes": 2.0}, {"hbm_bytes_per_s": 2.0}),
+        ({"links": 0.5}, {"node.link_bytes_per_s": 0.5, "gpu.dma.bytes_per_s": 0.5}, {"link_lanes": 0.5}),
+        ({"lane_rate": 2.0}, {"node.link_bytes_per_s": 2.0}, {"lane_gbit_per_s": 2.0}),
+        ({"nic_gbit_per_s": 800.0}, {"node.library.network_bytes_per_s": 2.0}, {"nic_gbit_per_s": 2.0}),
+    ],
+)
+def test_a_change_is_the_same_in_steps_and_in_prices(
+    change: dict[str, Any], of_system: dict[str, float], of_price: dict[str, float]
+) -> None:
+    base = judge().base
+    system, knobs = base.system_of(machine(**change)), base.knobs_of(machine(**change))
+    for path, factor in of_system.items():
+        before, after = (get_path(each.model_dump(), path) for each in (base.system, system))
+        assert after == pytest.approx(factor * before), path
+    for name, factor in of_price.items():
+        assert getattr(knobs, name) == pytest.approx(factor * getattr(base.knobs, name)), name
+
+
+def test_vector_rates_do_not_follow_the_width_of_matrix_units() -> None:
+    base = judge().base
+    before, after = (system.gpu.peak_flop_per_s for system in (base.system, base.system_of(machine(matrix_rate=2.0))))
+    assert after["fp32"] == before["fp32"]
+    assert after["bf16"] == 2 * before["bf16"]
+
+
+@pytest.mark.parametrize("knob", ["num_cus", "clock", "hbm_stacks", "links", "matrix_rate"])
+def test_more_of_anything_is_not_slower_and_not_cheaper(knob: str) -> None:
+    filled = machine_worth.with_numbers(judge(), Machine())
+    before, after = metrics(), metrics(**{knob: 1.25 * getattr(filled, knob)})
+    assert after["throughput_x"] > before["throughput_x"]
+    assert after["cost_usd"] > before["cost_usd"]
+    assert after["power_w"] > before["power_w"]
+
+
+def test_a_cap_lowers_the_clock_and_with_it_the_speed() -> None:
+    free, capped = metrics(), metrics(cap_w=400.0)
+    assert capped["clock"] < 1
+    assert capped["power_w"] == pytest.approx(400, rel=1e-3)
+    assert capped["throughput_x"] < free["throughput_x"]
+    assert metrics(cap_w=5000.0)["throughput_x"] == free["throughput_x"]
+
+
+# Plans
+
+
+def test_arrays_give_what_single_machines_give() -> None:
+    drawn = np.random.default_rng(0)
+    numbers = {"num_cus": drawn.integers(60, 180, 12), "links": drawn.uniform(0.5, 2, 12), "cap_w": np.full(12, 500.0)}
+    many = metrics_of(judge(), machine(**numbers), judge().judge(machine(**numbers), 12))
+    design = CodesignBackend().design(tree())
+    fresh = Judge(Base(design.system, design.technology), design.workloads)
+    for place in range(0, 12, 4):
+        one = machine(**{name: values[place].item() for name, values in numbers.items()})
+        alone = metrics_of(fresh, one, fresh.judge(one, 1))
+        for name, column in many.items():
+            assert column[place] == pytest.approx(alone[name][0], rel=1e-9), name
+
+
+def test_machines_that_steps_cannot_tell_apart_are_computed_once() -> None:
+    design = CodesignBackend().design(tree())
+    fresh = Judge(Base(design.system, design.technology), design.workloads)
+    fresh.judge(machine(num_cus=np.array([100, 100, 110])), 3)
+    computed = sum(fresh.computed.values())
+    fresh.judge(machine(num_cus=np.array([110, 100]), dies=2, hbm_stack_bytes=24e9), 2)
+    assert sum(fresh.computed.values()) == computed
+
+
+@pytest.mark.slow
+def test_sites_decided_one_by_one_reach_the_best_of_all_plans() -> None:
+    assert codesign_search.inner(count=12)["inner_share_of_optimum"] >= 0.995
+
+
+def test_a_switch_that_adds_up_is_used_where_there_is_one() -> None:
+    having, lacking = judge().judge_all([(machine(in_switch=has), 1) for has in (True, False)])
+    assert having.plans[0]["decode"]["collectives"] == "in_switch"  # type: ignore[index]
+    assert lacking.plans[0]["decode"]["collectives"] == "library"  # type: ignore[index]
+    assert having.speeds["decode"][0] > lacking.speeds["decode"][0]
+
+
+# The backend
+
+
+def test_batches_are_checked_against_rules_and_give_every_metric() -> None:
+    backend = CodesignBackend()
+    design = backend.design(tree())
+    batch = Batch(design, {"machine.num_cus": np.array([66, 132, 400]), "machine.clock": np.array([0.8, 1.0])})
+    assert all(backend.is_axis(path, design) for path in batch.axes)
+    (screened,), (results,) = backend.screen([batch]), backend.evaluate([batch])
+    assert list(screened.ok) == list(results.ok) == [True] * 4 + [False] * 2
+    assert "use more machine.dies" in results[5].reason
+    assert set(check_results(results, backend.metrics).metrics) == set(backend.metrics)
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "parts"),
+    [
+        ("machine", {"hbm": "hbm9"}, ["machine.hbm = 'hbm9'", "is no generation of the technology"]),
+        ("machine", {"clock": 99}, ["machine.clock"]),
+        ("workloads", {}, ["workloads: has none"]),
+        ("workloads", {"mine": {"model": "nobody", "run": {}, "parallel": {}}}, ["workloads.mine", "nobody"]),
+    ],
+)
+def test_wrong_sections_are_refused_by_path(section: str, value: Any, parts: list[str]) -> None:
+    wrong = {**tree(), section: {**tree()["machine"], **value} if section == "machine" else value}
+    with pytest.raises(ConfigError) as refusal:
+        CodesignBackend().design(wrong)
+    assert all(part in str(refusal.value) for part in parts), refusal.value
+
+
+def test_a_workload_that_breaks_a_rule_is_told_with_its_name() -> None:
+    entry = {**tree()["workloads"]["decode"], "parallel": {"tp": 7}}
+    with pytest.raises(ConfigError, match=r"workloads\.decode\.parallel\.tp.*does not divide"):
+        steps_of({"decode": entry}, tree()["system"])
+
+
+# Budgets
+
+
+def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> None:
+    asked = request(["study=codesign"])
+    refuse_unmet(asked, {"area_mm2": 900.0, "cost": 12_000.0})
+    with pytest.raises(ConfigError, match=r"budget\.area_mm2 = 100.*the least is \d+, \d+ % more"):
+        refuse_unmet(asked, {"area_mm2": 100.0})
+    asked = request(["study=codesign", "space={machine: {num_cus: 'choice(140,150)', dies: 'choice(1,2)'}}"])
+    prices = space_prices(asked)
+    assert prices is not None
+    assert prices["area_mm2"].argmin() != prices["cost"].argmin()  # two dies are larger, and cheaper
+    least = {name: 1.0001 * float(prices[name].min()) for name in ("area_mm2", "cost")}
+    with pytest.raises(ConfigError, match="is met by no machine within the other limits"):
+        refuse_unmet(asked, least)
+
+
+def test_the_command_refuses_words_and_unmet_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["codesign", "budget.power_w=much"]) == 2
+    assert "budget.power_w" in capsys.readouterr().err
+    assert main(["codesign", "budget.power_w=10"]) == 2
+    assert "is met by no machine of the space" in capsys.readouterr().err
+
+
+# Answers
+
+
+def test_contributions_multiply_to_the_whole_and_dollars_add_up() -> None:
+    other = machine(num_cus=100, links=2.0, hbm_stacks=8)
+    shares = machine_worth.contributions(judge(), Machine(), other)
+    assert set(shares) == {"num_cus", "links", "hbm_stacks"}
+    before, after = metrics(), metrics(num_cus=100, links=2.0, hbm_stacks=8)
+    assert math.prod(speed for speed, _ in shares.values()) == pytest.approx(after["throughput_x"], rel=1e-9)
+    assert sum(usd for _, usd in shares.values()) == pytest.approx(after["cost_usd"] - before["cost_usd"], rel=1e-9)
+
+
+def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
+    found = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}
+    before, links = metrics(), metrics(links=1.1)
+    assert found["10 % more links"].pays == (links["value_x"] > before["value_x"])
+    assert found["10 % more links"].usd == pytest.approx(links["cost_usd"] - before["cost_usd"], rel=1e-6)
+    switch = found["sums in the switch"]
+    assert switch.usd == 0
+    assert switch.usd_worth > 0
+    assert all(0 <= worth.odds <= 1 for worth in found.values())
+
+
+def test_odds_of_a_machine_that_is_worse_in_everything_are_none() -> None:
+    machines = [Machine(), machine(num_cus=160), machine(links=2.0)]
+    odds = machine_worth.front_odds(judge(), machines, [1.0, 1.2, 0.9])
+    assert odds[2] == 0
+    assert odds[0] == odds[1] == 1
+
+
+@pytest.mark.slow
+def test_the_study_names_machines_for_each_workload_and_a_robust_one(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = "space={machine: {num_cus: 'choice(88,120)', links: 'choice(0.5,1,2)', hbm_stacks: 'choice(4,5,6)'}}"
+    words = ["codesign", "budget.power_w=700", space, "~workloads.training", "budget.trials=40", *QUIET]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    for part in ("fastest decode", "robust", "10 % more links", "Shapley", "existing machine", "to buy for prefill"):
+        assert part in told
+    folder = next((tmp_path / "outputs" / "codesign").glob("2*"))
+    found = Machines.of(Finished(folder).config, pd.read_parquet(folder / "results.parquet"))
+    assert (found.regret >= 0).all()
+    assert found.regret[found.chosen["robust"]] == found.regret.min()
+    assert {"worth.parquet", "contributions.parquet", "existing_machines.parquet"} <= {
+        path.name for path in folder.iterdir()
+    }
