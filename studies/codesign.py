@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _EXISTING = ("h100_8", "a100_8", "mi300x_8")
 _SECTIONS = ("system", "technology", "machine", "workloads")
-_MOST_ON_FRONT = 40  # whose odds are found
 
 
 @dataclass(frozen=True)
@@ -208,9 +207,10 @@ def points_of(machines: Machines) -> pd.DataFrame:
     rows = machines.table[["throughput_x", "power_w", "cost_usd", "status"]].copy()
     rows["odds"], rows["on_front"] = np.nan, False
     rows.loc[machines.front, "on_front"] = True
-    front = machines.front[:_MOST_ON_FRONT]
-    speeds = [float(machines.table["throughput_x"].iloc[place]) for place in front]
-    rows.loc[front, "odds"] = front_odds(machines.judge, [machines.all[place] for place in front], speeds)
+    speeds = [float(machines.table["throughput_x"].iloc[place]) for place in machines.front]
+    rows.loc[machines.front, "odds"] = front_odds(
+        machines.judge, [machines.all[place] for place in machines.front], speeds
+    )
     rows["kind"] = "searched"
     return rows
 
@@ -277,7 +277,7 @@ def _existing_table(machines: Machines) -> Iterator[Table | str]:
 
 
 def _dominance(machines: Machines, rows: pd.DataFrame) -> str:
-    """Whether an existing machine that is rated on all workloads dominates the front."""
+    """Whether an existing machine that is known on all workloads dominates the front."""
     names, best = list(machines.speeds), machines.table.iloc[machines.front]
     for row in rows.dropna(subset=names).to_dict("records"):
         beaten = best[(best["throughput_x"] >= row["throughput_x"]) & (best["cost_usd"] <= row["cost_usd"])]
@@ -285,19 +285,19 @@ def _dominance(machines: Machines, rows: pd.DataFrame) -> str:
             better = best[best["cost_usd"] >= row["cost_usd"]]
             over = row["throughput_x"] / better["throughput_x"].max() - 1 if len(better) else np.nan
             return f"{row['machine']} is {100 * over:.0f} % faster than machines of the front at its cost"
-    return "no existing machine that is rated on all workloads dominates the front"
+    return "no existing machine that is known on all workloads dominates the front"
 
 
 def _front_figure(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
     import pandas as pd
 
-    rated = existing.assign(status="ok", kind=existing["machine"], odds=np.nan, on_front=False)
+    rated = existing.assign(status="ok", kind=existing["machine"], odds=np.nan, on_front=True)
     rows = pd.concat([points, rated[points.columns]], ignore_index=True)
     rows["scenario"] = "machines"
     best = points.iloc[points["throughput_x"].argmax()]
     title = f"Machines reach {best['throughput_x']:.2f}x of the base's speed, at {best['cost_usd']:,.0f} USD"
     sure = int((points["odds"] > 0.5).sum())
-    note = f"{sure} machines are on the front of speed, power and cost in most of 256 drawn technologies"
+    note = f"{sure} of them are on the front of speed, power and cost in most drawn technologies; existing ones outlined, too"
     axes = [Axis("cost_usd", "cost of a GPU and its share [USD]"), Axis("throughput_x", "speed over the base's [x]")]
     return fronts.pareto(rows, axes, by="kind", frame=Frame(title, note))
 

@@ -61,7 +61,7 @@ class Worth:
 
     @property
     def area_worth_mm2(self) -> float:
-        """Area at which it would not pay, at the price of its own area; infinite where it takes none, or pays anyhow."""
+        """Area from which on it does not pay, at the price of its own; infinite where it takes none, or pays anyhow."""
         return math.inf if self.area_mm2 <= 0 or self.usd <= 0 else self.area_mm2 * self.usd_worth / self.usd
 
 
