@@ -297,7 +297,8 @@ def _front_figure(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
     best = points.iloc[points["throughput_x"].argmax()]
     title = f"Machines reach {best['throughput_x']:.2f}x of the base's speed, at {best['cost_usd']:,.0f} USD"
     sure = int((points["odds"] > 0.5).sum())
-    note = f"{sure} of them are on the front of speed, power and cost in most drawn technologies; existing ones outlined, too"
+    note = f"{sure} of them are on the front of speed, power and cost in most drawn technologies"
+    note += "; existing ones outlined, too"
     axes = [Axis("cost_usd", "cost of a GPU and its share [USD]"), Axis("throughput_x", "speed over the base's [x]")]
     return fronts.pareto(rows, axes, by="kind", frame=Frame(title, note))
 
