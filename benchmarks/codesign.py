@@ -3,7 +3,7 @@
 technology: area and power of eight public GPUs by the rules of `conf/technology`, none of which knows a chip; the same
 with each GPU left out of the fit of the four calibrated coefficients; and GPUs that are in no fit (held out). `--fit`
 prints these coefficients anew: they make the largest relative error least, which is a linear programme, as areas and
-powers are linear in them. inner, outer: searches against enumerated spaces (`benchmarks.codesign_search`, minutes).
+powers are linear in them. inner, outer, claims: see `benchmarks.codesign_search` (minutes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.codesign_search import inner, outer
+from benchmarks.codesign_search import claims, inner, outer
 from simulators.hardware.technology import (
     Coefficients,
     MachineKnobs,
@@ -165,7 +165,12 @@ def fitted_coefficients() -> dict[str, float]:
     return values
 
 
-GROUPS: Mapping[str, Callable[[], dict[str, Any]]] = {"technology": technology, "inner": inner, "outer": outer}
+GROUPS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "technology": technology,
+    "inner": inner,
+    "outer": outer,
+    "claims": claims,
+}
 """Group -> its figures."""
 
 

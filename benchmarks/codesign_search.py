@@ -1,6 +1,8 @@
 """Co-design searched against enumerated: the best plan of a machine, and the front of machines.
 
 inner: on machines drawn from the space, the time under every plan over that of the plan that sites find one by one.
+claims: what papers say of features, on the base: how many copy engines pay (ConCCL), the area of T3's tracker, and what
+NICs of twice the rate gain a step of training.
 outer: the front that the study's search reaches with a fiftieth of all points (a machine under a plan each), over that
 of all machines, as the hypervolume of speed, power and cost; and how many points enumeration covers in a second.
 """
@@ -27,6 +29,7 @@ from dse.progress import bar
 from simulators.codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
 from simulators.codesign.machine import Base, Machine
 from simulators.codesign.plans import PlanOptions, best_plans, enumerate_plans, plan_seconds
+from simulators.hardware.technology import price
 
 Floats = NDArray[np.float64]
 _MACHINES = 200
@@ -136,3 +139,20 @@ def _share(everything: Floats, found: Floats) -> float:
     low, high = whole.min(axis=0), whole.max(axis=0)
     volumes = [moocore.hypervolume((points - low) / (high - low), ref=np.ones(3)) for points in (part, whole)]
     return float(volumes[0] / volumes[1])
+
+
+def claims() -> dict[str, Any]:
+    """What papers say of features, by these models: speeds over the base's, by number of engines, and areas."""
+    design = _codesign()
+    judge = Judge(Base(design.system, design.technology), design.workloads)
+    counts = (1, 2, 4, 7, 14)
+    engines = judge.judge_all([(Machine(copy_engines=count), 1) for count in counts])
+    (faster,) = judge.judge_all([(Machine(nic_gbit_per_s=800.0), 1)])
+    tracker = price(judge.base.knobs_of(Machine(tracker_entries=512)), design.technology.nominal)
+    return {
+        "speed_by_copy_engines": {
+            count: float(part.throughput[0]) for count, part in zip(counts, engines, strict=True)
+        },
+        "training_speed_of_twice_the_nics": float(faster.speeds["training"][0]),
+        "tracker_mm2": float(np.squeeze(tracker.area.blocks["tracker"])),
+    }

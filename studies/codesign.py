@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problems
-from dse.plots import Axis, Frame, Sheet, fronts, tables
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
@@ -26,8 +25,10 @@ from simulators.codesign.machine import Base, Machine
 from simulators.codesign.workloads import steps_of
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import tree_of
+from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
-from studies.machine_worth import contributions, differences, front_odds, row_of, worths
+from studies import codesign_figures
+from studies.machine_worth import contributions, differences, front_odds, row_of, with_numbers, worths
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _EXISTING = ("h100_8", "a100_8", "mi300x_8")
 _SECTIONS = ("system", "technology", "machine", "workloads")
+_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of memory and links on the map of break-evens
+_ROOF: PeakFormat = "bf16"
 
 
 @dataclass(frozen=True)
@@ -166,9 +169,11 @@ class CodesignStudy(Plain):
         rows = worth_rows(machines)
         yield "worth", rows
         yield "contributions", contribution_rows(machines)
-        yield "existing_machines", machines.existing_machines()
-        yield "front", partial(_front_figure, points_of(machines), machines.existing_machines())
-        yield "tornado", partial(_worth_figure, rows)
+        yield "existing_machines", (existing := machines.existing_machines())
+        yield "front", partial(codesign_figures.front, points_of(machines), existing)
+        yield "tornado", partial(codesign_figures.worth, rows)
+        yield "break_even", partial(codesign_figures.break_even, break_even_rows(machines))
+        yield "roofline", partial(codesign_figures.roofline, *roofline_rows(machines))
 
 
 def _what_binds(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]:
@@ -205,14 +210,48 @@ def contribution_rows(machines: Machines) -> pd.DataFrame:
 def points_of(machines: Machines) -> pd.DataFrame:
     """The machines, with the odds of those on the front."""
     rows = machines.table[["throughput_x", "power_w", "cost_usd", "status"]].copy()
-    rows["odds"], rows["on_front"] = np.nan, False
+    rows["odds"], rows["on_front"], rows["kind"] = np.nan, False, "searched"
     rows.loc[machines.front, "on_front"] = True
     speeds = [float(machines.table["throughput_x"].iloc[place]) for place in machines.front]
-    rows.loc[machines.front, "odds"] = front_odds(
-        machines.judge, [machines.all[place] for place in machines.front], speeds
-    )
-    rows["kind"] = "searched"
+    on_front = [machines.all[place] for place in machines.front]
+    rows.loc[machines.front, "odds"] = front_odds(machines.judge, on_front, speeds)
     return rows
+
+
+def break_even_rows(machines: Machines) -> pd.DataFrame:
+    """Throughput for a dollar of machines with other memory and links than the robust one, over that of it."""
+    import pandas as pd
+
+    start = with_numbers(machines.judge, machines.all[machines.chosen["robust"]])
+    pairs = [(memory, links) for links in reversed(_FACTORS) for memory in _FACTORS]
+    changed = [
+        start.model_copy(update={"hbm_stacks": start.hbm_stacks * memory, "links": start.links * links})  # type: ignore[operator]
+        for memory, links in pairs
+    ]
+    judged = machines.judge.judge_all([(machine, 1) for machine in (start, *changed)])
+    values = [float(np.squeeze(part.throughput / part.price.total_usd)) for part in judged]
+    return pd.DataFrame(
+        [
+            {"memory": memory, "links": f"links {links:g}x", "value": value / values[0]}
+            for (memory, links), value in zip(pairs, values[1:], strict=True)
+        ]
+    )
+
+
+def roofline_rows(machines: Machines) -> tuple[pd.DataFrame, tuple[float, float]]:
+    """Intensity and rate of each workload's step on the base and on the robust machine, and the roof of that one."""
+    import pandas as pd
+
+    robust = machines.all[machines.chosen["robust"]]
+    judged = machines.judge.judge_all([(Machine(), 1), (robust, 1)])
+    rows = []
+    for label, part in zip(("base", "robust"), judged, strict=True):
+        for name, step in part.steps.items():
+            flop, traffic, seconds = (float(step[metric][0]) for metric in ("flop", "hbm_bytes", "iteration_s"))
+            rows.append({"step": f"{name}, {label}", "intensity": flop / traffic, "rate": flop / seconds, "size": 1.0})
+    gpu = machines.judge.base.system_of(robust).gpu
+    peak = float(np.squeeze(gpu.peak_flop_per_s[_ROOF] * np.asarray(gpu.clock)))
+    return pd.DataFrame(rows), (peak, float(np.squeeze(gpu.hbm_bytes_per_s)))
 
 
 def _chosen_table(machines: Machines) -> Table:
@@ -286,31 +325,6 @@ def _dominance(machines: Machines, rows: pd.DataFrame) -> str:
             over = row["throughput_x"] / better["throughput_x"].max() - 1 if len(better) else np.nan
             return f"{row['machine']} is {100 * over:.0f} % faster than machines of the front at its cost"
     return "no existing machine that is known on all workloads dominates the front"
-
-
-def _front_figure(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
-    import pandas as pd
-
-    rated = existing.assign(status="ok", kind=existing["machine"], odds=np.nan, on_front=True)
-    rows = pd.concat([points, rated[points.columns]], ignore_index=True)
-    rows["scenario"] = "machines"
-    best = points.iloc[points["throughput_x"].argmax()]
-    title = f"Machines reach {best['throughput_x']:.2f}x of the base's speed, at {best['cost_usd']:,.0f} USD"
-    sure = int((points["odds"] > 0.5).sum())
-    note = f"{sure} of them are on the front of speed, power and cost in most drawn technologies"
-    note += "; existing ones outlined, too"
-    axes = [Axis("cost_usd", "cost of a GPU and its share [USD]"), Axis("throughput_x", "speed over the base's [x]")]
-    return fronts.pareto(rows, axes, by="kind", frame=Frame(title, note))
-
-
-def _worth_figure(rows: pd.DataFrame) -> Sheet:
-    import pandas as pd
-
-    kinds = (("usd", "takes"), ("usd_worth", "is worth"))
-    parts = [rows.assign(usd_of=rows[name], kind=label) for name, label in kinds]
-    title = f"{int(rows['pays'].sum())} of {len(rows)} features of the robust machine are worth more than they take"
-    axis, frame = Axis("usd_of", "USD of a GPU", centre=0.0), Frame(title, "at equal throughput for a dollar")
-    return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
 
 
 STUDY = CodesignStudy()

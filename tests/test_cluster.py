@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 import toy
 from conftest import REPOSITORY
-from distributed import Client, LocalCluster
+from distributed import Client, Future, LocalCluster
 from test_faults import fill
 
 from benchmarks import cluster as proof
@@ -385,6 +385,22 @@ def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monke
         study.join(0.2)
     assert most == 3  # the client and two workers
     assert (tmp_path / "there" / "results.parquet").read_bytes() == table(planned(None, faults=faults), tmp_path / "x")
+
+
+@pytest.mark.slow
+def test_an_answer_that_was_lost_with_its_worker_is_made_again(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, result = [TimeoutError()], Future.result
+
+    def once_lost(future: Future, timeout: float) -> Any:
+        if lost:
+            raise lost.pop()
+        return result(future, timeout)
+
+    monkeypatch.setattr(Future, "result", once_lost)
+    assert table(planned(cluster), tmp_path / "there") == table(planned(None), tmp_path / "here")
+    assert not lost
 
 
 @pytest.mark.slow

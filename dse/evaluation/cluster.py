@@ -50,6 +50,7 @@ _PER_CHUNK = 512  # designs up to which a chunk costs the store the same
 _LOOK_S = 2.0  # between looks at who works
 _LONELY_S = 10.0  # without workers, after which it is told
 _POLL_S = 0.2
+_ANSWER_S = 10.0  # for an answer that is ready
 
 
 @dataclass(frozen=True)
@@ -349,11 +350,20 @@ class _Flow:
             return
         while not self._done.empty():
             ended.append(self._done.get())
-        fine = [future for future in ended if future.status == "finished" and future in self._sent]
-        for future, answer in zip(fine, self._own.client.gather(fine), strict=True):
-            self._take(self._sent.pop(future), answer)
         for future in (future for future in ended if future in self._sent):
-            self._fail(self._sent.pop(future), future)
+            chunk = self._sent.pop(future)
+            if future.status != "finished":
+                self._fail(chunk, future)
+                continue
+            try:
+                answer = future.result(_ANSWER_S)
+            except TimeoutError:  # its worker was lost with the answer, and no other one may make it again
+                future.cancel()
+                self._submit(chunk)
+            except Exception:
+                self._fail(chunk, future)
+            else:
+                self._take(chunk, answer)
 
     def _take(self, chunk: Chunk, answer: Answer) -> None:
         if answer.refusal:

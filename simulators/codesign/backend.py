@@ -48,12 +48,14 @@ class Codesign(Frozen):
 class Judged:
     """Machines [B] with their prices, and what their best plans reach by workload.
 
-    plans [B]: by workload; None where every plan of a workload breaks a rule. speeds: tokens/s over those of the base,
-    by workload. memory_share: the largest of all workloads.
+    plans [B]: by workload; None where every plan of a workload breaks a rule. steps: columns [B] of
+    `simulators.codesign.plans.METRICS`, by workload. speeds: tokens/s over those of the base, by workload.
+    memory_share: the largest of all workloads.
     """
 
     price: Price
     plans: Sequence[Mapping[str, Mapping[str, str] | None]]
+    steps: Mapping[str, Mapping[str, Floats]]
     speeds: Mapping[str, Floats]
     memory_share: Floats
     weights: Mapping[str, float]
@@ -115,7 +117,8 @@ class Judge:
         speeds = {name: columns[:, _TOKENS] / self.at_base[name] for name, columns in metrics.items()}
         needed = np.max(np.stack([columns[:, _MEMORY] for columns in metrics.values()]), axis=0)
         weights = {name: step.weight for name, step in self.steps.items()}
-        return Judged(priced, plans, speeds, needed / np.asarray(knobs.hbm_bytes, float), weights)
+        steps = {name: dict(zip(METRICS, columns.T, strict=True)) for name, columns in metrics.items()}
+        return Judged(priced, plans, steps, speeds, needed / np.asarray(knobs.hbm_bytes, float), weights)
 
     def _numbers(self, machine: Machine, size: int) -> Floats:
         """What steps see of machines [numbers, size]."""

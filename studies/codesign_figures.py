@@ -1,0 +1,57 @@
+"""Figures of co-design: machines by speed and cost, worth of features, a map of break-evens, and a roofline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dse.plots import Axis, Frame, Sheet, fronts, tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def front(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
+    """Speed of machines against their cost, with existing machines."""
+    import pandas as pd
+
+    shown = existing.assign(status="ok", kind=existing["machine"], odds=np.nan, on_front=True)
+    rows = pd.concat([points, shown[points.columns]], ignore_index=True)
+    rows["scenario"] = "machines"
+    best = points.iloc[points["throughput_x"].argmax()]
+    title = f"Machines reach {best['throughput_x']:.2f}x of the base's speed, at {best['cost_usd']:,.0f} USD"
+    sure = int((points["odds"] > 0.5).sum())
+    note = f"{sure} of them are on the front of speed, power and cost in most drawn technologies"
+    note += "; existing ones outlined, too"
+    axes = [Axis("cost_usd", "cost of a GPU and its share [USD]"), Axis("throughput_x", "speed over the base's [x]")]
+    return fronts.pareto(rows, axes, by="kind", frame=Frame(title, note))
+
+
+def worth(rows: pd.DataFrame) -> Sheet:
+    """What features take, and what they may take until they do not pay."""
+    import pandas as pd
+
+    kinds = (("usd", "takes"), ("usd_worth", "is worth"))
+    parts = [rows.assign(usd_of=rows[name], kind=label) for name, label in kinds]
+    title = f"{int(rows['pays'].sum())} of {len(rows)} features of the robust machine are worth more than they take"
+    axis, frame = Axis("usd_of", "USD of a GPU", centre=0.0), Frame(title, "at equal throughput for a dollar")
+    return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
+
+
+def break_even(rows: pd.DataFrame) -> Sheet:
+    """Throughput for a dollar over memory and links; above 1 a machine does more for a dollar than the robust one."""
+    best = rows.iloc[rows["value"].argmax()]
+    title = f"Most throughput for a dollar: {best['memory']:g}x of the robust machine's HBM and {best['links']}"
+    axis = Axis("value", "throughput for a dollar over the robust machine's [x]", centre=1.0)
+    memory = Axis("memory", "HBM (rate and capacity) over the robust machine's")
+    return tables.heat(rows, axis, x=memory, y="links", frame=Frame(title))
+
+
+def roofline(rows: pd.DataFrame, roof: tuple[float, float]) -> Sheet:
+    """Steps of all workloads under the roof of the robust machine."""
+    reached: pd.Series[float] = rows["rate"] / np.minimum(roof[0], roof[1] * rows["intensity"])
+    highest = rows.iloc[reached.argmax()]
+    title = f"At most {100 * reached.max():.0f} % of the robust machine's roof are reached ({highest['step']})"
+    note = "whole steps; data-sheet peak, HBM at the rate that streams reach"
+    return tables.roofline(rows, roof, by="step", size=Axis("size", ""), frame=Frame(title, note))
