@@ -316,7 +316,7 @@ def _existing_table(machines: Machines) -> Iterator[Table | str]:
 
 
 def _dominance(machines: Machines, rows: pd.DataFrame) -> str:
-    """Whether an existing machine that is known on all workloads dominates the front."""
+    """Say if an existing machine that is known on all workloads dominates the front."""
     names, best = list(machines.speeds), machines.table.iloc[machines.front]
     for row in rows.dropna(subset=names).to_dict("records"):
         beaten = best[(best["throughput_x"] >= row["throughput_x"]) & (best["cost_usd"] <= row["cost_usd"])]

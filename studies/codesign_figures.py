@@ -29,7 +29,7 @@ def front(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
 
 
 def worth(rows: pd.DataFrame) -> Sheet:
-    """What features take, and what they may take until they do not pay."""
+    """Dollars that features take, and that they may take until they do not pay."""
     import pandas as pd
 
     kinds = (("usd", "takes"), ("usd_worth", "is worth"))

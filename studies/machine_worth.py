@@ -1,4 +1,4 @@
-"""What is worth what about machines: features at their break-even, contributions between two machines, odds of a front.
+"""Worth of machines: features at their break-even, contributions between two machines, odds of a front.
 
 A feature that makes a machine g times as fast is worth what leaves throughput for a dollar (a watt) as it was: (g - 1)
 times what the machine costs (draws). Contributions of the knobs between two machines are Shapley values of the
@@ -56,7 +56,7 @@ class Worth:
 
     @property
     def pays(self) -> bool:
-        """Whether it costs less than it is worth."""
+        """True if it costs less than it is worth."""
         return self.usd < self.usd_worth
 
     @property
@@ -92,7 +92,7 @@ def with_numbers(judge: Judge, machine: Machine) -> Machine:
 
 
 def worths(judge: Judge, machine: Machine) -> list[Worth]:
-    """What each feature is worth on a machine."""
+    """Worth of each feature on a machine."""
     shares = list(features(judge, machine))
     judged = judge.judge_all([(machine, 1) for _, *pair in shares for machine in pair])
     drawn = judge.base.technology.sample(_SAMPLES, seed=0)

@@ -121,7 +121,7 @@ class Judge:
         return Judged(priced, plans, steps, speeds, needed / np.asarray(knobs.hbm_bytes, float), weights)
 
     def _numbers(self, machine: Machine, size: int) -> Floats:
-        """What steps see of machines [numbers, size]."""
+        """Return the numbers that steps see of machines [numbers, size]."""
         base, knobs = self.base.knobs, self.base.knobs_of(machine)
         hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s) * np.asarray(base.hbm_stacks)
         switch = self.base.system.node.in_switch is not None and machine.in_switch

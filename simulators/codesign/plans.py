@@ -29,7 +29,7 @@ METRICS = ("iteration_s", "tokens_per_s", "memory_bytes", "flop", "hbm_bytes", "
 
 
 class PlanOptions(Frozen):
-    """What a plan may choose. sites: schedules by site, beside serial (`simulators.steps.sites`). collectives: who adds
+    """Options of plans. sites: schedules by site, beside serial (`simulators.steps.sites`). collectives: who adds
     up inside a node: the library, or the switch where it does.
     """
 

@@ -202,7 +202,7 @@ class _ForkServer:
 
 @cache
 def _fork_server(pid: int) -> _ForkServer:
-    """That of this process, whose number is `pid`: one that was forked has none yet."""
+    """Return the server of this process, whose number is `pid`: a process that was forked has none yet."""
     return _ForkServer()
 
 

@@ -269,7 +269,7 @@ class Effect:
     comm_cus: Floats
 
     def take(self, places: NDArray[np.intp]) -> Effect:
-        """That of machines at some places."""
+        """Take the effect on machines at some places."""
         columns = (self.length, self.computing, self.comm_cus)
         return Effect(*(column[places] if np.size(column) > 1 else column for column in columns))
 
