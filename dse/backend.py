@@ -87,6 +87,14 @@ class Batch:
             design = put(design, path, values[place].item())
         return design
 
+    @property
+    def arrays(self) -> BaseModel:
+        """All designs as one, with an array [size] for each axis."""
+        design = self.design
+        for path in self.axes:
+            design = put(design, path, self.column(path))
+        return design
+
     def split(self, most: int) -> Iterator[Batch]:
         """The same designs in the same order, in batches of at most `most`."""
         if self.size <= most:

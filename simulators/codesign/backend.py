@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
-from dse.values import Frozen, leaves, put
+from dse.values import Frozen, leaves
 from simulators.codesign.machine import Base, Machine
 from simulators.codesign.plans import METRICS, best_plans
 from simulators.codesign.workloads import Step, steps_of
@@ -327,9 +327,7 @@ def _results(screened: Results, columns: Mapping[str, Floats]) -> Results:
 
 def _array_design(batch: Batch) -> Codesign:
     """The design of a batch with its axes as arrays [size]."""
-    design = batch.design
-    for path in batch.axes:
-        design = put(design, path, batch.column(path))
+    design = batch.arrays
     assert isinstance(design, Codesign)
     return design
 

@@ -391,9 +391,7 @@ def _fields(tree: Tree, section: str) -> set[str]:
 
 def _array_design(batch: Batch) -> Design:
     """The design of a batch with its axes as arrays [size]."""
-    design = batch.design
-    for path in batch.axes:
-        design = put(design, path, batch.column(path))
+    design = batch.arrays
     assert isinstance(design, Design)
     return design
 
