@@ -1,10 +1,10 @@
 """Co-design searched against enumerated: the best plan of a machine, and the front of machines.
 
 inner: on machines drawn from the space, the time under every plan over that of the plan that sites find one by one.
-claims: what papers say of features, on the base: how many copy engines pay (ConCCL), the area of T3's tracker, and what
-NICs of twice the rate gain a step of training.
 outer: the front that the study's search reaches with a fiftieth of all points (a machine under a plan each), over that
 of all machines, as the hypervolume of speed, power and cost; and how many points enumeration covers in a second.
+claims: what papers say of features, on the base: how many copy engines pay (ConCCL), the area of T3's tracker, and what
+NICs of twice the rate gain a step of training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.recorded import ROOT
 from dse.config.compose import request
 from dse.progress import bar
-from simulators.codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
+from simulators.codesign.backend import Codesign, CodesignBackend, Judge, largest_die_mm2, metrics_of
 from simulators.codesign.machine import Base, Machine
 from simulators.codesign.plans import PlanOptions, best_plans, enumerate_plans, plan_seconds
 from simulators.hardware.technology import price
@@ -100,10 +100,9 @@ def outer(seeds: int = _SEEDS) -> dict[str, Any]:
     taken = time.perf_counter() - began
     plans = sum(step.options.num_plans(step.design) for step in judge.steps.values())
     computed = sum(judge.computed.values())
-    legal = columns["die_mm2"] <= max(858.0, float(judge.judge(Machine(), 1).price.dies[0].area_mm2))
-    legal &= columns["memory_share"] <= 1
+    legal = (columns["die_mm2"] <= largest_die_mm2(judge.base)) & (columns["memory_share"] <= 1)
     everything = np.column_stack([columns[name] for name in _OBJECTIVES])[legal]
-    trials = int(_SHARE * plans * size / (computed / size))
+    trials = int(_SHARE * plans * size / (computed / judge.num_known))  # no machine may share its steps with another
     shares = [_share(everything, _searched(trials, seed)) for seed in range(seeds)]
     return {
         "machines": size,

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import ConfigError, Problems
+from dse.errors import ConfigError
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from simulators.codesign.backend import CodesignBackend, Judge
 from simulators.codesign.machine import Base, Machine
 from simulators.codesign.workloads import steps_of
-from simulators.hardware.device import ScheduledDevice
+from simulators.hardware.device import scheduled_device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
@@ -109,7 +109,7 @@ class Machines:
         for name in _EXISTING:
             tree = self.config["system"] if name == self.config["system"]["name"] else tree_of(name)
             try:
-                base = self._base_of(tree)
+                base = Base(scheduled_device_of(tree), self.judge.base.technology)
                 judges = {key: Judge(base, self._steps(key, tree)) for key in self.judge.steps}
             except (ConfigError, ValueError):
                 continue
@@ -120,13 +120,6 @@ class Machines:
             prices = {"power_w": float(priced.power_w), "cost_usd": float(np.squeeze(priced.total_usd))}
             rows.append({"machine": name, "throughput_x": mean, **prices, **speeds})
         return pd.DataFrame(rows)
-
-    def _base_of(self, tree: Mapping[str, Any]) -> Base:
-        check = Problems()
-        system = check.model(ScheduledDevice, tree, path="system")
-        check.done()
-        assert system is not None
-        return Base(system, self.judge.base.technology)
 
     def _steps(self, name: str, system: Mapping[str, Any]) -> Any:
         try:

@@ -87,6 +87,7 @@ def with_numbers(judge: Judge, machine: Machine) -> Machine:
         "hbm_stacks": base.hbm_stacks,
         "hbm_stack_bytes": np.asarray(base.hbm_bytes) / np.asarray(base.hbm_stacks),
         "copy_engines": dma.num_engines,
+        "nic_gbit_per_s": base.nic_gbit_per_s,
     }
     return machine.model_copy(update={name: value for name, value in numbers.items() if getattr(machine, name) is None})
 

@@ -157,7 +157,7 @@ def test_a_switch_that_adds_up_is_used_where_there_is_one() -> None:
 
 def test_batches_are_checked_against_rules_and_give_every_metric() -> None:
     backend = CodesignBackend()
-    design = backend.design(tree())
+    design = backend.design({**tree(), "machine": {**tree()["machine"], "num_cus": 132}})
     batch = Batch(design, {"machine.num_cus": np.array([66, 132, 400]), "machine.clock": np.array([0.8, 1.0])})
     assert all(backend.is_axis(path, design) for path in batch.axes)
     (screened,), (results,) = backend.screen([batch]), backend.evaluate([batch])

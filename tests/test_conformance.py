@@ -153,7 +153,7 @@ def iterations_of_models() -> tuple[Backend, list[Batch]]:
 
 def machines_at_a_price() -> tuple[Backend, list[Batch]]:
     """No scanner makes a die with 400 CUs, and no machine runs at a watt."""
-    sections = request(["study=codesign", "~workloads.training", "~workloads.prefill"]).tree
+    sections = request(["study=codesign", "~workloads.training", "~workloads.prefill", "machine.num_cus=132"]).tree
     backend = BACKENDS["codesign"]()
     design = backend.design({name: sections[name] for name in ("system", "technology", "machine", "workloads")})
     axes = {"machine.num_cus": np.array([66, 132, 400]), "machine.links": np.array([0.5, 1.0])}

@@ -16,11 +16,12 @@ from pydantic import BaseModel, ConfigDict
 from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
 from dse.values import Frozen, leaves
-from simulators.codesign.machine import Base, Machine
+from simulators.codesign.machine import Base, Machine, assumptions
 from simulators.codesign.plans import METRICS, best_plans
 from simulators.codesign.workloads import Step, steps_of
-from simulators.hardware.device import ScheduledDevice
-from simulators.hardware.technology import Price, Technology, price, technology_of
+from simulators.hardware.device import ScheduledDevice, scheduled_device_of
+from simulators.hardware.technology import Price, Technology, of_system, price, technology_of
+from simulators.hardware.technology.settings import Coefficient
 from simulators.rules import Rule, problems, reasons
 
 Floats = NDArray[np.float64]
@@ -85,6 +86,11 @@ class Judge:
     _known: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
     computed: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def num_known(self) -> int:
+        """Number of machines that steps can tell apart, so far."""
+        return len(self._known)
+
     @cached_property
     def at_base(self) -> Mapping[str, float]:
         """Tokens/s of the base by workload."""
@@ -132,7 +138,7 @@ class Judge:
             "matrix_rate": machine.matrix_rate,
             "hbm_stacks": np.round(hbm, 12),
             "links": np.asarray(machine.links) * machine.lane_rate,
-            "nic_gbit_per_s": machine.nic_gbit_per_s,
+            "nic_gbit_per_s": knobs.nic_gbit_per_s,
             "tracker_entries": machine.tracker_entries,
             "in_switch": switch,
             "copy_engines": engines,
@@ -221,14 +227,18 @@ class CodesignBackend(Backend):
     def design(self, tree: Tree) -> Codesign:
         """A validated machine. Raises ConfigError with every problem."""
         check = Problems()
-        system = self._part("system", tree, lambda part: check.model(ScheduledDevice, part, path="system"))
+        system = self._part("system", tree, scheduled_device_of)
         technology = self._part("technology", tree, technology_of)
         workloads = self._part("workloads", tree, lambda part: steps_of(part, tree["system"]))
         machine = check.model(Machine, tree["machine"], path="machine")
-        generations = [] if technology is None else list(technology.memory.generations)
+        generations = list(technology.memory.generations)
         if machine is not None and machine.hbm is not None and machine.hbm not in generations:
             way = f"one of {', '.join(generations)}"
             check.add("machine.hbm", "is no generation of the technology", value=machine.hbm, way_out=way)
+        try:
+            of_system(system, technology)
+        except ValueError as error:
+            check.add("system.gpu.name", str(error).partition(": ")[2], value=system.gpu.name, way_out="take another")
         check.done()
         assert machine is not None
         return Codesign.model_construct(system=system, technology=technology, machine=machine, workloads=workloads)
@@ -291,7 +301,12 @@ class CodesignBackend(Backend):
             (f"technology.{path}", part.value, part.provenance, part.source)
             for path, part in design.technology.coefficients()
         ]
-        return [*design.system.facts_below("system"), *priced]
+        taken = [
+            (f"codesign.{name}", part.value, part.provenance, part.source)
+            for name, part in assumptions()
+            if isinstance(part, Coefficient)
+        ]
+        return [*design.system.facts_below("system"), *priced, *taken]
 
 
 def metrics_of(judge: Judge, machine: Machine, judged: Judged) -> dict[str, Floats]:
@@ -332,12 +347,18 @@ def _array_design(batch: Batch) -> Codesign:
     return design
 
 
+def largest_die_mm2(base: Base) -> float:
+    """Area of the largest compute die [mm2]: the field of a scanner, or the base's if that is larger by the rules."""
+    nominal = base.technology.nominal
+    return max(float(nominal["area.reticle_mm2"]), float(price(base.knobs, nominal).dies[0].area_mm2))
+
+
 def _rules(design: Codesign, base: Base) -> Iterator[Rule]:
     """Rules: dies are no larger than the field of a scanner, or than the base's, and a cap leaves a clock."""
     machine, nominal = design.machine, design.technology.nominal
     knobs = base.knobs_of(machine)
     priced = price(knobs, nominal)
-    largest = max(float(nominal["area.reticle_mm2"]), float(price(base.knobs, nominal).dies[0].area_mm2))
+    largest = largest_die_mm2(base)
     die = np.asarray(priced.dies[0].area_mm2)
     rule = "makes a die of {0:.0f} mm2, and {1:.0f} mm2 are the largest"
     yield Rule("machine.num_cus", die > largest, rule, knobs.num_cus, (die, largest), "use more machine.dies")

@@ -97,7 +97,10 @@ def space_prices(composed: Request) -> dict[str, Floats] | None:
     base = Base(design.system, design.technology)
     apart = [knob for knob in knobs if knob.path in ("machine.hbm", "machine.in_switch")]
     numbers = [knob for knob in knobs if knob not in apart]
-    grids = np.meshgrid(*(np.array(knob.values, float) for knob in numbers), indexing="ij")
+    try:
+        grids = np.meshgrid(*(np.array(knob.values, float) for knob in numbers), indexing="ij")
+    except (TypeError, ValueError):  # a value with a unit, or null
+        return None
     arrays = {_name(knob): grid.reshape(-1) for knob, grid in zip(numbers, grids, strict=True)}
     columns: list[tuple[Floats, ...]] = []
     for values in itertools.product(*(knob.values for knob in apart)):

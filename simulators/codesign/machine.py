@@ -13,27 +13,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
+from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
+from dse.errors import Problems
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob, put
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.parts import Tracker
 from simulators.hardware.technology import MachineKnobs, Technology, design_activity, of_system, sustained_clock
+from simulators.hardware.technology.settings import Coefficient
 
 Ratio = Annotated[Number, Field(ge=0.05, le=20)]
 Floats = NDArray[np.float64]
 _VECTOR = ("fp32", "fp64")
 """Formats of vector units, whose rates do not follow the width of matrix units."""
-_TWO_STAGES = {"switch_ports": 3.0, "cables": 2.0}
-"""Ports and cables of a network with leaves and a spine, for each port of a NIC."""
-_DIE_TO_DIE = 2.0
-"""Rate between dies over that of the HBM, where a package gets several: half of all bytes cross, both ways."""
+
+
+class Assumptions(Frozen):
+    """Numbers of `conf/data/codesign.yaml`: rate of a GPU's NICs in the base, ports and cables for each port of a NIC,
+    rate between dies over that of the HBM, size of an entry of a tracker.
+    """
+
+    name: str
+    description: str
+    nic_gbit_per_s: Coefficient
+    switch_ports: Coefficient
+    cables: Coefficient
+    die_to_die_over_hbm: Coefficient
+    tracker_entry_bytes: Coefficient
+
+
+@cache
+def assumptions() -> Assumptions:
+    """Read the assumptions of co-design. Raises ConfigError."""
+    check = Problems()
+    numbers = check.model(Assumptions, load_yaml(conf_dir() / "data" / "codesign.yaml"), path="codesign")
+    check.done()
+    assert numbers is not None
+    return numbers
 
 
 class Machine(Frozen):
@@ -56,7 +80,7 @@ class Machine(Frozen):
     lane_rate: Ratio = 1.0
     in_switch: Annotated[bool, knob(structural=True)] = True
     copy_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)] | None = None
-    nic_gbit_per_s: Annotated[Number, Field(ge=0, le=1e5)] = 400.0
+    nic_gbit_per_s: Annotated[Number, Field(ge=0, le=1e5)] | None = None
     tracker_entries: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     pim_units: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     cap_w: Annotated[Number, Field(ge=0, le=1e5)] = 0.0
@@ -64,16 +88,16 @@ class Machine(Frozen):
 
 @dataclass(frozen=True)
 class Base:
-    """A machine that others differ from. nic_gbit_per_s: with which its network was measured."""
+    """A machine that others differ from."""
 
     system: ScheduledDevice
     technology: Technology
-    nic_gbit_per_s: float = 400.0
 
     @cached_property
     def knobs(self) -> MachineKnobs:
-        """The base as rules of area, power and cost see it."""
-        around: dict[str, ArrayLike] = {"nic_gbit_per_s": self.nic_gbit_per_s, **_TWO_STAGES}
+        """The base as rules of area, power and cost see it. Raises ValueError for a GPU whose dies nobody describes."""
+        names = ("nic_gbit_per_s", "switch_ports", "cables")
+        around: dict[str, ArrayLike] = {name: getattr(assumptions(), name).value for name in names}
         return of_system(self.system, self.technology).with_knobs(around)
 
     def knobs_of(self, machine: Machine) -> MachineKnobs:
@@ -84,18 +108,17 @@ class Base:
             "matrix_fma_per_cu": np.asarray(base.matrix_fma_per_cu) * machine.matrix_rate,
             "link_lanes": np.asarray(base.link_lanes) * machine.links,
             "lane_gbit_per_s": np.asarray(base.lane_gbit_per_s) * machine.lane_rate,
-            "nic_gbit_per_s": machine.nic_gbit_per_s,
             "pim_units": machine.pim_units,
             "tracker_bytes": np.asarray(machine.tracker_entries) * _bytes_per_entry(self.system),
             **self._of_cus(base, machine),
             **self._of_hbm(base, machine),
         }
-        if machine.copy_engines is not None:
-            changed["copy_engines"] = machine.copy_engines
+        given = {"copy_engines": machine.copy_engines, "nic_gbit_per_s": machine.nic_gbit_per_s}
+        changed |= {name: value for name, value in given.items() if value is not None}
         if machine.dies is not None:
             changed["num_dies"] = machine.dies
             several = np.asarray(machine.dies) > np.asarray(base.num_dies)
-            crossing = _DIE_TO_DIE * np.asarray(changed["hbm_bytes_per_s"])
+            crossing = assumptions().die_to_die_over_hbm.value * np.asarray(changed["hbm_bytes_per_s"])
             changed["die_to_die_bytes_per_s"] = np.where(several, crossing, base.die_to_die_bytes_per_s)
         return base.with_knobs(changed)
 
@@ -195,9 +218,10 @@ class Base:
         return changes
 
     def _of_network(self, machine: Machine) -> dict[str, Any]:
-        library, faster = self.system.node.library, np.asarray(machine.nic_gbit_per_s) / self.nic_gbit_per_s
+        library, base = self.system.node.library, self.knobs
         if library is None or library.network_bytes_per_s is None:
             return {}
+        faster = np.asarray(self.knobs_of(machine).nic_gbit_per_s) / np.asarray(base.nic_gbit_per_s)
         changes = {"node.library.network_bytes_per_s": library.network_bytes_per_s * faster}
         return changes | _rates("node.library.network", library.network, faster)
 
@@ -209,7 +233,4 @@ def _rates(path: str, by_kind: Mapping[Any, Any] | None, faster: Any) -> dict[st
 
 def _bytes_per_entry(system: ScheduledDevice) -> int:
     tracker = system.gpu.tracker
-    return _ENTRY_BYTES if tracker is None else tracker.bytes_per_entry
-
-
-_ENTRY_BYTES = 76  # conf/gpu/t3.yaml
+    return int(assumptions().tracker_entry_bytes.value) if tracker is None else tracker.bytes_per_entry

@@ -24,7 +24,7 @@ from simulators.steps.sites import SERIAL, SITES, TensorGroup, read_schedule
 Floats = NDArray[np.float64]
 Systems = Callable[[NDArray[np.intp]], ScheduledDevice]
 """Machines at some places, as arrays; the same object for the same places."""
-METRICS = ("iteration_s", "tokens_per_s", "memory_bytes", "flop", "hbm_bytes", "comm_share")
+METRICS = ("iteration_s", "tokens_per_s", "memory_bytes", "flop", "hbm_bytes")
 """Metrics of a step that are kept."""
 
 

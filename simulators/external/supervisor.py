@@ -29,7 +29,7 @@ from pathlib import Path
 GRACE_S = 1.5
 """Seconds between SIGTERM and SIGKILL."""
 ENDS = 5
-"""Descriptors that come with an order."""
+"""Descriptors that come with a program to start."""
 _SWEEP_S = 1.0  # for the kernel to remove killed processes; one that waits for a dead disk stays
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIMITED = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)

@@ -185,3 +185,12 @@ class ScheduledDevice(Device):
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
     gpu: ScheduledGpu
     node: ScheduledNode
+
+
+def scheduled_device_of(tree: object, path: str = "system") -> ScheduledDevice:
+    """Validate the tree of a machine whose collectives have schedules. Raises ConfigError with every problem."""
+    check = Problems()
+    device = check.model(ScheduledDevice, tree, path=path)
+    check.done()
+    assert device is not None
+    return device
