@@ -29,7 +29,7 @@ from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation import remote
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.cluster import Pace, take
+from dse.evaluation.cluster import Crew, Pace, take
 from dse.evaluation.connection import ClusterError
 from dse.evaluation.parts import parts_of
 from dse.evaluation.settings import Executor
@@ -365,6 +365,34 @@ def test_chunks_that_were_meant_for_a_worker_that_is_gone_go_to_another(
     client.run(_be_oneself)
     here = table(planned(None, faults=faults), tmp_path / "here")
     assert (tmp_path / "there" / "results.parquet").read_bytes() == here
+
+
+def test_a_study_waits_for_a_lost_worker_though_all_others_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scheduler:
+        cluster = None
+
+        def nthreads(self) -> dict[str, int]:
+            return workers
+
+    workers, now = {"refused": 1, "able": 1}, [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    crew = Crew(Scheduler(), 2)  # type: ignore[arg-type]
+    crew.refuse("refused", "runs other code")
+    assert crew.count() == 1
+    del workers["able"]  # its nanny starts another one, which takes a while
+    now[0] += 10.0
+    assert crew.count() == 0
+    now[0] += 50.0
+    assert crew.count() == 0
+    workers["able again"] = 1
+    now[0] += 5.0
+    assert crew.count() == 1
+    del workers["able again"]
+    now[0] += 5.0
+    assert crew.count() == 0
+    now[0] += 70.0
+    with pytest.raises(ClusterError, match="no worker may evaluate: refused runs other code"):
+        crew.count()
 
 
 @pytest.mark.slow

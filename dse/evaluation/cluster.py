@@ -49,6 +49,7 @@ _GROWTH = 8  # a chunk is not larger than so many times the largest one before i
 _PER_CHUNK = 512  # designs up to which a chunk costs the store the same
 _LOOK_S = 2.0  # between looks at who works
 _LONELY_S = 10.0  # without workers, after which it is told
+_RETURN_S = 60.0  # within which a lost worker may be started again
 _POLL_S = 0.2
 _ANSWER_S = 10.0  # for an answer that is ready
 
@@ -230,17 +231,23 @@ class Crew:
     present: frozenset[str] = frozenset()
     refused: dict[str, str] = field(default_factory=dict)
     _looked: float = -_LOOK_S
+    _lost: float = -_RETURN_S  # when one that may evaluate was last lost
     _short_since: float | None = None
 
     def count(self) -> int:
-        """Number of threads; tells where there are none for long. Raises ClusterError where all were refused."""
+        """Number of threads; tells where there are none for long.
+
+        Raises ClusterError where all were refused, and no other one was lost that may yet come back.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return self.threads
         self._looked = now
         workers = {name: count for name, count in self.client.nthreads().items() if name not in self.refused}
+        if self.present - workers.keys() - self.refused.keys():
+            self._lost = now
         self.threads, self.present = sum(workers.values()), frozenset(workers)
-        if not self.threads and self.refused:
+        if not self.threads and self.refused and now - self._lost >= _RETURN_S:
             name, why = next(iter(self.refused.items()))
             raise ClusterError(f"no worker may evaluate: {name} {why}")
         if len(workers) >= self.jobs or (self.client.cluster is None and self.threads):
