@@ -3,8 +3,8 @@
 inner: on machines drawn from the space, the time under every plan over that of the plan that sites find one by one.
 outer: the front that the study's search reaches with a fiftieth of all points (a machine under a plan each), over that
 of all machines, as the hypervolume of speed, power and cost; and how many points enumeration covers in a second.
-claims: what papers say of features, on the base: how many copy engines pay (ConCCL), the area of T3's tracker, and what
-NICs of twice the rate gain a step of training.
+claims: what papers say of features, on the base and under its prices: how many copy engines pay (ConCCL), T3's tracker
+with and without units in memory, copies by units in memory (JIT-Q), and where NICs are (fused operators).
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from dse.progress import bar
 from simulators.codesign.backend import Codesign, CodesignBackend, Judge, largest_die_mm2, metrics_of
 from simulators.codesign.machine import Base, Machine
 from simulators.codesign.plans import PlanOptions, best_plans, enumerate_plans, plan_seconds
-from simulators.hardware.technology import price
+from simulators.hardware.pim import Pim
+from simulators.hardware.technology import known_gpus, price
+from simulators.steps.backend import StepBackend
+from simulators.steps.backend import metrics_of as step_metrics
+from simulators.workloads.model_zoo import option_tree
+from studies.machine_worth import row_of, worths
 
 Floats = NDArray[np.float64]
 _MACHINES = 200
@@ -141,17 +146,67 @@ def _share(everything: Floats, found: Floats) -> float:
 
 
 def claims() -> dict[str, Any]:
-    """What papers say of features, by these models: speeds over the base's, by number of engines, and areas."""
+    """What papers say of features, by these models with a price: speeds over the base's, areas, and what pays."""
     design = _codesign()
     judge = Judge(Base(design.system, design.technology), design.workloads)
     counts = (1, 2, 4, 7, 14)
     engines = judge.judge_all([(Machine(copy_engines=count), 1) for count in counts])
-    (faster,) = judge.judge_all([(Machine(nic_gbit_per_s=800.0), 1)])
-    tracker = price(judge.base.knobs_of(Machine(tracker_entries=512)), design.technology.nominal)
+    speeds = {count: float(part.throughput[0]) for count, part in zip(counts, engines, strict=True)}
+    places = ("cpu", "pcie_switch", "gpu")
+    placed = judge.judge_all([(Machine(nic_placement=place), 1) for place in places])
+    worth = {feature.name: row_of(feature) for feature in worths(judge, Machine())}
+    tracker, with_units, off_host = (
+        worth[name] for name in ("T3's tracker", "T3 with units in memory", "NICs off the host")
+    )
+    just_in_time = _just_in_time(design)
     return {
-        "speed_by_copy_engines": {
-            count: float(part.throughput[0]) for count, part in zip(counts, engines, strict=True)
+        "conccl_speed_by_copy_engines": speeds,
+        "t3_tracker": _priced(tracker),
+        "t3_with_units_in_memory": _priced(with_units),
+        "jitq_units_over_copies_by_the_gpu": just_in_time,
+        "nic_training_speed_by_placement": {
+            place: float(part.speeds["training"][0]) for place, part in zip(places, placed, strict=True)
         },
-        "training_speed_of_twice_the_nics": float(faster.speeds["training"][0]),
-        "tracker_mm2": float(np.squeeze(tracker.area.blocks["tracker"])),
+        "nic_off_the_host": _priced(off_host),
+        "signs_as_published": {
+            "conccl: copy engines pay up to one for each peer": 0
+            <= speeds[14] - speeds[7]
+            < (speeds[7] - speeds[1]) / 2,
+            "t3: faster for little area": bool(tracker["gain"] > 1 and tracker["area_mm2"] < 1 and tracker["pays"]),
+            "jitq: units in memory beat copies by the GPU": just_in_time["gain"] > 1,
+            "fused operators: NICs at the GPU, not behind the host": bool(off_host["gain"] > 1 and off_host["pays"]),
+        },
+    }
+
+
+def _priced(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("gain", "area_mm2", "usd", "usd_worth", "pays", "odds")}
+
+
+def _just_in_time(design: Codesign) -> dict[str, Any]:
+    """Copies of weights made by units in memory, against those by the GPU, in a step of training of study jitq.
+
+    gain: of speed. usd: of units in all stacks of its GPU, MI250X; usd_worth: of the gain, as throughput for a dollar.
+    """
+    steps, backend = dict[str, Any](), StepBackend()
+    for made_by in ("pim", "gpu", "stored"):
+        tree = request(["study=jitq", f"quantised={made_by}", "models=[llama2_7b]"]).tree
+        (scenario,) = backend.scenarios(tree).values()
+        steps[made_by] = step_metrics(backend.design(scenario))
+    knobs, nominal = known_gpus().gpus["mi250x"].machine(design.technology), design.technology.nominal
+    units = Pim.model_validate(option_tree("pim", "hbm3_strawman")["gpu"]["pim"]).units
+    prices = [
+        float(np.squeeze(price(machine, nominal).total_usd))
+        for machine in (knobs, knobs.with_knobs({"pim_units": units}))
+    ]
+    gain = float(steps["pim"]["tokens_per_s"] / steps["gpu"]["tokens_per_s"])
+    saved = float(steps["stored"]["memory_bytes"] - steps["pim"]["memory_bytes"])
+    worth = (gain - 1) * prices[0]
+    return {
+        "gain": gain,
+        "usd": prices[1] - prices[0],
+        "usd_worth": worth,
+        "pays": prices[1] - prices[0] < worth,
+        "bytes_saved_over_stored_copies": saved,
+        "speed_over_stored_copies": float(steps["pim"]["tokens_per_s"] / steps["stored"]["tokens_per_s"]),
     }

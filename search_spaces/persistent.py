@@ -21,8 +21,8 @@ from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scal
 from simulators.costs.fabric import capacities, loads_of_nodes, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.costs.transfer import TransferMode, library_cus, setup
-from simulators.hardware.system import System
-from simulators.overlap.node import WholeNode, piece
+from simulators.hardware.system import System, WholeNode
+from simulators.overlap.node import piece
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Mlp, Operator, Workload
 

@@ -20,11 +20,12 @@ from dse.errors import ConfigError
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
+from dse.space import get_path
 from simulators.codesign.backend import CodesignBackend, Judge
-from simulators.codesign.machine import Base, Machine
+from simulators.codesign.machine import Base, Machine, assumptions
 from simulators.codesign.workloads import steps_of
 from simulators.hardware.device import scheduled_device_of
-from simulators.hardware.machine import tree_of
+from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
 from studies import codesign_figures
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-_EXISTING = ("h100_8", "a100_8", "mi300x_8")
 _SECTIONS = ("system", "technology", "machine", "workloads")
 _FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of memory and links on the map of break-evens
 _ROOF: PeakFormat = "bf16"
@@ -102,12 +102,15 @@ class Machines:
         return np.flatnonzero(moocore.is_nondominated(columns, keep_weakly=True))
 
     def existing_machines(self) -> pd.DataFrame:
-        """Existing machines with their prices and speeds; NaN where a machine lacks constants for a workload."""
+        """Existing machines with their prices and speeds; NaN where a machine lacks constants for a workload.
+
+        Those of whose network nothing is known have that of the base.
+        """
         import pandas as pd
 
         rows = []
-        for name in _EXISTING:
-            tree = self.config["system"] if name == self.config["system"]["name"] else tree_of(name)
+        for name in assumptions().existing:
+            tree = self.config["system"] if name == self.config["system"]["name"] else self._with_network(tree_of(name))
             try:
                 base = Base(scheduled_device_of(tree), self.judge.base.technology)
                 judges = {key: Judge(base, self._steps(key, tree)) for key in self.judge.steps}
@@ -120,6 +123,15 @@ class Machines:
             prices = {"power_w": float(priced.power_w), "cost_usd": float(np.squeeze(priced.total_usd))}
             rows.append({"machine": name, "throughput_x": mean, **prices, **speeds})
         return pd.DataFrame(rows)
+
+    def _with_network(self, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        path = "node.library.network_bytes_per_s"
+        rate = get_path(self.config["system"], path)
+        if rate is None or get_path(tree, "node.library") is None or get_path(tree, path) is not None:
+            return tree
+        network = {"node": {"library": {"network_bytes_per_s": rate}}}
+        sources = {path: {"provenance": "assumed", "source": "that of the base"}}
+        return merged(tree, network | {"sources": sources})
 
     def _steps(self, name: str, system: Mapping[str, Any]) -> Any:
         try:
@@ -277,7 +289,7 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
     for row in rows.to_dict("records"):
         gain = f"{100 * (row['gain'] - 1):+.1f} %"
         pays = f"{'yes' if row['pays'] else 'no'} ({100 * row['odds']:.0f} %)"
-        dollars = [f"${row[name]:,.0f}" for name in ("usd", "usd_worth")]
+        dollars = [_usd(row[name]) for name in ("usd", "usd_worth")]
         prices = [*dollars, f"{row['area_mm2']:.1f} mm2", f"{row['power_w']:.1f} W"]
         shown.add_row(row["feature"], gain, *prices, pays)
     yield shown
@@ -286,6 +298,10 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
     parts = [f"{row['knob']} {row['speed']:.3f}x ({row['usd']:+,.0f} USD)" for row in shares.to_dict("records")]
     if parts:
         yield f"from the base to the robust machine (Shapley values): {', '.join(parts)}"
+
+
+def _usd(amount: float) -> str:
+    return f"{'-' if amount <= -0.5 else ''}${abs(amount):,.0f}"
 
 
 def _existing_table(machines: Machines) -> Iterator[Table | str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -24,7 +25,11 @@ from simulators.hardware.technology import Coefficients, price
 Floats = NDArray[np.float64]
 _STEP = 1.1
 _SAMPLES = 256
-_MOST_KNOBS = 9  # whose orders are enumerated: 512 machines
+_MOST_KNOBS = 12  # whose orders are enumerated: 4,096 machines
+_WIDER = 4
+_MOST_SCALE_UP = 64  # GPUs behind one stage of switches
+_ENTRIES = 512  # of a tracker: one for each workgroup in flight
+_UNITS = "hbm3_strawman"  # in memory
 _SCALED = {
     "10 % more CUs": "num_cus",
     "10 % more clock": "clock",
@@ -70,11 +75,23 @@ def features(judge: Judge, machine: Machine) -> Iterator[tuple[str, Machine, Mac
     start = with_numbers(judge, machine)
     for name, knob in _SCALED.items():
         yield name, start, start.model_copy(update={knob: getattr(start, knob) * _STEP})
-    engines = start.copy_engines or 1
-    yield "a copy engine more", start, start.model_copy(update={"copy_engines": engines + 1})
-    if judge.base.system.node.in_switch is not None:
-        off, on = (start.model_copy(update={"in_switch": has}) for has in (False, True))
-        yield "sums in the switch", off, on
+    changed = partial(_changed, start)
+    yield "a copy engine more", start, changed(copy_engines=(start.copy_engines or 1) + 1)
+    if judge.base.system.node.in_switch is not None and start.topology == "switch":
+        yield "sums in the switch", changed(in_switch=False), changed(in_switch=True)
+    yield "NICs off the host", changed(nic_placement="cpu"), changed(nic_placement="pcie_switch")
+    yield "NICs at the GPU", changed(nic_placement="pcie_switch"), changed(nic_placement="gpu")
+    scale_up = start.scale_up or 1
+    if start.topology == "switch" and _WIDER * scale_up <= _MOST_SCALE_UP:
+        yield f"scale-up of {_WIDER * scale_up}", start, changed(scale_up=_WIDER * scale_up)
+    untracked = changed(tracker_entries=0, pim="none")
+    entries = max(_ENTRIES, int(np.max(np.asarray(start.num_cus))))
+    yield "T3's tracker", untracked, changed(tracker_entries=entries, pim="none")
+    yield "T3 with units in memory", untracked, changed(tracker_entries=entries, pim=_UNITS)
+
+
+def _changed(machine: Machine, **changes: Any) -> Machine:
+    return machine.model_copy(update=changes)
 
 
 def with_numbers(judge: Judge, machine: Machine) -> Machine:
@@ -88,6 +105,9 @@ def with_numbers(judge: Judge, machine: Machine) -> Machine:
         "hbm_stack_bytes": np.asarray(base.hbm_bytes) / np.asarray(base.hbm_stacks),
         "copy_engines": dma.num_engines,
         "nic_gbit_per_s": base.nic_gbit_per_s,
+        "topology": judge.base.topology_of(machine),
+        "scale_up": judge.base.scale_up_of(machine),
+        "nic_placement": "pcie_switch",
     }
     return machine.model_copy(update={name: value for name, value in numbers.items() if getattr(machine, name) is None})
 

@@ -376,7 +376,7 @@ def test_a_study_waits_for_a_lost_worker_though_all_others_were_refused(monkeypa
 
     workers, now = {"refused": 1, "able": 1}, [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    crew = Crew(Scheduler(), 2)  # type: ignore[arg-type]
+    crew = Crew(Scheduler(), 2)
     crew.refuse("refused", "runs other code")
     assert crew.count() == 1
     del workers["able"]  # its nanny starts another one, which takes a while

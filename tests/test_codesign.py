@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from simulators.codesign.backend import Codesign, CodesignBackend, Judge, metric
 from simulators.codesign.command import refuse_unmet, space_prices
 from simulators.codesign.machine import Base, Machine
 from simulators.codesign.workloads import steps_of
+from simulators.hardware.device import SiteModel
 from simulators.hardware.technology import of_system
 from studies import machine_worth
 from studies.codesign import Machines
@@ -76,7 +77,9 @@ def test_a_machine_that_differs_in_nothing_is_the_base() -> None:
         ({"hbm_stacks": 10}, {"gpu.hbm_bytes_per_s": 2.0, "gpu.hbm_bytes": 2.0}, {"hbm_bytes_per_s": 2.0}),
         ({"links": 0.5}, {"node.link_bytes_per_s": 0.5, "gpu.dma.bytes_per_s": 0.5}, {"link_lanes": 0.5}),
         ({"lane_rate": 2.0}, {"node.link_bytes_per_s": 2.0}, {"lane_gbit_per_s": 2.0}),
-        ({"nic_gbit_per_s": 800.0}, {"node.library.network_bytes_per_s": 2.0}, {"nic_gbit_per_s": 2.0}),
+        ({"nic_gbit_per_s": 200.0}, {"node.library.network_bytes_per_s": 0.5}, {"nic_gbit_per_s": 0.5}),
+        ({"cache": 2.0}, {"gpu.llc.bytes": 2.0}, {"l2_bytes": 2.0}),
+        ({"scale_up": 15}, {"node.num_gpus": 15 / 8, "node.link_bytes_per_s": 0.5}, {"link_lanes": 1.0}),
     ],
 )
 def test_a_change_is_the_same_in_steps_and_in_prices(
@@ -89,6 +92,41 @@ def test_a_change_is_the_same_in_steps_and_in_prices(
         assert after == pytest.approx(factor * before), path
     for name, factor in of_price.items():
         assert getattr(knobs, name) == pytest.approx(factor * getattr(base.knobs, name)), name
+
+
+def test_what_reaches_a_gpu_of_its_nics_follows_from_where_they_are() -> None:
+    base = judge().base
+    rates = {
+        place: [
+            float(base.nic_bytes_per_s(machine(nic_placement=place, nic_gbit_per_s=rate))) for rate in (100.0, 800.0)
+        ]
+        for place in ("gpu", "pcie_switch", "cpu")
+    }
+    assert rates["gpu"] == [12.5e9, 100e9]
+    assert rates["pcie_switch"] == [12.5e9, pytest.approx(5.6e10)]  # of a PCIe link
+    assert rates["cpu"] == [12.5e9, pytest.approx(6.14e11 / 32)]  # four times through the memory of eight GPUs
+    prices = {place: metrics(nic_placement=place)["cost_usd"] for place in rates}
+    assert prices["cpu"] < prices["gpu"] < prices["pcie_switch"]
+
+
+def test_a_mesh_has_no_switch_and_scale_up_has_cables() -> None:
+    base = judge().base
+    mesh, large = (base.knobs_of(machine(**change)) for change in ({"topology": "mesh"}, {"scale_up": 32}))
+    assert (mesh.switched, mesh.switch_adds) == (0, 0)
+    assert (np.asarray(large.link_cables).item(), base.knobs.link_cables) == (1, 0)
+    assert metrics(topology="mesh")["cost_usd"] < metrics()["cost_usd"] < metrics(scale_up=32)["cost_usd"]
+    assert judge().judge(machine(topology="mesh"), 1).plans[0]["decode"]["collectives"] == "library"  # type: ignore[index]
+    assert metrics(in_switch=False)["cost_usd"] < metrics()["cost_usd"]
+
+
+def test_trackers_and_units_in_memory_are_in_plans_and_have_a_price() -> None:
+    tracked, with_units = metrics(tracker_entries=512), metrics(tracker_entries=512, pim="hbm3_strawman")
+    assert 1 < tracked["throughput_x"] <= with_units["throughput_x"]
+    assert metrics()["cost_usd"] < tracked["cost_usd"] < with_units["cost_usd"]
+    plan = judge().judge(machine(tracker_entries=512), 1).plans[0]["prefill"]
+    assert "t3_mca near_memory=false" in plan.values()  # type: ignore[union-attr]
+    few = machine(tracker_entries=64)  # than workgroups are in flight
+    assert judge().judge(few, 1).throughput[0] == pytest.approx(1, rel=1e-12)
 
 
 def test_vector_rates_do_not_follow_the_width_of_matrix_units() -> None:
@@ -171,6 +209,7 @@ def test_batches_are_checked_against_rules_and_give_every_metric() -> None:
     [
         ("machine", {"hbm": "hbm9"}, ["machine.hbm = 'hbm9'", "is no generation of the technology"]),
         ("machine", {"clock": 99}, ["machine.clock"]),
+        ("machine", {"pim": "hbm3_strawmen"}, ["machine.pim = 'hbm3_strawmen'", "did you mean `hbm3_strawman`"]),
         ("workloads", {}, ["workloads: has none"]),
         ("workloads", {"mine": {"model": "nobody", "run": {}, "parallel": {}}}, ["workloads.mine", "nobody"]),
     ],
@@ -180,6 +219,26 @@ def test_wrong_sections_are_refused_by_path(section: str, value: Any, parts: lis
     with pytest.raises(ConfigError) as refusal:
         CodesignBackend().design(wrong)
     assert all(part in str(refusal.value) for part in parts), refusal.value
+
+
+def test_a_mesh_of_more_gpus_than_a_group_is_refused_by_a_rule() -> None:
+    backend = CodesignBackend()
+    wide = backend.design({**tree(), "machine": {**tree()["machine"], "topology": "mesh", "scale_up": 16}})
+    (problem, *_) = backend.problems(wide)
+    assert problem.path == "machine.topology"
+    assert "workloads.decode has tp = 8" in problem.rule
+    assert not backend.problems(backend.design({**tree(), "machine": {**tree()["machine"], "topology": "mesh"}}))
+
+
+def test_finer_models_of_sites_are_no_faster() -> None:
+    speeds = []
+    for sites in get_args(SiteModel):
+        backend = CodesignBackend(sites)
+        speeds.append(backend.judge_of(backend.design(tree())).at_base["prefill"])
+    uncontended, fluid, _ = speeds
+    assert uncontended >= fluid
+    with pytest.raises(ConfigError, match=r"simulator\.sites = 'exact': is no model of sites"):
+        CodesignBackend("exact")  # type: ignore[arg-type]
 
 
 def test_a_workload_that_breaks_a_rule_is_told_with_its_name() -> None:
@@ -229,9 +288,8 @@ def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     before, links = metrics(), metrics(links=1.1)
     assert found["10 % more links"].pays == (links["value_x"] > before["value_x"])
     assert found["10 % more links"].usd == pytest.approx(links["cost_usd"] - before["cost_usd"], rel=1e-6)
-    switch = found["sums in the switch"]
-    assert switch.usd == 0
-    assert switch.usd_worth > 0
+    assert 0 < found["sums in the switch"].usd < found["sums in the switch"].usd_worth
+    assert found["NICs at the GPU"].usd < 0
     assert all(0 <= worth.odds <= 1 for worth in found.values())
 
 

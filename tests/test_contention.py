@@ -50,8 +50,7 @@ from simulators.costs.gemm_cost import GemmCost, GemmShape, beside_cu_copies, ge
 from simulators.costs.gemm_waves import WaveGpu, fewest_free_cus
 from simulators.costs.transfer import channel_cus, late_start_s
 from simulators.hardware.parts import Contention, ShaderEngines
-from simulators.hardware.system import ScheduleGpu, System
-from simulators.overlap.node import WholeNode
+from simulators.hardware.system import ScheduleGpu, System, WholeNode
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload

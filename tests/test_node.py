@@ -15,9 +15,10 @@ from dse.errors import ConfigError
 from search_spaces.serial import Serial
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Contention
+from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
-from simulators.overlap.node import WholeNode, least_shard, piece, shard
+from simulators.overlap.node import least_shard, piece, shard
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")

@@ -6,32 +6,38 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
-from dse.errors import Problem, Problems, did_you_mean
-from dse.values import Frozen, leaves
+from dse.config.options import list_options
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.values import Frozen, leaves, put
 from simulators.codesign.machine import Base, Machine, assumptions
 from simulators.codesign.plans import METRICS, best_plans
 from simulators.codesign.workloads import Step, steps_of
-from simulators.hardware.device import ScheduledDevice, scheduled_device_of
+from simulators.hardware.device import ScheduledDevice, SiteModel, scheduled_device_of
+from simulators.hardware.network import Topology
 from simulators.hardware.technology import Price, Technology, of_system, price, technology_of
 from simulators.hardware.technology.settings import Coefficient
 from simulators.rules import Rule, problems, reasons
 
 Floats = NDArray[np.float64]
-_VERSION = "1"
+_VERSION = "2"
 _MOST_JUDGES = 64
+_STRUCTURES = ("copy_engines", "tracked", "topology", "pim")
 _OF_STEPS = (
-    *("num_cus", "clock", "matrix_rate", "hbm_stacks", "links", "nic_gbit_per_s", "tracker_entries"),
-    *("in_switch", "copy_engines"),
+    *("num_cus", "clock", "matrix_rate", "cache", "hbm_stacks", "links", "scale_up", "nic_gbit_per_s"),
+    *("tracker_entries", "in_switch", *_STRUCTURES),
 )
-"""Numbers that steps see of a machine: its clock under its cap, stacks of the base's HBM, lanes of the base's rate."""
+"""What steps see of a machine: its clock under its cap, stacks of the base's HBM, lanes of the base's rate, what of the
+rate of its NICs reaches it; names by their places.
+"""
+_TOPOLOGIES = get_args(Topology)
 
 
 class Codesign(Frozen):
@@ -130,7 +136,8 @@ class Judge:
         """Return the numbers that steps see of machines [numbers, size]."""
         base, knobs = self.base.knobs, self.base.knobs_of(machine)
         hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s) * np.asarray(base.hbm_stacks)
-        switch = self.base.system.node.in_switch is not None and machine.in_switch
+        topology, tracked = self.base.topology_of(machine), np.asarray(machine.tracker_entries) > 0
+        switch = self.base.system.node.in_switch is not None and machine.in_switch and topology == "switch"
         engines = self.base.system.gpu.dma.num_engines if machine.copy_engines is None else machine.copy_engines
         columns = {
             "num_cus": knobs.num_cus,
@@ -138,10 +145,15 @@ class Judge:
             "matrix_rate": machine.matrix_rate,
             "hbm_stacks": np.round(hbm, 12),
             "links": np.asarray(machine.links) * machine.lane_rate,
-            "nic_gbit_per_s": knobs.nic_gbit_per_s,
+            "nic_gbit_per_s": np.asarray(self.base.nic_bytes_per_s(machine)) * 8e-9,
+            "cache": np.where(tracked, machine.cache, 1.0),  # T3's schedules alone see it, and units in memory
             "tracker_entries": machine.tracker_entries,
             "in_switch": switch,
             "copy_engines": engines,
+            "tracked": tracked,
+            "scale_up": self.base.scale_up_of(machine),
+            "topology": _TOPOLOGIES.index(topology),
+            "pim": np.where(tracked, _pims().index(machine.pim), 0),
         }
         return np.stack([np.broadcast_to(np.asarray(columns[name], float), size) for name in _OF_STEPS])
 
@@ -149,9 +161,9 @@ class Judge:
         """Plans of each machine by workload, and columns [B, metrics] by workload."""
         names = [column.tobytes() for column in np.ascontiguousarray(numbers.T)]
         fresh = list({name: place for place, name in enumerate(names) if name not in self._known}.values())
-        engines, trackers = numbers[_OF_STEPS.index("copy_engines")], numbers[_OF_STEPS.index("tracker_entries")] > 0
-        for kind in sorted({(engines[place], trackers[place]) for place in fresh}):
-            alike = [place for place in fresh if (engines[place], trackers[place]) == kind]
+        structures = [tuple(column) for column in numbers[-len(_STRUCTURES) :].T.tolist()]
+        for structure in sorted({structures[place] for place in fresh}):
+            alike = [place for place in fresh if structures[place] == structure]
             self._compute(numbers[:, alike], [names[place] for place in alike])
         rows = [self._known[name] for name in names]
         metrics = {name: np.array([row[1][name] for row in rows]) for name in self.steps}
@@ -160,8 +172,15 @@ class Judge:
     def _compute(self, numbers: Floats, names: Sequence[bytes]) -> None:
         """Find the plans of machines that differ in numbers alone, and remember them."""
         columns = dict(zip(_OF_STEPS, numbers, strict=True))
-        has_switch, engines = columns.pop("in_switch") > 0, int(columns.pop("copy_engines")[0])
-        machine = Machine().model_copy(update={**columns, "copy_engines": engines})
+        has_switch, structure = columns.pop("in_switch") > 0, {name: int(columns.pop(name)[0]) for name in _STRUCTURES}
+        changes: dict[str, Any] = {
+            **columns,
+            "copy_engines": structure["copy_engines"],
+            "topology": _TOPOLOGIES[structure["topology"]],
+            "pim": _pims()[structure["pim"]],
+            "nic_placement": "gpu",  # whose rate is that of its NICs
+        }
+        machine = Machine().model_copy(update=changes)
         systems = _Systems(self.base, machine)
         plans_of = {
             name: best_plans(step.design, step.options, systems, has_switch) for name, step in self.steps.items()
@@ -171,6 +190,12 @@ class Judge:
             plans = {step: part.plans[place] for step, part in plans_of.items()}
             rows = {step: [part.metrics[metric][place] for metric in METRICS] for step, part in plans_of.items()}
             self._known[name] = plans, rows
+
+
+@cache
+def _pims() -> tuple[str, ...]:
+    """Units in memory that a machine may have, by name; the base's first."""
+    return tuple(sorted(list_options("pim"), key=lambda name: name != "none"))
 
 
 _TOKENS, _MEMORY = METRICS.index("tokens_per_s"), METRICS.index("memory_bytes")
@@ -192,10 +217,9 @@ class _Systems:
 
 
 class CodesignBackend(Backend):
-    """Machines, a grid of them at once."""
+    """Machines, a grid of them at once. sites: model of the schedules of their plans; None: `system.costs.sites`."""
 
     batch = 16_384
-    version = _VERSION
     metrics: Mapping[str, Metric] = {
         "throughput_x": Metric("x", "tokens/s over the base's: geometric mean of the workloads by weight", "maximize"),
         "worst_x": Metric("x", "the same of the workload on which the machine is slowest", "maximize"),
@@ -210,7 +234,11 @@ class CodesignBackend(Backend):
         "hbm_bytes": Metric("B", "memory of a GPU", "maximize"),
     }
 
-    def __init__(self) -> None:
+    def __init__(self, sites: SiteModel | None = None) -> None:
+        if sites not in (None, *get_args(SiteModel)):
+            rule = "is no model of sites"
+            raise ConfigError([Problem("simulator.sites", rule, sites, f"one of {', '.join(get_args(SiteModel))}")])
+        self._sites, self.version = sites, _VERSION
         self._judges: dict[tuple[int, ...], tuple[Any, Judge]] = {}  # by identity; parts keep their ids
         self._parts: dict[tuple[str, str], Any] = {}
 
@@ -227,7 +255,7 @@ class CodesignBackend(Backend):
     def design(self, tree: Tree) -> Codesign:
         """A validated machine. Raises ConfigError with every problem."""
         check = Problems()
-        system = self._part("system", tree, scheduled_device_of)
+        system = self._part("system", tree, self._system)
         technology = self._part("technology", tree, technology_of)
         workloads = self._part("workloads", tree, lambda part: steps_of(part, tree["system"]))
         machine = check.model(Machine, tree["machine"], path="machine")
@@ -235,6 +263,9 @@ class CodesignBackend(Backend):
         if machine is not None and machine.hbm is not None and machine.hbm not in generations:
             way = f"one of {', '.join(generations)}"
             check.add("machine.hbm", "is no generation of the technology", value=machine.hbm, way_out=way)
+        if machine is not None and machine.pim not in _pims():
+            way = did_you_mean(str(machine.pim), list_options("pim"))
+            check.add("machine.pim", "is no option of the group pim", value=machine.pim, way_out=way)
         try:
             of_system(system, technology)
         except ValueError as error:
@@ -242,6 +273,10 @@ class CodesignBackend(Backend):
         check.done()
         assert machine is not None
         return Codesign.model_construct(system=system, technology=technology, machine=machine, workloads=workloads)
+
+    def _system(self, tree: Tree) -> ScheduledDevice:
+        system = scheduled_device_of(tree)
+        return system if self._sites is None else put(system, "costs.sites", self._sites)
 
     def _part(self, name: str, tree: Tree, read: Any) -> Any:
         """A part that many machines share is read once."""
@@ -362,6 +397,11 @@ def _rules(design: Codesign, base: Base) -> Iterator[Rule]:
     die = np.asarray(priced.dies[0].area_mm2)
     rule = "makes a die of {0:.0f} mm2, and {1:.0f} mm2 are the largest"
     yield Rule("machine.num_cus", die > largest, rule, knobs.num_cus, (die, largest), "use more machine.dies")
+    gpus = np.asarray(base.scale_up_of(machine))
+    groups = [(name, np.asarray(step.design.parallel.tp)) for name, step in design.workloads.items()]
+    for name, tp in groups if base.topology_of(machine) == "mesh" else ():
+        rule = f"divides the links of a GPU among all {{0}} peers and itself, and workloads.{name} has tp = {{1}}"
+        yield Rule("machine.topology", gpus != tp, rule, "mesh", (gpus, tp), "use a switch, or scale_up = tp")
     clock = base.clock_of(machine)
     yield Rule(
         "machine.cap_w", clock < _LEAST_CLOCK, "leaves {0:.2f} of the clock", machine.cap_w, (clock,), "raise it"

@@ -1,13 +1,16 @@
 """The command `codesign`: the study of that name under a budget of area, power and cost.
 
-Prices need no simulation, so all machines of a finite space are priced before anything is searched: a budget that none
-of them meets is refused, with what binds and by how much.
+Prices need no simulation, so the cheapest machines of a finite space are priced before anything is searched: a budget
+that none of them meets is refused, with what binds and by how much.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +24,14 @@ from dse.space import Knob
 from dse.units import Number
 from dse.values import Frozen
 from simulators.codesign.backend import Codesign, CodesignBackend
-from simulators.codesign.machine import Base
+from simulators.codesign.machine import Base, Machine
 from simulators.hardware.technology import price
 
 Floats = NDArray[np.float64]
 _METRICS = {"area_mm2": "area_mm2", "power_w": "power_w", "cost": "cost_usd"}
 """Word of a budget -> the metric that it limits."""
-_MOST = 1 << 20  # machines that are priced beforehand
+_MOST = 1 << 14  # machines that are priced beforehand
+_DRAWN = 16  # machines on which values of a knob are compared
 
 
 class MachineBudget(Frozen):
@@ -88,32 +92,54 @@ def refuse_unmet(composed: Request, limits: Mapping[str, float]) -> None:
 
 
 def space_prices(composed: Request) -> dict[str, Floats] | None:
-    """Area, power and cost of all machines of a space [B]; None where it is infinite or too large."""
+    """Area, power and cost of machines of a space [B], the cheapest in all three among them; None where it is infinite
+    or too large.
+
+    A knob one of whose values is no dearer in anything on every drawn machine has that value alone.
+    """
     knobs = [knob for knob in composed.knobs if knob.path.startswith("machine.")]
-    sizes = [len(knob.values) for knob in knobs]
-    if not all(sizes) or np.prod(sizes, dtype=float) > _MOST:
+    if not all(knob.values for knob in knobs):
         return None
     design = CodesignBackend().design({name: composed.tree[name] for name in Codesign.model_fields})
     base = Base(design.system, design.technology)
-    apart = [knob for knob in knobs if knob.path in ("machine.hbm", "machine.in_switch")]
-    numbers = [knob for knob in knobs if knob not in apart]
-    try:
-        grids = np.meshgrid(*(np.array(knob.values, float) for knob in numbers), indexing="ij")
-    except (TypeError, ValueError):  # a value with a unit, or null
+    tree = composed.tree["machine"]
+    values = {
+        name: tuple(getattr(Machine.model_validate({**tree, name: value}), name) for value in knob.values)
+        for name, knob in ((_name(knob), knob) for knob in knobs)
+    }
+    cheap = {name: _cheapest(base, design.machine, values, name) for name in values}
+    if math.prod(map(len, cheap.values())) > _MOST:
         return None
-    arrays = {_name(knob): grid.reshape(-1) for knob, grid in zip(numbers, grids, strict=True)}
-    columns: list[tuple[Floats, ...]] = []
-    for values in itertools.product(*(knob.values for knob in apart)):
-        named = {_name(knob): value for knob, value in zip(apart, values, strict=True)}
-        machine = design.machine.model_copy(update={**arrays, **named})
-        cap = np.asarray(machine.cap_w, float)
-        priced = price(base.knobs_of(machine), design.technology.nominal, cap_w=np.where(cap > 0, cap, np.inf))
-        shape = (len(next(iter(arrays.values()), (0,))),)
-        columns.append(
-            tuple(np.broadcast_to(column, shape) for column in (priced.area_mm2, priced.power_w, priced.total_usd))
-        )
-    area, power, cost = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    return {"area_mm2": area, "power_w": power, "cost": cost}
+    machines = (dict(zip(cheap, values, strict=True)) for values in itertools.product(*cheap.values()))
+    rows = [_prices(base, design.machine, changes, 1) for changes in machines]
+    return dict(zip(_METRICS, np.concatenate(rows, axis=1), strict=True))
+
+
+def _prices(base: Base, machine: Machine, changes: Mapping[str, Any], size: int) -> Floats:
+    """Area, power and cost [3, size] of machines; changes may be arrays."""
+    changed = machine.model_copy(update=dict(changes))
+    cap = np.asarray(changed.cap_w, float)
+    priced = price(base.knobs_of(changed), base.technology.nominal, cap_w=np.where(cap > 0, cap, np.inf))
+    columns = (priced.area_mm2, priced.power_w, priced.total_usd)
+    return np.stack([np.broadcast_to(np.squeeze(column), size) for column in columns])
+
+
+def _cheapest(base: Base, machine: Machine, values: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
+    """The value of a knob that is no dearer in anything on drawn machines, or all values where there is none."""
+    drawn = random.Random(0)
+    best = np.ones(len(values[name]), bool)
+    for _ in range(_DRAWN):
+        changes = {knob: drawn.choice(choices) for knob, choices in values.items()}
+        prices = _of_values(base, machine.model_copy(update=changes), name, values[name])
+        best &= (prices <= prices.min(axis=1, keepdims=True) * (1 + 1e-12)).all(axis=0)
+    return values[name] if not best.any() else values[name][int(np.argmax(best)) :][:1]
+
+
+def _of_values(base: Base, machine: Machine, name: str, values: Sequence[Any]) -> Floats:
+    """Area, power and cost [3, values] of a machine with each value of a knob."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return _prices(base, machine, {name: np.array(values, float)}, len(values))
+    return np.concatenate([_prices(base, machine, {name: value}, 1) for value in values], axis=1)
 
 
 def _name(knob: Knob) -> str:

@@ -3,10 +3,13 @@
     arithmetic   rates of all CUs by their number and clock; those of matrix units by their width as well
     HBM          rate and capacity by stacks, generation (nominal rate of a stack) and bytes of a stack
     links        rates of links, of collectives measured over them, and of copy engines, by lanes and their rate
-    NICs         rates of collectives between nodes, by the rate of a GPU's NICs
+    scale-up     GPUs behind one stage of switches: peers share a GPU's links, replicas within it need no network
+    topology     a mesh divides the links among peers, and has no switch that adds up
+    NICs         rates of collectives between nodes, by the rate of a GPU's NICs, of its PCIe link and of host memory
 
-Caches grow with the CUs: the models of steps know no cache by its size. A cap of power lowers the clock to what
-`simulators.hardware.technology.sustained_clock` allows with matrix units, HBM and links at their peaks.
+Caches grow with the CUs; of their size, steps see the last-level cache of T3's schedules alone. A cap of power lowers
+the clock to what `simulators.hardware.technology.sustained_clock` allows with matrix units, HBM and links at their
+peaks.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,9 +29,12 @@ from dse.errors import Problems
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob, put
 from simulators.hardware.device import ScheduledDevice
+from simulators.hardware.network import Placement
 from simulators.hardware.parts import Tracker
+from simulators.hardware.pim import Pim
 from simulators.hardware.technology import MachineKnobs, Technology, design_activity, of_system, sustained_clock
 from simulators.hardware.technology.settings import Coefficient
+from simulators.workloads.model_zoo import option_tree
 
 Ratio = Annotated[Number, Field(ge=0.05, le=20)]
 Floats = NDArray[np.float64]
@@ -38,7 +44,8 @@ _VECTOR = ("fp32", "fp64")
 
 class Assumptions(Frozen):
     """Numbers of `conf/data/codesign.yaml`: rate of a GPU's NICs in the base, ports and cables for each port of a NIC,
-    rate between dies over that of the HBM, size of an entry of a tracker.
+    rate between dies over that of the HBM, size of an entry of a tracker, rates of a GPU's PCIe link and of the memory
+    of a host, GPUs of a host. existing: systems that stand beside the machines.
     """
 
     name: str
@@ -48,6 +55,10 @@ class Assumptions(Frozen):
     cables: Coefficient
     die_to_die_over_hbm: Coefficient
     tracker_entry_bytes: Coefficient
+    pcie_bytes_per_s: Coefficient
+    host_bytes_per_s: Coefficient
+    host_gpus: Coefficient
+    existing: tuple[str, ...]
 
 
 @cache
@@ -64,25 +75,31 @@ class Machine(Frozen):
     """A machine by what differs from the base; None is the base's.
 
     num_cus: that work, spare ones in proportion. clock, matrix_rate (of a CU and cycle), links (lanes), lane_rate: over
-    those of the base. dies: compute dies of a package. hbm: generation, of `technology.memory`. nic_gbit_per_s: of a
-    GPU's NICs. in_switch: whether the switch adds up, where the base has one that does. tracker_entries: of T3's
-    tracker; 0 for none. pim_units: in all stacks. cap_w: that a module may draw; 0 for no cap.
+    those of the base. cache: bytes over what grows with the CUs. dies: compute dies of a package. hbm: generation, of
+    `technology.memory`. topology, scale_up: of the links, and how many GPUs they join. in_switch: whether the switch
+    adds up, where the base has one that does. nic_gbit_per_s: of a GPU's NICs; nic_placement: where they are, the
+    base's being behind PCIe switches. tracker_entries: of T3's tracker; 0 for none. pim: units in memory, an option of
+    the group `pim`; `none` for the base's. cap_w: that a module may draw; 0 for no cap.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
     clock: Ratio = 1.0
     matrix_rate: Ratio = 1.0
+    cache: Ratio = 1.0
     dies: Annotated[Integer, Field(ge=1, le=64)] | None = None
     hbm: Annotated[str, knob(structural=True)] | None = None
     hbm_stacks: Annotated[Integer, Field(ge=1, le=32)] | None = None
     hbm_stack_bytes: Bytes | None = None
     links: Ratio = 1.0
     lane_rate: Ratio = 1.0
+    topology: Annotated[Literal["switch", "mesh"] | None, knob(structural=True)] = None
+    scale_up: Annotated[Integer, Field(ge=2, le=64)] | None = None
     in_switch: Annotated[bool, knob(structural=True)] = True
     copy_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)] | None = None
     nic_gbit_per_s: Annotated[Number, Field(ge=0, le=1e5)] | None = None
+    nic_placement: Annotated[Placement | None, knob(structural=True)] = None
     tracker_entries: Annotated[Integer, Field(ge=0, le=2**20)] = 0
-    pim_units: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    pim: Annotated[str, knob(structural=True)] = "none"
     cap_w: Annotated[Number, Field(ge=0, le=1e5)] = 0.0
 
 
@@ -108,11 +125,13 @@ class Base:
             "matrix_fma_per_cu": np.asarray(base.matrix_fma_per_cu) * machine.matrix_rate,
             "link_lanes": np.asarray(base.link_lanes) * machine.links,
             "lane_gbit_per_s": np.asarray(base.lane_gbit_per_s) * machine.lane_rate,
-            "pim_units": machine.pim_units,
             "tracker_bytes": np.asarray(machine.tracker_entries) * _bytes_per_entry(self.system),
             **self._of_cus(base, machine),
             **self._of_hbm(base, machine),
+            **self._of_node(base, machine),
         }
+        if (pim := self.pim_of(machine)) is not None:
+            changed["pim_units"] = pim.units
         given = {"copy_engines": machine.copy_engines, "nic_gbit_per_s": machine.nic_gbit_per_s}
         changed |= {name: value for name, value in given.items() if value is not None}
         if machine.dies is not None:
@@ -123,11 +142,56 @@ class Base:
         return base.with_knobs(changed)
 
     def _of_cus(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
-        if machine.num_cus is None:
-            return {}
-        grown = np.asarray(machine.num_cus) / np.asarray(base.num_cus)
-        spared = {"cus_on_die": np.ceil(np.asarray(base.cus_on_die) * grown), "num_cus": machine.num_cus}
-        return spared | {name: np.asarray(getattr(base, name)) * grown for name in ("l2_bytes", "llc_bytes")}
+        num_cus = base.num_cus if machine.num_cus is None else machine.num_cus
+        grown = np.asarray(num_cus) / np.asarray(base.num_cus)
+        spared = {"cus_on_die": np.ceil(np.asarray(base.cus_on_die) * grown), "num_cus": num_cus}
+        cached = grown * np.asarray(machine.cache)
+        return spared | {name: np.asarray(getattr(base, name)) * cached for name in ("l2_bytes", "llc_bytes")}
+
+    def _of_node(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
+        """What joins GPUs: a mesh has no switch, links that leave a host have cables, and NICs may have PCIe switches.
+
+        A NIC at the GPU takes PHYs for its rate on the die.
+        """
+        node, switched = self.system.node, self.topology_of(machine) == "switch"
+        beyond = np.asarray(self.scale_up_of(machine)) > assumptions().host_gpus.value
+        nic = base.nic_gbit_per_s if machine.nic_gbit_per_s is None else machine.nic_gbit_per_s
+        lane = np.asarray(base.lane_gbit_per_s) * np.asarray(machine.lane_rate)
+        return {
+            "switched": int(switched),
+            "switch_adds": int(switched and node.in_switch is not None and machine.in_switch),
+            "link_cables": np.where(beyond, 1.0, 0.0),
+            "pcie_switches": int(machine.nic_placement in (None, "pcie_switch")),
+            "nic_lanes": np.asarray(nic) / lane if machine.nic_placement == "gpu" else 0.0,
+        }
+
+    def topology_of(self, machine: Machine) -> str:
+        """Topology of the links of a machine."""
+        return str(self.system.node.topology if machine.topology is None else machine.topology)
+
+    def scale_up_of(self, machine: Machine) -> Any:
+        """Number of GPUs that the links of a machine join."""
+        return self.system.node.num_gpus if machine.scale_up is None else machine.scale_up
+
+    def pim_of(self, machine: Machine) -> Pim | None:
+        """Units in the memory of a machine, in every stack; None: the base's. Raises ConfigError for an unknown one."""
+        tree = option_tree("pim", machine.pim).get("gpu", {}).get("pim")
+        stacks = self.knobs.hbm_stacks if machine.hbm_stacks is None else machine.hbm_stacks
+        return None if tree is None else Pim.model_validate(tree).model_copy(update={"stacks": stacks})
+
+    def nic_bytes_per_s(self, machine: Machine) -> Any:
+        """What of the rate of a GPU's NICs reaches it [bytes/s]: through its PCIe link, or through host memory as well.
+
+        A byte that is sent and one that is received are both written to and read from host memory.
+        """
+        rate = np.asarray(self.knobs_of(machine).nic_gbit_per_s) * 1e9 / 8
+        if machine.nic_placement == "gpu":
+            return rate
+        numbers = assumptions()
+        rate = np.minimum(rate, numbers.pcie_bytes_per_s.value)
+        if machine.nic_placement == "cpu":
+            rate = np.minimum(rate, numbers.host_bytes_per_s.value / (4 * numbers.host_gpus.value))
+        return rate
 
     def _of_hbm(self, base: MachineKnobs, machine: Machine) -> dict[str, Any]:
         """Rates are those of the base, by stacks and by the nominal rate of a stack; a stack keeps its bytes."""
@@ -194,6 +258,10 @@ class Base:
             **self._of_links(machine),
             **self._of_network(machine),
         }
+        if (pim := self.pim_of(machine)) is not None:
+            changes["gpu.pim"] = pim
+        if gpu.llc is not None:
+            changes["gpu.llc.bytes"] = np.rint(gpu.llc.bytes * cus * np.asarray(machine.cache))
         if np.all(np.asarray(machine.tracker_entries) > 0):
             tracker = Tracker.model_construct(
                 num_entries=machine.tracker_entries, bytes_per_entry=_bytes_per_entry(self.system)
@@ -205,10 +273,14 @@ class Base:
         return system
 
     def _of_links(self, machine: Machine) -> dict[str, Any]:
+        """Rates of links and of what moves over them; a GPU's links are divided among its peers."""
         node, faster = self.system.node, np.asarray(machine.links) * np.asarray(machine.lane_rate)
+        to_each = faster * (node.num_gpus - 1) / (np.asarray(self.scale_up_of(machine)) - 1)
         changes: dict[str, Any] = {
-            "node.link_bytes_per_s": node.link_bytes_per_s * faster,
-            "gpu.dma.bytes_per_s": self.system.gpu.dma.bytes_per_s * faster,
+            "node.num_gpus": self.scale_up_of(machine),
+            "node.topology": self.topology_of(machine),
+            "node.link_bytes_per_s": node.link_bytes_per_s * to_each,
+            "gpu.dma.bytes_per_s": self.system.gpu.dma.bytes_per_s * to_each,
         }
         if node.library is not None:
             changes["node.library.bytes_per_s"] = node.library.bytes_per_s * faster
@@ -218,10 +290,10 @@ class Base:
         return changes
 
     def _of_network(self, machine: Machine) -> dict[str, Any]:
-        library, base = self.system.node.library, self.knobs
+        library = self.system.node.library
         if library is None or library.network_bytes_per_s is None:
             return {}
-        faster = np.asarray(self.knobs_of(machine).nic_gbit_per_s) / np.asarray(base.nic_gbit_per_s)
+        faster = self.nic_bytes_per_s(machine) / self.nic_bytes_per_s(Machine())
         changes = {"node.library.network_bytes_per_s": library.network_bytes_per_s * faster}
         return changes | _rates("node.library.network", library.network, faster)
 

@@ -1,8 +1,9 @@
 """The best plan of a step on each of many machines: a schedule for every site, and who adds up.
 
 The time that a schedule at one site saves hardly depends on those at the others, so sites are decided one by one, for
-all machines at once, and the plans that result are computed in full: of O options at each of S sites, S O + 1 steps and
-one more stand for O^S plans. `python -m benchmarks.codesign inner` holds them against all plans.
+all machines at once, by the time of their own operators. The plans that result are computed in full, and with the
+second option at each site where it is close: of O options at each of S sites, S O sites and up to S + 2 steps stand for
+O^S plans. `python -m benchmarks.codesign inner` holds them against all plans.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from dse.values import Frozen
 from simulators.hardware.device import ScheduledDevice
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import ScheduledDesign
-from simulators.steps.sites import SERIAL, SITES, TensorGroup, read_schedule
+from simulators.steps.iteration import Iteration
+from simulators.steps.sites import SERIAL, SITES, Scheduled, TensorGroup, read_schedule
 
 Floats = NDArray[np.float64]
 Systems = Callable[[NDArray[np.intp]], ScheduledDevice]
 """Machines at some places, as arrays; the same object for the same places."""
+_NEAR = 0.005  # of the time of a step, by which one option at a site may be faster than another and yet not be best
 METRICS = ("iteration_s", "tokens_per_s", "memory_bytes", "flop", "hbm_bytes")
 """Metrics of a step that are kept."""
 
@@ -111,31 +114,62 @@ class _Planner:
         self.computed = 0
 
     def candidates(self, collectives: str, places: NDArray[np.intp]) -> list[tuple[dict[str, str], NDArray[np.intp]]]:
-        """Plans with the best option at every site, and the machines that each is for."""
+        """Plans with the best option at every site, and those with the second at one where it is close, each with the
+        machines that it is for.
+        """
         serial = {"collectives": collectives, **dict.fromkeys(self._sites, SERIAL)}
-        base = self.seconds(serial, places)
-        best = [self._best_option(serial, name, base, places) for name in self._sites]
-        if not best:
+        with np.errstate(all="ignore"):  # of machines that break a rule
+            serial_step = iteration(self._check(serial, places)[0])
+            near = _NEAR * serial_step.seconds / serial_step.micro_batches
+        if not self._sites:
             return [(serial, places)]
-        chosen, which = np.unique(np.stack(best), axis=1, return_inverse=True)
-        which = which.reshape(-1)
-        return [
-            (
-                {
-                    "collectives": collectives,
-                    **{name: self._sites[name][at] for name, at in zip(self._sites, column, strict=True)},
-                },
-                places[which == index],
-            )
-            for index, column in enumerate(chosen.T.tolist())
-        ]
+        times = [self._option_seconds(serial, name, serial_step, places) for name in self._sites]
+        ranked = [np.argsort(seconds, axis=0, kind="stable") for seconds in times]
+        best = np.stack([order[0] for order in ranked])
+        chosen = [(best, places)]
+        for site, (seconds, order) in enumerate(zip(times, ranked, strict=True)):
+            ordered = np.take_along_axis(seconds, order[:2], axis=0)
+            close = ordered[-1] - ordered[0] < near
+            variant = best[:, close].copy()
+            variant[site] = order[:2][-1, close]
+            chosen.append((variant, places[close]))
+        return [part for columns, at in chosen if len(at) for part in self._plans(serial, columns, at)]
 
-    def _best_option(
-        self, serial: Mapping[str, str], name: str, base: Floats, places: NDArray[np.intp]
-    ) -> NDArray[np.intp]:
-        options: Sequence[str] = self._sites[name][1:]
-        times = [self.seconds({**serial, name: option}, places) for option in options]
-        return np.asarray(np.argmin(np.stack([base, *times]), axis=0))
+    def _plans(
+        self, serial: Mapping[str, str], columns: NDArray[np.intp], places: NDArray[np.intp]
+    ) -> Iterator[tuple[dict[str, str], NDArray[np.intp]]]:
+        """Yield the plans of machines by the places of their options [sites, B], equal ones together."""
+        different, which = np.unique(columns, axis=1, return_inverse=True)
+        for index, column in enumerate(different.T.tolist()):
+            options = {name: self._sites[name][at] for name, at in zip(self._sites, column, strict=True)}
+            yield {**serial, **options}, places[which.reshape(-1) == index]
+
+    def _option_seconds(
+        self, serial: Mapping[str, str], name: str, serial_step: Iteration, places: NDArray[np.intp]
+    ) -> Floats:
+        """Time that the operators of a site take with each of its options [options, B]."""
+        return np.stack(
+            [self._site_seconds({**serial, name: option}, name, serial_step, places) for option in self._sites[name]]
+        )
+
+    def _site_seconds(
+        self, plan: Mapping[str, str], name: str, serial_step: Iteration, places: NDArray[np.intp]
+    ) -> Floats:
+        """Time of one site on some machines [s]; infinite where its schedule breaks a rule there."""
+        design, legal = self._check(plan, places)
+        if not legal.any():
+            return np.full(legal.shape, np.inf)
+        scheduled = Scheduled(design.sites or {name: None}, self._group(design.system))
+        ops, costs, seconds = (
+            [part.op for part in serial_step.parts],
+            [part.spent for part in serial_step.parts],
+            np.zeros(()),
+        )
+        with np.errstate(all="ignore"):
+            for at in (at for at in serial_step.site_places() if at.name == name):
+                times = serial_step.parts[at.collective].times
+                seconds = seconds + times * scheduled.seconds(ops, costs, serial_step.platform, at)
+        return np.where(legal, np.broadcast_to(seconds, legal.shape), np.inf)
 
     def seconds(self, plan: Mapping[str, str], places: NDArray[np.intp]) -> Floats:
         """Time of a step under a plan on some machines [s]; infinite where the plan breaks a rule there."""
@@ -169,8 +203,10 @@ class _Planner:
         """Machines at some places, with what is known of schedules on them."""
         if len(places) == self._size:
             return self._whole
-        system, run, tp = self._systems(places), self._design.run, int(self._design.parallel.tp)
-        precision = run.products or run.precision
-        group = TensorGroup.of(self._whole, tp=tp, precision=precision)
-        TensorGroup.part(group, system, places, tp=tp, precision=precision)
+        system = self._systems(places)
+        self._group(system).know(self._group(self._whole), places)
         return system
+
+    def _group(self, system: ScheduledDevice) -> TensorGroup:
+        run = self._design.run
+        return TensorGroup.of(system, tp=int(self._design.parallel.tp), precision=run.products or run.precision)

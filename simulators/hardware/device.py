@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -122,11 +122,20 @@ _OF_WAVES = (
 _OF_LINKS = ("gpu.num_links", "gpu.dma", "node.topology", "node.link_bytes_per_s")
 
 
+SiteModel = Literal["uncontended", "fluid", "node"]
+"""Models of a schedule at a site, from the coarsest to the finest."""
+
+
 class OperatorCosts(CostModels):
-    """Models of the costs of single operators and iterations."""
+    """Models of the costs of single operators and iterations.
+
+    sites: of a schedule at a site (`simulators.steps.sites`): the longest path without contention, one GPU that stands
+    for all, or every GPU of a tp group, with unevenly sharded rows.
+    """
 
     gemm: Annotated[GemmModel, knob(structural=True)] = "fitted"
     collective: Annotated[CollectiveModel, knob(structural=True)] = "library"
+    sites: Annotated[SiteModel, knob(structural=True)] = "fluid"
 
 
 class Device(View, Hardware):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from dse.errors import Problems
@@ -94,6 +95,21 @@ class System(View, Hardware):
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
 
 
+class WholeNode(System):
+    """System whose GPUs are all simulated.
+
+    imbalance: the largest share of the rows over the mean share, less one. Shares rise linearly from GPU to GPU, from
+    1 - imbalance to 1 + imbalance of the mean, and are whole rows.
+    """
+
+    imbalance: Annotated[Number, Field(ge=0, lt=1)]
+
+    @classmethod
+    def of(cls, system: System, imbalance: float) -> WholeNode:
+        """Build from a system, whose numbers may be arrays over a grid."""
+        return cls.model_construct(**dict(system), imbalance=imbalance)
+
+
 def links_of(machine: Hardware, num_gpus: int) -> System:
     """Links of some GPUs of a machine, and what moves data over them, as schedules see them; nothing else is there.
 
@@ -119,9 +135,9 @@ def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any
     """
     gpu = {name: getattr(machine.gpu, name) for name in own_fields(ScheduleGpu) if hasattr(machine.gpu, name)}
     node = {name: getattr(machine.node, name) for name in own_fields(LinkedNode) if hasattr(machine.node, name)}
-    costs: dict[str, Any] = {} if machine.costs is None else dict(machine.costs)
-    if node.get("topology") == "switch" and 1 < num_gpus < node["num_gpus"]:
-        wider = (node["num_gpus"] - 1) / (num_gpus - 1)
+    costs = {name: value for name, value in machine.costs or () if name in ScheduleCosts.model_fields}
+    if node.get("topology") == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(node["num_gpus"])):
+        wider = np.maximum(1.0, (np.asarray(node["num_gpus"]) - 1) / (num_gpus - 1))
         node["link_bytes_per_s"] = wider * node["link_bytes_per_s"]
         gpu["dma"] = gpu["dma"].model_copy(update={"bytes_per_s": wider * gpu["dma"].bytes_per_s})
     parts: dict[str, Any] = {

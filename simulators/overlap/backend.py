@@ -18,7 +18,7 @@ from dse.space import get_path
 from dse.values import LABELS, condition, leaves, put
 from simulators.hardware.machine import reads
 from simulators.hardware.network import link_rules
-from simulators.hardware.system import System
+from simulators.hardware.system import System, WholeNode
 from simulators.overlap.batch import Grid, grids
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import Bound, Design, Schedule, ScheduleKnobs
@@ -34,7 +34,6 @@ from simulators.overlap.metrics import (
     measure_worst,
     relate,
 )
-from simulators.overlap.node import WholeNode
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.graph import TaskGraph
@@ -55,7 +54,7 @@ class OverlapBackend(Backend):
 
     engine: name of the first engine. fallback: engine for the designs that the first refuses, or None to report them
     as `unsupported`. gpus: simulate `one` representative GPU, or `all` of the node with shards as uneven as `imbalance`
-    (see `simulators.overlap.node.WholeNode`); metrics are then those of the worst GPU.
+    (see `simulators.hardware.system.WholeNode`); metrics are then those of the worst GPU.
     """
 
     metrics = METRICS

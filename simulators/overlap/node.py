@@ -8,33 +8,17 @@ the ports at both ends of a switch) on its path.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from dse.units import Number
 from dse.values import leaves
 from simulators.costs.transfer import Route, links
-from simulators.hardware.system import System
+from simulators.hardware.system import System, WholeNode
 from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Pattern
-
-
-class WholeNode(System):
-    """System whose GPUs are all simulated.
-
-    imbalance: the largest share of the rows over the mean share, less one. Shares rise linearly from GPU to GPU, from
-    1 - imbalance to 1 + imbalance of the mean, and are whole rows.
-    """
-
-    imbalance: Annotated[Number, Field(ge=0, lt=1)]
-
-    @classmethod
-    def of(cls, system: System, imbalance: float) -> WholeNode:
-        """Build from a system, whose numbers may be arrays over a grid."""
-        return cls.model_construct(**dict(system), imbalance=imbalance)
 
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:

@@ -145,10 +145,12 @@ def _rules(design: Design) -> Iterator[Rule]:
     if broken or not isinstance(design, ScheduledDesign) or not design.sites:
         return
     tp, gpus = int(design.parallel.tp), design.system.node.num_gpus
-    if tp > gpus:
-        text = "is beyond a node, in which alone sites have schedules (system.node.num_gpus = {0})"
-        yield Rule("parallel.tp", True, text, tp, (gpus,), "leave their schedules out: sites={{}}")
-    elif tp < 2:
+    beyond = tp > np.asarray(gpus)
+    text = "is beyond a node, in which alone sites have schedules (system.node.num_gpus = {0})"
+    yield Rule("parallel.tp", beyond, text, tp, (gpus,), "leave their schedules out: sites={{}}")
+    if np.all(beyond):
+        return
+    if tp < 2:
         name, schedule = next(iter(design.sites.items()))
         yield Rule(f"sites.{name}", True, "is the collective of one GPU: it needs parallel.tp > 1", str(schedule))
     elif (scheduled := _scheduled(design)) is not None:

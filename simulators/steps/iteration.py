@@ -130,7 +130,7 @@ class Iteration:
         if self.parallel.backward_sums == "beside_weights":
             costs = beside_weights(ops, costs, self.platform.interference)
         if self.scheduled is not None:
-            for at in self._site_places():
+            for at in self.site_places():
                 for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
                     costs[place] = cost
         if not halves:
@@ -144,7 +144,7 @@ class Iteration:
             costs[place] = replace(costs[place], seconds=seconds)
         return costs
 
-    def _site_places(self) -> Iterator[Place]:
+    def site_places(self) -> Iterator[Place]:
         """Places of sites among the operators of all blocks."""
         offset = 0
         for block in self.blocks:

@@ -9,8 +9,8 @@
     ffn_out_backward          likewise of FC 2
 
 Gathers are sites where tokens are split (`parallel.sequence_parallel`), and backward ones of training. A schedule
-lowers the GEMM and its collective to a task graph, which an engine runs. With M its makespan, M_0 that of the same GEMM
-and collective one after the other, and T_0 the time of both in the iteration:
+lowers the GEMM and its collective to a task graph, which an engine runs (`system.costs.sites` says how). With M its
+makespan, M_0 that of the same GEMM and collective one after the other, and T_0 the time of both in the iteration:
 
     T = T_0 M / M_0      of which T (GEMM runs) / M counts as compute, and what is left as exposed communication
 
@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Interval, Tree
@@ -39,7 +40,7 @@ from dse.values import AtLeast, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
-from simulators.hardware.system import System, schedules_see
+from simulators.hardware.system import System, WholeNode, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
 from simulators.steps.operators import AGAIN, Exchange, Op, Platform, Product, Spent, collective
@@ -51,6 +52,7 @@ from simulators.workloads.operators import ELEMENT_BYTES, Collective, Gemm, Work
 Floats = NDArray[np.float64]
 Order = Literal["before", "after"]
 SERIAL = "serial"
+_IMBALANCE = 0.1  # largest share of the rows over the mean, less one, where each GPU is simulated (assumed)
 _COLUMNS = 512  # of a tensor of which only the bytes are known
 _FORMATS = {"mixed": "fp16", "fp16_storage": "fp32"}
 """Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
@@ -111,13 +113,17 @@ def places(ops: Sequence[Op]) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """GPUs of a tp group as schedules see them. format: of the inputs of GEMMs. effects: those known, by schedule and
-    sizes.
+    """GPUs of a tp group as schedules see them. format: of the inputs of GEMMs. simulated: as the model of sites has
+    them, one for all or each by itself. engine: that runs schedules. effects: those known, by schedule and sizes;
+    serial_s: likewise [s] of serial sites, by cost models and sizes.
     """
 
     system: System
     format: str
+    simulated: System
+    engine: str = ENGINE
     effects: dict[Any, Effect] = field(default_factory=dict)
+    serial_s: dict[Any, Floats] = field(default_factory=dict)
 
     @classmethod
     def of(cls, machine: Device, *, tp: int, precision: str) -> TensorGroup:
@@ -128,29 +134,42 @@ class TensorGroup:
                 _groups.clear()
             constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
             efficiency = {} if constants is None else {format_: constants}
-            _groups[name] = machine, cls(schedules_see(machine, tp, efficiency), format_)
+            system, costs = schedules_see(machine, tp, efficiency), machine.costs
+            simulated = WholeNode.of(system, _IMBALANCE) if costs.sites == "node" else system
+            engine = "uncontended" if costs.sites == "uncontended" else ENGINE
+            _groups[name] = machine, cls(system, format_, simulated, engine)
         return _groups[name][1]
 
-    @classmethod
-    def part(cls, whole: TensorGroup, machine: Device, places: NDArray[np.intp], *, tp: int, precision: str) -> None:
-        """Let a machine whose arrays are those of a whole at some places have the effects that are known of it."""
-        mine = cls.of(machine, tp=tp, precision=precision)
-        mine.effects.update({name: effect.take(places) for name, effect in whole.effects.items()})
+    def know(self, larger: TensorGroup, places: NDArray[np.intp]) -> None:
+        """Take over what is known of machines at whose places in arrays these are."""
+        self.effects.update({name: effect.take(places) for name, effect in larger.effects.items()})
+        self.serial_s.update({name: _taken(seconds, places) for name, seconds in larger.serial_s.items()})
 
     def effect(self, schedule: Any, workload: Workload) -> Effect:
         """What a schedule makes of a GEMM and its collective; remembered for single numbers."""
-        numbers = [value for part in (schedule, workload) for _, value, _ in leaves(part)]
-        if any(isinstance(value, np.ndarray) for value in numbers):
-            return self._effect(schedule, workload)
-        name = type(schedule), *numbers
-        if name not in self.effects:
-            self.effects[name] = self._effect(schedule, workload)
-        return self.effects[name]
+        effect: Effect = self._remembered(schedule, workload, self.effects, self._effect)
+        return effect
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
-        makespan, computing, held = _run(schedule.lower(self.system, workload))
-        serial, _, _ = _run(_serial().lower(_with_gemms_of(schedule, self.system), workload))
-        return Effect(makespan / serial, computing / makespan, held / makespan)
+        makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
+        kernels = _with_gemms_of(schedule, self.simulated)
+        serial = self._remembered(kernels.costs, workload, self.serial_s, lambda *_: self._serial_s(kernels, workload))
+        gpus = 1 if self.simulated is self.system else self.system.node.num_gpus
+        return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
+
+    def _serial_s(self, system: System, workload: Workload) -> Floats:
+        return _run(_serial().lower(system, workload), self.engine)[0]
+
+    @staticmethod
+    def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
+        """What is computed of a model and a workload, once for single numbers."""
+        numbers = [value for part in (chosen, workload) for _, value, _ in leaves(part)]
+        if any(isinstance(value, np.ndarray) for value in numbers):
+            return compute(chosen, workload)
+        name = type(chosen), *numbers
+        if name not in memory:
+            memory[name] = compute(chosen, workload)
+        return memory[name]
 
 
 _groups: dict[tuple[int, int, str], tuple[Device, TensorGroup]] = {}  # by identity; the machine keeps its id its own
@@ -185,6 +204,13 @@ class Scheduled:
             at.collective: replace(costs[at.collective], seconds=exposed, comm_cu_s=np.asarray(held)),
         }
 
+    def seconds(self, ops: Sequence[Op], costs: Sequence[Spent], platform: Platform, at: Place) -> Floats:
+        """Time of the operators of a place with its schedule [s]. costs: of all operators, without schedules."""
+        changed = self.costs(ops, costs, platform, at)
+        there = (at.gemm, at.collective, at.beside)
+        spent = (changed.get(place, costs[place]).seconds for place in there if place is not None)
+        return np.asarray(sum(spent, np.zeros(())))
+
     def intervals(self, ops: Sequence[Op], costs: Sequence[Spent], at: Place) -> tuple[int, list[Interval]] | None:
         """The GEMM that a schedule runs with the collective, and its tasks, from the start of the GEMM's time on.
 
@@ -211,7 +237,7 @@ class Scheduled:
 
     @staticmethod
     def _computing(graph: TaskGraph) -> float:
-        makespan, computing, _ = _run(graph)
+        makespan, computing, _ = _run(graph, ENGINE)
         return float(computing / makespan)
 
     def workload(self, schedule: Any, name: str, gemm: Op, exchange: Exchange) -> Workload:
@@ -270,8 +296,12 @@ class Effect:
 
     def take(self, places: NDArray[np.intp]) -> Effect:
         """Take the effect on machines at some places."""
-        columns = (self.length, self.computing, self.comm_cus)
-        return Effect(*(column[places] if np.size(column) > 1 else column for column in columns))
+        return Effect(*(_taken(column, places) for column in (self.length, self.computing, self.comm_cus)))
+
+
+def _taken(column: Floats, places: NDArray[np.intp]) -> Floats:
+    """Entries of a column at some places; a single number is that of all."""
+    return column[places] if np.size(column) > 1 else column
 
 
 def _runs_beside(schedule: Any) -> bool:
@@ -307,9 +337,9 @@ def _serial() -> Any:
     return plugins.load("schedule", SERIAL).model_validate(_SERIAL)
 
 
-def _run(graph: TaskGraph) -> tuple[Floats, Floats, Floats]:
+def _run(graph: TaskGraph, engine_name: str) -> tuple[Floats, Floats, Floats]:
     """Makespan, time in which a GEMM runs [s], and CU-seconds of communication, over the grid of a graph."""
-    engine, columns = plugins.load("engine", ENGINE), np.empty((3, graph.num_designs))
+    engine, columns = plugins.load("engine", engine_name), np.empty((3, graph.num_designs))
     for chosen, alike in patterns(graph):
         totals = engine.totals(alike)
         columns[:, slice(None) if chosen is None else chosen] = (

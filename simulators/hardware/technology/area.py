@@ -108,6 +108,6 @@ def _io_blocks(machine: MachineKnobs, technology: Coefficients) -> dict[str, Any
         "copy_engines": np.asarray(machine.copy_engines) * technology["area.copy_engine_mtr"] / density,
         "tracker": _cache_mm2(machine.tracker_bytes, process, technology) + logic_mtr / density,
         "hbm_phy": np.asarray(machine.hbm_sites) * technology["area.hbm_phy_mm2"] * shrunk,
-        "link_phy": np.asarray(machine.link_lanes) * lane * shrunk,
+        "link_phy": (np.asarray(machine.link_lanes) + machine.nic_lanes) * lane * shrunk,
         "die_to_die": between * shrunk,
     }

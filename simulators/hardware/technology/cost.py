@@ -101,9 +101,11 @@ def machine_cost(
     machine: MachineKnobs, technology: Coefficients, area: PackageArea, dies: tuple[DieCost, ...], power_w: ArrayLike
 ) -> Mapping[str, Array]:
     """Cost of a machine by part [USD for one GPU]. power_w: of a module, as it runs."""
-    memory = technology.of_hbm("usd_per_gb", machine.hbm) * np.asarray(machine.hbm_bytes) * 1e-9
-    silicon = sum((die.count * die.usd for die in dies), np.zeros(()))
     stacks = np.asarray(machine.hbm_stacks)
+    dram_mm2 = np.maximum(1, stacks) * technology["memory.stack_mm2"] * technology["memory.stack_dies"]
+    with_units = 1 + area.pim_mm2 / dram_mm2  # bytes keep their area
+    memory = technology.of_hbm("usd_per_gb", machine.hbm) * np.asarray(machine.hbm_bytes) * 1e-9 * with_units
+    silicon = sum((die.count * die.usd for die in dies), np.zeros(()))
     stacked = np.asarray(machine.num_base_dies) > 0
     footprint = np.where(stacked, area.base_mm2, area.compute_mm2) + stacks * technology["memory.stack_mm2"]
     package = technology["cost.package_usd_per_mm2"] * technology["cost.package_spacing"] * footprint
@@ -125,11 +127,13 @@ def machine_cost(
 
 def _network_usd(machine: MachineKnobs, technology: Coefficients) -> dict[str, Any]:
     """Cost of the node around a GPU and of the network [USD for one GPU]."""
-    rate = np.asarray(machine.nic_gbit_per_s)
-    scale_up = np.asarray(machine.switched) * machine.link_bytes_per_s * 8e-9
+    rate, links = np.asarray(machine.nic_gbit_per_s), machine.link_bytes_per_s * 8e-9
+    without_sums = 1 - technology["cost.switch_sums_share"] * (1 - np.asarray(machine.switch_adds))
+    without_pcie = (1 - np.asarray(machine.pcie_switches)) * technology["cost.pcie_switch_usd"]
     return {
-        "node": technology["cost.node_usd"] / np.asarray(machine.gpus_per_node),
-        "node_switches": scale_up * technology["cost.node_switch_usd_per_gbit_s"],
+        "node": technology["cost.node_usd"] / np.asarray(machine.gpus_per_node) - without_pcie,
+        "node_switches": machine.switched * links * technology["cost.node_switch_usd_per_gbit_s"] * without_sums,
+        "node_cables": machine.link_cables * links * technology["cost.link_cable_usd_per_gbit_s"],
         "nics": rate * technology["cost.nic_usd_per_gbit_s"],
         "switches": rate * machine.switch_ports * technology["cost.switch_usd_per_gbit_s"],
         "cables": rate * machine.cables * technology["cost.cable_usd_per_gbit_s"],

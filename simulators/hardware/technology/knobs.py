@@ -23,9 +23,10 @@ class MachineKnobs:
     hbm_stacks, hbm_bytes, hbm_bytes_per_s. Links: link_lanes and lane_gbit_per_s in one direction,
     die_to_die_bytes_per_s. copy_engines, tracker_bytes, pim_units (in all stacks).
 
-    Around it: gpus_per_node, switched (1: a switch in the node), nic_gbit_per_s (of all NICs, for each GPU),
-    switch_ports (of the network, for each port of a NIC), cables (for each port of a NIC). assumed: names of knobs that
-    nobody published.
+    Around it: gpus_per_node (of a host), switched (1: links go to a switch), switch_adds (1: which adds up),
+    link_cables (for each lane of a link), nic_gbit_per_s (of all NICs, for each GPU), nic_lanes (PHYs for NICs on the
+    GPU), pcie_switches (1: between a GPU and its NICs), switch_ports (of the network, for each port of a NIC), cables
+    (for each port of a NIC). assumed: names of knobs that nobody published.
     """
 
     process: ArrayLike
@@ -56,6 +57,10 @@ class MachineKnobs:
     pim_units: ArrayLike = 0
     gpus_per_node: ArrayLike = 8
     switched: ArrayLike = 0
+    switch_adds: ArrayLike = 1
+    link_cables: ArrayLike = 0.0
+    nic_lanes: ArrayLike = 0.0
+    pcie_switches: ArrayLike = 1
     nic_gbit_per_s: ArrayLike = 0.0
     switch_ports: ArrayLike = 0.0
     cables: ArrayLike = 0.0

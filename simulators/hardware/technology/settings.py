@@ -142,9 +142,10 @@ class HbmGeneration(Frozen):
 
 
 class MemoryRules(Frozen):
-    """HBM: footprint of a stack, and its generations."""
+    """HBM: footprint of a stack, its dies of DRAM, and its generations."""
 
     stack_mm2: Coefficient
+    stack_dies: Coefficient
     generations: Mapping[str, HbmGeneration] = Field(min_length=1)
 
 
@@ -166,6 +167,9 @@ class CostRules(Frozen):
     switch_usd_per_gbit_s: Coefficient
     cable_usd_per_gbit_s: Coefficient
     node_switch_usd_per_gbit_s: Coefficient
+    switch_sums_share: Coefficient
+    link_cable_usd_per_gbit_s: Coefficient
+    pcie_switch_usd: Coefficient
     electricity_usd_per_kwh: Coefficient
     facility_overhead: Coefficient
     life_years: Coefficient
