@@ -103,6 +103,7 @@ def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple
     both: a row for each point; columns of the finer level end in `.fine`, errors (shares) in `.error`. names: of the
     coarser and the finer level.
     """
+    both = both.assign(**{by: both[by].astype(object).where(both[by].notna(), "not set")})
     chosen = looks(both[by].unique())
     note = f"above: the levels against each other; below: error of {names[0]} over {names[1]}, a bar at the median"
     frame = Frame(_agreement_title(both, axes, names), note)
