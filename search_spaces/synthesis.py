@@ -61,7 +61,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Product:
+class PieceGemm:
     """A GEMM on intervals of the shards of peers (none: all), of the local shard, or of both."""
 
     compute: tuple[int, int] | None
@@ -83,7 +83,7 @@ class Sketch:
     dim: str
     intervals: int
     moves: tuple[Transfer, ...]
-    products: tuple[Product, ...]
+    products: tuple[PieceGemm, ...]
     masked: bool = False
 
     @property
@@ -205,27 +205,27 @@ class Search:
         everything, peers = (0, 1), range(1, self._peers + 1)
         for kernel in (None, 0):
             moves = tuple(Transfer(0, 1, kernel, (peer,)) for peer in peers)
-            singly = tuple(Product(everything, None, (peer,)) for peer in peers)
+            singly = tuple(PieceGemm(everything, None, (peer,)) for peer in peers)
             yield Sketch("m", 1, moves, self._with_local(singly), kernel is not None)
             for count in _COUNTS:
                 if count <= self.parts:
                     for dim in ("m", "k"):
                         yield from self._chunked(dim, count, kernel)
 
-    def _with_local(self, products: tuple[Product, ...]) -> tuple[Product, ...]:
+    def _with_local(self, products: tuple[PieceGemm, ...]) -> tuple[PieceGemm, ...]:
         """GEMMs with one on the local shard, first or (of a GEMM before a collective) last."""
         intervals = max(product.ranged[1] for product in products)
-        local = Product(None, (0, intervals))
+        local = PieceGemm(None, (0, intervals))
         return (local, *products) if self._gathers else (*products, local)
 
     def _chunked(self, dim: str, count: int, kernel: int | None) -> Iterator[Sketch]:
         ranges = [(place, place + 1) for place in range(count)]
         moves, masked = tuple(Transfer(*part, kernel) for part in ranges), kernel is not None
-        yield Sketch(dim, count, moves, tuple(Product(part, part) for part in ranges), masked)
-        yield Sketch(dim, count, moves, self._with_local(tuple(Product(part) for part in ranges)), masked)
+        yield Sketch(dim, count, moves, tuple(PieceGemm(part, part) for part in ranges), masked)
+        yield Sketch(dim, count, moves, self._with_local(tuple(PieceGemm(part) for part in ranges)), masked)
         if count <= _UNFUSED:
             peers = range(1, self._peers + 1)
-            unfused = tuple(Product(part, None, (peer,)) for part in ranges for peer in peers)
+            unfused = tuple(PieceGemm(part, None, (peer,)) for part in ranges for peer in peers)
             yield Sketch(dim, count, moves, self._with_local(unfused), masked)
 
     def _shared(self, dim: str) -> Iterator[Sketch]:
@@ -234,9 +234,9 @@ class Search:
             if 2 * count <= self.parts:
                 halves = [(2 * place, 2 * place + 1, 2 * place + 2) for place in range(count)]
                 moves = tuple(move for a, b, c in halves for move in (Transfer(a, b), Transfer(b, c, 0)))
-                fused = tuple(Product((a, c)) for a, _, c in halves)
+                fused = tuple(PieceGemm((a, c)) for a, _, c in halves)
                 yield Sketch(dim, 2 * count, moves, self._with_local(fused))
-                yield Sketch(dim, 2 * count, moves, tuple(Product((a, c), (a, c)) for a, _, c in halves))
+                yield Sketch(dim, 2 * count, moves, tuple(PieceGemm((a, c), (a, c)) for a, _, c in halves))
 
     def _tuned_share(self, sketch: Sketch) -> Plan:
         """The best plan of chunks that are shared, over the share and the CUs of the kernel."""
@@ -407,7 +407,7 @@ class Search:
         if not both:
             return None
         place = both[self._pick(both)]
-        parts = [replace(products[place], local=None), Product(None, products[place].local)]
+        parts = [replace(products[place], local=None), PieceGemm(None, products[place].local)]
         if self._random.random() < 0.5:
             parts.reverse()
         return _with(plan, products=(*products[:place], *parts, *products[place + 1 :]))
@@ -475,15 +475,15 @@ def _rising(cuts: Ints, parts: int) -> Ints:
     return np.asarray(np.minimum(low, high))
 
 
-def _halves(product: Product, at: int) -> Iterator[Product]:
+def _halves(product: PieceGemm, at: int) -> Iterator[PieceGemm]:
     """Yield a GEMM in two, cut at an interval; a local range that differs stays with the first."""
     begin, end = product.ranged
     for side in ((begin, at), (at, end)):
         local = side if product.local == product.ranged else product.local if side[0] == begin else None
-        yield Product(side if product.compute else None, local, product.peers)
+        yield PieceGemm(side if product.compute else None, local, product.peers)
 
 
-def _merged(one: Product, two: Product) -> Product | None:
+def _merged(one: PieceGemm, two: PieceGemm) -> PieceGemm | None:
     """One GEMM in place of two that follow one another; None where their intervals do not fit."""
     if one.peers != two.peers:
         return None
@@ -493,4 +493,4 @@ def _merged(one: Product, two: Product) -> Product | None:
             return None
         ends = [ranged for ranged in (first, second) if ranged]
         joined.append((min(ranged[0] for ranged in ends), max(ranged[1] for ranged in ends)) if ends else None)
-    return Product(joined[0], joined[1], one.peers)
+    return PieceGemm(joined[0], joined[1], one.peers)

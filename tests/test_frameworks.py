@@ -1,0 +1,262 @@
+"""Settings of frameworks: files that parse, say of a plan what the tool can say, and are read back as a plan."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import drawn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.cli import main
+from dse.errors import ConfigError
+from search_spaces.frameworks import user_buffers
+from search_spaces.frameworks.command import nearest, write_all
+from search_spaces.frameworks.settings import leaves_of, read, tools
+from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers, sites_of
+from simulators.steps.design import ScheduledDesign
+from simulators.steps.sites import SITES, read_schedule
+from simulators.workloads.model import Optimizer, Parallel
+
+OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format != "msccl"]
+OPTIONS = (
+    *("serial", "shard_p2p", "signalled", "hetero_fused_1d num_chunks=2", "uniform_fused_1d num_chunks=16"),
+    *("uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=24", "shard_p2p comm_engine=cu comm_cus=8"),
+)
+BESIDE = ("c3_sp", "c3_sp comm_cus=12", "c3_sp_rp comm_cus=20", "conccl")
+PLANS = st.fixed_dictionaries(
+    {
+        "sites": st.fixed_dictionaries(
+            {},
+            optional={name: st.sampled_from(OPTIONS + (BESIDE if site.beside else ())) for name, site in SITES.items()},
+        ),
+        "parallel": st.fixed_dictionaries(
+            {"tp": st.sampled_from([2, 4, 8])},
+            optional={
+                "sequence_parallel": st.booleans(),
+                "collectives": st.sampled_from(["library", "in_switch"]),
+                "reductions": st.sampled_from(["beside", "after"]),
+                "exchanges": st.sampled_from(["waited", "two_micro_batches"]),
+                "reshard": st.booleans(),
+                "prefetch": st.booleans(),
+                "zero": st.sampled_from([0, 1, 3]),
+            },
+        ),
+    },
+    optional={"optimizer": st.fixed_dictionaries({"in_backward": st.booleans()})},
+)
+
+
+def written(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
+    return {file: part.text for file, part in write_all(tools()[name], plan, "plan.yaml").items()}
+
+
+# Files
+
+
+@drawn(60)
+@given(plan=PLANS)
+@pytest.mark.parametrize("name", OF_PLANS)
+def test_a_plan_that_a_tool_can_say_is_the_same_after_writing_and_reading(name: str, plan: dict[str, Any]) -> None:
+    tool = tools()[name]
+    once = nearest(tool, plan, write_all(tool, plan, "plan.yaml"))
+    again = nearest(tool, once, write_all(tool, once, "plan.yaml"))
+    assert dict(leaves_of(again)) == dict(leaves_of(once))
+    for site, text in once.get("sites", {}).items():
+        assert site in SITES
+        read_schedule(text)
+
+
+@drawn(30)
+@given(plan=PLANS)
+@pytest.mark.parametrize("name", OF_PLANS)
+def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> None:
+    texts = written(name, plan)
+    for file in tools()[name].files:
+        text = texts[file.name]
+        if file.format in ("yaml", "user_buffers"):
+            assert isinstance(yaml.safe_load(text), dict)
+        elif file.format == "python":
+            compile(ast.parse(text), file.name, "exec")
+        else:
+            words = shlex.split(text, comments=True)
+            assert all(
+                word.startswith("--") or word == "export" or words[place - 1] for place, word in enumerate(words)
+            )
+
+
+@pytest.mark.parametrize("name", OF_PLANS)
+def test_what_a_tool_has_no_word_for_is_told(name: str) -> None:
+    plan = {"sites": {"ffn_out": "t3_mca"}, "parallel": {"tp": 8, "messages": "behind"}}
+    parts = write_all(tools()[name], plan, "plan.yaml").values()
+    unsaid = frozenset.intersection(*(part.unsaid for part in parts))
+    assert "parallel.messages" in unsaid
+    if name in ("transformer_engine", "nccl", "deepep"):
+        assert "sites.ffn_out" in unsaid
+
+
+def test_settings_are_of_knobs_of_a_step_and_name_their_sources() -> None:
+    known = {f"parallel.{name}" for name in Parallel.model_fields} | {
+        f"optimizer.{name}" for name in Optimizer.model_fields
+    }
+    known |= {f"run.{name}" for name in ScheduledDesign.model_fields["run"].annotation.model_fields}  # type: ignore[union-attr]
+    for tool in tools().values():
+        for file in tool.files:
+            for setting in file.settings:
+                assert setting.path in known | {"sites", "system.node.experts.num_sms"}, setting.path
+                assert set(setting.sites) <= set(SITES)
+                assert setting.source
+
+
+# User buffers
+
+
+def test_schedules_are_methods_of_layers() -> None:
+    sites = {
+        "attention_in": "shard_p2p",
+        "ffn_in": "hetero_fused_1d num_chunks=4",
+        "attention_out": "uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=24",
+        "ffn_out": "signalled",
+        "ffn_in_backward": "c3_sp_rp comm_cus=6",
+        "attention_in_backward": "shard_p2p",
+        "ffn_out_backward": "serial",
+    }
+    layers = {name: layer.tree for name, layer in layers_of(sites, 8, fp8=False).items()}
+    assert layers == {
+        "qkv_fprop": {"method": "ring_exchange", "aggregate": 0, "use_ce": 1},
+        "fc1_fprop": {"method": "ring_exchange", "aggregate": 1, "use_ce": 1},
+        "proj_fprop": {"method": "pipeline", "num_sm": 24, "cga_size": 2, "num_splits": 4, "set_sm_margin": 1},
+        "fc2_fprop": {"method": "ring_exchange", "aggregate": 0, "use_ce": 1},
+        "fc1_wgrad": {"method": "bulk", "num_sm": 6, "cga_size": 2, "set_sm_margin": 1},
+        "qkv_dgrad": {"method": "ring_exchange", "aggregate": 0, "use_ce": 1},
+    }
+    assert layers_of(sites, 8, fp8=True)["fc2_fprop"].atomic_gemm == 1
+
+
+def test_layers_that_are_not_named_have_the_defaults_of_the_tool() -> None:
+    sites = sites_of({"qkv_fprop": UserBuffer(method="ring_exchange", aggregate=1)}, 8)
+    assert set(sites) == set(SITES)
+    assert sites["attention_in"] == "hetero_fused_1d num_chunks=4"
+    assert sites["ffn_in"] == "shard_p2p"
+    assert sites["ffn_out"] == "uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=16"
+    assert sites["ffn_in_backward"] == "c3_sp comm_cus=16"
+    assert sites_of({}, 8) == {}
+
+
+@pytest.mark.parametrize(
+    ("tree", "parts"),
+    [
+        ({"qkv_forward": {}}, ["qkv_forward: is no layer of user buffers"]),
+        ({"qkv_fprop": {"method": "pipeline"}}, ["qkv_fprop.method = 'pipeline': is no method of this layer"]),
+        ({"fc1_wgrad": {"num_sm": 64}}, ["fc1_wgrad.num_sm"]),
+        ({"fc1_wgrad": {"num_sms": 6}}, ["fc1_wgrad.num_sms", "did you mean `fc1_wgrad.num_sm`"]),
+        ([1], ["settings = [1]: is no mapping of layers"]),
+    ],
+)
+def test_wrong_settings_of_layers_are_refused_by_path(tree: Any, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_layers(tree)
+    assert all(part in str(refusal.value) for part in parts), refusal.value
+
+
+def test_more_sms_than_there_are_communicators_for_are_not_asked_for() -> None:
+    (layer,) = layers_of({"ffn_in_backward": "c3_sp comm_cus=64"}, 8, fp8=False).values()
+    assert layer.num_sm == user_buffers.MOST_SMS
+
+
+# Commands
+
+
+def test_a_plan_is_exported_and_settings_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = {"sites": {"ffn_out": "uniform_fused_1d num_chunks=8"}, "parallel": {"collectives": "in_switch"}}
+    Path("plan.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["export", "plan=plan.yaml", "to=megatron", "parallel.tp=4"]) == 0
+    told = capsys.readouterr().out
+    assert "no such knob: parallel.collectives = in_switch" in told
+    assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in told
+    arguments = Path("outputs/export/megatron/megatron_args.txt").read_text().splitlines()
+    assert {"--tensor-model-parallel-size 4", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag"} <= set(arguments)
+    assert main(["settings-import", "settings=outputs/export/megatron", "from=megatron", "out=back.yaml"]) == 0
+    back = yaml.safe_load(Path("back.yaml").read_text())
+    assert back["parallel"] == {"tp": 4}
+    assert back["sites"]["ffn_out"] == "shard_p2p"
+    assert back["sites"]["ffn_in"] == "serial"
+    assert main(["export", "plan=plan.yaml", "to=nccl"]) == 0
+    assert "export NCCL_NVLS_ENABLE=1" in Path("outputs/export/nccl/nccl.env").read_text()
+
+
+def test_the_launch_line_of_a_user_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.txt").write_text(
+        "--tensor-model-parallel-size=8 \\\n --sequence-parallel --lr 1e-4 --overlap-grad-reduce"
+    )
+    assert main(["settings-import", "settings=run.txt", "from=megatron"]) == 0
+    assert "no such knob in a plan: --lr" in capsys.readouterr().out
+    read_back = yaml.safe_load(Path("plan.yaml").read_text())
+    assert read_back == {"parallel": {"tp": 8, "sequence_parallel": True, "reductions": "beside"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["plan=nowhere.yaml", "to=nccl"], "plan"),
+        (["plan=plan.yaml", "to=ncl"], "to = 'ncl': is no tool (did you mean `nccl`?)"),
+        (["plan=plan.yaml", "to=transformer_engine"], "parallel.tp: is missing: how many GPUs share a layer"),
+        (["plan=list.yaml", "to=nccl"], "plan = 'list.yaml': holds no plan"),
+        (["plan=site.yaml", "to=nccl"], "plan.sites.ffn: is no site"),
+        (["plan=schedule.yaml", "to=nccl"], "is neither a shipped option"),
+        (["plan=plan.yaml"], "to: is missing"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text("sites: {ffn_out: shard_p2p}\n")
+    Path("list.yaml").write_text("[1]\n")
+    Path("site.yaml").write_text("sites: {ffn: shard_p2p}\n")
+    Path("schedule.yaml").write_text("sites: {ffn_out: sharded}\n")
+    assert main(["export", *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("torch", "MICRO_PIPELINE_TP = (", "is no Python"),
+        ("vllm", "- 1\n", "is no mapping of YAML"),
+        ("megatron", "--overlap-moe-expert-parallel-comm maybe", "has no value of a plan for it"),
+    ],
+)
+def test_settings_that_are_none_are_refused(name: str, text: str, part: str) -> None:
+    (*_, file) = tools()[name].files
+    with pytest.raises(ConfigError, match=part):
+        read([(file, text)], {})
+
+
+def test_python_settings_are_read_and_never_run() -> None:
+    (file,) = tools()["torch"].files
+    found = read([(file, "import nowhere\nRESHARD_AFTER_FORWARD = False\nX = nowhere.f()\n")], {})
+    assert found.plan == {"parallel": {"reshard": False}}
+
+
+def test_a_schedule_of_a_collective_becomes_an_algorithm_of_msccl_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["collective", "pattern=all_gather", "system=mi210_4", "bytes=1MiB", "out=made"]) == 0
+    assert main(["export", "plan=made/schedule.yaml", "to=msccl"]) == 0
+    assert main(["settings-import", "settings=outputs/export/msccl/algorithm.xml", "from=msccl", "out=back.yaml"]) == 0
+    first, back = (yaml.safe_load(Path(name).read_text()) for name in ("made/schedule.yaml", "back.yaml"))
+    assert sorted(first["messages"]) == sorted(back["messages"])
