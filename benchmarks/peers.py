@@ -1,19 +1,57 @@
-"""SimGrid as a peer: found where some Python interpreter of the machine has its module, and run as a process."""
+"""Peers in one run: `python -m benchmarks.peers --data <folder> [--json]`.
+
+Collectives among 8 x H100 from 1 MiB on, by every simulator that is there, beside NCCL's measured times (the table
+nccl_a100_h100_l40s.csv below the folder): the median signed error of each, the median of its size, and points/s.
+
+    ours       the library's constants of h100_8, on rows that they were not fitted on
+    astra_sim  ASTRA-sim with its validated configuration of HGX H100 (`benchmarks.astra_sim`)
+    simgrid    the steps of a ring as flows through the ports of a switch at the links' nominal rate, without latency
+
+SimGrid is found where some Python interpreter of the machine has its module, and run as a process. exported_parse:
+share of the files of settings (`python -m dse export`) that are read back as the plan that they say.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simulators.taskgraph.graph import Floats, TaskGraph
+from benchmarks import astra_sim
+from dse.errors import ConfigError
+from dse.progress import bar
+from search_spaces.frameworks.command import nearest, write_all
+from search_spaces.frameworks.settings import leaves_of, tools
+from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
+from simulators.calibration.measurements import Rows
+from simulators.hardware.device import ScheduledNode, scheduled_device_of
+from simulators.hardware.machine import tree_of
+from simulators.hardware.network import CollectiveKind
+from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 
+KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+_TABLE = "nccl_a100_h100_l40s.csv"
+_SYSTEM, _DEVICE, _GPUS = "h100_8", "h100", 8
+_LEAST_BYTES = 1 << 20
+_REPEATS = 200  # of our closed form, whose one evaluation is too short to time
+_PLAN = {
+    "sites": {
+        "attention_in": "shard_p2p",
+        "attention_out": "uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=24",
+        "ffn_in": "hetero_fused_1d num_chunks=4",
+        "ffn_in_backward": "c3_sp comm_cus=8",
+    },
+    "parallel": {"tp": 8, "sequence_parallel": True, "collectives": "in_switch", "reductions": "beside"},
+}
 _SCRIPT = Path(__file__).with_name("simgrid_flows.py")
 _SCALE = 1e9  # SimGrid's work is in whole bytes: one unit of work is so many
 
@@ -54,3 +92,138 @@ def run_flows(graph: TaskGraph) -> tuple[Floats, float]:
         raise RuntimeError(f"SimGrid failed: {found.stderr[-500:]}")
     answer: dict[str, Any] = json.loads(found.stdout)
     return np.array(answer["finished"]), float(answer["seconds"])
+
+
+def measured_rows(data: Path) -> dict[CollectiveKind, Rows]:
+    """Rows of each collective from 1 MiB on that our constants were not fitted on. Raises ConfigError."""
+    (path,) = sorted(data.rglob(_TABLE))[:1] or [data / _TABLE]
+    rows: dict[CollectiveKind, Rows] = {}
+    for part in read_collectives(path):
+        for kind in KINDS:
+            if part.kind == kind and part.device.lower().startswith(_DEVICE):
+                fitted = fitted_names(_node(), part)
+                large = (part.shape["gpus"] == _GPUS) & (part.shape["bytes"] >= _LEAST_BYTES)
+                rows[kind] = part.take(large & np.array([name not in fitted for name in part.names]))
+    return rows
+
+
+@functools.cache
+def _node() -> ScheduledNode:
+    return scheduled_device_of(tree_of(_SYSTEM)).node
+
+
+def _ours(kind: CollectiveKind, rows: Rows) -> Floats:
+    constants = constants_of(_node(), kind)
+    assert constants is not None
+    return cost_of_rows(constants, rows).seconds[:, 0]
+
+
+def _by_astra_sim(kind: CollectiveKind, rows: Rows) -> Floats:
+    return np.array([astra_sim.seconds(kind, int(size), _GPUS) for size in rows.shape["bytes"]])
+
+
+def _by_simgrid(kind: CollectiveKind, rows: Rows) -> Floats:
+    return np.array([run_flows(ring(kind, float(size), _GPUS))[0].max() for size in rows.shape["bytes"]])
+
+
+def ring(kind: CollectiveKind, num_bytes: float, num_gpus: int) -> TaskGraph:
+    """The messages of a collective among GPUs at a switch, whose ports have the rate of all links of a GPU.
+
+    A ring step by step, of which each waits for what the GPU before has received; of an all-to-all, all at once.
+    """
+    node, build = _node(), GraphBuilder()
+    rate = 1e-9 * float(node.link_bytes_per_s) * (node.num_gpus - 1)  # GB/s: works are whole billionths
+    ports = [[build.resource(f"{way} {gpu}", rate) for gpu in range(num_gpus)] for way in ("out", "in")]
+    steps = 2 * (num_gpus - 1) if kind == "all_reduce" else num_gpus - 1
+    before: list[int] = []
+    for step in range(steps):
+        distance = step + 1 if kind == "all_to_all" else 1
+        sent = [
+            build.task(
+                f"{step}.{gpu}",
+                "transfer",
+                after=[before[(gpu - 1) % num_gpus]] if before and kind != "all_to_all" else [],
+                uses={ports[0][gpu]: 1.0, ports[1][(gpu + distance) % num_gpus]: 1.0},
+                work=1e-9 * num_bytes / num_gpus,
+            )
+            for gpu in range(num_gpus)
+        ]
+        before = sent
+    return build.build()
+
+
+def _peers() -> dict[str, Callable[[CollectiveKind, Rows], Floats]]:
+    there: dict[str, Callable[[CollectiveKind, Rows], Floats]] = {"ours": _ours}
+    if astra_sim.program() is not None:
+        there["astra_sim"] = _by_astra_sim
+    if simgrid_python() is not None:
+        there["simgrid"] = _by_simgrid
+    return there
+
+
+def compare(data: Path) -> dict[str, Any]:
+    """Median signed errors of every simulator that is there by collective, and points/s."""
+    rows, errors, absolute, rates = measured_rows(data), dict[str, Any](), dict[str, Any](), dict[str, float]()
+    for name, predict in _peers().items():
+        count, taken, by_kind, sizes = 0, 0.0, dict[str, float](), dict[str, float]()
+        with bar(f"peers {name}", len(rows), "collectives") as advance:
+            for kind, part in rows.items():
+                repeats = _REPEATS if name == "ours" else 1
+                began = time.perf_counter()
+                for _ in range(repeats):
+                    seconds = predict(kind, part)
+                taken += time.perf_counter() - began
+                count += repeats * part.size
+                error = seconds / part.seconds[:, 0] - 1
+                by_kind[kind], sizes[kind] = float(np.median(error)), float(np.median(np.abs(error)))
+                advance(1)
+        errors[name], absolute[name], rates[name] = by_kind, sizes, count / taken
+    return {
+        "median_signed_error": errors,
+        "median_error": absolute,
+        "points": {kind: part.size for kind, part in rows.items()},
+        "points_per_s": rates,
+        "ours_over_astra_points_per_s": rates["ours"] / rates["astra_sim"] if "astra_sim" in rates else None,
+        "exported_parse": exported_parse(),
+    }
+
+
+def exported_parse() -> float:
+    """Share of tools whose files are read back as the plan that they say."""
+    same = []
+    for tool in tools().values():
+        if tool.files[0].format != "msccl":
+            once = nearest(tool, _PLAN, write_all(tool, _PLAN, "plan.yaml"))
+            again = nearest(tool, once, write_all(tool, once, "plan.yaml"))
+            same.append(dict(leaves_of(once)) == dict(leaves_of(again)))
+    return sum(same) / len(same)
+
+
+def _text(figures: Mapping[str, Any]) -> str:
+    lines = [f"{'':16}" + "".join(f"{kind:>18}" for kind in KINDS) + f"{'points/s':>12}"]
+    for name, by_kind in figures["median_signed_error"].items():
+        sizes = figures["median_error"][name]
+        cells = "".join(f"{f'{100 * by_kind[kind]:+.1f} ({100 * sizes[kind]:.1f}) %':>18}" for kind in KINDS)
+        lines.append(f"{name:16}{cells}{figures['points_per_s'][name]:>12,.1f}")
+    faster = figures["ours_over_astra_points_per_s"]
+    lines.append(f"ours over ASTRA-sim, points/s: {'it is not there' if faster is None else f'{faster:,.0f}'}")
+    lines.append(f"settings that are read back as they were written: {100 * figures['exported_parse']:.0f} %")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="peers beside measured collectives")
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=f"which holds {_TABLE}")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    asked = parser.parse_args(words)
+    try:
+        figures = compare(asked.data)
+    except ConfigError as error:
+        parser.error(str(error))
+    print(json.dumps(figures, indent=2) if asked.json else _text(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
