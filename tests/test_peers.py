@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import REPOSITORY
 
-from benchmarks import astra_sim, peers
+from benchmarks import astra_sim, peers, presets
 from dse.errors import ConfigError
 from simulators.profiles.chakra import read_chakra
 
@@ -96,3 +97,23 @@ def test_a_folder_without_the_table_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "is no file" in capsys.readouterr().err
     with pytest.raises(ConfigError):
         peers.measured_rows(tmp_path)
+
+
+# Presets of user buffers
+
+
+def test_our_choice_for_a_preset_is_held_against_its_layers(tmp_path: Path) -> None:
+    name = "userbuffers_bf16_h100_h4096_tp2_mbs1_seqlen2048"
+    ours = presets.choice(name)
+    assert {"qkv_fprop", "fc2_fprop", "fc1_wgrad"} <= set(ours)
+    assert {ours[layer].method for layer in ("qkv_fprop", "proj_dgrad")} == {"ring_exchange"}
+    assert presets.compare(None).keys() >= {"preset_methods_right", "preset_sms_within_2x"}
+    mine = {layer: each.tree for layer, each in ours.items()}
+    theirs = {**mine, "proj_fprop": {"method": "pipeline", "num_sm": 4}, "fc1_wgrad": {"method": "bulk", "num_sm": 1}}
+    (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(theirs))
+    figures = presets.compare(tmp_path)
+    changed = ours["proj_fprop"].method != "pipeline"
+    assert figures["preset_methods_right"] == 1 - changed / len(ours)
+    assert 0 < figures["preset_sms_within_2x"] < 1
+    with pytest.raises(ValueError, match="names no preset"):
+        presets.choice("userbuffers_fp8")
