@@ -2,17 +2,18 @@
 
 A feature that makes a machine g times as fast is worth what leaves throughput for a dollar (a watt) as it was: (g - 1)
 times what the machine costs (draws). Contributions of the knobs between two machines are Shapley values of the
-logarithm of throughput over all orders of changing them, so that their product is the whole. Odds are over technologies
+logarithm of throughput over orders of changing them, so that their product is the whole. Odds are over technologies
 drawn from all intervals; the models of speed are taken as they are.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from simulators.hardware.technology import Coefficients, price
 Floats = NDArray[np.float64]
 _STEP = 1.1
 _SAMPLES = 256
-_MOST_KNOBS = 12  # whose orders are enumerated: 4,096 machines
+_MOST_ORDERED = 6  # knobs whose orders are enumerated: 64 machines in 720 orders
+_ORDERS = 16  # that are drawn, beside the same backwards
 _WIDER = 4
 _MOST_SCALE_UP = 64  # GPUs behind one stage of switches
 _ENTRIES = 512  # of a tracker: one for each workgroup in flight
@@ -84,10 +86,10 @@ def features(judge: Judge, machine: Machine) -> Iterator[tuple[str, Machine, Mac
     scale_up = start.scale_up or 1
     if start.topology == "switch" and _WIDER * scale_up <= _MOST_SCALE_UP:
         yield f"scale-up of {_WIDER * scale_up}", start, changed(scale_up=_WIDER * scale_up)
-    untracked = changed(tracker_entries=0, pim="none")
+    untracked = changed(tracker_entries=0, memory_units="none")
     entries = max(_ENTRIES, int(np.max(np.asarray(start.num_cus))))
-    yield "T3's tracker", untracked, changed(tracker_entries=entries, pim="none")
-    yield "T3 with units in memory", untracked, changed(tracker_entries=entries, pim=_UNITS)
+    yield "T3's tracker", untracked, changed(tracker_entries=entries, memory_units="none")
+    yield "T3 with units in memory", untracked, changed(tracker_entries=entries, memory_units=_UNITS)
 
 
 def _changed(machine: Machine, **changes: Any) -> Machine:
@@ -153,29 +155,36 @@ def differences(judge: Judge, first: Machine, second: Machine) -> list[str]:
 
 
 def contributions(judge: Judge, first: Machine, second: Machine) -> dict[str, tuple[float, float]]:
-    """Factor on throughput, and dollars, of each knob between two machines: Shapley values over all orders.
+    """Factor on throughput, and dollars, of each knob between two machines: Shapley values.
 
-    Raises ValueError where they differ in too many knobs.
+    Over all orders of changing knobs, or over drawn ones and the same backwards where they are too many; the product of
+    factors, and the sum of dollars, is exact in any case.
     """
     start, other = with_numbers(judge, first), with_numbers(judge, second)
     names = differences(judge, first, second)
-    if len(names) > _MOST_KNOBS:
-        raise ValueError(f"the machines differ in {len(names)} knobs, and {_MOST_KNOBS} are the most")
-    subsets = [frozenset(part) for size in range(len(names) + 1) for part in combinations(names, size)]
+    orders = _orders(names)
+    subsets = sorted({frozenset(order[:size]) for order in orders for size in range(len(names) + 1)}, key=sorted)
     machines = [start.model_copy(update={name: getattr(other, name) for name in subset}) for subset in subsets]
     judged = judge.judge_all([(machine, 1) for machine in machines])
     values = {
         subset: np.array([math.log(float(part.throughput[0])), float(np.squeeze(part.price.total_usd))])
         for subset, part in zip(subsets, judged, strict=True)
     }
-    shares = {}
-    for name in names:
-        share = np.zeros(2)
-        for subset in (part for part in subsets if name not in part):
-            weight = 1 / (len(names) * math.comb(len(names) - 1, len(subset)))
-            share += weight * (values[subset | {name}] - values[subset])
-        shares[name] = (math.exp(share[0]), float(share[1]))
-    return shares
+    shares = {name: np.zeros(2) for name in names}
+    for order in orders:
+        for place, name in enumerate(order):
+            before, after = frozenset(order[:place]), frozenset(order[: place + 1])
+            shares[name] += (values[after] - values[before]) / len(orders)
+    return {name: (math.exp(share[0]), float(share[1])) for name, share in shares.items()}
+
+
+def _orders(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """All orders of some names; where they are too many, drawn ones, each with the same backwards."""
+    if len(names) <= _MOST_ORDERED:
+        return list(permutations(names))
+    drawn = random.Random(0)
+    forwards = [tuple(drawn.sample(names, len(names))) for _ in range(_ORDERS)]
+    return [order for pair in zip(forwards, (order[::-1] for order in forwards), strict=True) for order in pair]
 
 
 def front_odds(judge: Judge, machines: Sequence[Machine], speeds: Sequence[float]) -> Floats:

@@ -120,7 +120,7 @@ def test_a_mesh_has_no_switch_and_scale_up_has_cables() -> None:
 
 
 def test_trackers_and_units_in_memory_are_in_plans_and_have_a_price() -> None:
-    tracked, with_units = metrics(tracker_entries=512), metrics(tracker_entries=512, pim="hbm3_strawman")
+    tracked, with_units = metrics(tracker_entries=512), metrics(tracker_entries=512, memory_units="hbm3_strawman")
     assert 1 < tracked["throughput_x"] <= with_units["throughput_x"]
     assert metrics()["cost_usd"] < tracked["cost_usd"] < with_units["cost_usd"]
     plan = judge().judge(machine(tracker_entries=512), 1).plans[0]["prefill"]
@@ -200,7 +200,7 @@ def test_batches_are_checked_against_rules_and_give_every_metric() -> None:
     assert all(backend.is_axis(path, design) for path in batch.axes)
     (screened,), (results,) = backend.screen([batch]), backend.evaluate([batch])
     assert list(screened.ok) == list(results.ok) == [True] * 4 + [False] * 2
-    assert "use more machine.dies" in results[5].reason
+    assert "use more, or fewer CUs" in results[5].reason
     assert set(check_results(results, backend.metrics).metrics) == set(backend.metrics)
 
 
@@ -209,9 +209,25 @@ def test_batches_are_checked_against_rules_and_give_every_metric() -> None:
     [
         ("machine", {"hbm": "hbm9"}, ["machine.hbm = 'hbm9'", "is no generation of the technology"]),
         ("machine", {"clock": 99}, ["machine.clock"]),
-        ("machine", {"pim": "hbm3_strawmen"}, ["machine.pim = 'hbm3_strawmen'", "did you mean `hbm3_strawman`"]),
+        (
+            "machine",
+            {"memory_units": "hbm3_strawmen"},
+            ["machine.memory_units = 'hbm3_strawmen'", "did you mean `hbm3_strawman`"],
+        ),
         ("workloads", {}, ["workloads: has none"]),
         ("workloads", {"mine": {"model": "nobody", "run": {}, "parallel": {}}}, ["workloads.mine", "nobody"]),
+        (
+            "workloads",
+            {
+                "mine": {
+                    "model": "llama3_8b",
+                    "run": {},
+                    "parallel": {},
+                    "options": {"sites": {"ffn_ot": ["shard_p2p"]}},
+                }
+            },
+            ["workloads.mine.options.sites.ffn_ot: is no site", "`ffn_out`"],
+        ),
     ],
 )
 def test_wrong_sections_are_refused_by_path(section: str, value: Any, parts: list[str]) -> None:
@@ -267,6 +283,9 @@ def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> Non
 def test_the_command_refuses_words_and_unmet_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["codesign", "budget.power_w=much"]) == 2
     assert "budget.power_w" in capsys.readouterr().err
+    for words in (["budget.cost=0"], ["budget.cost="], ['budget.cost="8']):
+        assert main(["codesign", *words]) == 2
+        assert "budget.cost" in capsys.readouterr().err
     assert main(["codesign", "budget.power_w=10"]) == 2
     assert "is met by no machine of the space" in capsys.readouterr().err
 
@@ -279,6 +298,23 @@ def test_contributions_multiply_to_the_whole_and_dollars_add_up() -> None:
     shares = machine_worth.contributions(judge(), Machine(), other)
     assert set(shares) == {"num_cus", "links", "hbm_stacks"}
     before, after = metrics(), metrics(num_cus=100, links=2.0, hbm_stacks=8)
+    assert math.prod(speed for speed, _ in shares.values()) == pytest.approx(after["throughput_x"], rel=1e-9)
+    assert sum(usd for _, usd in shares.values()) == pytest.approx(after["cost_usd"] - before["cost_usd"], rel=1e-9)
+
+
+def test_contributions_of_many_knobs_are_of_drawn_orders_and_as_exact() -> None:
+    changes: dict[str, Any] = {
+        "num_cus": 100,
+        "links": 2.0,
+        "hbm_stacks": 8,
+        "clock": 0.9,
+        "matrix_rate": 2.0,
+        "dies": 2,
+    }
+    changes |= {"copy_engines": 4, "in_switch": False}
+    shares = machine_worth.contributions(judge(), Machine(), machine(**changes))
+    assert set(shares) == set(changes)
+    before, after = metrics(), metrics(**changes)
     assert math.prod(speed for speed, _ in shares.values()) == pytest.approx(after["throughput_x"], rel=1e-9)
     assert sum(usd for _, usd in shares.values()) == pytest.approx(after["cost_usd"] - before["cost_usd"], rel=1e-9)
 

@@ -18,7 +18,8 @@ from dse.cli import main
 from dse.errors import ConfigError
 from search_spaces.frameworks import user_buffers
 from search_spaces.frameworks.command import nearest, write_all
-from search_spaces.frameworks.settings import leaves_of, read, tools
+from search_spaces.frameworks.reading import read
+from search_spaces.frameworks.settings import leaves_of, tools
 from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers, sites_of
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule
@@ -37,9 +38,8 @@ PLANS = st.fixed_dictionaries(
             optional={name: st.sampled_from(OPTIONS + (BESIDE if site.beside else ())) for name, site in SITES.items()},
         ),
         "parallel": st.fixed_dictionaries(
-            {"tp": st.sampled_from([2, 4, 8])},
+            {"tp": st.sampled_from([2, 4, 8]), "sequence_parallel": st.just(True)},
             optional={
-                "sequence_parallel": st.booleans(),
                 "collectives": st.sampled_from(["library", "in_switch"]),
                 "reductions": st.sampled_from(["beside", "after"]),
                 "exchanges": st.sampled_from(["waited", "two_micro_batches"]),
@@ -81,7 +81,7 @@ def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> No
     for file in tools()[name].files:
         text = texts[file.name]
         if file.format in ("yaml", "user_buffers"):
-            assert isinstance(yaml.safe_load(text), dict)
+            assert isinstance(yaml.safe_load(text), dict | None)
         elif file.format == "python":
             compile(ast.parse(text), file.name, "exec")
         else:
@@ -93,12 +93,11 @@ def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("name", OF_PLANS)
 def test_what_a_tool_has_no_word_for_is_told(name: str) -> None:
-    plan = {"sites": {"ffn_out": "t3_mca"}, "parallel": {"tp": 8, "messages": "behind"}}
+    plan = {"sites": {"ffn_out": "t3_mca"}, "parallel": {"tp": 8, "sequence_parallel": True, "messages": "behind"}}
     parts = write_all(tools()[name], plan, "plan.yaml").values()
     unsaid = frozenset.intersection(*(part.unsaid for part in parts))
     assert "parallel.messages" in unsaid
-    if name in ("transformer_engine", "nccl", "deepep"):
-        assert "sites.ffn_out" in unsaid
+    assert "sites.ffn_out" in unsaid  # it takes hardware that does not exist
 
 
 def test_settings_are_of_knobs_of_a_step_and_name_their_sources() -> None:
@@ -124,7 +123,7 @@ def test_schedules_are_methods_of_layers() -> None:
         "attention_out": "uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=24",
         "ffn_out": "signalled",
         "ffn_in_backward": "c3_sp_rp comm_cus=6",
-        "attention_in_backward": "shard_p2p",
+        "attention_in_backward": "c3_sp comm_cus=12",
         "ffn_out_backward": "serial",
     }
     layers = {name: layer.tree for name, layer in layers_of(sites, 8, fp8=False).items()}
@@ -132,11 +131,27 @@ def test_schedules_are_methods_of_layers() -> None:
         "qkv_fprop": {"method": "ring_exchange", "aggregate": 0, "use_ce": 1},
         "fc1_fprop": {"method": "ring_exchange", "aggregate": 1, "use_ce": 1},
         "proj_fprop": {"method": "pipeline", "num_sm": 24, "cga_size": 2, "num_splits": 4, "set_sm_margin": 1},
-        "fc2_fprop": {"method": "ring_exchange", "aggregate": 0, "use_ce": 1},
+        "fc2_fprop": {"method": "ring_exchange", "use_ce": 1},
         "fc1_wgrad": {"method": "bulk", "num_sm": 6, "cga_size": 2, "set_sm_margin": 1},
-        "qkv_dgrad": {"method": "ring_exchange", "aggregate": 0, "use_ce": 1},
+        "qkv_wgrad": {"method": "bulk", "num_sm": 12, "cga_size": 2, "set_sm_margin": 0},
     }
-    assert layers_of(sites, 8, fp8=True)["fc2_fprop"].atomic_gemm == 1
+
+
+def test_one_kernel_for_all_shards_is_of_fp8_and_of_a_gather_with_its_sum() -> None:
+    alone, both = {"ffn_out": "signalled"}, {"ffn_out": "signalled", "ffn_in": "signalled"}
+    assert layers_of(alone, 8, fp8=True)["fc2_fprop"].atomic_gemm is None
+    assert {layer.atomic_gemm for layer in layers_of(both, 8, fp8=True).values()} == {1}
+    assert {layer.atomic_gemm for layer in layers_of(both, 8, fp8=False).values()} == {None}
+
+
+def test_sums_that_overlap_their_own_gemm_turn_bulk_off() -> None:
+    sites = {"ffn_in_backward": "c3_sp comm_cus=6", "attention_in_backward": "shard_p2p"}
+    assert list(layers_of(sites, 8, fp8=False)) == ["qkv_dgrad"]
+    back = sites_of({"qkv_dgrad": UserBuffer(method="ring_exchange")}, 8)
+    assert back["ffn_in_backward"].startswith("uniform_fused_1d")
+    with pytest.raises(ConfigError, match="fc1_wgrad: is in bulk, which sums that overlap their own GEMM"):
+        read_layers({"qkv_dgrad": {"method": "ring_exchange"}, "fc1_wgrad": {"method": "bulk"}})
+    assert read_layers({"proj_wgrad": {"method": "external"}, "qkv_fprop": {"comm_priority": 3}})
 
 
 def test_layers_that_are_not_named_have_the_defaults_of_the_tool() -> None:
@@ -146,7 +161,10 @@ def test_layers_that_are_not_named_have_the_defaults_of_the_tool() -> None:
     assert sites["ffn_in"] == "shard_p2p"
     assert sites["ffn_out"] == "uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=16"
     assert sites["ffn_in_backward"] == "c3_sp comm_cus=16"
-    assert sites_of({}, 8) == {}
+    assert sites_of({}, 8)["attention_in"] == "shard_p2p"
+    (file,) = tools()["transformer_engine"].files
+    assert read([(file, "{}")], {"parallel": {"tp": 8}}).plan["sites"] == sites_of({}, 8)
+    assert "sites" not in read([(file, "null  # not initialised")], {"parallel": {"tp": 8}}).plan
 
 
 @pytest.mark.parametrize(
@@ -157,6 +175,7 @@ def test_layers_that_are_not_named_have_the_defaults_of_the_tool() -> None:
         ({"fc1_wgrad": {"num_sm": 64}}, ["fc1_wgrad.num_sm"]),
         ({"fc1_wgrad": {"num_sms": 6}}, ["fc1_wgrad.num_sms", "did you mean `fc1_wgrad.num_sm`"]),
         ([1], ["settings = [1]: is no mapping of layers"]),
+        ({"qkv_fprop": [1, 2]}, ["qkv_fprop = [1, 2]: is no mapping of settings"]),
     ],
 )
 def test_wrong_settings_of_layers_are_refused_by_path(tree: Any, parts: list[str]) -> None:
@@ -179,15 +198,18 @@ def test_a_plan_is_exported_and_settings_are_imported(
     monkeypatch.chdir(tmp_path)
     plan = {"sites": {"ffn_out": "uniform_fused_1d num_chunks=8"}, "parallel": {"collectives": "in_switch"}}
     Path("plan.yaml").write_text(yaml.safe_dump(plan))
-    assert main(["export", "plan=plan.yaml", "to=megatron", "parallel.tp=4"]) == 0
+    assert main(["export", "plan=plan.yaml", "to=megatron", "parallel.tp=4"]) == 2
+    assert "parallel.sequence_parallel: is needed by user buffers" in capsys.readouterr().err
+    words = ["plan=plan.yaml", "parallel.tp=4", "parallel.sequence_parallel=true"]
+    assert main(["export", "to=megatron", *words]) == 0
     told = capsys.readouterr().out
-    assert "no such knob: parallel.collectives = in_switch" in told
+    assert "not expressible there: parallel.collectives = in_switch" in told
     assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in told
     arguments = Path("outputs/export/megatron/megatron_args.txt").read_text().splitlines()
     assert {"--tensor-model-parallel-size 4", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag"} <= set(arguments)
     assert main(["settings-import", "settings=outputs/export/megatron", "from=megatron", "out=back.yaml"]) == 0
     back = yaml.safe_load(Path("back.yaml").read_text())
-    assert back["parallel"] == {"tp": 4}
+    assert back["parallel"] == {"tp": 4, "sequence_parallel": True}
     assert back["sites"]["ffn_out"] == "shard_p2p"
     assert back["sites"]["ffn_in"] == "serial"
     assert main(["export", "plan=plan.yaml", "to=nccl"]) == 0
@@ -198,11 +220,12 @@ def test_the_launch_line_of_a_user_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("run.txt").write_text(
-        "--tensor-model-parallel-size=8 \\\n --sequence-parallel --lr 1e-4 --overlap-grad-reduce"
-    )
+    words = ["--tensor-model-parallel-size=8", "\\\r\n", "--sequence-parallel", "--lr 1e-4", "--data-path @x 'a: ['"]
+    Path("run.txt").write_text(" ".join([*words, "--overlap-grad-reduce go.py"]), newline="")
     assert main(["settings-import", "settings=run.txt", "from=megatron"]) == 0
-    assert "no such knob in a plan: --lr" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "means nothing to a plan: --lr" in told
+    assert "means nothing to a plan: --data-path" in told
     read_back = yaml.safe_load(Path("plan.yaml").read_text())
     assert read_back == {"parallel": {"tp": 8, "sequence_parallel": True, "reductions": "beside"}}
 
@@ -212,10 +235,14 @@ def test_the_launch_line_of_a_user_is_read(
     [
         (["plan=nowhere.yaml", "to=nccl"], "plan"),
         (["plan=plan.yaml", "to=ncl"], "to = 'ncl': is no tool (did you mean `nccl`?)"),
-        (["plan=plan.yaml", "to=transformer_engine"], "parallel.tp: is missing: how many GPUs share a layer"),
+        (["plan=plan.yaml", "to=transformer_engine"], "parallel.tp: is missing (write parallel.tp=8)"),
+        (["plan=plan.yaml", "to=megatron", "parallel.tp=1"], "parallel.tp = 1: is no number of GPUs that can share"),
+        (["plan=plan.yaml", "to=vllm", "parallel.tp=many"], "parallel.tp = 'many'"),
+        (["plan=plan.yaml", "to=vllm", "sites.ffn_ot=shard_p2p"], "sites.ffn_ot: is no site (did you mean"),
+        (["plan=plan.yaml", "to=vllm", 'parallel.tp="8'], "parallel.tp = '\"8': is no value of a plan"),
         (["plan=list.yaml", "to=nccl"], "plan = 'list.yaml': holds no plan"),
-        (["plan=site.yaml", "to=nccl"], "plan.sites.ffn: is no site"),
-        (["plan=schedule.yaml", "to=nccl"], "is neither a shipped option"),
+        (["plan=site.yaml", "to=nccl"], "sites.ffn: is no site"),
+        (["plan=schedule.yaml", "to=nccl"], "sites.ffn_out = 'sharded': is neither a shipped option"),
         (["plan=plan.yaml"], "to: is missing"),
     ],
 )
@@ -236,7 +263,11 @@ def test_wrong_words_are_refused(
     [
         ("torch", "MICRO_PIPELINE_TP = (", "is no Python"),
         ("vllm", "- 1\n", "is no mapping of YAML"),
-        ("megatron", "--overlap-moe-expert-parallel-comm maybe", "has no value of a plan for it"),
+        ("megatron", "--tensor-model-parallel-size", "parallel.tp = True"),
+        ("megatron", "--data 'x", "is no command line"),
+        ("vllm", "a: [", "is no YAML"),
+        ("deepep", "num_sms: 23", "is no even number of SMs"),
+        ("nccl", " ", "is empty"),
     ],
 )
 def test_settings_that_are_none_are_refused(name: str, text: str, part: str) -> None:
@@ -245,10 +276,26 @@ def test_settings_that_are_none_are_refused(name: str, text: str, part: str) -> 
         read([(file, text)], {})
 
 
+def test_other_spellings_are_read_and_values_that_mean_nothing_are_named() -> None:
+    (vllm,), (sglang,), (nccl,) = (tools()[name].files for name in ("vllm", "sglang", "nccl"))
+    text = "tensor_parallel_size: '4'\ncompilation_config: '{pass_config: {enable_sp: true}}'\n"
+    assert read([(vllm, text)], {}).plan == {"parallel": {"tp": 4, "sequence_parallel": True}}
+    assert read([(sglang, "tp: 8\n")], {}).plan == {"parallel": {"tp": 8}}
+    found = read([(nccl, "export NCCL_NVLS_ENABLE=2; export NCCL_DEBUG=INFO")], {})
+    assert (found.plan, found.unread) == ({}, ["NCCL_NVLS_ENABLE 2", "NCCL_DEBUG"])
+
+
+def test_user_buffers_without_their_file_are_those_by_default() -> None:
+    (_, arguments) = tools()["megatron"].files
+    found = read([(arguments, "--tp-comm-overlap --tp-comm-overlap-cfg mine.yaml")], {"parallel": {"tp": 8}})
+    assert found.plan["sites"] == sites_of({}, 8)
+    assert found.unread == ["--tp-comm-overlap-cfg mine.yaml (import the folder that holds both files)"]
+
+
 def test_python_settings_are_read_and_never_run() -> None:
     (file,) = tools()["torch"].files
-    found = read([(file, "import nowhere\nRESHARD_AFTER_FORWARD = False\nX = nowhere.f()\n")], {})
-    assert found.plan == {"parallel": {"reshard": False}}
+    found = read([(file, "import nowhere\nRESHARD_AFTER_FORWARD: bool = False\nX = nowhere.f()\n")], {})
+    assert (found.plan, found.unread) == ({"parallel": {"reshard": False}}, ["X"])
 
 
 def test_a_schedule_of_a_collective_becomes_an_algorithm_of_msccl_and_back(

@@ -18,7 +18,7 @@ COMMANDS = {
             "parallel.<knob>": "a value beside the plan's, such as parallel.tp=8",
         },
         (
-            "export plan=outputs/plan/latest/plan.yaml to=megatron parallel.tp=8",
+            "export plan=outputs/plan/latest/plan.yaml to=megatron parallel.tp=8 parallel.sequence_parallel=true",
             "export plan=outputs/plan/latest/plan.yaml to=nccl",
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +16,19 @@ from dse.results.run_folder import writable
 from dse.space import get_path
 from search_spaces.collectives.msccl import xml_of
 from search_spaces.collectives.schedule_files import read_schedule, yaml_of
+from search_spaces.frameworks.reading import read
 from search_spaces.frameworks.settings import (
     Plan,
     SettingsFile,
     Tool,
     Written,
+    check_plan,
     leaves_of,
     put_in,
-    read,
     tools,
     write,
 )
-from simulators.steps.sites import SERIAL, SITES
-from simulators.steps.sites import read_schedule as schedule_of_site
+from simulators.steps.sites import SERIAL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,6 +52,7 @@ def export(words: Sequence[str]) -> int:
         console.print(f"written to {file}", soft_wrap=True)
         return 0
     plan = _with_words(_read_plan(Path(options["plan"])), overrides)
+    check_plan(plan)
     written = write_all(tool, plan, Path(options["plan"]).name)
     for file_name, part in written.items():
         _keep(folder / file_name, part.text)
@@ -76,7 +78,7 @@ def settings_import(words: Sequence[str]) -> int:
         _keep(out, yaml.safe_dump(settings.plan, sort_keys=False))
         console.print(yaml.safe_dump(settings.plan, sort_keys=False).rstrip(), soft_wrap=True, highlight=False)
         for name in settings.unread:
-            console.print(f"no such knob in a plan: {name}", soft_wrap=True)
+            console.print(f"means nothing to a plan: {name}", soft_wrap=True, highlight=False)
     console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
     return 0
 
@@ -90,8 +92,8 @@ def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
     """The plan that the files of a tool say."""
     texts = [(file, written[file.name].text) for file in tool.files]
-    tp = get_path(plan, "parallel.tp")
-    return dict(read(texts, {} if tp is None else {"parallel": {"tp": tp}}).plan)
+    beside = {name: get_path(plan, f"parallel.{name}") for name in ("tp", "sequence_parallel")}
+    return dict(read(texts, {"parallel": {name: value for name, value in beside.items() if value is not None}}).plan)
 
 
 def answer(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> Iterator[Table | str]:
@@ -111,7 +113,7 @@ def answer(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> Iterator[T
     wanted, reached = dict(leaves_of(plan)), dict(leaves_of(nearest(tool, plan, written)))
     for path in [*wanted, *(path for path in reached if path not in wanted)]:
         if path in unsaid:
-            yield f"no such knob: {path} = {wanted[path]}"
+            yield f"not expressible there: {path} = {wanted[path]}"
         elif str(reached.get(path)) != str(wanted.get(path)):
             yield f"nearest: {path} = {reached.get(path, SERIAL)}, not {wanted.get(path, SERIAL)}"
 
@@ -132,7 +134,10 @@ def _with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
         path, equals, value = word.partition("=")
         if not equals:
             raise ConfigError([Problem(path, "has no value", way_out=f"write {path}=<value>")])
-        put_in(changed, path, parse_yaml(value, path))
+        try:
+            put_in(changed, path, parse_yaml(value, path))
+        except (yaml.YAMLError, TypeError, AttributeError):
+            raise ConfigError([Problem(path, "is no value of a plan", value)]) from None
     return changed
 
 
@@ -148,22 +153,19 @@ def _read_plan(path: Path) -> dict[str, Any]:
     tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
     if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
         raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
-    strange = (name for name in tree if name not in _SECTIONS)
-    problems = [Problem(f"plan.{name}", "is no section of a plan", way_out=way) for name in strange]
-    for site, text in tree.get("sites", {}).items():
-        if site not in SITES:
-            problems.append(Problem(f"plan.sites.{site}", "is no site", way_out=did_you_mean(str(site), SITES)))
-        elif str(text) != SERIAL:
-            schedule_of_site(str(text))
-    if problems:
-        raise ConfigError(problems)
+    strange = [
+        Problem(f"plan.{name}", "is no section of a plan", way_out=way) for name in tree if name not in _SECTIONS
+    ]
+    if strange:
+        raise ConfigError(strange)
     return {str(name): dict(entries) for name, entries in tree.items()}
 
 
 def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
     """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
     if path.is_dir():
-        texts = [(file, _text(path / file.name)) for file in tool.files if (path / file.name).is_file()]
+        paths = [(file, path / _named(tool, path, file)) for file in tool.files]
+        texts = [(file, _text(at)) for file, at in paths if at.is_file()]
         if texts:
             return texts
         way = f"a folder with {' or '.join(file.name for file in tool.files)}"
@@ -172,10 +174,23 @@ def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
     return [((alike or [tool.files[-1]])[0], _text(path))]
 
 
+def _named(tool: Tool, folder: Path, file: SettingsFile) -> str:
+    """Name of a file in a folder: the one that arguments beside it name, or its own."""
+    for other in tool.files:
+        for setting in other.settings if (folder / other.name).is_file() else ():
+            if setting.constant == file.name:
+                found = re.search(rf"^[^#\n]*{setting.name}[= ]+(\S+)", _text(folder / other.name), re.MULTILINE)
+                return file.name if found is None else Path(found[1]).name
+    return file.name
+
+
 def _text(path: Path) -> str:
     return read_text(path, "settings", most=_MOST_BYTES, way_out="name a file of the tool")
 
 
 def _keep(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise ConfigError([Problem("out", "is a folder", str(path), "name a file")])
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replacement(path) as scratch:
         scratch.write_text(text, encoding="utf-8")

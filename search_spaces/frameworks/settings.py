@@ -7,34 +7,34 @@ is told. Reading a file that was written gives the nearest plan that the tool ca
 
 from __future__ import annotations
 
-import ast
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml, parse_yaml
-from dse.errors import ConfigError, Problem, Problems
+from dse.config.yaml_checks import load_yaml
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
 from search_spaces.frameworks.user_buffers import (
     LAYERS,
     METHODS,
-    UserBuffer,
-    is_of_a_site,
     layers_of,
-    read_layers,
     sites_of,
 )
 from simulators.steps.sites import SERIAL, SITES, read_schedule
+from simulators.workloads.model import Optimizer, Parallel, Run
 
 Plan = Mapping[str, Any]
 _TP = "parallel.tp"
+BY_LAYER = "by layer"
+"""Schedule of sites that overlap as each layer of user buffers does by itself."""
 
 
 class Setting(Frozen):
@@ -55,6 +55,7 @@ class Setting(Frozen):
     families: tuple[str, ...] = ()
     knob: str = ""
     schedule: str = ""
+    aliases: tuple[str, ...] = ()
     constant: str = ""
     disables: bool = False
 
@@ -93,22 +94,35 @@ class Setting(Frozen):
             return []
         return [f"sites.{site}" for site, _ in self._overlapped(plan)] if self.path == "sites" else [self.path]
 
-    def read(self, value: Any, plan: dict[str, Any]) -> None:
-        """Put what a value of the setting means into a plan; sites that are there are left."""
-        if self.constant:
-            return
-        if self.disables:
-            plan["sites"] = {**plan.get("sites", {}), **(dict.fromkeys(self.sites, SERIAL) if value else {})}
-            return
+    @property
+    def is_flag(self) -> bool:
+        """True if a command line has the setting without a value."""
+        of_sites = self.path == "sites" and not self.constant and not self.knob
+        return of_sites or any(isinstance(value, bool) for value in self.values.values()) or is_boolean(self.path)
+
+    def read(self, value: Any, plan: dict[str, Any]) -> bool:
+        """Put what a value of the setting means into a plan; whether it means anything. Sites that are there stay."""
+        if self.constant or (self.is_flag and value not in (True, False, 0, 1)):
+            return False
         if self.path == "sites":
-            for site in self.sites if value else ():
-                plan.setdefault("sites", {}).setdefault(site, self.schedule.replace("{}", str(value)))
-            return
+            self._read_sites(value, plan)
+            return True
         knobs = [knob for knob, setting in self.values.items() if _same(setting, value)]
         if self.values and not knobs:
-            options = ", ".join(map(str, self.values.values()))
-            raise ConfigError([Problem(self.name, "has no value of a plan for it", value, f"known: {options}")])
+            return False
         put_in(plan, self.path, knobs[0] if knobs else value)
+        return True
+
+    def _read_sites(self, value: Any, plan: dict[str, Any]) -> None:
+        sites = plan.setdefault("sites", {})
+        if self.disables:
+            sites.update(dict.fromkeys(self.sites, SERIAL) if value else {})
+        elif self.schedule == BY_LAYER:
+            for site, text in (sites_of({}, tp_of(plan)) if value else {}).items():
+                sites.setdefault(site, text)
+        else:
+            for site in self.sites if value else ():
+                sites.setdefault(site, self.schedule.replace("{}", str(value)))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -182,6 +196,54 @@ def put_in(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[last] = value
 
 
+_MODELS: Mapping[str, type[BaseModel]] = {"parallel": Parallel, "run": Run, "optimizer": Optimizer}
+_NUM_SMS = "system.node.experts.num_sms"
+
+
+def is_boolean(path: str) -> bool:
+    """Tell whether a knob of a plan is true or false."""
+    section, _, name = path.partition(".")
+    field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
+    return field is not None and field.annotation is bool
+
+
+def check_plan(plan: Plan) -> None:
+    """Check the choices of a plan: sites, schedules, and knobs with values that they may have. Raises ConfigError."""
+    check = Problems()
+    for path, value in leaves_of(plan):
+        section, _, name = path.partition(".")
+        if section == "sites":
+            _check_site(check, path, name, value)
+        elif section in _MODELS:
+            _check_knob(check, path, _MODELS[section].model_fields.get(name), value)
+        elif path != _NUM_SMS:
+            check.add(path, "is no choice of a plan", value=value)
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 2 or value % 2:
+            check.add(path, "is no even number of SMs", value=value)
+    check.done()
+
+
+def _check_site(check: Problems, path: str, name: str, value: Any) -> None:
+    if name not in SITES:
+        check.add(path, "is no site", way_out=did_you_mean(name, SITES, path=path))
+        return
+    try:
+        read_schedule(str(value))
+    except ConfigError as error:
+        check.found.extend(replace(problem, path=f"{path}.{problem.path}".rstrip(".")) for problem in error.problems)
+
+
+def _check_knob(check: Problems, path: str, field: FieldInfo | None, value: Any) -> None:
+    if field is None:
+        check.add(path, "is no knob of a step", value=value)
+        return
+    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        check.add(path, error.errors()[0]["msg"].lower(), value=value)
+
+
 def leaves_of(plan: Plan) -> Iterator[tuple[str, Any]]:
     """Yield each choice of a plan, by its path; serial sites are none."""
     for section, entries in plan.items():
@@ -210,17 +272,25 @@ def _rows(file: SettingsFile, plan: Plan) -> Iterator[Row]:
 
 
 def _layer_rows(plan: Plan) -> Iterator[Row]:
-    sites, tp, precision = plan.get("sites", {}), _tp(plan), get_path(plan, "run.precision")
+    sites, precision = plan.get("sites", {}), get_path(plan, "run.precision")
+    if all(text == SERIAL for text in sites.values()):
+        return
+    tp = tp_of(plan)
+    if get_path(plan, "parallel.sequence_parallel") is not True:
+        rule = "is needed by user buffers, which gather and scatter tokens"
+        value = get_path(plan, "parallel.sequence_parallel")
+        raise ConfigError([Problem("parallel.sequence_parallel", rule, value, "write parallel.sequence_parallel=true")])
     for name, layer in layers_of(sites, tp, fp8=str(precision).startswith("fp8")).items():
         yield Row(
             name, layer, [f"sites.{LAYERS[name]}"], METHODS[layer.method], "transformer_engine/pytorch/module/base.py"
         )
 
 
-def _tp(plan: Plan) -> int:
+def tp_of(plan: Plan) -> int:
+    """GPUs that share a layer. Raises ConfigError where a plan does not say it, or has a layer on one GPU."""
     tp = get_path(plan, _TP)
     if not isinstance(tp, int) or isinstance(tp, bool) or tp < 2:
-        rule = "is missing: how many GPUs share a layer, two at least"
+        rule = "is missing" if tp is None else "is no number of GPUs that can share a layer: two at least"
         raise ConfigError([Problem(_TP, rule, tp, "write parallel.tp=8")])
     return tp
 
@@ -230,7 +300,9 @@ def _tp(plan: Plan) -> int:
 
 def _layers_text(rows: Sequence[Row]) -> str:
     notes = "".join(f"# {method}: {meaning}\n" for method, meaning in METHODS.items())
-    return notes + (yaml.safe_dump({row.name: row.value.tree for row in rows}, sort_keys=False) if rows else "{}\n")
+    if not rows:
+        return "# no layer overlaps: leave initialize_ub out, which overlaps all of them by default\nnull\n"
+    return notes + yaml.safe_dump({row.name: row.value.tree for row in rows}, sort_keys=False)
 
 
 def _arguments_text(rows: Sequence[Row]) -> str:
@@ -264,100 +336,4 @@ _TEXTS: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "yaml": _yaml_text,
     "environment": _environment_text,
     "python": _python_text,
-}
-
-
-# Reading
-
-
-@dataclass(frozen=True)
-class ReadSettings:
-    """A plan that files say. unread: settings of them that no knob of a plan is for."""
-
-    plan: dict[str, Any]
-    unread: Sequence[str]
-
-
-def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan) -> ReadSettings:
-    """The plan that files with their texts say, beside what one says already. Raises ConfigError.
-
-    Layers of user buffers count before options that say of all sites whether they overlap.
-    """
-    result, unread = {name: dict(entries) for name, entries in plan.items()}, list[str]()
-    by_layer = [text for file, text in files if file.format == "user_buffers"]
-    of_sites = list[tuple[Setting, Any]]()
-    for file, text in files:
-        if file.format == "user_buffers":
-            continue
-        by_name = {setting.name: setting for setting in file.settings}
-        for name, value in _VALUES[file.format](text):
-            if name not in by_name:
-                unread.append(name)
-            elif by_name[name].path == "sites":
-                of_sites.append((by_name[name], value))
-            else:
-                by_name[name].read(value, result)
-    for text in by_layer:
-        unread += _read_layers(text, result)
-    for setting, value in of_sites:
-        if setting.disables or not by_layer:
-            setting.read(value, result)
-    return ReadSettings(result, unread)
-
-
-def _read_layers(text: str, plan: dict[str, Any]) -> list[str]:
-    layers: dict[str, UserBuffer] = read_layers(parse_yaml(text, "settings"))
-    plan["sites"] = {**plan.get("sites", {}), **sites_of(layers, _tp(plan))}
-    return [name for name, layer in layers.items() if not is_of_a_site(name, layer)]
-
-
-def _arguments(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield options of a command line, or of a file with one a line."""
-    for name in re.findall(r"^# (--[\w-]+) off$", text, re.MULTILINE):
-        yield name, False
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    for place, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            following = words[place + 1] if place + 1 < len(words) else "--"
-            if equals:
-                yield name, parse_yaml(value, name)
-            else:
-                yield name, True if following.startswith("--") else parse_yaml(following, name)
-
-
-def _yaml_values(text: str) -> Iterator[tuple[str, Any]]:
-    tree = parse_yaml(text, "settings")
-    if not isinstance(tree, Mapping):
-        raise ConfigError([Problem("settings", "is no mapping of YAML", str(tree)[:40])])
-    for name, value in tree.items():
-        yield from _below(f"{name}.", value)
-
-
-def _environment(text: str) -> Iterator[tuple[str, Any]]:
-    for word in shlex.split(text, comments=True):
-        name, equals, value = word.partition("=")
-        if equals:
-            yield name, parse_yaml(value, name)
-
-
-def _python(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield constants of a module, which is not run."""
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError([Problem("settings", f"is no Python: {error}")]) from None
-    for node in body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                yield node.targets[0].id, ast.literal_eval(node.value)
-            except (ValueError, TypeError):
-                continue
-
-
-_VALUES: Mapping[str, Callable[[str], Iterator[tuple[str, Any]]]] = {
-    "arguments": _arguments,
-    "yaml": _yaml_values,
-    "environment": _environment,
-    "python": _python,
 }

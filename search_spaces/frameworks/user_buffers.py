@@ -43,13 +43,14 @@ _BY_DEFAULT: Mapping[str, str] = {
 """Layer that overlaps by itself -> its site."""
 _BY_PIECES = ("chunked", "shard_p2p", "signalled")
 
+Method = Literal["ring_exchange", "pipeline", "bulk", "external"]
 Flag = Annotated[Integer, Field(ge=0, le=1)]
 
 
 class UserBuffer(Frozen):
     """Settings of a layer; what is None has the tool's default."""
 
-    method: Literal["ring_exchange", "pipeline", "bulk"]
+    method: Method
     num_sm: Annotated[Integer, Field(ge=1, le=MOST_SMS)] | None = None
     cga_size: Annotated[Integer, Field(ge=1, le=16)] | None = None
     set_sm_margin: Flag | None = None
@@ -58,6 +59,10 @@ class UserBuffer(Frozen):
     atomic_gemm: Flag | None = None
     use_ce: Flag | None = None
     fp8_buf: Flag | None = None
+    is_reduce_scatter: Flag | None = None
+    comm_priority: Integer | None = None
+    gemm_priority: Integer | None = None
+    pipeline_rs_overlap_first_gemm: Flag | None = None
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -86,7 +91,24 @@ def layers_of(sites: Mapping[str, str], tp: int, *, fp8: bool) -> dict[str, User
             layers[f"{_SUMMED[site]}_wgrad"] = _bulk(schedule)
         elif schedule.family in _BY_PIECES and not getattr(schedule, "near_memory", False):
             layers[_layer(site)] = _by_pieces(schedule, site, tp, fp8=fp8)
-    return layers
+    if any(name.endswith("_dgrad") and name in _SUMS for name in layers):  # which turns bulk off altogether
+        layers = {name: layer for name, layer in layers.items() if layer.method != "bulk"}
+    return _paired(layers)
+
+
+def _paired(layers: Mapping[str, UserBuffer]) -> dict[str, UserBuffer]:
+    """Settings of which a gather and the sum that belongs to it both have one kernel for all shards, or neither."""
+    paired = dict(layers)
+    for pair in _PAIRS:
+        both = [paired[name] for name in pair if name in paired]
+        if len({layer.atomic_gemm for layer in both}) > 1 or len(both) < len(pair):
+            paired |= {name: paired[name].model_copy(update={"atomic_gemm": None}) for name in pair if name in paired}
+    return paired
+
+
+_PAIRS = (("qkv_fprop", "proj_fprop"), ("fc1_fprop", "fc2_fprop"))
+_SUMS = tuple(f"{block}_dgrad" for block in _SUMMED.values())
+"""Layers whose sums overlap their own GEMM, in place of bulk."""
 
 
 def _layer(site: str) -> str:
@@ -107,7 +129,7 @@ def _by_pieces(schedule: Any, site: str, tp: int, *, fp8: bool) -> UserBuffer:
     return UserBuffer(
         method="ring_exchange",
         num_sm=sms,
-        aggregate=int(schedule.family == "chunked" and pieces < tp),
+        aggregate=int(schedule.family == "chunked" and pieces < tp) if SITES[site].order == "before" else None,
         atomic_gemm=1 if fp8 and schedule.family == "signalled" else None,
         use_ce=int(by_copies),
     )
@@ -116,13 +138,14 @@ def _by_pieces(schedule: Any, site: str, tp: int, *, fp8: bool) -> UserBuffer:
 def sites_of(layers: Mapping[str, UserBuffer], tp: int) -> dict[str, str]:
     """Schedules of sites that settings of layers mean; layers that are no site's are left out.
 
-    A layer that is not named has the tool's default, where any is.
+    A layer that is not named has the tool's default.
     """
     named = {name: layer for name, layer in layers.items() if is_of_a_site(name, layer)}
     sites = {LAYERS[name]: _schedule(name, layer, tp) for name, layer in named.items()}
-    if layers:
-        for name, site in _BY_DEFAULT.items():
-            sites.setdefault(site, _schedule(name, UserBuffer(method=_usual_method(name)), tp))
+    sums_in_pieces = any(name in _SUMS for name in named)
+    for name, site in _BY_DEFAULT.items():
+        method: Method = "pipeline" if sums_in_pieces and site in _SUMMED else _usual_method(name)
+        sites.setdefault(site, _schedule(name, UserBuffer(method=method), tp))
     return sites
 
 
@@ -142,7 +165,8 @@ def _schedule(name: str, layer: UserBuffer, tp: int) -> str:
     by_sms = f" comm_engine=cu comm_cus={layer.num_sm or 1}" if layer.use_ce == 0 else ""
     if layer.atomic_gemm:
         return f"signalled{by_sms}"
-    return (f"hetero_fused_1d num_chunks={max(1, tp // 2)}" if layer.aggregate else "shard_p2p") + by_sms
+    in_pairs = layer.aggregate and SITES[LAYERS[name]].order == "before"
+    return (f"hetero_fused_1d num_chunks={max(1, tp // 2)}" if in_pairs else "shard_p2p") + by_sms
 
 
 def read_layers(tree: Any) -> dict[str, UserBuffer]:
@@ -155,13 +179,20 @@ def read_layers(tree: Any) -> dict[str, UserBuffer]:
         if name not in LAYERS and name not in _OTHERS:
             check.add(str(name), "is no layer of user buffers", way_out=did_you_mean(str(name), [*LAYERS, *_OTHERS]))
             continue
-        flags = {key: int(value) if isinstance(value, bool) else value for key, value in dict(entry or {}).items()}
+        if not isinstance(entry, Mapping | None):
+            check.add(str(name), "is no mapping of settings", value=entry, way_out=f"{name}: {{method: bulk}}")
+            continue
+        flags = {key: int(value) if isinstance(value, bool) else value for key, value in (entry or {}).items()}
         layer = check.model(UserBuffer, {"method": _usual_method(str(name)), **flags}, path=str(name))
         if layer is not None:
             layers[str(name)] = layer
             if layer.method not in _methods(str(name)):
                 way = f"one of {', '.join(_methods(str(name)))}"
                 check.add(f"{name}.method", "is no method of this layer", value=layer.method, way_out=way)
+    in_bulk = [name for name, layer in layers.items() if name.endswith("_wgrad") and name not in _OTHERS]
+    if in_bulk and any(name in _SUMS and layer.method != "bulk" for name, layer in layers.items()):
+        rule = "is in bulk, which sums that overlap their own GEMM (qkv_dgrad, fc1_dgrad) turn off"
+        check.add(in_bulk[0], rule, way_out="leave it out")
     check.done()
     return layers
 
@@ -172,14 +203,16 @@ _OTHERS = ("proj_wgrad", "fc2_wgrad")
 
 def _methods(name: str) -> tuple[str, ...]:
     if name.endswith("_wgrad"):
-        return ("bulk", "ring_exchange") if name in _OTHERS else ("bulk",)
+        return ("external",) if name in _OTHERS else ("bulk",)
     if name in ("proj_fprop", "fc2_fprop"):
         return ("pipeline", "ring_exchange")
     return ("bulk", "pipeline", "ring_exchange") if name in ("qkv_dgrad", "fc1_dgrad") else ("ring_exchange",)
 
 
-def _usual_method(name: str) -> str:
+def _usual_method(name: str) -> Method:
     """The method of a layer that names none, as `initialize_ub` has it."""
-    if name.endswith("_wgrad") or name in ("qkv_dgrad", "fc1_dgrad"):
+    if name in _OTHERS:
+        return "external"
+    if name.endswith("_wgrad") or name in _SUMS:
         return "bulk"
     return "pipeline" if name in ("proj_fprop", "fc2_fprop") else "ring_exchange"

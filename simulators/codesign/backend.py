@@ -153,7 +153,7 @@ class Judge:
             "tracked": tracked,
             "scale_up": self.base.scale_up_of(machine),
             "topology": _TOPOLOGIES.index(topology),
-            "pim": np.where(tracked, _pims().index(machine.pim), 0),
+            "pim": np.where(tracked, _pims().index(machine.memory_units), 0),
         }
         return np.stack([np.broadcast_to(np.asarray(columns[name], float), size) for name in _OF_STEPS])
 
@@ -177,7 +177,7 @@ class Judge:
             **columns,
             "copy_engines": structure["copy_engines"],
             "topology": _TOPOLOGIES[structure["topology"]],
-            "pim": _pims()[structure["pim"]],
+            "memory_units": _pims()[structure["pim"]],
             "nic_placement": "gpu",  # whose rate is that of its NICs
         }
         machine = Machine().model_copy(update=changes)
@@ -263,9 +263,9 @@ class CodesignBackend(Backend):
         if machine is not None and machine.hbm is not None and machine.hbm not in generations:
             way = f"one of {', '.join(generations)}"
             check.add("machine.hbm", "is no generation of the technology", value=machine.hbm, way_out=way)
-        if machine is not None and machine.pim not in _pims():
-            way = did_you_mean(str(machine.pim), list_options("pim"))
-            check.add("machine.pim", "is no option of the group pim", value=machine.pim, way_out=way)
+        if machine is not None and machine.memory_units not in _pims():
+            way = did_you_mean(str(machine.memory_units), list_options("pim"))
+            check.add("machine.memory_units", "is no option of the group pim", value=machine.memory_units, way_out=way)
         try:
             of_system(system, technology)
         except ValueError as error:
@@ -396,11 +396,12 @@ def _rules(design: Codesign, base: Base) -> Iterator[Rule]:
     largest = largest_die_mm2(base)
     die = np.asarray(priced.dies[0].area_mm2)
     rule = "makes a die of {0:.0f} mm2, and {1:.0f} mm2 are the largest"
-    yield Rule("machine.num_cus", die > largest, rule, knobs.num_cus, (die, largest), "use more machine.dies")
+    way = "use more, or fewer CUs or smaller caches"
+    yield Rule("machine.dies", die > largest, rule, knobs.num_dies, (die, largest), way)
     gpus = np.asarray(base.scale_up_of(machine))
     groups = [(name, np.asarray(step.design.parallel.tp)) for name, step in design.workloads.items()]
     for name, tp in groups if base.topology_of(machine) == "mesh" else ():
-        rule = f"divides the links of a GPU among all {{0}} peers and itself, and workloads.{name} has tp = {{1}}"
+        rule = f"of {{0}} GPUs divides the links of each among the others, and workloads.{name} has tp = {{1}}"
         yield Rule("machine.topology", gpus != tp, rule, "mesh", (gpus, tp), "use a switch, or scale_up = tp")
     clock = base.clock_of(machine)
     yield Rule(

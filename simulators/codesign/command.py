@@ -10,14 +10,14 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from dse.config.compose import Request, request
 from dse.config.flags import overrides, own_folder
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import Problems
 from dse.run_study import run
 from dse.space import Knob
@@ -34,12 +34,15 @@ _MOST = 1 << 14  # machines that are priced beforehand
 _DRAWN = 16  # machines on which values of a knob are compared
 
 
+Limit = Annotated[Number, Field(gt=0)]
+
+
 class MachineBudget(Frozen):
     """The most that a machine may take: area of all dies [mm2], power of a module [W], cost with its share [USD]."""
 
-    area_mm2: Number | None = None
-    power_w: Number | None = None
-    cost: Number | None = None
+    area_mm2: Limit | None = None
+    power_w: Limit | None = None
+    cost: Limit | None = None
 
 
 def codesign(words: Sequence[str]) -> int:
@@ -49,7 +52,7 @@ def codesign(words: Sequence[str]) -> int:
     """
     pairs = dict(word.split("=", 1) for word in words if word.partition("=")[0].removeprefix("budget.") in _METRICS)
     check = Problems()
-    values = {name.removeprefix("budget."): parse_yaml(value, name) for name, value in pairs.items()}
+    values = {name.removeprefix("budget."): _number(value) for name, value in pairs.items()}
     budget = check.model(MachineBudget, values, path="budget")
     check.done()
     assert budget is not None
@@ -60,6 +63,14 @@ def codesign(words: Sequence[str]) -> int:
     if limits and not composed.problems:
         refuse_unmet(composed, limits)
     return run(composed)
+
+
+def _number(text: str) -> float | str:
+    """A number, or a text that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def refuse_unmet(composed: Request, limits: Mapping[str, float]) -> None:

@@ -78,8 +78,8 @@ class Machine(Frozen):
     those of the base. cache: bytes over what grows with the CUs. dies: compute dies of a package. hbm: generation, of
     `technology.memory`. topology, scale_up: of the links, and how many GPUs they join. in_switch: whether the switch
     adds up, where the base has one that does. nic_gbit_per_s: of a GPU's NICs; nic_placement: where they are, the
-    base's being behind PCIe switches. tracker_entries: of T3's tracker; 0 for none. pim: units in memory, an option of
-    the group `pim`; `none` for the base's. cap_w: that a module may draw; 0 for no cap.
+    base's being behind PCIe switches. tracker_entries: of T3's tracker; 0 for none. memory_units: an option of
+    the group `pim`, `none` for the base's. cap_w: that a module may draw; 0 for no cap.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
@@ -99,7 +99,7 @@ class Machine(Frozen):
     nic_gbit_per_s: Annotated[Number, Field(ge=0, le=1e5)] | None = None
     nic_placement: Annotated[Placement | None, knob(structural=True)] = None
     tracker_entries: Annotated[Integer, Field(ge=0, le=2**20)] = 0
-    pim: Annotated[str, knob(structural=True)] = "none"
+    memory_units: Annotated[str, knob(structural=True)] = "none"
     cap_w: Annotated[Number, Field(ge=0, le=1e5)] = 0.0
 
 
@@ -175,7 +175,7 @@ class Base:
 
     def pim_of(self, machine: Machine) -> Pim | None:
         """Units in the memory of a machine, in every stack; None: the base's. Raises ConfigError for an unknown one."""
-        tree = option_tree("pim", machine.pim).get("gpu", {}).get("pim")
+        tree = option_tree("pim", machine.memory_units).get("gpu", {}).get("pim")
         stacks = self.knobs.hbm_stacks if machine.hbm_stacks is None else machine.hbm_stacks
         return None if tree is None else Pim.model_validate(tree).model_copy(update={"stacks": stacks})
 

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from dse.backend import Tree
-from dse.errors import ConfigError, Problems
+from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Number
 from dse.values import Frozen
 from simulators.codesign.plans import PlanOptions
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import ScheduledDesign
+from simulators.steps.sites import SITES, read_schedule
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 
@@ -55,7 +56,7 @@ def steps_of(tree: Tree, system: Tree) -> dict[str, Step]:
         check.add("workloads", "has none", way_out="workloads.mine='{model: llama3_70b, run: {...}, parallel: {...}}'")
     for name, entry in sorted(tree.items()):
         workload = check.model(WeightedWorkload, entry, path=f"workloads.{name}")
-        if workload is None:
+        if workload is None or _breaks_options(check, name, workload.options):
             continue
         try:
             design = _design(workload, system)
@@ -66,6 +67,22 @@ def steps_of(tree: Tree, system: Tree) -> dict[str, Step]:
         steps[name] = Step.model_construct(weight=float(workload.weight), design=design, options=workload.options)
     check.done()
     return steps
+
+
+def _breaks_options(check: Problems, name: str, options: PlanOptions) -> bool:
+    """Note options of unknown sites, and schedules that cannot be read."""
+    before = len(check.found)
+    for site, texts in options.sites.items():
+        path = f"workloads.{name}.options.sites.{site}"
+        if site not in SITES:
+            check.add(path, "is no site", way_out=did_you_mean(site, SITES))
+            continue
+        for text in texts:
+            try:
+                read_schedule(text)
+            except ConfigError as error:
+                check.found.extend(replace(problem, path=path) for problem in error.problems)
+    return len(check.found) > before
 
 
 def _design(workload: WeightedWorkload, system: Tree) -> ScheduledDesign:
