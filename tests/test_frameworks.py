@@ -285,6 +285,13 @@ def test_other_spellings_are_read_and_values_that_mean_nothing_are_named() -> No
     assert (found.plan, found.unread) == ({}, ["NCCL_NVLS_ENABLE 2", "NCCL_DEBUG"])
 
 
+def test_recomputing_everything_takes_a_method_too() -> None:
+    text = written("megatron", {"run": {"recompute": "all"}})["megatron_args.txt"]
+    words = ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1")
+    assert all(f"\n{line}\n" in text for line in words)
+    assert "--recompute-method" not in written("megatron", {"run": {"recompute": "attention"}})["megatron_args.txt"]
+
+
 def test_user_buffers_without_their_file_are_those_by_default() -> None:
     (_, arguments) = tools()["megatron"].files
     found = read([(arguments, "--tp-comm-overlap --tp-comm-overlap-cfg mine.yaml")], {"parallel": {"tp": 8}})
