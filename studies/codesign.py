@@ -63,11 +63,11 @@ class Machines:
         return _judge_of(json.dumps({name: self.config[name] for name in _SECTIONS}, sort_keys=True))
 
     def machine(self, row: Mapping[str, Any]) -> Machine:
-        """The machine of a row."""
+        """The machine of a row: a cell that is empty is the base's."""
         changes = {
-            str(path).removeprefix("machine."): value
-            for path, value in row.items()
-            if str(path).startswith("machine.") and value is not None and value == value
+            name: Machine.model_fields[name].default if value is None or value != value else value
+            for name, value in ((str(path).removeprefix("machine."), value) for path, value in row.items())
+            if name in Machine.model_fields
         }
         return Machine.model_validate({**self.config["machine"], **changes})
 

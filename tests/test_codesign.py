@@ -319,6 +319,14 @@ def test_contributions_of_many_knobs_are_of_drawn_orders_and_as_exact() -> None:
     assert sum(usd for _, usd in shares.values()) == pytest.approx(after["cost_usd"] - before["cost_usd"], rel=1e-9)
 
 
+def test_a_row_with_an_empty_cell_is_of_the_base_whatever_was_typed() -> None:
+    config = {"machine": {**tree()["machine"], "scale_up": 16}}
+    machines = Machines(config, pd.DataFrame())
+    assert machines.machine({"machine.scale_up": None, "machine.num_cus": 100, "throughput_x": 1.0}).scale_up is None
+    assert machines.machine({"machine.scale_up": float("nan")}).scale_up is None
+    assert machines.machine({"machine.num_cus": 100}).scale_up == 16
+
+
 def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     found = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}
     before, links = metrics(), metrics(links=1.1)
