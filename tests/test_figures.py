@@ -232,3 +232,14 @@ def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp
 def test_the_title_of_a_figure_is_known_without_drawing_it() -> None:
     make = next(charts(rows_of(["a", "b"], ["p", "q"], ["x", "y"])))
     assert plots.title(make) == plots.draw(make, "page").title
+
+
+def test_groups_without_a_value_have_a_name() -> None:
+    rows = [
+        {"status": "ok", "x": 1.0 + place, "y": 2.0, "hbm": hbm, "on_front": True}
+        for place, hbm in enumerate((None, "hbm3"))
+    ]
+    table = pd.DataFrame(rows).assign(scenario="one")
+    drawn = fronts.pareto(table, [Axis("x", "x"), Axis("y", "y")], by="hbm", frame=Frame("title", ""))
+    labels = {str(handle.get_label()) for handles in drawn.legends for handle in handles}
+    assert {"not set", "hbm3"} <= labels

@@ -25,7 +25,7 @@ def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) 
 
     axes: x, y and, if there is a third, area. by: column for colour and marker.
     """
-    points = table[table["status"] == "ok"]
+    points = _with_names(table[table["status"] == "ok"], by)
     x, y = axes[:2]
     groups, note = Frame(frame.title, frame.note, frame.panel or "scenario").panels(points, x.column)
     chosen = looks(points[by].unique())
@@ -51,6 +51,11 @@ def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) 
     )
     drawn.legend(keys)
     return drawn
+
+
+def _with_names(points: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Points whose groups all have a name."""
+    return points.assign(**{by: points[by].astype(object).where(points[by].notna(), "not set")})
 
 
 def _decades(values: pd.Series[Any]) -> bool:
@@ -103,7 +108,7 @@ def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple
     both: a row for each point; columns of the finer level end in `.fine`, errors (shares) in `.error`. names: of the
     coarser and the finer level.
     """
-    both = both.assign(**{by: both[by].astype(object).where(both[by].notna(), "not set")})
+    both = _with_names(both, by)
     chosen = looks(both[by].unique())
     note = f"above: the levels against each other; below: error of {names[0]} over {names[1]}, a bar at the median"
     frame = Frame(_agreement_title(both, axes, names), note)
