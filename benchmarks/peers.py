@@ -162,22 +162,16 @@ def _peers() -> dict[str, Callable[[CollectiveKind, Rows], Floats]]:
 
 
 def compare(data: Path) -> dict[str, Any]:
-    """Median signed errors of every simulator that is there by collective, and points/s."""
+    """Median errors of every simulator that is there by collective, and points/s; one that fails is left out, and told.
+
+    Raises ConfigError for a folder without the table.
+    """
     rows, errors, absolute, rates = measured_rows(data), dict[str, Any](), dict[str, Any](), dict[str, float]()
     for name, predict in _peers().items():
-        count, taken, by_kind, sizes = 0, 0.0, dict[str, float](), dict[str, float]()
-        with bar(f"peers {name}", len(rows), "collectives") as advance:
-            for kind, part in rows.items():
-                repeats = _REPEATS if name == "ours" else 1
-                began = time.perf_counter()
-                for _ in range(repeats):
-                    seconds = predict(kind, part)
-                taken += time.perf_counter() - began
-                count += repeats * part.size
-                error = seconds / part.seconds[:, 0] - 1
-                by_kind[kind], sizes[kind] = float(np.median(error)), float(np.median(np.abs(error)))
-                advance(1)
-        errors[name], absolute[name], rates[name] = by_kind, sizes, count / taken
+        try:
+            errors[name], absolute[name], rates[name] = _errors(name, predict, rows)
+        except RuntimeError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
     return {
         "median_signed_error": errors,
         "median_error": absolute,
@@ -186,6 +180,25 @@ def compare(data: Path) -> dict[str, Any]:
         "ours_over_astra_points_per_s": rates["ours"] / rates["astra_sim"] if "astra_sim" in rates else None,
         "exported_parse": exported_parse(),
     }
+
+
+def _errors(
+    name: str, predict: Callable[[CollectiveKind, Rows], Floats], rows: Mapping[CollectiveKind, Rows]
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Median signed error and median size of errors of a simulator by collective, and points/s."""
+    count, taken, signed, sizes = 0, 0.0, dict[str, float](), dict[str, float]()
+    repeats = _REPEATS if name == "ours" else 1
+    with bar(f"peers {name}", len(rows), "collectives") as advance:
+        for kind, part in rows.items():
+            began = time.perf_counter()
+            for _ in range(repeats):
+                seconds = predict(kind, part)
+            taken += time.perf_counter() - began
+            count += repeats * part.size
+            error = seconds / part.seconds[:, 0] - 1
+            signed[kind], sizes[kind] = float(np.median(error)), float(np.median(np.abs(error)))
+            advance(1)
+    return signed, sizes, count / taken
 
 
 def exported_parse() -> float:
@@ -200,10 +213,11 @@ def exported_parse() -> float:
 
 
 def _text(figures: Mapping[str, Any]) -> str:
-    lines = [f"{'':16}" + "".join(f"{kind:>18}" for kind in KINDS) + f"{'points/s':>12}"]
+    kinds = [kind for kind in KINDS if kind in figures["points"]]
+    lines = [f"{'':16}" + "".join(f"{kind:>18}" for kind in kinds) + f"{'points/s':>12}"]
     for name, by_kind in figures["median_signed_error"].items():
         sizes = figures["median_error"][name]
-        cells = "".join(f"{f'{100 * by_kind[kind]:+.1f} ({100 * sizes[kind]:.1f}) %':>18}" for kind in KINDS)
+        cells = "".join(f"{f'{100 * by_kind[kind]:+.1f} ({100 * sizes[kind]:.1f}) %':>18}" for kind in kinds)
         lines.append(f"{name:16}{cells}{figures['points_per_s'][name]:>12,.1f}")
     faster = figures["ours_over_astra_points_per_s"]
     lines.append(f"ours over ASTRA-sim, points/s: {'it is not there' if faster is None else f'{faster:,.0f}'}")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from dse.errors import ConfigError
 from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers
 from simulators.codesign.plans import PlanOptions, best_plans
 from simulators.hardware.device import scheduled_device_of
@@ -87,17 +88,23 @@ def agreement(ours: Mapping[str, UserBuffer], theirs: Mapping[str, UserBuffer]) 
 
 
 def compare(folder: Path | None) -> dict[str, Any]:
-    """Our choices by preset; with a folder, shares of layers with the same method, and with SMs within a factor."""
-    files = sorted(folder.glob("userbuffers_bf16_h100_*.yaml")) if folder else []
-    ours = {name: choice(name) for name in [path.stem for path in files] or NAMES}
+    """Our choices by preset; with a folder, shares of layers with the same method, and with SMs within a factor.
+
+    Raises ValueError for a folder without presets, or with one of another name, and ConfigError for wrong layers.
+    """
+    files = sorted(folder.glob("*.yaml")) if folder else []
+    if folder and not files:
+        raise ValueError(f"{folder}: holds no preset, <name>.yaml")
+    theirs = {path.stem: read_layers(yaml.safe_load(path.read_text("utf-8"))) for path in files}
+    ours = {name: choice(name) for name in theirs or NAMES}
     figures: dict[str, Any] = {
         "choices": {name: {layer: each.tree for layer, each in layers.items()} for name, layers in ours.items()}
     }
     counts = np.zeros(4, int)
-    for path in files:
-        counts += agreement(ours[path.stem], read_layers(yaml.safe_load(path.read_text("utf-8"))))
-    methods, layers, close, sized = counts.tolist()
-    figures["preset_methods_right"] = methods / layers if layers else None
+    for name, layers in theirs.items():
+        counts += agreement(ours[name], layers)
+    methods, both, close, sized = counts.tolist()
+    figures["preset_methods_right"] = methods / both if both else None
     figures["preset_sms_within_2x"] = close / sized if sized else None
     return figures
 
@@ -108,7 +115,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--presets", type=Path, metavar="FOLDER", help="YAML files of layers, named as the presets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args(words)
-    figures = compare(asked.presets)
+    try:
+        figures = compare(asked.presets)
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
+        parser.error(str(error))
     print(json.dumps(figures, indent=2) if asked.json else yaml.safe_dump(figures, sort_keys=False))
     return 0
 

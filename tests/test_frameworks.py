@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,11 +85,13 @@ def test_files_are_what_their_formats_are(name: str, plan: dict[str, Any]) -> No
             assert isinstance(yaml.safe_load(text), dict | None)
         elif file.format == "python":
             compile(ast.parse(text), file.name, "exec")
-        else:
+        elif file.format == "environment":
             words = shlex.split(text, comments=True)
-            assert all(
-                word.startswith("--") or word == "export" or words[place - 1] for place, word in enumerate(words)
-            )
+            assert set(words[::2]) <= {"export"}
+            assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words[1::2])
+        else:
+            lines = [line for line in text.splitlines() if not line.startswith("#")]
+            assert all(re.fullmatch(r"--[a-z-]+( [\w.]+)?", line) for line in lines)
 
 
 @pytest.mark.parametrize("name", OF_PLANS)

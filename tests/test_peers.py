@@ -6,12 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import REPOSITORY
 
 from benchmarks import astra_sim, peers, presets
 from dse.errors import ConfigError
+from simulators.calibration.measurements import Rows
 from simulators.profiles.chakra import read_chakra
 
 DATA = REPOSITORY.parent / "shared" / "data"
@@ -19,8 +21,8 @@ STAND_IN = """#!{python}
 import json, pathlib, re, sys
 given = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 network = pathlib.Path(given["network-configuration"]).read_text()
-count = int(re.search(r"npus_count: \\[ (\\d+) \\]", network)[1])
-rate = float(re.search(r"bandwidth: \\[ ([\\d.]+) \\]", network)[1])
+count = int(re.search(r"npus_count: \\[(\\d+)\\]", network)[1])
+rate = float(re.search(r"bandwidth: \\[([\\d.]+)\\]", network)[1])
 json.loads(pathlib.Path(given["system-configuration"]).read_text())
 traces = [pathlib.Path(given["workload-configuration"] + f".{{gpu}}.et") for gpu in range(count)]
 pathlib.Path({seen!r}).write_bytes(traces[0].read_bytes())
@@ -57,6 +59,22 @@ def test_a_run_that_does_not_finish_on_every_gpu_is_told(
     monkeypatch.setenv("ASTRA_SIM", str(stand_in(tmp_path, what)))
     with pytest.raises(RuntimeError, match=r"ASTRA-sim finished on (0|3) of 8 GPUs"):
         astra_sim.seconds("all_reduce", 1 << 20, 8)
+
+
+def test_a_peer_that_fails_is_told_and_the_others_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASTRA_SIM", str(tmp_path / "nowhere"))
+    with pytest.raises(RuntimeError, match="ASTRA-sim cannot be run"):
+        astra_sim.seconds("all_reduce", 1 << 20, 8)
+    shape = {"gpus": np.array([8.0]), "bytes": np.array([2.0**24])}
+    rows = Rows("h100", "any", "all_reduce", shape, np.array([[1e-4]]), ("one",), (1,), ("",))
+    monkeypatch.setattr(peers, "measured_rows", lambda data: {"all_reduce": rows})
+    monkeypatch.setattr(peers, "simgrid_python", lambda: None)
+    assert peers.main(["--data", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert "astra_sim is left out: ASTRA-sim cannot be run" in told.err
+    assert "it is not there" in told.out
 
 
 def test_without_the_program_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,3 +135,20 @@ def test_our_choice_for_a_preset_is_held_against_its_layers(tmp_path: Path) -> N
     assert 0 < figures["preset_sms_within_2x"] < 1
     with pytest.raises(ValueError, match="names no preset"):
         presets.choice("userbuffers_fp8")
+
+
+def test_a_folder_without_presets_and_wrong_ones_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(part: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            presets.main(["--presets", str(tmp_path)])
+        assert end.value.code == 2
+        assert part in capsys.readouterr().err
+
+    refused("holds no preset")
+    (tmp_path / "userbuffers_bf16_h100_large.yaml").write_text("{}")
+    refused("names no preset")
+    (tmp_path / "userbuffers_bf16_h100_large.yaml").unlink()
+    (tmp_path / "userbuffers_bf16_h100_h4096_tp2_mbs1_seqlen2048.yaml").write_text("fc9: {}")
+    refused("fc9: is no layer")

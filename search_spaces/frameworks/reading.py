@@ -13,7 +13,16 @@ import yaml
 
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem
-from search_spaces.frameworks.settings import BY_LAYER, Plan, Setting, SettingsFile, check_plan, put_in, tp_of
+from search_spaces.frameworks.settings import (
+    BY_LAYER,
+    Plan,
+    Setting,
+    SettingsFile,
+    check_plan,
+    flattened,
+    put_in,
+    tp_of,
+)
 from search_spaces.frameworks.user_buffers import is_of_a_site, read_layers, sites_of
 
 Values = Iterator[tuple[str, Any]]
@@ -131,15 +140,8 @@ def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
         raise ConfigError([Problem("settings", "is no mapping of YAML", str(tree)[:40])])
     for name, value in tree.items():
         is_json = isinstance(value, str) and value.lstrip().startswith("{")
-        yield from _below(f"{name}.", _parsed(value) if is_json else value)
-
-
-def _below(path: str, tree: Any) -> Values:
-    if not isinstance(tree, Mapping):
-        yield path.rstrip("."), _scalar(tree) if isinstance(tree, str) else tree
-        return
-    for name, value in tree.items():
-        yield from _below(f"{path}{name}.", value)
+        for path, leaf in flattened(str(name), _parsed(value) if is_json else value):
+            yield path, _scalar(leaf) if isinstance(leaf, str) else leaf
 
 
 def _environment(text: str, by_name: Mapping[str, Setting]) -> Values:

@@ -22,12 +22,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import Frozen
-from search_spaces.frameworks.user_buffers import (
-    LAYERS,
-    METHODS,
-    layers_of,
-    sites_of,
-)
+from search_spaces.frameworks.user_buffers import LAYERS, METHODS, layers_of, sites_of
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
 
@@ -247,17 +242,18 @@ def _check_knob(check: Problems, path: str, field: FieldInfo | None, value: Any)
 def leaves_of(plan: Plan) -> Iterator[tuple[str, Any]]:
     """Yield each choice of a plan, by its path; serial sites are none."""
     for section, entries in plan.items():
-        for name, value in _below(f"{section}.", entries):
+        for name, value in flattened(section, entries):
             if not (section == "sites" and value == SERIAL):
                 yield name, value
 
 
-def _below(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+def flattened(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values below a dotted path with theirs."""
     if not isinstance(tree, Mapping):
-        yield path.rstrip("."), tree
+        yield path, tree
         return
     for name, value in tree.items():
-        yield from _below(f"{path}{name}.", value)
+        yield from flattened(f"{path}.{name}", value)
 
 
 def _comment(head: str) -> str:
@@ -268,7 +264,8 @@ def _rows(file: SettingsFile, plan: Plan) -> Iterator[Row]:
     for setting in file.settings:
         value = setting.value_for(plan)
         if value is not None:
-            yield Row(setting.name, value, setting.paths(plan), setting.meaning, setting.source)
+            unverified = ", from memory, unverified" if setting.provenance == "memory" else ""
+            yield Row(setting.name, value, setting.paths(plan), setting.meaning, f"{setting.source}{unverified}")
 
 
 def _layer_rows(plan: Plan) -> Iterator[Row]:

@@ -143,7 +143,7 @@ def _cheapest(base: Base, machine: Machine, values: Mapping[str, Sequence[Any]],
         changes = {knob: drawn.choice(choices) for knob, choices in values.items()}
         prices = _of_values(base, machine.model_copy(update=changes), name, values[name])
         best &= (prices <= prices.min(axis=1, keepdims=True) * (1 + 1e-12)).all(axis=0)
-    return values[name] if not best.any() else values[name][int(np.argmax(best)) :][:1]
+    return (values[name][int(np.argmax(best))],) if best.any() else values[name]
 
 
 def _of_values(base: Base, machine: Machine, name: str, values: Sequence[Any]) -> Floats:

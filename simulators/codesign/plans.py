@@ -129,7 +129,8 @@ class _Planner:
         chosen = [(best, places)]
         for site, (seconds, order) in enumerate(zip(times, ranked, strict=True)):
             ordered = np.take_along_axis(seconds, order[:2], axis=0)
-            close = ordered[-1] - ordered[0] < near
+            with np.errstate(invalid="ignore"):  # of machines on which every option breaks a rule
+                close = ordered[-1] - ordered[0] < near
             variant = best[:, close].copy()
             variant[site] = order[:2][-1, close]
             chosen.append((variant, places[close]))
@@ -160,15 +161,12 @@ class _Planner:
         if not legal.any():
             return np.full(legal.shape, np.inf)
         scheduled = Scheduled(design.sites or {name: None}, self._group(design.system))
-        ops, costs, seconds = (
-            [part.op for part in serial_step.parts],
-            [part.spent for part in serial_step.parts],
-            np.zeros(()),
-        )
+        parts, seconds = serial_step.parts, np.zeros(())
+        ops, costs = [part.op for part in parts], [part.spent for part in parts]
         with np.errstate(all="ignore"):
             for at in (at for at in serial_step.site_places() if at.name == name):
-                times = serial_step.parts[at.collective].times
-                seconds = seconds + times * scheduled.seconds(ops, costs, serial_step.platform, at)
+                once = scheduled.seconds(ops, costs, serial_step.platform, at)
+                seconds = seconds + parts[at.collective].times * once
         return np.where(legal, np.broadcast_to(seconds, legal.shape), np.inf)
 
     def seconds(self, plan: Mapping[str, str], places: NDArray[np.intp]) -> Floats:

@@ -52,7 +52,6 @@ from simulators.workloads.operators import ELEMENT_BYTES, Collective, Gemm, Work
 Floats = NDArray[np.float64]
 Order = Literal["before", "after"]
 SERIAL = "serial"
-_IMBALANCE = 0.1  # largest share of the rows over the mean, less one, where each GPU is simulated (assumed)
 _COLUMNS = 512  # of a tensor of which only the bytes are known
 _FORMATS = {"mixed": "fp16", "fp16_storage": "fp32"}
 """Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
@@ -135,7 +134,7 @@ class TensorGroup:
             constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
             efficiency = {} if constants is None else {format_: constants}
             system, costs = schedules_see(machine, tp, efficiency), machine.costs
-            simulated = WholeNode.of(system, _IMBALANCE) if costs.sites == "node" else system
+            simulated = WholeNode.of(system, _imbalance()) if costs.sites == "node" else system
             engine = "uncontended" if costs.sites == "uncontended" else ENGINE
             _groups[name] = machine, cls(system, format_, simulated, engine)
         return _groups[name][1]
@@ -330,6 +329,12 @@ def _with_gemms_of(schedule: Any, system: System) -> System:
     if getattr(schedule, "kernel", None) is None:
         return system
     return system.model_copy(update={"costs": system.costs.model_copy(update={"gemm": "waves"})})
+
+
+@cache
+def _imbalance() -> float:
+    """Largest share of the rows over the mean, less one: that of `simulator=node`, an assumption."""
+    return float(option_tree("simulator", "node")["imbalance"])
 
 
 @cache
