@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
-from benchmarks.peers import run_flows, simgrid_python
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space
+from simulators.engines import simgrid
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
@@ -104,12 +104,12 @@ def against_hand_loop(designs: int = 400) -> float:
 
 def against_simgrid() -> float | None:
     """SimGrid's time over the compiled engine's on 512 flows; None where SimGrid is not installed."""
-    if simgrid_python() is None:
+    if simgrid.interpreter() is None:
         return None
     graph, many = pipeline(64, kind="flows"), pipeline(64, kind="flows", designs=2000)
-    runs = [run_flows(graph) for _ in range(3)]
-    assert np.allclose(runs[0][0], FLUID.run(graph).finished[0], rtol=1e-8)  # works were rounded
-    return min(spent for _, spent in runs) / (seconds(lambda: FLUID.totals(many), repeats=3)[0] / 2000)
+    assert np.allclose(simgrid.ENGINE.run(graph).finished, FLUID.run(graph).finished, rtol=1e-8)  # works were rounded
+    spent = min(simgrid.ENGINE.cpu_s(graph) for _ in range(3))
+    return spent / (seconds(lambda: FLUID.totals(many), repeats=3)[0] / 2000)
 
 
 @dataclass(frozen=True)

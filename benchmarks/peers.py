@@ -4,10 +4,10 @@ Collectives among 8 x H100 from 1 MiB on, by every simulator that is there, besi
 nccl_a100_h100_l40s.csv below the folder): the median signed error of each, the median of its size, and points/s.
 
     ours       the library's constants of h100_8, on rows that they were not fitted on
-    astra_sim  ASTRA-sim with its validated configuration of HGX H100 (`benchmarks.astra_sim`)
+    astra_sim  ASTRA-sim with its validated configuration of HGX H100 (`simulators.engines.astra_sim`)
     simgrid    the steps of a ring as flows through the ports of a switch at the links' nominal rate, without latency
 
-SimGrid is found where some Python interpreter of the machine has its module, and run as a process. exported_parse:
+The same errors are a study, `python -m dse study=peers`, which has its own rows and no rates. exported_parse:
 share of the files of settings (`python -m dse export`) that are read back as the plan that they say.
 """
 
@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import astra_sim
+from dse import plugins
 from dse.errors import ConfigError
 from dse.progress import bar
 from search_spaces.frameworks.command import nearest, write_all
 from search_spaces.frameworks.settings import leaves_of, tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
 from simulators.calibration.measurements import Rows
+from simulators.calibration.predictions import PEERS
 from simulators.hardware.device import ScheduledNode, scheduled_device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind
-from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
+from simulators.taskgraph.graph import Floats
+from simulators.taskgraph.timeline import ForeignEngine
 
 KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _TABLE = "nccl_a100_h100_l40s.csv"
@@ -52,46 +52,6 @@ _PLAN = {
     },
     "parallel": {"tp": 8, "sequence_parallel": True, "collectives": "in_switch", "reductions": "beside"},
 }
-_SCRIPT = Path(__file__).with_name("simgrid_flows.py")
-_SCALE = 1e9  # SimGrid's work is in whole bytes: one unit of work is so many
-
-
-@functools.cache
-def simgrid_python() -> str | None:
-    """An interpreter that can import SimGrid (Debian's `python3-simgrid` serves `/usr/bin/python3`), or None."""
-    for python in dict.fromkeys([sys.executable, "/usr/bin/python3", shutil.which("python3") or ""]):
-        if python and Path(python).exists():
-            found = subprocess.run([python, "-c", "import simgrid"], capture_output=True, check=False)
-            if found.returncode == 0:
-                return python
-    return None
-
-
-def run_flows(graph: TaskGraph) -> tuple[Floats, float]:
-    """(finish times [T] of the first design, CPU seconds) by SimGrid, of a graph it can express.
-
-    Such a graph has uses of one unit, no delays, caps, weights, priorities or pools that matter; works are rounded to
-    whole billionths. Raises RuntimeError where SimGrid fails.
-    """
-    uses: list[list[int]] = [[] for _ in range(graph.num_tasks)]
-    for task, resource in zip(graph.use_task.tolist(), graph.use_resource.tolist(), strict=True):
-        uses[task].append(resource)
-    tasks = [
-        {"work": round(work * _SCALE), "links": uses[task], "after": graph.predecessors(task).tolist()}
-        for task, work in enumerate(graph["work"][0].tolist())
-    ]
-    links = [capacity * _SCALE for capacity in graph["capacity"][0].tolist()]
-    found = subprocess.run(
-        [str(simgrid_python()), str(_SCRIPT)],
-        input=json.dumps({"links": links, "tasks": tasks}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode:
-        raise RuntimeError(f"SimGrid failed: {found.stderr[-500:]}")
-    answer: dict[str, Any] = json.loads(found.stdout)
-    return np.array(answer["finished"]), float(answer["seconds"])
 
 
 def measured_rows(data: Path) -> dict[CollectiveKind, Rows]:
@@ -118,46 +78,17 @@ def _ours(kind: CollectiveKind, rows: Rows) -> Floats:
     return cost_of_rows(constants, rows).seconds[:, 0]
 
 
-def _by_astra_sim(kind: CollectiveKind, rows: Rows) -> Floats:
-    return np.array([astra_sim.seconds(kind, int(size), _GPUS) for size in rows.shape["bytes"]])
-
-
-def _by_simgrid(kind: CollectiveKind, rows: Rows) -> Floats:
-    return np.array([run_flows(ring(kind, float(size), _GPUS))[0].max() for size in rows.shape["bytes"]])
-
-
-def ring(kind: CollectiveKind, num_bytes: float, num_gpus: int) -> TaskGraph:
-    """The messages of a collective among GPUs at a switch, whose ports have the rate of all links of a GPU.
-
-    A ring step by step, of which each waits for what the GPU before has received; of an all-to-all, all at once.
-    """
-    node, build = _node(), GraphBuilder()
-    rate = 1e-9 * float(node.link_bytes_per_s) * (node.num_gpus - 1)  # GB/s: works are whole billionths
-    ports = [[build.resource(f"{way} {gpu}", rate) for gpu in range(num_gpus)] for way in ("out", "in")]
-    steps = 2 * (num_gpus - 1) if kind == "all_reduce" else num_gpus - 1
-    before: list[int] = []
-    for step in range(steps):
-        distance = step + 1 if kind == "all_to_all" else 1
-        sent = [
-            build.task(
-                f"{step}.{gpu}",
-                "transfer",
-                after=[before[(gpu - 1) % num_gpus]] if before and kind != "all_to_all" else [],
-                uses={ports[0][gpu]: 1.0, ports[1][(gpu + distance) % num_gpus]: 1.0},
-                work=1e-9 * num_bytes / num_gpus,
-            )
-            for gpu in range(num_gpus)
-        ]
-        before = sent
-    return build.build()
+def _by(engine: ForeignEngine, kind: CollectiveKind, rows: Rows) -> Floats:
+    port = float(_node().link_bytes_per_s) * (_node().num_gpus - 1)
+    return engine.collective_s(kind, rows.shape["bytes"], rows.shape["gpus"], port, _DEVICE)
 
 
 def _peers() -> dict[str, Callable[[CollectiveKind, Rows], Floats]]:
     there: dict[str, Callable[[CollectiveKind, Rows], Floats]] = {"ours": _ours}
-    if astra_sim.program() is not None:
-        there["astra_sim"] = _by_astra_sim
-    if simgrid_python() is not None:
-        there["simgrid"] = _by_simgrid
+    for name in PEERS:
+        engine = plugins.load("engine", name)
+        if not engine.absence():
+            there[name] = functools.partial(_by, engine)
     return there
 
 

@@ -277,6 +277,10 @@ class Backend:
         """See `Simulator.evaluate`."""
         raise NotImplementedError
 
+    def absence(self) -> str:
+        """Why nothing can be evaluated on this machine, with the way out; "" where it can, as by default."""
+        return ""
+
     def sections(self, tree: Tree) -> None:
         """Check that a configuration holds the sections of a design and no others. Raises ConfigError.
 

@@ -7,9 +7,11 @@ checked first.
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -204,3 +206,61 @@ def path_inside(folder: Path, name: str) -> Path:
     if "/" in name or "\0" in name or name in ("", ".", ".."):
         raise ConfigError([Problem(str(folder), "cannot hold a file of this name", name, "give it a plain name")])
     return folder / name
+
+
+MOST_STREAMED = 1 << 36
+"""Of a file that is read part by part, such as a profile."""
+MOST_UNPACKED = 1 << 38
+"""Bytes that a packed file may hold: what unpacks to more is no profile."""
+MOST_RATIO = 300
+"""Bytes for each packed one, past `FREELY_UNPACKED`: profiles have 10 to 50, a file made to fill memory has 1,000."""
+FREELY_UNPACKED = 1 << 26
+"""Bytes that any packed file may hold."""
+
+
+class TooLargeError(EOFError):
+    """A packed file unpacks to more than any profile does."""
+
+
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+"""Raised by reading a gzip that is cut off or damaged, or that unpacks to too much (`TooLargeError`)."""
+
+
+def loss(error: Exception) -> str:
+    """What is dropped of a file for an error of `DAMAGED`."""
+    if isinstance(error, TooLargeError):
+        return "the rest of a gzip that unpacks to more than a profile holds"
+    return "the rest of a gzip that is cut off or damaged"
+
+
+@contextmanager
+def open_packed(path: Path) -> Iterator[tuple[IO[bytes], BufferedReader]]:
+    """What a file holds, unpacked, and the file itself, whose place tells progress. Raises ConfigError."""
+    with open_plain_file(path, "profile", most=MOST_STREAMED, way_out="name the file of a profile") as file:
+        if path.suffix != ".gz":
+            yield file, file
+            return
+        with _Unpacked(file) as unpacked:
+            yield unpacked, file  # type: ignore[misc]
+
+
+class _Unpacked(gzip.GzipFile):
+    """A gzip that raises `TooLargeError` past what it may unpack to."""
+
+    def __init__(self, packed: BufferedReader) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed, self._bytes = packed, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """See gzip.GzipFile.read."""
+        return self._count(super().read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        """See gzip.GzipFile.read1."""
+        return self._count(super().read1(size))
+
+    def _count(self, data: bytes) -> bytes:
+        self._bytes += len(data)
+        if self._bytes > min(MOST_UNPACKED, max(FREELY_UNPACKED, MOST_RATIO * self._packed.tell())):
+            raise TooLargeError
+        return data

@@ -57,6 +57,8 @@ _CATEGORIES = {
     "roofline": ("grey", "X"),
     "fitted": ("vermillion", "X"),
     "nearest": ("blue", "X"),
+    "astra_sim": ("amber", "s"),
+    "simgrid": ("green", "o"),
     "G-long": ("navy", "p"),
     "GC-equal": ("sky", "D"),
     "C-long": ("wine", "^"),

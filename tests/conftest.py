@@ -39,7 +39,7 @@ from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.timeline import Engine
+from simulators.taskgraph.timeline import Engine, ForeignEngine
 from simulators.workloads.operators import Pattern
 
 REPOSITORY = Path(__file__).parents[1]
@@ -204,7 +204,9 @@ def without_source(tree: dict[str, Any], path: str) -> dict[str, Any]:
     return tree
 
 
-ENGINES: dict[str, Engine] = available("engine")
+ENGINES: dict[str, Engine] = {
+    name: engine for name, engine in available("engine").items() if not isinstance(engine, ForeignEngine)
+}
 EXACT = [name for name, engine in ENGINES.items() if engine.exact]
 FAMILIES: dict[str, type[Any]] = available("schedule")
 OF_STREAMS = ("streams",)  # families of GEMMs that share one GPU, and exchange nothing

@@ -19,12 +19,12 @@ from dse import plugins
 from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from simulators.profiles.chakra import ExecutionTrace, TraceNode, read_chakra, write_chakra
 from simulators.profiles.chakra_graphs import collective_of, profile_of_trace, task_graph_of, trace_of_run
-from simulators.profiles.chakra_messages import COLLECTIVES, NODE_TYPES, message
 from simulators.profiles.export_command import traces_of_design
 from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
+from simulators.taskgraph.chakra import ExecutionTrace, TraceNode, read_chakra, write_chakra
+from simulators.taskgraph.chakra_messages import COLLECTIVES, NODE_TYPES, message
 from simulators.taskgraph.graph import TaskGraph
 
 US = 1e-6

@@ -504,14 +504,13 @@ def named_once() -> Iterator[list[str]]:
     """Command lines that name every shipped option at least once.
 
     A schedule that runs a collective beside the GEMM is named with a workload that has one, and the others with the
-    other workloads. Groups that no default names are of studies that add them.
+    other workloads; it has as many CUs as the system's kernels use. Groups that no default names are of studies that
+    add them. An option that asks for a command or for a program is left out.
     """
     defaults = yaml.safe_load((CONF / "config.yaml").read_text("utf-8"))["defaults"]
     named = {group for line in defaults if isinstance(line, dict) for group in line}
     groups = {
-        folder.name: [
-            path.stem for path in sorted(folder.glob("*.yaml")) if path.stem != "external"
-        ]  # asks for a command
+        folder.name: [path.stem for path in sorted(folder.glob("*.yaml")) if path.stem not in ("external", "astra_sim")]
         for folder in sorted(CONF.iterdir())
         if folder.is_dir() and folder.name in named
     }
@@ -534,7 +533,11 @@ def named_once() -> Iterator[list[str]]:
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *group_options in zip_longest(pairs, *groups.values()):
         words = [f"{group}={option}" for group, option in zip(groups, group_options, strict=True) if option]
-        yield list({word.partition("=")[0]: word for word in (*words, *(pair or pairs[0]))}.values())
+        chosen = {word.partition("=")[0]: word.partition("=")[2] for word in (*words, *(pair or pairs[0]))}
+        most = gpus.get(chosen.get("system", ""), {}).get("cu_copy", {}).get("num_cus")
+        if most and (shipped("schedule")[chosen["schedule"]].get("comm_cus") or 0) > most:
+            chosen["schedule.comm_cus"] = str(most)
+        yield [f"{path}={value}" for path, value in chosen.items()]
 
 
 def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[list[str]]:

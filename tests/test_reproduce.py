@@ -36,6 +36,7 @@ def test_every_study_is_of_a_paper_or_of_none() -> None:
         "codesign",
         "operators",
         "overlap_measured",
+        "peers",
         "plan",
         "search_benchmark",
         "synthesis",

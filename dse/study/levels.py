@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -78,7 +79,8 @@ def levels(
 ) -> tuple[Level, ...]:
     """Return the checked levels of a ladder; () for none. own_level: name and backend of the study's simulator.
 
-    A level with the study's own backend under another name is left out. Raises ConfigError.
+    A level with the study's own backend under another name is left out, and one that cannot run on this machine, which
+    is told. Raises ConfigError.
     """
     if not fidelity.levels:
         return ()
@@ -89,7 +91,9 @@ def levels(
     ladder = []
     for name in fidelity.levels:
         level = Level(*own_level, own=True) if name == OWN else Level(name, _spec(name, composed[name]), own=False)
-        if level.own or level.spec != own_level[1]:
+        if not level.own and (absence := level.spec.make().absence()):
+            print(f"level {name} is left out: {absence}", file=sys.stderr)
+        elif level.own or level.spec != own_level[1]:
             ladder.append(level)
     return tuple(ladder) if len(ladder) > 1 else ()
 

@@ -193,6 +193,8 @@ def _checked_space(check: Problems, request: Request, backend: Backend) -> Space
     data_dir = get_path(request.tree, "study.data_dir")
     design |= {} if data_dir is None else {"data_dir": data_dir}
     backend.sections(design)
+    if absence := backend.absence():
+        check.add("simulator", absence, value=get_path(request.tree, "simulator.name"))
     options = {section: named for section, named in request.options.items() if section in design}
     space = Space(design, _fitting_knobs(request, design, backend), options, backend)
     _check_knobs(check, space)

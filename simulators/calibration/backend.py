@@ -14,22 +14,29 @@ from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config.options import conf_dir
 from dse.errors import Problems, did_you_mean
 from dse.space import get_path
+from dse.units import Bytes, BytesPerSecond, Integer
 from dse.values import Frozen
 from simulators.calibration.measurements import Rows
-from simulators.calibration.predictions import Predicted, predicted_by
+from simulators.calibration.predictions import Predicted, predicted_by, refusal
 from simulators.calibration.rows import cost_of
 from simulators.calibration.tables import is_of, read_folder
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
+from simulators.hardware.network import Topology
 
-_VERSION = "4"
+_VERSION = "5"
 _SECTIONS = ("devices", "predict", "data_dir")
 
 
 class Predict(Frozen):
-    """The model that predicts times: one of `simulators.calibration.predictions.MODELS`."""
+    """The model that predicts times: one of `simulators.calibration.predictions.MODELS` or `PEERS`.
 
-    model: Literal["fitted", "roofline", "nearest"] = "fitted"
+    kinds: kinds of rows that are predicted; null for all. least_bytes: of collectives, smaller ones do not count.
+    """
+
+    model: Literal["fitted", "roofline", "nearest", "astra_sim", "simgrid"] = "fitted"
+    kinds: tuple[str, ...] | None = None
+    least_bytes: Bytes = 0.0
 
 
 class Table(Frozen):
@@ -42,12 +49,38 @@ class Table(Frozen):
     note: str
 
 
+class Links(Frozen):
+    """How the GPUs of a node are linked: what simulators of others are set up by."""
+
+    topology: Topology
+    num_gpus: Integer
+    link_bytes_per_s: BytesPerSecond
+
+    @property
+    def port_bytes_per_s(self) -> float | None:
+        """Rate [bytes/s] of a GPU at a switch, each way; None for other topologies."""
+        return self.link_bytes_per_s * (self.num_gpus - 1) if self.topology == "switch" else None
+
+    @classmethod
+    def tree_of(cls, system: Tree) -> dict[str, Any] | None:
+        """Those of a system's tree; None where it does not say them all."""
+        node = system.get("node") or {}
+        links = {name: node.get(name) for name in cls.model_fields}
+        return None if None in links.values() else links
+
+
 class MeasuredDesign(Frozen):
-    """A device, rows measured on it, and the model that predicts them."""
+    """A device, rows measured on it, the model that predicts them, and the links of the device's node."""
 
     system: Device
     table: Table
     predict: Predict
+    links: Links | None = None
+
+    @property
+    def port_bytes_per_s(self) -> float | None:
+        """Rate [bytes/s] of a GPU at the switch of its node, each way; None where there is none."""
+        return None if self.links is None else self.links.port_bytes_per_s
 
 
 @plugins.cached_until_refresh
@@ -58,7 +91,7 @@ def tables(folder: str) -> tuple[Rows, ...]:
 
 def predict_rows(design: MeasuredDesign) -> Predicted | None:
     """Predict the rows of a design; None if the device has no constants for them."""
-    return predicted_by(design.predict.model, design.system, _rows(design.table))
+    return predicted_by(design.predict.model, design.system, _rows(design.table), design.port_bytes_per_s)
 
 
 def _rows(table: Table) -> Rows:
@@ -108,6 +141,7 @@ class MeasuredBackend(Backend):
         folder = str(tree.get("data_dir") or conf_dir() / "data")
         measured, trees, check = tables(folder), dict[str, Tree](), Problems()
         seen: dict[str, str] = {}
+        kinds = tree.get("predict", {}).get("kinds")
         for name in tree["devices"]:
             system = tree_of(name)
             device = device_of(system, name)
@@ -120,13 +154,14 @@ class MeasuredBackend(Backend):
                 rule = f"is measured as {label}, of which {folder} has no rows (but of {there})"
                 check.add("devices", rule, value=name, way_out="add study.data_dir=<folder of its table>")
             before = len(trees)
-            for rows in device_rows:
+            for rows in (rows for rows in device_rows if kinds is None or rows.kind in kinds):
                 if cost_of(device, rows) is not None:
                     title = f"{device.name} {rows.precision} {rows.kind}"
                     trees[title] = {
                         "system": system,
                         "table": _table_tree(rows, folder),
                         "predict": tree.get("predict", {}),
+                        "links": Links.tree_of(system),
                     }
                     self._check_reach(check, device, rows, name)
             if device_rows and len(trees) == before:
@@ -167,8 +202,10 @@ class MeasuredBackend(Backend):
 
     def _evaluate_design(self, design: BaseModel) -> Result:
         assert isinstance(design, MeasuredDesign)
+        if why := refusal(design.predict.model, _rows(design.table), design.port_bytes_per_s):
+            return Result("unsupported", reason=why)
         predicted = predict_rows(design)
-        errors = predicted.errors if predicted else None
+        errors = predicted.errors_from(design.predict.least_bytes) if predicted else None
         if predicted is None or errors is None:
             return Result("unsupported", reason="every measured row was fitted on: none is left to test")
         metrics = {

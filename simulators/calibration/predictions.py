@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dse import plugins
 from simulators.calibration.collectives import COLLECTIVE_ROWS, fitted_names
 from simulators.calibration.measurements import STREAM_KINDS, Rows
 from simulators.calibration.rows import cost_of
@@ -18,6 +20,8 @@ Floats = NDArray[np.float64]
 MODELS = ("fitted", "roofline", "nearest")
 """Models of times. fitted: the operator costs with the device's constants. roofline: peak rate and HBM bandwidth of its
 data sheet. nearest: the measured row of the nearest shape, scaled by FLOP (by bytes where those bound it)."""
+PEERS = ("astra_sim", "simgrid")
+"""Simulators of others, as models of collectives inside a node with a switch."""
 _FAR = 1.5  # a prediction is far off beyond this factor
 
 
@@ -86,12 +90,22 @@ class Predicted:
     @property
     def errors(self) -> Errors | None:
         """Errors on the rows that were not fitted on."""
+        return self.errors_from(0.0)
+
+    def errors_from(self, least_bytes: float) -> Errors | None:
+        """The same, of collectives of at least so many bytes."""
         unseen = ~self.fitted
+        if self.rows.kind in COLLECTIVE_ROWS:
+            unseen &= self.rows.shape["bytes"] >= least_bytes
         return Errors.of(self.seconds[unseen], self.rows.seconds[unseen])
 
 
-def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
-    """Predict rows by one of `MODELS`; None if the device has no constants for them."""
+def predicted_by(model: str, device: Device, rows: Rows, port_bytes_per_s: float | None = None) -> Predicted | None:
+    """Predict rows by one of `MODELS` or `PEERS`; None if the device has no constants for them.
+
+    port_bytes_per_s: rate of a GPU at the switch of its node, each way, which simulators of others are set up by.
+    Raises RuntimeError where a simulator of others fails; `refusal` says beforehand what it cannot predict.
+    """
     cost = cost_of(device, rows)
     if cost is None:
         return None
@@ -100,10 +114,30 @@ def predicted_by(model: str, device: Device, rows: Rows) -> Predicted | None:
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
         seconds = nearest(rows, cost.bytes if rows.kind in (*STREAM_KINDS, *COLLECTIVE_ROWS) else cost.flop)
+    elif model in PEERS:
+        assert port_bytes_per_s is not None
+        shape, label = rows.shape, str(device.gpu.measured_as or "").lower().partition("_")[0]
+        times = _peer(model).collective_s(rows.kind, shape["bytes"], shape["gpus"], port_bytes_per_s, label)
+        seconds = times[:, None]
     names = frozenset(device.gpu.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
     if rows.kind in COLLECTIVE_ROWS and device.node is not None:
         names = fitted_names(device.node, rows)
     return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
+
+
+def refusal(model: str, rows: Rows, port_bytes_per_s: float | None) -> str:
+    """Why a simulator of others does not predict rows; "" for other models, and where it does."""
+    if model not in PEERS:
+        return ""
+    if rows.kind not in COLLECTIVE_ROWS or COLLECTIVE_ROWS[rows.kind][1] != "inside":
+        return f"{model} predicts collectives inside a node, and no {rows.kind}"
+    if port_bytes_per_s is None:
+        return f"{model} is set up for GPUs at a switch, with node.link_bytes_per_s"
+    return str(_peer(model).absence())
+
+
+def _peer(model: str) -> Any:
+    return plugins.load("engine", model)
 
 
 def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:

@@ -37,8 +37,8 @@ from simulators.overlap.metrics import (
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.symmetry import patterns, reduce_graph
-from simulators.taskgraph.timeline import Engine, Refused, Timeline
+from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
+from simulators.taskgraph.timeline import Engine, ForeignEngine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
 _VERSION = "9"  # of the physics and the metrics; raise it with every change that alters a result
@@ -77,6 +77,11 @@ class OverlapBackend(Backend):
         self.version = "+".join(
             [_VERSION, *(f"{name}.{loaded.version}" for name, loaded in self._engines), *node_version]
         )
+
+    def absence(self) -> str:
+        """Why the first engine cannot run on this machine, or ""."""
+        engine = self._engines[0][1]
+        return engine.absence() if isinstance(engine, ForeignEngine) else ""
 
     def sections(self, tree: Tree) -> None:
         """Check that `system`, `workload` and `schedule` are mappings and that the schedule's family exists.
@@ -316,8 +321,8 @@ class OverlapBackend(Backend):
         """Full timeline of one design, by the first engine that runs it."""
         assert isinstance(design, Design)
         graph = self._lower(self.settle(design))
-        quotient = reduce_graph(graph)
         for _, engine in self._engines:
+            quotient = _quotient(engine, graph)
             timeline = engine.run(quotient.graph)
             if not timeline.reason(0):
                 return quotient.whole(timeline, graph)
@@ -411,9 +416,16 @@ def _measure_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], R
     return measure(small, totals), totals.refused
 
 
+def _quotient(engine: Engine, graph: TaskGraph) -> Quotient:
+    """The graph in which tasks that are alike are one; with all tasks for a simulator of others."""
+    if isinstance(engine, ForeignEngine):
+        return Quotient(graph, np.arange(graph.num_tasks, dtype=np.int32))
+    return reduce_graph(graph)
+
+
 def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
     """Metrics of the worst GPU, in blocks of designs whose timelines fit into memory."""
-    quotient = reduce_graph(graph)
+    quotient = _quotient(engine, graph)
     block_size = max(1, _MOST_CELLS // graph.num_tasks)
     metrics, refused = [], []
     for start in range(0, graph.num_designs, block_size):

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from dse import plugins
-from simulators.profiles.chakra import ExecutionTrace, TraceNode
 from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.replay import ENGINE, Replayed, lower_kernels
+from simulators.taskgraph.chakra import ExecutionTrace, TraceNode
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 

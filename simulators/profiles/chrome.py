@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import ConfigError, Problem
+from dse.files import DAMAGED, loss, open_packed
 from dse.progress import bar
-from simulators.profiles.packed import DAMAGED, loss, opened
 from simulators.profiles.profile import DTYPE_BYTES, MOST_KERNELS, KernelRows, Profile, profile_of
 from simulators.profiles.shapes import shape_text
 
@@ -153,7 +153,7 @@ def _group(args: Mapping[str, Any]) -> str | None:
 def _text(path: Path, advance: Callable[[int], None]) -> Iterator[tuple[Iterator[str], list[str]]]:
     """Parts of the text of a file, plain or gzip, and what went wrong at its end. Raises ConfigError."""
     losses: list[str] = []
-    with opened(path) as (unpacked, file):
+    with open_packed(path) as (unpacked, file):
         reader = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
 
         def parts() -> Iterator[str]:

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem
-from dse.files import MOST_LINE
-from simulators.profiles.packed import DAMAGED, loss, opened
+from dse.files import DAMAGED, MOST_LINE, loss, open_packed
 
 Row = Mapping[str, str]
 
@@ -22,7 +21,7 @@ def csv_rows(path: Path, dropped: Counter[str]) -> Iterator[tuple[list[str], Ite
 
     Lines that begin with # are comments.
     """
-    with opened(path) as (unpacked, _):
+    with open_packed(path) as (unpacked, _):
         text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
         reader = csv.reader(_lines(text, dropped))
         try:

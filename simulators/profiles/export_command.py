@@ -18,10 +18,10 @@ from dse.results.output_files import working_on_folders
 from dse.results.run_folder import Outputs, writable
 from dse.study.plan_again import Present
 from dse.study.replay import stored_point
-from simulators.profiles.chakra import ExecutionTrace, write_chakra
 from simulators.profiles.chakra_graphs import collective_of, trace_of_profile, trace_of_run
 from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
+from simulators.taskgraph.chakra import ExecutionTrace, write_chakra
 
 _MOST_RANKS = 1 << 16
 

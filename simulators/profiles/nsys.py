@@ -21,9 +21,8 @@ from typing import Any
 from urllib.parse import quote
 
 from dse.errors import ConfigError, Problem
-from dse.files import open_plain_file
+from dse.files import MOST_STREAMED, open_plain_file
 from simulators.profiles.iterations import is_iteration
-from simulators.profiles.packed import MOST_BYTES
 from simulators.profiles.profile import KernelRows, Profile, profile_of
 
 _NS = 1e-9
@@ -44,7 +43,7 @@ def read_nsys(path: Path) -> list[Profile]:
 
     A damaged database is used as far as it goes.
     """
-    with open_plain_file(path, "profile", most=MOST_BYTES, way_out=_WAY):
+    with open_plain_file(path, "profile", most=MOST_STREAMED, way_out=_WAY):
         pass  # a plain file, and not too large
     place = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:

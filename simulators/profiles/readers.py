@@ -19,8 +19,8 @@ MOST_FILES = 4096
 
 
 def _read_chakra(path: Path) -> Profile:
-    from simulators.profiles.chakra import read_chakra
     from simulators.profiles.chakra_graphs import profile_of_trace
+    from simulators.taskgraph.chakra import read_chakra
 
     return profile_of_trace(read_chakra(path))
 

@@ -161,8 +161,8 @@ class Engine(Protocol):
     """Runs task graphs. A module of `simulators` (or an entry point of `dse.simulators`) offers one as `ENGINE`.
 
     batch: preferred number of designs in a call. exact: whether the engine computes what
-    docs/explanation/engines.md defines. An
-    engine that is not exact leaves contention out: its makespan is a lower bound, and exact where nothing is contended.
+    docs/explanation/engines.md defines. Another engine of ours leaves contention out: its makespan is a lower bound,
+    and exact where nothing is contended.
     """
 
     version: str
@@ -174,3 +174,17 @@ class Engine(Protocol):
 
     def totals(self, graph: TaskGraph) -> Totals:
         """Totals of the same runs: `self.run(graph).totals()`, unless the engine has a faster way."""
+
+
+@runtime_checkable
+class ForeignEngine(Engine, Protocol):
+    """A simulator of others as an engine: what it computes is its own, and the tasks of all GPUs are given to it."""
+
+    def absence(self) -> str:
+        """Why it cannot run on this machine, with the way out, or ""."""
+
+    def collective_s(self, kind: str, num_bytes: Floats, gpus: Floats, bytes_per_s: float, device: str = "") -> Floats:
+        """Times [s] of N collectives among GPUs at a switch, whose ports have a rate each way.
+
+        num_bytes [N]: of the larger buffer. device: name of the GPU in tables of measured times.
+        """

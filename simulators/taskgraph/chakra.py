@@ -2,8 +2,9 @@
 
 A file is a stream of messages, each after its length as a varint: `GlobalMetadata`, then a `Node` for each task. Files
 are read node by node. What is read of a node, and written: id, name, type, `data_deps`, `ctrl_deps`, start and duration
-in whole microseconds; and of its attributes `is_cpu_op`, `num_ops`, `tensor_size`, `comm_type`, `comm_size`, `stream`,
-and of ours `lane`, `kind`, `start_s`, `duration_s`, `group_size`, which give back what microseconds round away.
+in whole microseconds; and of its attributes `is_cpu_op`, `num_ops`, `tensor_size`, `comm_type`, `comm_size`,
+`comm_src`, `comm_dst`, `comm_tag`, `stream`, and of ours `lane`, `kind`, `start_s`, `duration_s`, `group_size`, which
+give back what microseconds round away.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from dse.errors import ConfigError, Problem
-from dse.files import atomic_replacement
-from simulators.profiles.chakra_messages import COLLECTIVES, NODE_TYPES, message
-from simulators.profiles.packed import DAMAGED, loss, opened
+from dse.files import DAMAGED, atomic_replacement, loss, open_packed
+from simulators.taskgraph.chakra_messages import COLLECTIVES, NODE_TYPES, message
 
 VERSION = "1.0.0"
 """Of the schema that is written."""
@@ -33,8 +33,9 @@ class TraceNode:
     """A task of an execution trace.
 
     type: of `NODE_TYPES`. data_deps, ctrl_deps: ids of the tasks that must have ended. start_s: NaN where it is not
-    recorded. collective: of `COLLECTIVES`, or "". payload_bytes: `comm_size`. flop: `num_ops`. moved_bytes:
-    `tensor_size`. lane, kind: what it runs on, and what it is, as far as the trace says so. on_host: `is_cpu_op`.
+    recorded. collective: of `COLLECTIVES`, or "". payload_bytes: `comm_size`. source, destination, tag: ranks of a
+    message, and its tag. flop: `num_ops`. moved_bytes: `tensor_size`. lane, kind: what it runs on, and what it is, as
+    far as the trace says so. on_host: `is_cpu_op`.
     """
 
     id: int
@@ -46,6 +47,9 @@ class TraceNode:
     ctrl_deps: tuple[int, ...] = ()
     collective: str = ""
     payload_bytes: int = 0
+    source: int = -1
+    destination: int = -1
+    tag: int = 0
     group_size: int = 0
     flop: int = 0
     moved_bytes: int = 0
@@ -76,7 +80,7 @@ def read_chakra(path: Path) -> ExecutionTrace:
     nodes that are not there, are dropped and counted.
     """
     dropped, nodes, version = Counter[str](), dict[int, TraceNode](), ""
-    with opened(path) as (file, _):
+    with open_packed(path) as (file, _):
         for place, encoded in enumerate(_messages(file, dropped)):
             try:
                 if place == 0:
@@ -177,6 +181,9 @@ def _node(encoded: Any) -> TraceNode:
         ctrl_deps=tuple(encoded.ctrl_deps),
         collective=_PATTERNS.get(int(pattern), "") if kind == "COMM_COLL_NODE" and pattern is not None else "",
         payload_bytes=int(values.get("comm_size") or 0),
+        source=int(values.get("comm_src", -1)),
+        destination=int(values.get("comm_dst", -1)),
+        tag=int(values.get("comm_tag") or 0),
         group_size=int(values.get("group_size") or 0),
         flop=int(values.get("num_ops") or 0),
         moved_bytes=int(values.get("tensor_size") or 0),
@@ -225,6 +232,8 @@ def _attributes(node: TraceNode) -> Iterable[tuple[str, Any]]:
         yield "involved_dim:list", [True]
     if node.communicates or node.payload_bytes:
         yield "comm_size:int64", node.payload_bytes
+    if node.type in ("COMM_SEND_NODE", "COMM_RECV_NODE"):
+        yield from (("comm_src:int64", node.source), ("comm_dst:int64", node.destination), ("comm_tag:int64", node.tag))
     numbers = {"num_ops:int64": node.flop, "tensor_size:uint64": node.moved_bytes}
     texts = {"lane:string": node.lane, "kind:string": node.kind}
     yield from ((name, value) for name, value in {**numbers, **texts}.items() if value)
