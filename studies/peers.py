@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from dse.plots import Draw, Frame, Sheet
 from dse.plots import predictions as charts
-from dse.plots.palette import label
-from simulators.calibration.predictions import MODELS, PEERS
 from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MODEL = "predict.model"
+_NAMES = {"fitted": "ours", "nearest": "nearest row", "astra_sim": "ASTRA-sim", "simgrid": "SimGrid"}
 
 
 class Peers(Plain):
@@ -35,11 +34,12 @@ class Peers(Plain):
 
 
 def _errors_by_simulator(ok: pd.DataFrame) -> Sheet:
-    rows = ok.assign(device=ok["table.kind"].str.replace("_", "-"), kind=ok["table.device"], model=ok[_MODEL])
+    rows = ok.assign(device=ok["table.kind"].str.replace("_", "-"), kind=ok["table.device"])
+    rows = rows.assign(model=ok[_MODEL].map(_NAMES))
     rows = rows.assign(median=ok["median_error"], p90=ok["p90_error"], signed=ok["signed_error"])
     medians = 100 * rows.groupby("model", sort=False)["median"].median()
-    title = "Collectives are off by " + ", ".join(f"{off:.0f} % ({label(str(name))})" for name, off in medians.items())
-    there = [name for name in (*MODELS, *PEERS) if name in set(rows["model"])]
+    title = "Collectives are off by " + ", ".join(f"{off:.0f} % ({name})" for name, off in medians.items())
+    there = [name for name in _NAMES.values() if name in set(rows["model"])]
     return charts.errors(rows, there, frame=Frame(title, "medians over the four collectives"))
 
 

@@ -126,7 +126,7 @@ def test_a_cluster_gives_the_table_of_one_process_to_the_byte(
 
 @pytest.mark.slow
 def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalCluster, tmp_path: Path) -> None:
-    faults = tuple((x, "slow") for x in range(40))
+    faults = tuple((x, "slow") for x in range(24))
     here = table(planned(None, faults=faults), tmp_path / "here")
     ended, killed, drawn = threading.Event(), list[int](), random.Random(0)
 
@@ -342,7 +342,7 @@ def _write_to(folder: str) -> None:
     os.environ["TMPDIR"] = folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_chunks_that_were_meant_for_a_worker_that_is_gone_go_to_another(
     client: Client, cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -431,7 +431,7 @@ def test_an_answer_that_was_lost_with_its_worker_is_made_again(
     assert not lost
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_links_that_are_cut_and_slow_ones_lose_nothing(postgres: Server) -> None:
     """The short form of `make cluster`: each part on a host of its own."""
     if not usable():

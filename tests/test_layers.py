@@ -18,6 +18,7 @@ from conftest import backend as overlap
 from dse import plugins
 from dse.config.options import list_options
 from dse.config.yaml_checks import accidents, unreadable
+from simulators.calibration.torch_gpu import Kernel, TorchBackend
 from simulators.codesign.backend import CodesignBackend
 from simulators.codesign.machine import Machine
 from simulators.hardware.machine import Hardware
@@ -153,6 +154,7 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     held["profile"] = set(_paths({"plan": PlanKnobs().model_dump()}, "")), runs
     of_machines = {*_paths({"machine": Machine().model_dump()}, ""), "system.name"}
     held["codesign"] = of_machines, CodesignBackend.metrics
+    held["torch_gpu"] = {f"kernel.{name}" for name in Kernel.model_fields}, TorchBackend.metrics
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
     for study, simulator in ((one, name) for one, name in studies if name in held):

@@ -59,6 +59,8 @@ def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
     for name, extra in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
         if callable(extra):
             yield name, extra
+        elif name.endswith(".csv"):
+            outputs.write_csv(name, extra)
         elif hasattr(extra, "to_parquet"):
             outputs.write_table(name, extra)
         elif name.endswith(".yaml"):

@@ -160,6 +160,11 @@ class Outputs:
         with atomic_replacement(path_inside(self.folder, f"{name}.parquet")) as fresh:
             table.to_parquet(fresh, index=False)
 
+    def write_csv(self, name: str, table: pd.DataFrame) -> None:
+        """A table as a file of comma-separated values, for other commands and tools."""
+        with atomic_replacement(path_inside(self.folder, name)) as fresh:
+            table.to_csv(fresh, index=False)
+
     def read_table(self, name: str) -> pd.DataFrame:
         """`<name>.parquet` as a DataFrame. Raises ConfigError where it is damaged, or too long to be read whole."""
         path = path_inside(self.folder, f"{name}.parquet")

@@ -2,7 +2,10 @@
 
 from dse.plugins import Command
 
-BACKENDS = {"measured": "simulators.calibration.backend:MeasuredBackend"}
+BACKENDS = {
+    "measured": "simulators.calibration.backend:MeasuredBackend",
+    "torch_gpu": "simulators.calibration.torch_gpu:TorchBackend",
+}
 COMMANDS = {
     "calibrate": Command(
         "simulators.calibration.calibrate:calibrate",

@@ -41,7 +41,7 @@ class SimGridEngine:
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Issue and finish times of every task of every design."""
-        answer = simulate([_described(graph, design) for design in range(graph.num_designs)])
+        answer = simulate([_describe(graph, design) for design in range(graph.num_designs)])
         times = np.array(answer["times"])
         return Timeline(graph, times[:, 0], times[:, 1])
 
@@ -51,7 +51,7 @@ class SimGridEngine:
 
     def cpu_s(self, graph: TaskGraph) -> float:
         """CPU time [s] that SimGrid takes for the first design."""
-        return float(simulate([_described(graph, 0)])["seconds"])
+        return float(simulate([_describe(graph, 0)])["seconds"])
 
     def collective_s(self, kind: str, num_bytes: Floats, gpus: Floats, bytes_per_s: float, device: str = "") -> Floats:
         """Times [s] of N collectives among GPUs at a switch, as messages without latency.
@@ -61,7 +61,7 @@ class SimGridEngine:
         device: not used.
         """
         graphs = [
-            _described(messages(kind, size, count, bytes_per_s), 0)
+            _describe(messages(kind, size, count, bytes_per_s), 0)
             for size, count in zip(num_bytes.tolist(), gpus.astype(int).tolist(), strict=True)
         ]
         return np.array([max(finished) for _, finished in simulate(graphs)["times"]])
@@ -121,7 +121,7 @@ def simulate(graphs: list[dict[str, Any]]) -> dict[str, Any]:
     return answer
 
 
-def _described(graph: TaskGraph, design: int) -> dict[str, Any]:
+def _describe(graph: TaskGraph, design: int) -> dict[str, Any]:
     """One design of a graph as `simulation.py` reads it."""
     numbers = {name: graph[name][design] for name in ("work", "delay", "cap", "capacity", "use")}
     uses: list[dict[int, float]] = [{} for _ in range(graph.num_tasks)]

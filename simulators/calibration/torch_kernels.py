@@ -1,0 +1,355 @@
+"""Kernels that PyTorch runs on a GPU, timed: GEMMs, copies, both at once, and collectives.
+
+A kernel is warmed up, then timed in rounds; a sample is the mean of as many calls as last `SAMPLE_S`. On a GPU events
+of its stream give the times, elsewhere the clock of the host does. Works with builds of torch for CUDA and for ROCm,
+and on the CPU, where a stream is a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Precision -> the name of its type in torch."""
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+SAMPLE_S = 1e-3
+_MOST_CALLS = 1000
+_FLUSHED_BYTES = 256 << 20  # of buffers that are used in turn, so that no cache holds the next one
+_TIMEOUT_S = 300.0
+
+
+class Absent(RuntimeError):
+    """There is no torch, or no such device, with the way out."""
+
+
+class OutOfMemory(RuntimeError):
+    """The device has no room for what a kernel needs."""
+
+
+def torch_module() -> Any:
+    """The module. Raises Absent."""
+    try:
+        import torch
+    except ImportError as error:
+        raise Absent(f"torch cannot be imported ({error}): install dse[torch]") from None
+    return torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device that torch runs on. kind: cuda (also of ROCm) or cpu; index: of several."""
+
+    kind: str
+    index: int = 0
+
+    @classmethod
+    def find(cls, device: str, index: int) -> Machine:
+        """The device of a configuration, `gpu` or `cpu`. Raises Absent."""
+        torch = torch_module()
+        if device == "cpu":
+            return cls("cpu")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if index >= count:
+            there = f"sees {count} GPUs" if count else "sees no GPU"
+            raise Absent(f"torch {torch.__version__} {there}: measure on a machine with one, or simulator.device=cpu")
+        return cls("cuda", index)
+
+    @property
+    def name(self) -> str:
+        """Name of the device."""
+        return torch_module().cuda.get_device_name(self.index) if self.kind == "cuda" else _cpu_name()
+
+    @property
+    def software(self) -> str:
+        """Versions of torch and of what it was built for."""
+        version = torch_module().version
+        built = f"CUDA {version.cuda}" if version.cuda else f"ROCm {version.hip}" if version.hip else "CPU"
+        return f"torch {torch_module().__version__}, {built}{self._driver()}"
+
+    def _driver(self) -> str:
+        if self.kind != "cuda":
+            return ""
+        try:
+            words = Path("/proc/driver/nvidia/version").read_text("utf-8").partition("\n")[0].split()
+        except OSError:
+            return ""
+        return ", driver " + next((word for word in words if word[:1].isdigit()), "unknown")
+
+    @property
+    def count(self) -> int:
+        """How many GPUs there are; as many processes as a collective may have on a CPU."""
+        return torch_module().cuda.device_count() if self.kind == "cuda" else (os.cpu_count() or 1)
+
+    @property
+    def device(self) -> str:
+        """As torch names it."""
+        return f"cuda:{self.index}" if self.kind == "cuda" else "cpu"
+
+    def clock_hz(self) -> float:
+        """Clock of the compute units [1/s]; 0 where it is not told."""
+        if self.kind != "cuda":
+            return 0.0
+        try:
+            return 1e6 * float(torch_module().cuda.clock_rate(self.index))
+        except Exception:  # whatever a missing or foreign management library raises
+            return 0.0
+
+    def finish(self) -> None:
+        """Wait for all that the device was given."""
+        if self.kind == "cuda":
+            torch_module().cuda.synchronize(self.index)
+
+
+def _cpu_name() -> str:
+    return f"CPU {platform.machine()}"
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """C[m, n] = A[m, k] B[n, k]^T, as a linear layer of m tokens has it. free_sms: SMs that the GEMM leaves free."""
+
+    m: int
+    n: int
+    k: int
+    precision: str
+    free_sms: int = 0
+
+    def prepare(self, machine: Machine) -> Callable[[], object]:
+        """Allocate matrices, several in turn; return a call that computes one product."""
+        torch = torch_module()
+        kind = getattr(torch, PRECISIONS[self.precision])
+        size = kind.itemsize * (self.m * self.k + self.n * self.k + self.m * self.n)
+        sets = []
+        for _ in range(_copies(size)):
+            a, b = (torch.randn(rows, self.k, device=machine.device).to(kind) for rows in (self.m, self.n))
+            sets.append((a, b, torch.empty(self.m, self.n, device=machine.device, dtype=kind)))
+        return _in_turn([partial(torch.matmul, a, b.t(), out=out) for a, b, out in sets])
+
+    @contextmanager
+    def restrict_sms(self, machine: Machine) -> Iterator[None]:
+        """Leave SMs free while GEMMs are launched. Raises ValueError where torch cannot."""
+        restrict: Any = getattr(torch_module()._C, "_set_sm_carveout_experimental", None)
+        if not self.free_sms:
+            yield
+            return
+        if restrict is None or machine.kind != "cuda":
+            raise ValueError(f"{machine.name} with {machine.software} cannot leave SMs free: set kernel.free_sms=0")
+        restrict(self.free_sms)
+        try:
+            yield
+        finally:
+            restrict(None)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of some bytes. mover: `kernel`, inside the device's memory, or `engine`, by DMA from the host's memory."""
+
+    num_bytes: int
+    mover: str = "kernel"
+
+    def prepare(self, machine: Machine) -> Callable[[], object]:
+        """Allocate buffers, several in turn; return a call that copies one."""
+        torch = torch_module()
+        at_host = self.mover == "engine" and machine.kind == "cuda"
+        pairs = []
+        for _ in range(_copies(2 * self.num_bytes)):
+            source = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu" if at_host else machine.device)
+            source = source.pin_memory() if at_host else source.zero_()
+            pairs.append((torch.empty(self.num_bytes, dtype=torch.uint8, device=machine.device), source))
+        if self.mover == "kernel":  # a kernel of its own: a copy might be given to an engine
+            return _in_turn([partial(torch.add, source, 1, out=to) for to, source in pairs])
+        return _in_turn([partial(to.copy_, source, non_blocking=True) for to, source in pairs])
+
+
+def _copies(num_bytes: int) -> int:
+    """How many sets of buffers are used in turn."""
+    return max(1, min(8, math.ceil(_FLUSHED_BYTES / max(1, num_bytes))))
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    turn = iter(range(1 << 62))
+
+    def call() -> object:
+        return calls[next(turn) % len(calls)]()
+
+    return call
+
+
+class Sampler:
+    """Samples of a kernel, taken one by one so that those of several kernels can be interleaved."""
+
+    def __init__(self, machine: Machine, gemm: Gemm | None, copy: Copy | None) -> None:
+        """Allocate what the kernel needs. Raises OutOfMemory or ValueError."""
+        self._machine, self._gemm = machine, gemm
+        with _memory_errors():
+            self._calls = [part.prepare(machine) for part in (gemm, copy) if part is not None]
+        self._numbers = [1] * len(self._calls)
+
+    def warm_up(self) -> None:
+        """Run each part until its number of calls for a sample is known. Raises OutOfMemory or ValueError."""
+        with _memory_errors(), self._restriction():
+            for place, call in enumerate(self._calls):
+                for _ in range(3):
+                    call()
+                spent = self._time([(call, 1)])[0]
+                self._numbers[place] = min(_MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(spent, 1e-7))))
+
+    def sample(self) -> tuple[float, ...]:
+        """Times [s] of a call: of one part; or of each part alone, of each beside the other, and of one call of both.
+
+        Beside one another both run for as long, so that each has as many calls as fit.
+        """
+        with _memory_errors(), self._restriction():
+            alone = [
+                self._time([(call, number)])[0] / number
+                for call, number in zip(self._calls, self._numbers, strict=True)
+            ]
+            if len(alone) == 1:
+                return (alone[0],)
+            longest = max(seconds * number for seconds, number in zip(alone, self._numbers, strict=True))
+            numbers = [max(1, round(longest / seconds)) for seconds in alone]
+            together = self._time(list(zip(self._calls, numbers, strict=True)))
+            beside = [seconds / number for seconds, number in zip(together, numbers, strict=True)]
+            return (*alone, *beside, max(self._time([(call, 1) for call in self._calls])))
+
+    def _restriction(self) -> Any:
+        return (self._gemm or Gemm(1, 1, 1, "fp32")).restrict_sms(self._machine)
+
+    def _time(self, parts: Sequence[tuple[Callable[[], object], int]]) -> list[float]:
+        """Seconds from a common start until each part has ended, each part on a stream of its own."""
+        return _time_on_gpu(self._machine, parts) if self._machine.kind == "cuda" else _time_on_cpu(parts)
+
+
+def _time_on_gpu(machine: Machine, parts: Sequence[tuple[Callable[[], object], int]]) -> list[float]:
+    torch = torch_module()
+    with torch.cuda.device(machine.index):
+        streams = [torch.cuda.Stream() for _ in parts]
+        began, ends = torch.cuda.Event(enable_timing=True), [torch.cuda.Event(enable_timing=True) for _ in parts]
+        machine.finish()
+        main = torch.cuda.current_stream()
+        torch.cuda._sleep(100_000)  # cycles, so that all is queued when it begins
+        began.record(main)
+        for stream in streams:
+            stream.wait_event(began)
+        most = max(number for _, number in parts)
+        for turn in range(most):
+            for stream, (call, number) in zip(streams, parts, strict=True):
+                if turn * number // most < (turn + 1) * number // most:
+                    with torch.cuda.stream(stream):
+                        call()
+        for stream, end in zip(streams, ends, strict=True):
+            end.record(stream)
+        machine.finish()
+        return [1e-3 * began.elapsed_time(end) for end in ends]
+
+
+def _time_on_cpu(parts: Sequence[tuple[Callable[[], object], int]]) -> list[float]:
+    began = time.perf_counter()
+
+    def run(part: tuple[Callable[[], object], int]) -> float:
+        call, number = part
+        for _ in range(number):
+            call()
+        return time.perf_counter() - began
+
+    if len(parts) == 1:
+        return [run(parts[0])]
+    with ThreadPoolExecutor(len(parts)) as threads:
+        return list(threads.map(run, parts))
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn torch's errors of memory into OutOfMemory, and give back what it keeps."""
+    torch = torch_module()
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error).lower()
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in text:
+            raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        first = str(error).partition("\n")[0][:200]
+        raise OutOfMemory(f"out of memory on the device: {first or type(error).__name__}") from None
+
+
+def collective_samples(machine: Machine, kind: str, num_bytes: int, gpus: int, *, samples: int) -> Floats:
+    """Times [s] of a collective among processes, a GPU each: of each sample that of the slowest.
+
+    num_bytes: of the larger buffer. Raises ValueError for more GPUs than there are, RuntimeError where a process fails.
+    """
+    if gpus > machine.count:
+        raise ValueError(f"has {gpus} GPUs, and this machine {machine.count}")
+    import torch.multiprocessing as processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        context = processes.get_context("spawn")
+        queue = context.SimpleQueue()
+        arguments = (gpus, machine.kind, kind, num_bytes, samples, f"file://{folder}/meet", queue)
+        started = processes.spawn(_rank, arguments, nprocs=gpus, join=False)
+        ended, until = False, time.monotonic() + _TIMEOUT_S
+        try:
+            while not ended and time.monotonic() < until:
+                ended = started.join(timeout=1.0)
+        except Exception as error:
+            raise RuntimeError(f"a process of the collective failed: {str(error).strip().splitlines()[-1]}") from None
+        if not ended:
+            for process in started.processes:
+                process.kill()
+            raise RuntimeError(f"the collective did not end within {_TIMEOUT_S:g} s")
+        return np.asarray(np.max([queue.get() for _ in range(gpus)], axis=0), float)
+
+
+def _rank(  # noqa: PLR0913, PLR0917
+    rank: int, gpus: int, device: str, kind: str, num_bytes: int, samples: int, meet: str, queue: Any
+) -> None:
+    """One process of a collective: puts its times of each sample into a queue."""
+    torch = torch_module()
+    from torch import distributed
+
+    machine = Machine(device, rank)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meet, rank=rank, world_size=gpus)
+    buffer = torch.zeros(max(1, num_bytes // 4 // gpus) * gpus, dtype=torch.float32, device=machine.device)
+    part = torch.zeros(len(buffer) // gpus, dtype=torch.float32, device=machine.device)
+    calls: Mapping[str, Callable[[], object]] = {
+        "all_reduce": lambda: distributed.all_reduce(buffer),
+        "all_gather": lambda: _newest(distributed, "all_gather_single", "all_gather_into_tensor")(buffer, part),
+        "reduce_scatter": lambda: _newest(distributed, "reduce_scatter_single", "reduce_scatter_tensor")(part, buffer),
+        "all_to_all": lambda: distributed.all_to_all_single(torch.empty_like(buffer), buffer),
+    }
+    times = []
+    for turn in range(samples + 3):
+        distributed.barrier()
+        machine.finish()
+        seconds = (_time_on_gpu(machine, [(calls[kind], 1)]) if device == "cuda" else _time_on_cpu([(calls[kind], 1)]))[
+            0
+        ]
+        times += [seconds] if turn >= 3 else []
+    queue.put(times)
+    distributed.destroy_process_group()
+
+
+def _newest(module: Any, name: str, former: str) -> Callable[..., object]:
+    """A function of a module by its name, or by the one that it had."""
+    function: Callable[..., object] = getattr(module, name, None) or getattr(module, former)
+    return function
