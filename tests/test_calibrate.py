@@ -309,7 +309,7 @@ def test_every_device_has_few_constants() -> None:
     assert LIBRARY_GEMMS <= 24
     assert MOST["gemm"] <= 20
     assert {*PROTOCOL_PRIORS, "host_s"} == set(Protocols.model_fields)
-    assert (len(PROTOCOL_PRIORS), len(SWITCH_PRIORS)) == (10, 3)
+    assert (len(PROTOCOL_PRIORS), len(SWITCH_PRIORS)) == (11, 3)
     assert max(MOST_COLLECTIVES.values()) <= 24
     assert all(count <= 12 for kind, count in MOST.items() if kind not in ("gemm", *COLLECTIVE_ROWS))
 

@@ -12,15 +12,15 @@ A collective of S bytes among n GPUs on N nodes takes s dependent steps, in whic
     B      = bytes_per_s scaling^d      d = log2(n / 2) inside a node, log2(n / N) across nodes
     LL     = launch + s ll_step    + w / (ll_share B)
     LL128  = launch + s ll128_step + w / (ll128_share B)
-    Simple = launch + s step       + w / B + s fill min(1, w / fill_bytes)
+    Simple = launch + simple + s step + w / B + s fill min(1, w / fill_bytes)
     T      = max(host, min(LL, LL128, Simple))
 
 LL sends a flag with every four bytes and needs no fence, LL128 one with every 120; Simple waits for fences and fills a
-pipeline of chunks that grow with the message until the library's buffers are full (NCCL, `src/graph/tuning.cc`; the
-form of the filling is derived). Across nodes chains run inside the nodes and between them, by as many NICs as a node
+pipeline of chunks that grow with the message until the library's buffers are full (NCCL, `src/graph/tuning.cc`, which
+has a base latency for each protocol and one for each of its steps; the form of the filling is derived). Across nodes chains run inside the nodes and between them, by as many NICs as a node
 has GPUs in the group, so that their rates add up (derived). Where a host calls one collective after another, the GPU
 whose host is ahead waits in the kernel for the others, which takes no less than the time between two calls (`host`,
-derived; a GPU whose own host is last sees the rest alone). Ten or eleven constants for each collective, fitted on at
+derived; a GPU whose own host is last sees the rest alone). Eleven or twelve constants for each collective, fitted on at
 most 24 rows (`dse calibrate`).
 
 By a switch (NVLink SHARP, multimem) a GPU orders the reduction of its share of a tensor, which the switch reads from
@@ -56,7 +56,7 @@ def protocol_seconds(
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
     filling = constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)
-    simple = steps * (constants.step_s + filling) + wire / rate
+    simple = (constants.simple_s or 0.0) + steps * (constants.step_s + filling) + wire / rate
     seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
     return np.asarray(np.where(n > 1, np.maximum(seconds, constants.host_s or 0.0), 0.0), float)
 
