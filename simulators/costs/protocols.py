@@ -17,11 +17,11 @@ A collective of S bytes among n GPUs on N nodes takes s dependent steps, in whic
 
 LL sends a flag with every four bytes and needs no fence, LL128 one with every 120; Simple waits for fences and fills a
 pipeline of chunks that grow with the message until the library's buffers are full (NCCL, `src/graph/tuning.cc`, which
-has a base latency for each protocol and one for each of its steps; the form of the filling is derived). Across nodes chains run inside the nodes and between them, by as many NICs as a node
-has GPUs in the group, so that their rates add up (derived). Where a host calls one collective after another, the GPU
-whose host is ahead waits in the kernel for the others, which takes no less than the time between two calls (`host`,
-derived; a GPU whose own host is last sees the rest alone). Eleven or twelve constants for each collective, fitted on at
-most 24 rows (`dse calibrate`).
+has a base latency for each protocol and one for each of its steps; the form of the filling is derived). Across nodes
+chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that their rates add
+up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the kernel for the
+others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is last sees the rest
+alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse calibrate`).
 
 By a switch (NVLink SHARP, multimem) a GPU orders the reduction of its share of a tensor, which the switch reads from
 all GPUs, and writes the sum once, which the switch copies to all of them:

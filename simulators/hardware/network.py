@@ -30,9 +30,10 @@ class Protocols(Grown):
 
     launch_s: of a call, to which Simple adds simple_s (None: nothing). ll_step_s, ll128_step_s, step_s: latency of a
     step by LL, LL128 and Simple. ll_share, ll128_share: share of the rate that LL and LL128 reach. bytes_per_s: rate of
-    a GPU by Simple, inside a node among two, across nodes with one in each; each doubling of their number (across nodes:
-    in a node) multiplies it by `scaling`. fill_s: time of a step to fill the pipeline, in proportion to the bytes up to fill_bytes, then constant.
-    host_s: time between two calls of a host, which GPUs that are ahead wait for; None where calls are launched ahead.
+    a GPU by Simple, inside a node among two, across nodes with one in each; each doubling of their number (across
+    nodes: in a node) multiplies it by `scaling`. fill_s: time of a step to fill the pipeline, in proportion to the
+    bytes up to fill_bytes, then constant. host_s: time between two calls of a host, which GPUs that are ahead wait for;
+    None where calls are launched ahead.
     """
 
     launch_s: Duration
