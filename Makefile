@@ -10,7 +10,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test nightly bench cluster kills search faults fuzz parity docs docs-check format clean
+.PHONY: help setup sweep check fast coverage test nightly bench cluster kills search faults fuzz parity instructions docs docs-check format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -65,6 +65,9 @@ search: setup ## hold every search method against known fronts (twenty-five minu
 
 fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
 	$(BIN)/python -m benchmarks.fuzz --cases 1000
+
+instructions: setup ## count the instructions of fixed workloads under Valgrind (half an hour) and tell what rose
+	$(BIN)/python -m benchmarks.instructions
 
 docs: setup ## serve the documentation on 127.0.0.1:8000
 	$(DOCS) serve

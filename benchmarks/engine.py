@@ -122,7 +122,7 @@ class Sweep:
 
 def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> Sweep:
     """A grid of hardware knobs on the shipped 8 x MI300X node: from the search space to columns of metrics."""
-    space = _space(engine, num_chunks=num_chunks, designs=designs, rows=rows)
+    space = space_of(engine, num_chunks=num_chunks, designs=designs, rows=rows)
     spec = BackendSpec("overlap", (("engine", engine), ("fallback", None)))
 
     def evaluate() -> int:
@@ -144,7 +144,7 @@ def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> S
     return Sweep(count / whole, lowering / batch.size / (whole / count))
 
 
-def _space(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
+def space_of(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
     """Four hardware knobs around an all-gather and GEMM in `num_chunks` steps: 8 * num_chunks tasks."""
     tree = {
         group: option_tree(group, name) for group, name in (("system", "mi300x_8"), ("schedule", "uniform_fused_1d"))
@@ -180,7 +180,7 @@ def closed_forms_per_s(designs: int = 65536) -> float:
 
 
 def _pipeline_graph() -> TaskGraph:
-    space = _space("analytic", num_chunks=64, designs=1, rows=16384)
+    space = space_of("analytic", num_chunks=64, designs=1, rows=16384)
     block = next(iter(space.blocks(1)))
     design: Any = block.design
     return reduce_graph(design.schedule.lower(design.system, design.workload)).graph

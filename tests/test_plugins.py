@@ -266,7 +266,7 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
     told = capsys.readouterr().err
     assert "ENGINE" in told
-    assert "analytic, event" in told
+    assert "analytic, astra_sim, event" in told
 
 
 @pytest.mark.slow

@@ -236,11 +236,20 @@ def test_a_gemm_and_a_copy_share_memory_in_the_prediction() -> None:
     assert measure_my_gpu._both_s({**row, "kernel.mover": "engine"}, 6e9) == pytest.approx(1.5e-3)
 
 
+def sample_of(sampler: torch_kernels.Sampler) -> tuple[float, ...]:
+    """Times of a kernel on a device of 100 GFLOP/s that copies 10 GB/s: a noisy machine's would not be judged."""
+    gemm, alone = sampler._gemm, [5e-6] * len(sampler._calls)
+    if gemm is not None:
+        alone[0] += 2e-11 * gemm.m * gemm.n * gemm.k * (1 + 0.1 * (gemm.k == 640))
+    return (alone[0],) if len(alone) == 1 else (*alone, *alone, max(alone))
+
+
 @pytest.mark.slow
 def test_the_study_writes_tables_that_calibrate_reads_and_judges_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch_kernels.Sampler, "sample", sample_of)
     shapes = [[m, n, k] for m in (128, 256) for n in (64, 256, 512) for k in (64, 256, 512, 640, 768)]
     (tmp_path / "cpu.yaml").write_text(
         "name: my_cpu\n"

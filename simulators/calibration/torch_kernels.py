@@ -32,6 +32,7 @@ SAMPLE_S = 1e-3
 _MOST_CALLS = 1000
 _FLUSHED_BYTES = 256 << 20  # of buffers that are used in turn, so that no cache holds the next one
 _TIMEOUT_S = 300.0
+_WARM_UPS = 3
 
 
 class Absent(RuntimeError):
@@ -206,7 +207,7 @@ class Sampler:
         """Run each part until its number of calls for a sample is known. Raises OutOfMemory or ValueError."""
         with _memory_errors(), self._restriction():
             for place, call in enumerate(self._calls):
-                for _ in range(3):
+                for _ in range(_WARM_UPS):
                     call()
                 spent = self._time([(call, 1)])[0]
                 self._numbers[place] = min(_MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(spent, 1e-7))))
@@ -301,10 +302,9 @@ def collective_samples(machine: Machine, kind: str, num_bytes: int, gpus: int, *
     import torch.multiprocessing as processes
 
     with tempfile.TemporaryDirectory() as folder:
-        context = processes.get_context("spawn")
-        queue = context.SimpleQueue()
-        arguments = (gpus, machine.kind, kind, num_bytes, samples, f"file://{folder}/meet", queue)
-        started = processes.spawn(_rank, arguments, nprocs=gpus, join=False)
+        queue = processes.get_context("spawn").SimpleQueue()
+        collective = _Collective(kind, num_bytes, gpus, machine.kind, samples, f"file://{folder}/meet")
+        started = processes.spawn(_rank, (collective, queue), nprocs=gpus, join=False)
         ended, until = False, time.monotonic() + _TIMEOUT_S
         try:
             while not ended and time.monotonic() < until:
@@ -318,34 +318,51 @@ def collective_samples(machine: Machine, kind: str, num_bytes: int, gpus: int, *
         return np.asarray(np.max([queue.get() for _ in range(gpus)], axis=0), float)
 
 
-def _rank(  # noqa: PLR0913, PLR0917
-    rank: int, gpus: int, device: str, kind: str, num_bytes: int, samples: int, meet: str, queue: Any
-) -> None:
+@dataclass(frozen=True)
+class _Collective:
+    """A collective, and where its processes find one another: an address of torch.distributed."""
+
+    kind: str
+    num_bytes: int
+    gpus: int
+    device: str
+    samples: int
+    meet: str
+
+    def calls(self, machine: Machine) -> Mapping[str, Callable[[], object]]:
+        """What each process calls, by kind, on buffers of its own."""
+        torch = torch_module()
+        from torch import distributed
+
+        size = max(1, self.num_bytes // 4 // self.gpus)
+        buffer = torch.zeros(size * self.gpus, dtype=torch.float32, device=machine.device)
+        part, other = buffer[:size].clone(), torch.empty_like(buffer)
+        gather = _newest(distributed, "all_gather_single", "all_gather_into_tensor")
+        scatter = _newest(distributed, "reduce_scatter_single", "reduce_scatter_tensor")
+        return {
+            "all_reduce": lambda: distributed.all_reduce(buffer),
+            "all_gather": lambda: gather(buffer, part),
+            "reduce_scatter": lambda: scatter(part, buffer),
+            "all_to_all": lambda: distributed.all_to_all_single(other, buffer),
+        }
+
+
+def _rank(rank: int, collective: _Collective, queue: Any) -> None:
     """One process of a collective: puts its times of each sample into a queue."""
-    torch = torch_module()
     from torch import distributed
 
-    machine = Machine(device, rank)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo", init_method=meet, rank=rank, world_size=gpus)
-    buffer = torch.zeros(max(1, num_bytes // 4 // gpus) * gpus, dtype=torch.float32, device=machine.device)
-    part = torch.zeros(len(buffer) // gpus, dtype=torch.float32, device=machine.device)
-    calls: Mapping[str, Callable[[], object]] = {
-        "all_reduce": lambda: distributed.all_reduce(buffer),
-        "all_gather": lambda: _newest(distributed, "all_gather_single", "all_gather_into_tensor")(buffer, part),
-        "reduce_scatter": lambda: _newest(distributed, "reduce_scatter_single", "reduce_scatter_tensor")(part, buffer),
-        "all_to_all": lambda: distributed.all_to_all_single(torch.empty_like(buffer), buffer),
-    }
+    machine = Machine(collective.device, rank)
+    if machine.kind == "cuda":
+        torch_module().cuda.set_device(rank)
+    group = {"init_method": collective.meet, "rank": rank, "world_size": collective.gpus}
+    distributed.init_process_group("nccl" if machine.kind == "cuda" else "gloo", **group)
+    parts = [(collective.calls(machine)[collective.kind], 1)]
     times = []
-    for turn in range(samples + 3):
+    for _ in range(_WARM_UPS + collective.samples):
         distributed.barrier()
         machine.finish()
-        seconds = (_time_on_gpu(machine, [(calls[kind], 1)]) if device == "cuda" else _time_on_cpu([(calls[kind], 1)]))[
-            0
-        ]
-        times += [seconds] if turn >= 3 else []
-    queue.put(times)
+        times += _time_on_gpu(machine, parts) if machine.kind == "cuda" else _time_on_cpu(parts)
+    queue.put(times[_WARM_UPS:])
     distributed.destroy_process_group()
 
 

@@ -1,0 +1,225 @@
+"""Instructions that fixed workloads take, which noise cannot blur: `python -m benchmarks.instructions [--record]`.
+
+Each workload runs in processes of its own under Valgrind (cachegrind without caches), once and twice: the difference is
+one repetition, without imports, set-up and compilation. Kernels are compiled for a generic CPU, so that counts are
+those of the code and not of the machine; they differ between versions of Python and of libraries, which the record
+names.
+
+Without `--record` counts are compared with the last record: a rise of more than 5 % is told, and the exit code is 1.
+`--record` adds the counts of this commit to the history, `--why` says what a rise is for. All workloads take some ten
+minutes; names choose some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recorded import ROOT, path
+from dse.progress import bar
+
+MOST_RISE = 0.05
+_NAME = "instructions"
+_REFERENCES = re.compile(r"I\s+refs:\s+([\d,]+)")
+_GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+_TIMEOUT_S = 1200.0
+_LIBRARIES = ("numpy", "numba", "pydantic")
+
+
+def _fluid(chunks: int, gpus: int = 1) -> Callable[[], object]:
+    """Totals of 8 x chunks x gpus tasks by the compiled engine."""
+    from benchmarks.graphs import pipeline
+    from simulators.engines.fluid import ENGINE
+
+    graph = pipeline(chunks, gpus=gpus)
+    return lambda: ENGINE.totals(graph)
+
+
+def _lowering() -> Callable[[], object]:
+    """A schedule of 512 tasks, from a design to the reduced graph."""
+    from benchmarks.engine import space_of
+    from simulators.overlap.design import Design
+    from simulators.taskgraph.symmetry import reduce_graph
+
+    design = next(iter(space_of("fluid", num_chunks=64, designs=1, rows=16384).blocks(1))).design
+    assert isinstance(design, Design)
+    return lambda: reduce_graph(design.schedule.lower(design.system, design.workload))
+
+
+def _end_to_end(engine: str, chunks: int) -> Callable[[], object]:
+    """256 designs, from the search space to columns of metrics."""
+    from benchmarks.engine import space_of
+    from dse.evaluation.backend_spec import BackendSpec
+    from dse.evaluation.calls import call
+
+    space = space_of(engine, num_chunks=chunks, designs=256, rows=16384)
+    spec = BackendSpec("overlap", (("engine", engine), ("fallback", None)))
+
+    def evaluate() -> None:
+        for block in space.blocks(spec.make().batch):
+            if block.batch is not None:
+                call(spec, [block.batch])
+
+    return evaluate
+
+
+def _enumeration() -> Callable[[], object]:
+    """A space of 4,096 designs, into batches and their keys."""
+    from benchmarks.engine import space_of
+
+    space = space_of("fluid", num_chunks=8, designs=4096, rows=16384)
+    return lambda: [block.keys("1") for block in space.blocks(512)]
+
+
+def _store() -> Callable[[], object]:
+    """4,096 results recorded in SQLite."""
+    import numpy as np
+
+    from benchmarks.crowd import METRICS, batch
+    from dse.store.result_store import Context, Store
+    from dse.store.session import Hold, StoreSession
+
+    store = Store(f"sqlite:///{Path(tempfile.mkdtemp())}/results.db")
+    session = StoreSession(store, Hold(1, Context("bench", "1", "()", METRICS)))
+    random = np.random.default_rng(0)
+
+    def record() -> None:
+        fresh = batch(random, 4096)
+        session.lease([fresh.keys])
+        session.record(fresh, [fresh.keys])
+        session.flush()
+
+    return record
+
+
+WORKLOADS: Mapping[str, Callable[[], Callable[[], object]]] = {
+    "fluid_64": lambda: _fluid(8),
+    "fluid_512": lambda: _fluid(64),
+    "fluid_4096": lambda: _fluid(64, gpus=8),
+    "fluid_100k": lambda: _fluid(12500),
+    "lowering_512": _lowering,
+    "closed_form_256": lambda: _end_to_end("analytic", 8),
+    "end_to_end_256": lambda: _end_to_end("fluid", 8),
+    "enumeration_4096": _enumeration,
+    "store_4096": _store,
+}
+"""Name -> what prepares a workload and returns what repeats it."""
+IMPORTS = ("dse", "dse.cli", "simulators.overlap.backend")
+"""Modules whose import is counted, as `import <name>`."""
+
+
+def names() -> list[str]:
+    """All workloads."""
+    return [*(f"import {name}" for name in IMPORTS), *WORKLOADS]
+
+
+def instructions(name: str) -> int:
+    """Instructions of one repetition of a workload. Raises RuntimeError where Valgrind is not there or fails."""
+    if name.startswith("import "):
+        return _counted([sys.executable, "-c", name]) - _counted([sys.executable, "-c", "pass"])
+    repeat = [sys.executable, "-m", "benchmarks.instructions", "--run", name]
+    subprocess.run([*repeat, "1"], cwd=ROOT, env=os.environ | _GENERIC, check=True)  # compiles, if it has to
+    return _counted([*repeat, "2"]) - _counted([*repeat, "1"])
+
+
+def _counted(words: Sequence[str]) -> int:
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        raise RuntimeError("valgrind is not on the path: install it, or leave instructions uncounted")
+    command = [valgrind, "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", *words]
+    run = subprocess.run(
+        command, cwd=ROOT, env=os.environ | _GENERIC, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    references = _REFERENCES.search(run.stderr)
+    if run.returncode or references is None:
+        raise RuntimeError(f"{' '.join(words)}: {run.stderr.strip()[-300:]}")
+    return int(references[1].replace(",", ""))
+
+
+def read() -> list[dict[str, Any]]:
+    """The history, the newest last; [] where nothing was recorded."""
+    if not path(_NAME).exists():
+        return []
+    history: list[dict[str, Any]] = json.loads(path(_NAME).read_text("utf-8"))["history"]
+    return history
+
+
+def about() -> dict[str, str]:
+    """What counts depend on beside the code."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
+
+
+def rises(counts: Mapping[str, int], last: Mapping[str, Any]) -> dict[str, float]:
+    """Workloads that take more than they may over a record, with the rise as a fraction."""
+    ratios = {name: count / last["counts"][name] - 1 for name, count in counts.items() if name in last["counts"]}
+    return {name: rise for name, rise in ratios.items() if rise > MOST_RISE}
+
+
+def record(counts: Mapping[str, int], why: str) -> None:
+    """Add counts to the history; those that were not counted stay as the last record has them."""
+    history = read()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    entry: dict[str, Any] = {"commit": commit.stdout.strip(), "date": f"{datetime.now(UTC):%Y-%m-%d}", **about()}
+    entry |= {"why": why, "counts": {**(history[-1]["counts"] if history else {}), **counts}}
+    path(_NAME).parent.mkdir(exist_ok=True)
+    path(_NAME).write_text(json.dumps({"history": [*history, entry]}, indent=1) + "\n", encoding="utf-8")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Count, compare or record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="workload", help=f"of {', '.join(names())}; all by default")
+    parser.add_argument("--record", action="store_true", help="add the counts to the history")
+    parser.add_argument("--why", default="", help="what a rise is for")
+    parser.add_argument("--run", nargs=2, metavar=("WORKLOAD", "TIMES"), help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.run:
+        repetition = WORKLOADS[options.run[0]]()
+        for _ in range(1 + int(options.run[1])):
+            repetition()
+        return 0
+    if unknown := set(options.names) - set(names()):
+        parser.error(f"{', '.join(sorted(unknown))}: no such workload; there are {', '.join(names())}")
+    chosen, counts = options.names or names(), dict[str, int]()
+    with bar("instructions", len(chosen), "workloads") as advance:
+        for name in chosen:
+            try:
+                counts[name] = instructions(name)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                parser.error(str(error))
+            advance(1)
+    return _finish(counts, record_it=options.record, why=options.why)
+
+
+def _finish(counts: Mapping[str, int], *, record_it: bool, why: str) -> int:
+    """Print counts beside the last record; 1 where some rose and nobody says why."""
+    history = read()
+    last = history[-1] if history else {"counts": {}}
+    alike = all(last.get(name) == value for name, value in about().items())
+    for name, count in counts.items():
+        before = last["counts"].get(name)
+        print(f"{name:38}{count:>18,}" + (f"{100 * (count / before - 1):>+9.1f} %" if before else ""))
+    risen = rises(counts, last) if alike else {}
+    if history and not alike:
+        print("the record is of other versions of Python or libraries: rises are not judged", file=sys.stderr)
+    for name, rise in risen.items():
+        print(f"{name} takes {100 * rise:.1f} % more than {last['commit'][:12]} did", file=sys.stderr)
+    if record_it:
+        record(counts, why)
+    return 1 if risen and not why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
