@@ -312,7 +312,7 @@ def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
     assert not list(latest(elsewhere).glob("figures/timeline_*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_seed_gives_one_table_to_the_byte_for_any_number_of_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

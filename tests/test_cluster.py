@@ -298,7 +298,7 @@ def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_pat
         os.chdir(here)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
     small: Path, allreduce: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,7 +395,7 @@ def test_a_study_waits_for_a_lost_worker_though_all_others_were_refused(monkeypa
         crew.count()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.pathsep.join([str(toybox), str(Path(__file__).parent)])
     monkeypatch.setenv("PYTHONPATH", path)

@@ -178,7 +178,7 @@ def test_machines_that_steps_cannot_tell_apart_are_computed_once() -> None:
     assert sum(fresh.computed.values()) == computed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sites_decided_one_by_one_reach_the_best_of_all_plans() -> None:
     assert codesign_search.inner(count=12)["inner_share_of_optimum"] >= 0.995
 

@@ -378,7 +378,7 @@ def test_a_wrong_command_is_refused(words: list[str], part: str, capsys: pytest.
 # The reach
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_synthesised_schedules_are_near_the_bound_and_never_slower() -> None:
     reached = collective_schedules.measure()
     assert reached["collective_gap_worst"] <= 0.02

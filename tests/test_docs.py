@@ -153,7 +153,7 @@ class _Loaded(HTMLParser):
             self.addresses.append(values.get("href") or "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -76,7 +76,7 @@ def program(folder: Path, formula: str, metrics: str = METRICS) -> str:
 # A study with a ladder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is_redrawn(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
     assert count() == recorded
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_levels_of_the_same_physics_agree_on_everything(elsewhere: Path) -> None:
     assert main([*SMALL, "store=none", "fidelity=ladder", "fidelity.levels=[study,fluid]", "fidelity.rounds=0"]) == 0
     (pair,) = found()["pairs"]

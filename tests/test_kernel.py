@@ -63,7 +63,7 @@ def kept(cache: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kernel_is_compiled_once_and_says_so_once(fresh: Fresh) -> None:
     """The second process takes the machine code of the first one, says nothing, and computes the same bits."""
     cache, _, first = fresh

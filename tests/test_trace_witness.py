@@ -47,7 +47,7 @@ def test_the_trace_for_the_witness_holds_the_same_kernels(tmp_path: Path) -> Non
     assert len(json.loads((tmp_path / "written.json").read_text())["traceEvents"]) == len(profile) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells peak memory")
 def test_peak_memory_grows_with_the_kernels() -> None:
     few, many = (import_peak_gb_per_million(made_events(3 * count)) * count / 1e6 for count in (1_000, 60_000))
