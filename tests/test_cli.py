@@ -512,7 +512,7 @@ def test_a_place_that_cannot_be_written_is_the_environments_fault(
     assert "Traceback" not in told
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_multirun_refuses_like_a_single_run(tmp_path: Path) -> None:
     words = ["schedule=serial,shard_p2p", "system.gpu.num_cus=0", "tracking=none"]
     done = python("-m", "dse", "--multirun", *words, folder=tmp_path)

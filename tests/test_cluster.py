@@ -153,7 +153,7 @@ def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalClus
     assert count(tmp_path / "there" / "results.db") == count(tmp_path / "here" / "results.db")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_design_that_ends_its_process_is_a_failure_and_ends_no_worker(
     client: Client, cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -271,7 +271,7 @@ def allreduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["study=allreduce", "--config-dir=conf", *QUIET]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_program_of_the_user_runs_on_workers_that_were_started_elsewhere(
     cluster: LocalCluster, allreduce: list[str]
 ) -> None:

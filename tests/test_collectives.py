@@ -339,7 +339,7 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(change: Change, part: str, t
 # The command
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_compares_writes_and_reads_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1235,7 +1235,7 @@ def evaluated_elsewhere(hash_seed: int) -> str:
     ).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_process_computes_the_same_bits() -> None:
     first, second = evaluated_elsewhere(1), evaluated_elsewhere(2)
     assert len(first) > 1000
