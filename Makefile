@@ -66,7 +66,7 @@ search: setup ## hold every search method against known fronts (twenty-five minu
 fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
 	$(BIN)/python -m benchmarks.fuzz --cases 1000
 
-instructions: setup ## count the instructions of fixed workloads under Valgrind (half an hour) and tell what rose
+instructions: setup ## count the instructions of fixed workloads under Valgrind (more than ten minutes) and tell what rose
 	$(BIN)/python -m benchmarks.instructions
 
 docs: setup ## serve the documentation on 127.0.0.1:8000

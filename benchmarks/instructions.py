@@ -6,8 +6,8 @@ those of the code and not of the machine; they differ between versions of Python
 names.
 
 Without `--record` counts are compared with the last record: a rise of more than 5 % is told, and the exit code is 1.
-`--record` adds the counts of this commit to the history, `--why` says what a rise is for. All workloads take some ten
-minutes; names choose some of them.
+`--record` adds the counts of this commit to the history, `--why` says what a rise is for. All workloads take more than
+ten minutes; names choose some of them.
 """
 
 from __future__ import annotations

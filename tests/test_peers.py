@@ -149,6 +149,12 @@ def test_what_its_traces_cannot_say_is_refused(stand_in: Callable[..., Path]) ->
     for gpu in range(2):
         build.task(f"{gpu}", "gemm", work=1.0 + gpu, cap=1.0, gpu=gpu)
     assert "do not all do the same" in ENGINE.run(build.build()).reason(0)
+    build = GraphBuilder()
+    hbm = [build.resource(f"hbm.{gpu}", 1.0) for gpu in range(3)]
+    for gpu, source in enumerate((1, 0, 0)):
+        link = build.resource(f"link.{source}.{gpu}", 1.0)
+        build.task(f"{gpu}", "transfer", uses=dict.fromkeys([hbm[gpu], hbm[source], link], 1.0), work=1.0, gpu=gpu)
+    assert "sends to several others, or to none" in ENGINE.run(build.build()).reason(0)
 
 
 def test_a_peer_that_fails_is_told_and_the_others_are_compared(

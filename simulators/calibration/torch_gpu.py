@@ -101,7 +101,7 @@ class KernelDesign(Frozen):
 class KernelLists(Frozen):
     """The kernels of a study, each a scenario. gemms, overlaps: (m, n, k); copies, and those beside GEMMs, in bytes.
 
-    Collectives have each kind, size and number of GPUs (those that this machine does not have are `unsupported`).
+    Collectives have each kind, size and number of GPUs (those that this machine does not have are `infeasible`).
     """
 
     precisions: tuple[Literal["fp32", "fp16", "bf16"], ...] = ("bf16",)

@@ -150,7 +150,7 @@ def setup_of(graph: TaskGraph, design: int, steps: Sequence[ProgramStep]) -> Set
 
 
 def traces_of(steps: Sequence[ProgramStep]) -> list[list[TraceNode]]:
-    """Nodes of each GPU: those of step `n` have the ids 2 n, and 2 n + 1 for what is sent."""
+    """Nodes of each GPU: those of step `n` have the ids 2 n, and 2 n + 1 for what is sent. Raises Unfit."""
     num_gpus = len(steps[0].tasks)
     return [
         [node for number, step in enumerate(steps) for node in _nodes(number, step, gpu, num_gpus)]
@@ -167,17 +167,15 @@ def _nodes(number: int, step: ProgramStep, gpu: int, num_gpus: int) -> list[Trac
         return [TraceNode(2 * number, name, "COMP_NODE", 0.0, data_deps=deps, flop=work, moved_bytes=1)]
     size = max(1, round(step.num_bytes))
     if len(step.sources[gpu]) > 1:
-        payload = size * num_gpus  # of which each peer gets its part
-        kind = {"collective": "ALL_TO_ALL", "payload_bytes": payload}
-        return [TraceNode(2 * number, name, "COMM_COLL_NODE", 0.0, data_deps=deps, **kind)]  # type: ignore[arg-type]
-    to = next(other for other in range(num_gpus) if step.sources[other] == (gpu,))
-    common = {"seconds": 0.0, "data_deps": deps, "payload_bytes": size, "tag": number}
-    sent = {"id": 2 * number + 1, "source": gpu, "destination": to}
-    received = {"id": 2 * number, "source": step.sources[gpu][0], "destination": gpu}
-    return [
-        TraceNode(name=name, type="COMM_RECV_NODE", **common, **received),  # type: ignore[arg-type]
-        TraceNode(name=f"{name} sent", type="COMM_SEND_NODE", **common, **sent),  # type: ignore[arg-type]
-    ]
+        node = TraceNode(2 * number, name, "COMM_COLL_NODE", 0.0, data_deps=deps, payload_bytes=size * num_gpus)
+        return [replace(node, collective="ALL_TO_ALL")]  # each peer gets its part of the payload
+    receivers = [other for other in range(num_gpus) if step.sources[other] == (gpu,)]
+    if len(receivers) != 1:
+        raise Unfit("a GPU sends to several others, or to none, while each of them receives from one")
+    received = TraceNode(2 * number, name, "COMM_RECV_NODE", 0.0, data_deps=deps, payload_bytes=size, tag=number)
+    received = replace(received, source=step.sources[gpu][0], destination=gpu)
+    sent = replace(received, id=2 * number + 1, name=f"{name} sent", type="COMM_SEND_NODE")
+    return [received, replace(sent, source=gpu, destination=receivers[0])]
 
 
 def spread(times: Floats, steps: Sequence[ProgramStep], num_tasks: int) -> Floats:
