@@ -342,6 +342,7 @@ def test_own_shapes_run_on_every_topology(elsewhere: Path, capsys: pytest.Captur
     assert (latest(elsewhere) / "figures" / "timeline_odd.png").is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_multirun_runs_several_studies_and_every_point_becomes_a_run_in_mlflow(tmp_path: Path) -> None:
     done = python("-m", "dse", "--multirun", "seed=0,1", *FAST[:2], *FAST[3:], folder=tmp_path)

@@ -322,6 +322,7 @@ def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_local_study_whose_disk_is_full_ends_with_the_way_out_and_goes_on_after_it(
     small: Path, allreduce: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

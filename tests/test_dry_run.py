@@ -189,6 +189,7 @@ def test_quantities_are_told_in_the_unit_of_their_field() -> None:
 FEW = ["study=ficco_sweep", "workload.only=[g1,g4]", "space.schedule.num_chunks=choice(2)"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]

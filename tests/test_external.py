@@ -246,6 +246,7 @@ def test_points_go_on_when_what_forks_their_supervisors_is_killed(scratch: Path)
     assert process._fork_server(os.getpid())._process.pid != forks
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) -> None:

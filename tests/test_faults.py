@@ -145,6 +145,7 @@ def test_a_study_on_a_disk_that_fills_up_ends_with_4_and_goes_on_when_there_is_r
     assert "resuming: " in again.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_output_folder_deleted_under_way_is_named_and_the_same_command_starts_again(
     tmp_path: Path,
@@ -270,6 +271,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_report_that_is_killed_half_way_leaves_the_older_one_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +324,7 @@ def test_a_study_that_is_stopped_for_a_while_keeps_its_points_and_both_end_alike
     assert tables[0] == tables[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_odd_names_of_folders_work_in_a_plain_locale(
     tmp_path: Path,

@@ -288,6 +288,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "gpgpusim" / "latest"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -> None:
     claims = {one["id"].removeprefix("gpgpusim."): one for one in json.loads((run / "claims.json").read_text("utf-8"))}

@@ -52,6 +52,7 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
         assert again.read_config()["parallel"][path] == value
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_same_command_again_answers_from_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=llama3_8b", "run.sequence_length=1024", "parallel.sequence_parallel=true"]

@@ -104,6 +104,7 @@ def test_mistakes_are_refused_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_workers_do_not_run_the_script_that_called_again(tmp_path: Path) -> None:
     values = {**SMALL, "executor__jobs": 2, "executor__timeout_s": 60}

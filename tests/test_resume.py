@@ -347,7 +347,7 @@ def _count(file: Path) -> int:
         return 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_study_told_to_stop_keeps_what_it_has_and_the_same_command_goes_on(

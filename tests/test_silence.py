@@ -130,6 +130,7 @@ def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     assert has_all(Store(direct), 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_leases_of_a_worker_that_lost_its_database_are_free_once_it_answers(postgres: Server, direct: str) -> None:
     held, other = (StoreSession(Store(direct, patience_s=1.0), Hold(1, CONTEXT)) for _ in range(2))
@@ -155,6 +156,7 @@ def test_a_connection_that_one_side_has_forgotten_is_replaced(proxy: Proxy, dire
     assert has_all(Store(direct), 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_study_whose_server_is_stopped_ends_with_4_and_goes_on_once_it_is_woken(
     postgres: Server, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -180,6 +180,7 @@ def _place_of_row(file: Path) -> tuple[int, int]:
     return key - 16, end  # with the lengths and kinds of its columns before it
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_path: Path) -> None:
     whole = tmp_path / "whole.db"
@@ -247,7 +248,7 @@ def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url
     assert store.check() == (1, 0)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "zeros", "garbage", "no file at all", "another page"])
 def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path: Path, damage: str) -> None:
@@ -481,6 +482,7 @@ def test_results_wait_for_more_of_them_for_a_shorter_time_where_nothing_waits_fo
 # A server
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(postgres: Server) -> None:
     url = postgres.database(f"kill{os.getpid()}")

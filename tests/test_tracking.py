@@ -524,6 +524,7 @@ def test_importing_the_package_does_not_import_mlflow() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db.new").write_bytes(b"a build that was cut short")
