@@ -161,16 +161,9 @@ class Results:
         return cls(status, metrics, np.array(reason, np.int32), np.array(engine, np.int32), tuple(texts))
 
     @classmethod
-    def all_alike(cls, result: Result, size: int) -> Self:
+    def all_alike(cls, result: Result, size: int) -> Results:
         """`size` times a result that holds no metrics."""
-        single = cls.of([result])
-        return cls(
-            np.repeat(single.status, size),
-            {},
-            np.repeat(single.reason, size),
-            np.repeat(single.engine, size),
-            single.texts,
-        )
+        return cls.of([result]).take(np.zeros(size, np.intp))
 
     @classmethod
     def join(cls, parts: Sequence[Results]) -> Results:
@@ -388,11 +381,15 @@ class Law:
     def broken(self, columns: Columns) -> NDArray[np.bool_]:
         """Marks [B] of the results that break it; a side that is NaN breaks nothing."""
         lower, upper = self.lower(columns), self.upper(columns)
-        slack = _ROUNDING * np.maximum(np.abs(lower), np.abs(upper))
-        return np.asarray((lower - upper > slack) | (self.equal & (upper - lower > slack)))
+        excess = np.abs(lower - upper) if self.equal else lower - upper
+        if not excess.size or excess.max() <= _ROUNDING * max(0.0, float(upper.min())):  # less than the least slack
+            return np.zeros(excess.shape, np.bool_)
+        return np.asarray(excess > _ROUNDING * np.maximum(np.abs(lower), np.abs(upper)))
 
 
 _ROUNDING = 1e-9  # of the larger side
+_AT_ONCE = 16_384  # results whose sides are computed together: they stay in the cache
+_SIGNED_ZERO = np.iinfo(np.int64).min  # the bits of -0.0
 
 
 @runtime_checkable
@@ -420,11 +417,13 @@ def check_results(results: Results, metrics: Mapping[str, Metric]) -> Results:
 
     A zero has no sign: -0.0 is 0.0, or two equal results would differ.
     """
+    ok = results.ok
+    legal = {name: _legal(column, metrics.get(name), ok) for name, column in results.metrics.items()}
+    kept = {name: column for name, column in legal.items() if column is not None}
+    if len(kept) == len(legal) and (kept.keys() == metrics.keys() or not ok.any()):
+        return replace(results, metrics=kept)
     columns = {name: results.metrics.get(name) for name in {**metrics, **results.metrics}}
-    wrong = {name: _wrong(column, metrics.get(name), results.ok) for name, column in columns.items()}
-    plain = all(column.dtype == np.float64 for column in results.metrics.values())
-    if plain and not any(bad.any() for bad in wrong.values()):
-        return replace(results, metrics={name: column + 0.0 for name, column in results.metrics.items()})
+    wrong = {name: _wrong(column, metrics.get(name), ok) for name, column in columns.items()}
     status, reason = results.status.copy(), results.reason.copy()
     codes = {text: code for code, text in enumerate(results.texts)}
     for name, bad in wrong.items():
@@ -433,23 +432,31 @@ def check_results(results: Results, metrics: Mapping[str, Metric]) -> Results:
             status[index] = STATUSES.index("invalid")
             reason[index] = codes.setdefault(text, len(codes))
     fine = status == STATUSES.index("ok")
-    columns_kept = {
-        name: np.where(fine, _numbers(column) + 0.0, math.nan) for name, column in columns.items() if column is not None
-    }
-    return Results(
-        status,
-        {name: columns_kept[name] for name in metrics if name in columns_kept},
-        reason,
-        results.engine,
-        tuple(codes),
-    )
+    given = {name: column for name in metrics if (column := columns[name]) is not None}
+    numbers = {name: np.where(fine, _numbers(column) + 0.0, math.nan) for name, column in given.items()}
+    return Results(status, numbers, reason, results.engine, tuple(codes))
+
+
+def _legal(column: NDArray[Any], metric: Metric | None, ok: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+    """A column whose values are all finite and in range where they count, with zeros without a sign; or None."""
+    if metric is None or column.dtype != np.float64:
+        return None
+    values = (column if column.strides[0] else column[:1]) if ok.all() else column[ok]  # one value stands for all
+    low, high = float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))  # NaN where one is
+    if values.size and not (metric.low <= low and high <= metric.high and math.isfinite(low) and math.isfinite(high)):
+        return None
+    return column + 0.0 if low <= 0.0 <= high and values.view(np.int64).min() == _SIGNED_ZERO else column
 
 
 def check_laws(results: Results, laws: Sequence[Law]) -> Results:
     """The results, those `invalid` (with the law) whose metrics cannot be true together."""
     status, reason, texts = results.status.copy(), results.reason.copy(), list(results.texts)
+    marks = np.zeros(results.size, np.bool_)
     for law in laws if results.ok.any() else ():
-        broken = results.ok & law.broken(results.metrics)
+        for first in range(0, results.size, _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            marks[part] = law.broken({name: column[part] for name, column in results.metrics.items()})
+        broken = results.ok & marks
         status[broken], reason[broken] = STATUSES.index("invalid"), len(texts)
         texts.append(f"cannot be true: {law.text} does not hold")
     if np.array_equal(status, results.status):

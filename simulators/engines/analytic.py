@@ -23,7 +23,7 @@ class AnalyticEngine:
     """
 
     version = "2"
-    batch = 262144
+    batch = 524288
     exact = True
 
     def run(self, graph: TaskGraph) -> Timeline:

@@ -79,45 +79,53 @@ times."""
 
 def measure(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
     """Compute the metrics of `METRICS` that depend on a run, as arrays [B]."""
-    return _run_metrics(graph, totals) | losses(graph, totals.makespan_s)
+    return _run_metrics(graph, totals) | losses(graph, graph.flat(totals.makespan_s))
 
 
 def _run_metrics(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
+    """Compute them over the axes of the grid that each depends on, then for every design."""
     moving = np.concatenate([graph.of_kind("transfer"), graph.of_kind("launch")])
-    spent = sum(totals.spent_s[kind] for kind in ("transfer", "launch") if kind in totals.spent_s)
-    none, gemm_s = np.zeros_like(totals.makespan_s), totals.busy_s.get("gemm")
-    gemm_s = none if gemm_s is None else gemm_s
-    with np.errstate(invalid="ignore"):
-        set_up = np.where(spent > none, graph.total("delay", moving) / spent, 0.0)
-    return {
-        "makespan_s": totals.makespan_s,
+    busy_s, spent_s = (
+        {kind: graph.on_grid(column) for kind, column in by_kind.items()} for by_kind in (totals.busy_s, totals.spent_s)
+    )
+    none, makespan_s = np.zeros(()), graph.on_grid(totals.makespan_s)
+    gemm_s = busy_s.get("gemm", none)
+    moving_s = spent_s.get("transfer", none) + spent_s.get("launch", none)
+    columns = {
+        "makespan_s": makespan_s,
         "comm_cu_s": totals.cu_s,
         "peak_staging_bytes": totals.peak_staged_bytes,
-        "exposed_comm_s": np.maximum(totals.makespan_s - gemm_s, 0.0),
+        "exposed_comm_s": np.maximum(makespan_s - gemm_s, 0.0),
         "gemm_s": gemm_s,
-        "comm_s": totals.busy_s.get("transfer", none),
-        "setup_fraction": set_up,
-        "moved_bytes": graph.total("moved_bytes"),
+        "comm_s": busy_s.get("transfer", none),
+        "setup_fraction": _ratio(graph.grid_total("delay", moving), moving_s, otherwise=0.0),
+        "moved_bytes": graph.grid_total("moved_bytes"),
         "hbm_bytes": _traffic(graph, "hbm"),
-        "flop": graph.total("flop"),
-        **_ratios(graph, totals),
+        "flop": graph.grid_total("flop"),
+        **_ratios(graph, spent_s),
+    }
+    return {name: graph.flat(column) for name, column in columns.items()}
+
+
+def _ratios(graph: TaskGraph, spent_s: Mapping[str, Floats]) -> dict[str, Floats]:
+    """DIL of the GEMM, CIL of GEMM and transfers, over the grid; 1 without such tasks."""
+    spent, alone, places = {}, {}, {kind: graph.of_kind(kind) for kind in ("gemm", "transfer")}
+    for kind, tasks in places.items():
+        alone[kind] = graph.grid_total("alone_s", np.repeat(tasks, graph.members[tasks]))
+        spent[kind] = spent_s.get(kind, alone[kind]) - graph.grid_total("delay", tasks)
+    return {
+        "dil": _ratio(alone["gemm"], graph.grid_total("ideal_s", places["gemm"])),
+        "cil": _ratio(spent["gemm"], alone["gemm"]),
+        "comm_cil": _ratio(spent["transfer"], alone["transfer"]),
     }
 
 
-def _ratios(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
-    """DIL of the GEMM, CIL of GEMM and transfers; 1 without such tasks."""
-    spent, alone = {}, {}
-    for kind in ("gemm", "transfer"):
-        tasks = graph.of_kind(kind)
-        multiplicity = graph.members[tasks]
-        alone[kind] = graph.total("alone_s", np.repeat(tasks, multiplicity))
-        spent[kind] = totals.spent_s.get(kind, alone[kind]) - graph.total("delay", tasks)
-    pairs = {
-        "dil": (alone["gemm"], graph.total("ideal_s", graph.of_kind("gemm"))),
-        "cil": (spent["gemm"], alone["gemm"]),
-        "comm_cil": (spent["transfer"], alone["transfer"]),
-    }
-    return {name: np.divide(top, low, out=np.ones_like(top), where=low > 0) for name, (top, low) in pairs.items()}
+def _ratio(top: Floats, low: Floats, otherwise: float = 1.0) -> Floats:
+    """Quotient over the grid, and another number where the lower one is 0."""
+    if np.all(low > 0):
+        return np.asarray(top / low)
+    quotient = np.full(np.broadcast_shapes(np.shape(top), np.shape(low)), otherwise)
+    return np.asarray(np.divide(top, low, out=quotient, where=np.asarray(low > 0)))
 
 
 def measure_worst(graph: TaskGraph, timeline: Timeline) -> dict[str, Floats]:
@@ -134,18 +142,18 @@ def _measure_gpu(graph: TaskGraph, timeline: Timeline, gpu: int) -> dict[str, Fl
     tasks = np.flatnonzero(graph.gpu == gpu)
     subgraph = graph.part(tasks)
     totals = Timeline(subgraph, timeline.issued[:, tasks], timeline.finished[:, tasks]).totals()
-    return {**_run_metrics(subgraph, totals), "hbm_bytes": _traffic(graph, f"hbm.{gpu}")}
+    return {**_run_metrics(subgraph, totals), "hbm_bytes": graph.flat(_traffic(graph, f"hbm.{gpu}"))}
 
 
 def _traffic(graph: TaskGraph, resource: str) -> Floats:
-    """Units of a resource [B] that all tasks use."""
+    """Units of a resource that all tasks use, over the grid."""
     index = graph.resources.index(resource) if resource in graph.resources else -1
     uses = np.flatnonzero(graph.use_resource == index)
     products = Counter(
         zip(graph.at["use"][uses].tolist(), graph.at["work"][graph.use_task[uses]].tolist(), strict=True)
     )
     values = graph.values
-    return graph.flat(sum(count * values[use] * values[work] for (use, work), count in products.items()))
+    return np.asarray(sum(count * values[use] * values[work] for (use, work), count in products.items()), float)
 
 
 def relate(point: Columns, baseline: Columns) -> Columns:

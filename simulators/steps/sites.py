@@ -346,7 +346,7 @@ def _run(graph: TaskGraph, engine_name: str) -> tuple[Floats, Floats, Floats]:
     """Makespan, time in which a GEMM runs [s], and CU-seconds of communication, over the grid of a graph."""
     engine, columns = plugins.load("engine", engine_name), np.empty((3, graph.num_designs))
     for chosen, alike in patterns(graph):
-        totals = engine.totals(alike)
+        totals = engine.totals(alike).flat(alike)
         columns[:, slice(None) if chosen is None else chosen] = (
             totals.makespan_s,
             totals.busy_s["gemm"],

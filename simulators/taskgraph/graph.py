@@ -121,18 +121,26 @@ class TaskGraph:
 
     def total(self, name: str, tasks: NDArray[np.intp] | None = None) -> Floats:
         """Sum [B] of one quantity over all tasks or the given ones; a delay counts for each member."""
+        return self.flat(self.grid_total(name, tasks))
+
+    def grid_total(self, name: str, tasks: NDArray[np.intp] | None = None) -> Floats:
+        """The sum of `total` as an array that broadcasts over the grid."""
         places = np.arange(self.num_tasks) if tasks is None else tasks
         counts: Counter[int] = Counter()
         for task, column in zip(places.tolist(), self.at[name][places].tolist(), strict=True):
             counts[column] += int(self.members[task]) if name == "delay" else 1
-        return self.flat(sum(count * self.values[column] for column, count in counts.items()))
+        return np.asarray(sum(count * self.values[column] for column, count in counts.items()), float)
 
     def flat(self, column: ArrayLike) -> Floats:
-        """Broadcast an array over the grid to [B]; a single value stays one value in memory."""
+        """Broadcast an array over the grid, or of [B], to [B]; a single value stays one value in memory."""
         value = np.asarray(column, dtype=float)
         if value.size == 1:
             return np.broadcast_to(value.reshape(1), (self.num_designs,))
-        return np.broadcast_to(value, self.shape).reshape(-1)
+        return np.broadcast_to(self.on_grid(value), self.shape).reshape(-1)
+
+    def on_grid(self, column: Floats) -> Floats:
+        """An array of [B] in the shape of the grid; any other as it is."""
+        return column.reshape(self.shape) if column.shape == (self.num_designs,) else column
 
     def part(self, tasks: NDArray[np.intp]) -> TaskGraph:
         """Subgraph of some tasks with their uses and the consumers of their staged bytes, without dependencies."""

@@ -23,7 +23,7 @@ from simulators.taskgraph.graph import Floats, TaskGraph
 
 LOSSES = ("contention_s", "decomposition_s", "starvation_s", "launch_s", "dependency_s")
 _ROUNDING = 1e-12  # of the makespan: replays that are equal add the same durations in another order
-Indices = NDArray[np.intp]
+Indices = NDArray[np.uint32]
 
 
 def losses(graph: TaskGraph, makespan: Floats) -> dict[str, Floats]:
@@ -31,63 +31,96 @@ def losses(graph: TaskGraph, makespan: Floats) -> dict[str, Floats]:
     gemm = np.array([kind == "gemm" for kind in graph.kinds])
     at, none = graph.at, np.full(graph.num_tasks, -1, np.int32)
     undivided = np.where(gemm, at["wide_s"], at["alone_s"])
-    replays = [
-        longest(graph, at["delay"], at["alone_s"]),
-        longest(graph, at["delay"], undivided),
-        longest(graph, at["delay"], at["wide_s"]),
-        longest(graph, none, at["wide_s"]),
-    ]
-    result = {"ideal_s": ideal(graph)}
-    steps = [makespan, *replays, result["ideal_s"]]
-    differences = {name: before - after for name, before, after in zip(LOSSES, steps[:-1], steps[1:], strict=True)}
-    return result | {
-        name: np.where(np.abs(seconds) > _ROUNDING * makespan, seconds, 0.0) for name, seconds in differences.items()
-    }
+    taken = [(at["delay"], at["alone_s"]), (at["delay"], undivided), (at["delay"], at["wide_s"]), (none, at["wide_s"])]
+    pairs, of = np.unique(np.concatenate([np.stack(one, axis=1) for one in taken]), axis=0, return_inverse=True)
+    durations = np.empty((len(pairs), *graph.shape))
+    for row, (delay, seconds) in zip(durations, pairs.tolist(), strict=True):
+        row[:] = graph.values[seconds] + (graph.values[delay] if delay >= 0 else 0.0)
+    replays, replay_of = np.unique(of.reshape(len(taken), -1), axis=0, return_inverse=True)
+    is_last = np.ones(graph.num_tasks, np.bool_)
+    is_last[graph.pred] = False
+    structure = (part.astype(np.uint32) for part in (graph.pred_ptr, graph.pred, replays, replay_of.reshape(-1)))
+    result, ideal_s = np.empty((len(LOSSES), graph.num_designs)), ideal(graph)
+    _replay(*structure, is_last, durations.reshape(-1), makespan, ideal_s, _ROUNDING, result.reshape(-1))
+    return {"ideal_s": ideal_s, **dict(zip(LOSSES, result, strict=True))}
 
 
 def ideal(graph: TaskGraph) -> Floats:
     """Time [B] of the slower of GEMM and collective [s] on the busiest GPU, each undivided and with the GPU alone."""
     gemm, transfers = graph.of_kind("gemm"), graph.of_kind("transfer")
-    result = np.zeros(graph.num_designs)
+    result: Floats = np.zeros(())
     for gpu in np.unique(graph.gpu):
         for tasks in (gemm, transfers):
-            result = np.maximum(result, graph.total("ideal_s", tasks[graph.gpu[tasks] == gpu]))
-    return result
-
-
-def longest(graph: TaskGraph, delay: NDArray[np.int32], seconds: NDArray[np.int32]) -> Floats:
-    """Length [B] of the longest path where task t takes the columns `delay[t]` (-1: none) plus `seconds[t]` [s]."""
-    pairs, duration_of = np.unique(np.stack([delay, seconds], axis=1), axis=0, return_inverse=True)
-    durations = np.empty((len(pairs), graph.num_designs))
-    for row, (wait, column) in zip(durations, pairs.tolist(), strict=True):
-        row[:] = graph.flat(graph.values[column]) + (graph.flat(graph.values[wait]) if wait >= 0 else 0.0)
-    result = np.zeros(graph.num_designs)
-    _longest(
-        graph.pred_ptr.astype(np.intp),
-        graph.pred.astype(np.intp),
-        duration_of.reshape(-1).astype(np.intp),
-        durations,
-        result,
-    )
-    return result
+            result = np.maximum(result, graph.grid_total("ideal_s", tasks[graph.gpu[tasks] == gpu]))
+    return graph.flat(result)
 
 
 @compile_lazily
-def _longest(pred_ptr: Indices, pred: Indices, duration_of: Indices, durations: Floats, result: Floats) -> None:
-    stride = 64  # designs side by side, in the lanes of the machine
-    finished, start = np.empty((duration_of.size, stride)), np.empty(stride)
-    for begin in range(0, result.size, stride):
-        width = min(stride, result.size - begin)
-        for task in range(duration_of.size):
+def _replay(  # noqa: C901, PLR0912, PLR0913, PLR0917
+    pred_ptr: Indices,
+    pred: Indices,
+    duration_of: Indices,
+    replay_of: Indices,
+    is_last: NDArray[np.bool_],
+    durations: Floats,
+    makespan: Floats,
+    ideal_s: Floats,
+    rounding: float,
+    result: Floats,
+) -> None:
+    """Losses [L, B] between the makespan and the longest paths of R replays, and the ideal; duration_of: [R, T].
+
+    Arrays are flat, and indices unsigned: so the inner loops run in vector lanes.
+    """
+    one, stride = np.uint64(1), np.uint64(256)  # designs side by side: their times stay in the nearest cache
+    replays, tasks = np.uint64(duration_of.shape[0]), np.uint64(duration_of.shape[1])
+    designs, begin = np.uint64(makespan.size), np.uint64(0)
+    finished, start, longest = np.empty(tasks * stride), np.empty(stride), np.empty(replays * stride)
+    before_s, after_s = np.empty(stride), np.empty(stride)
+    while begin < designs:
+        width = min(stride, designs - begin)
+        for replay in range(replays):
+            best = replay * stride
             for i in range(width):
-                start[i] = 0.0
-            for j in range(pred_ptr[task], pred_ptr[task + 1]):
-                before = pred[j]
+                longest[best + i] = 0.0
+            for task in range(tasks):
+                first, last, ends = np.uint64(pred_ptr[task]), np.uint64(pred_ptr[task + one]), task * stride
+                taken = np.uint64(duration_of[replay, task]) * designs + begin
+                if first == last:
+                    for i in range(width):
+                        finished[ends + i] = durations[taken + i]
+                elif first + one == last:
+                    before = np.uint64(pred[first]) * stride
+                    for i in range(width):
+                        finished[ends + i] = finished[before + i] + durations[taken + i]
+                else:
+                    before = np.uint64(pred[first]) * stride
+                    for i in range(width):
+                        start[i] = finished[before + i]
+                    for j in range(first + one, last):
+                        before = np.uint64(pred[j]) * stride
+                        for i in range(width):
+                            ended, latest = finished[before + i], start[i]
+                            start[i] = ended if ended > latest else latest
+                    for i in range(width):
+                        finished[ends + i] = start[i] + durations[taken + i]
+                if is_last[task]:
+                    for i in range(width):
+                        ended, latest = finished[ends + i], longest[best + i]
+                        longest[best + i] = ended if ended > latest else latest
+        for i in range(width):
+            before_s[i] = makespan[begin + i]
+        for loss in range(np.uint64(result.size) // designs):
+            lost = loss * designs + begin
+            if loss < np.uint64(replay_of.size):
+                best = np.uint64(replay_of[loss]) * stride
                 for i in range(width):
-                    ended = finished[before, i]
-                    start[i] = ended if ended > start[i] else start[i]
-            kind = duration_of[task]
+                    after_s[i] = longest[best + i]
+            else:
+                for i in range(width):
+                    after_s[i] = ideal_s[begin + i]
             for i in range(width):
-                ended = start[i] + durations[kind, begin + i]
-                finished[task, i] = ended
-                result[begin + i] = ended if ended > result[begin + i] else result[begin + i]
+                seconds = before_s[i] - after_s[i]
+                result[lost + i] = seconds if abs(seconds) > rounding * makespan[begin + i] else 0.0
+                before_s[i] = after_s[i]
+        begin += stride

@@ -95,18 +95,17 @@ class Alone:
         return Timeline(graph, issued, finished)
 
     def totals(self) -> Totals:
-        """Totals by closed forms, design by design; meaningless where there is no form."""
+        """Totals by closed forms, over the axes that each depends on; meaningless where there is no form."""
         graph, form, seconds = self.graph, self.form, self.seconds
         durations = _rows(graph, seconds.columns)
         peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
         spent = {kind: _task_seconds(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
-            makespan_s=_longest_path(graph, form.makespan, seconds.columns, durations),
+            makespan_s=_longest_path(form.makespan, seconds.columns, durations),
             peak_staged_bytes=self.timeline().totals().peak_staged_bytes if peak is None else peak,
             cu_s=_cu_seconds(graph, seconds),
             busy_s={
-                kind: _longest_path(graph, form.busy.get(kind, form.makespan), seconds.columns, durations)
-                for kind in spent
+                kind: _longest_path(form.busy.get(kind, form.makespan), seconds.columns, durations) for kind in spent
             },
             spent_s=spent,
         )
@@ -236,14 +235,14 @@ def _crowds(graph: TaskGraph, resource: int, order: Order) -> set[tuple[frozense
 def _task_seconds(graph: TaskGraph, seconds: Durations, kind: str) -> Floats:
     tasks = graph.of_kind(kind)
     counts = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
-    return graph.flat(sum(count * column for count, column in zip(counts, seconds.columns, strict=True) if count))
+    return _weighted(counts, seconds.columns)
 
 
 def _cu_seconds(graph: TaskGraph, seconds: Durations) -> Floats:
-    """CU-seconds [B]."""
+    """CU-seconds, broadcasting over the grid."""
     counts = Counter(zip(graph.at["cus"].tolist(), seconds.of, strict=True))
     parts = [count * graph.values[cus] * seconds.columns[duration] for (cus, duration), count in counts.items()]
-    return graph.flat(sum(parts))
+    return np.asarray(sum(parts), float)
 
 
 def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
@@ -307,19 +306,22 @@ def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations
     if not (durations > 0).all():
         return None
     sizes = np.unique(graph.at["staged_bytes"][staging.tasks])
-    peaks = np.empty(graph.num_designs)
+    peaks, held = np.empty(graph.num_designs), _rows(graph, [graph.values[column] for column in sizes])
     structure = (graph.pred_ptr.astype(np.intp), graph.pred.astype(np.intp), np.array(seconds.of, np.intp))
     parts = (staging.tasks, staging.consumers, staging.size, staging.surely, staging.held)
     pairs = (staging.issued_ptr, staging.issued, staging.freed_ptr, staging.freed)
-    _stage(*structure, *parts, *pairs, durations, _rows(graph, [graph.values[column] for column in sizes]), peaks)
+    _stage(*structure, *parts, *pairs, durations.reshape(-1), held.reshape(-1), peaks)
     return peaks
 
 
-def _longest_path(graph: TaskGraph, paths: Paths, columns: Sequence[Floats], durations: Floats) -> Floats:
-    """Length of the longest path [B]; a single path is summed over the grid, where most columns are short."""
-    if len(paths) > 1:
-        return longest(paths, durations)
-    return graph.flat(sum(count * column for count, column in zip(paths[0], columns, strict=True) if count))
+def _longest_path(paths: Paths, columns: Sequence[Floats], durations: Floats) -> Floats:
+    """Length of the longest path [B]; of a single one over the grid, where most columns are short."""
+    return longest(paths, durations) if len(paths) > 1 else _weighted(paths[0], columns)
+
+
+def _weighted(counts: Sequence[float] | Paths | Floats, columns: Sequence[Floats]) -> Floats:
+    """Sum of counts times columns, broadcasting over the grid."""
+    return np.asarray(sum(count * column for count, column in zip(counts, columns, strict=True) if count), float)
 
 
 def longest(paths: Paths, durations: Floats) -> Floats:
@@ -372,56 +374,57 @@ def _stage(  # noqa: C901, PLR0912, PLR0913, PLR0917
     sizes: Floats,
     peaks: Floats,
 ) -> None:
-    stride = 64  # designs side by side, in the lanes of the machine
-    issued, finished = np.empty((duration_of.size, stride)), np.empty((duration_of.size, stride))
-    bytes_of, frees = np.empty((sizes.shape[0], stride)), np.empty((consumers.size, stride))
-    latest, level, peak = np.empty(stride), np.empty(stride), np.empty(stride)
-    for begin in range(0, peaks.size, stride):
-        width = min(stride, peaks.size - begin)
-        for task in range(duration_of.size):
+    """Peaks [B] from durations [D, B] and sizes [Z, B], both flat; indices are unsigned, for vector lanes."""
+    one, stride = np.uint64(1), np.uint64(128)  # designs side by side: their times stay in the nearest cache
+    num_tasks, designs, begin = np.uint64(duration_of.size), np.uint64(peaks.size), np.uint64(0)
+    num_sizes, num_consumers = np.uint64(surely.shape[1]), np.uint64(consumers.size)
+    issued, finished = np.empty(num_tasks * stride), np.empty(num_tasks * stride)
+    frees, latest, level = np.empty(num_consumers * stride), np.empty(stride), np.empty(stride)
+    while begin < designs:
+        width = min(stride, designs - begin)
+        for task in range(num_tasks):
+            mine, taken = task * stride, np.uint64(duration_of[task]) * designs + begin
             for i in range(width):
-                issued[task, i] = 0.0
-            for j in range(pred_ptr[task], pred_ptr[task + 1]):
-                before = pred[j]  # taken out of the inner loops by hand, so that those run in vector lanes
+                issued[mine + i] = 0.0
+            for j in range(np.uint64(pred_ptr[task]), np.uint64(pred_ptr[task + one])):
+                before = np.uint64(pred[j]) * stride
                 for i in range(width):
-                    ended, start = finished[before, i], issued[task, i]
-                    issued[task, i] = ended if ended > start else start
-            kind = duration_of[task]
+                    ended, start = finished[before + i], issued[mine + i]
+                    issued[mine + i] = ended if ended > start else start
             for i in range(width):
-                finished[task, i] = issued[task, i] + durations[kind, begin + i]
-        for z in range(sizes.shape[0]):
+                finished[mine + i] = issued[mine + i] + durations[taken + i]
+        for c in range(num_consumers):
+            mine = c * stride
             for i in range(width):
-                bytes_of[z, i] = sizes[z, begin + i]
-        for c in range(consumers.size):
-            for i in range(width):
-                frees[c, i] = 0.0
-            for z in range(sizes.shape[0]):
-                times = freed_counts[c, z]
+                frees[mine + i] = 0.0
+            for z in range(num_sizes):
+                times, held = freed_counts[c, z], z * designs + begin
                 for i in range(width):
-                    frees[c, i] += times * bytes_of[z, i]
+                    frees[mine + i] += times * sizes[held + i]
         for i in range(width):
-            peak[i] = 0.0
-        for s in range(tasks.size):
-            task = tasks[s]
+            peaks[begin + i] = 0.0
+        for s in range(np.uint64(tasks.size)):
+            mine = np.uint64(tasks[s]) * stride
             for i in range(width):
-                latest[i] = issued[task, i] * (1.0 + 1e-12)  # a buffer whose consumer ends in this instant is free
+                latest[i] = issued[mine + i] * (1.0 + 1e-12)  # a buffer whose consumer ends in this instant is free
                 level[i] = 0.0
-            for z in range(sizes.shape[0]):
-                times = surely[s, z]
+            for z in range(num_sizes):
+                times, held = surely[s, z], z * designs + begin
                 for i in range(width):
-                    level[i] += times * bytes_of[z, i]
-            for j in range(issued_ptr[s], issued_ptr[s + 1]):
-                other, z = tasks[issued_also[j]], size[issued_also[j]]
+                    level[i] += times * sizes[held + i]
+            for j in range(np.uint64(issued_ptr[s]), np.uint64(issued_ptr[s + one])):
+                other = np.uint64(issued_also[j])
+                mine, held = np.uint64(tasks[other]) * stride, np.uint64(size[other]) * designs + begin
                 for i in range(width):
-                    more = bytes_of[z, i]
-                    level[i] += more if issued[other, i] <= latest[i] else 0.0
-            for j in range(freed_ptr[s], freed_ptr[s + 1]):
-                c = freed_also[j]
-                other = consumers[c]
+                    more = sizes[held + i]
+                    level[i] += more if issued[mine + i] <= latest[i] else 0.0
+            for j in range(np.uint64(freed_ptr[s]), np.uint64(freed_ptr[s + one])):
+                other = np.uint64(freed_also[j])
+                mine, held = np.uint64(consumers[other]) * stride, other * stride
                 for i in range(width):
-                    less = frees[c, i]
-                    level[i] -= less if finished[other, i] <= latest[i] else 0.0
+                    less = frees[held + i]
+                    level[i] -= less if finished[mine + i] <= latest[i] else 0.0
             for i in range(width):
-                peak[i] = level[i] if level[i] > peak[i] else peak[i]
-        for i in range(width):
-            peaks[begin + i] = peak[i]
+                most, now = peaks[begin + i], level[i]
+                peaks[begin + i] = now if now > most else most
+        begin += stride

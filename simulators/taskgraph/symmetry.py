@@ -24,6 +24,7 @@ from simulators.taskgraph.timeline import Timeline
 
 Hashes = NDArray[np.uint64]
 _MOST_COMPARED = 1 << 22  # numbers that are compared at once
+_FEW_PAIRS = 64  # so many are compared one by one, over the few axes that each pair depends on
 _ACCOUNTS = ("cus", "staged_bytes", "moved_bytes", "flop", "ideal_s")
 _OWN = ("work", "delay", "cap", "weight", "alone_s", "wide_s")
 
@@ -95,10 +96,10 @@ def _compare_pairs(
 ) -> Iterator[tuple[_Pair, NDArray[np.bool_]]]:
     """Pairs of columns and flags of the designs where they are equal.
 
-    For few designs, the pairs that are equal nowhere are sorted out in one comparison.
+    Of many pairs and few designs, the pairs that are equal nowhere are sorted out in one comparison.
     """
     pairs = zip(left.tolist(), right.tolist(), strict=True)
-    if len(left) * graph.num_designs <= _MOST_COMPARED:
+    if len(left) > _FEW_PAIRS and len(left) * graph.num_designs <= _MOST_COMPARED:
         table = graph.table().T
         where = np.flatnonzero((table[left] == table[right]).any(axis=1))
         pairs = zip(left[where].tolist(), right[where].tolist(), strict=True)

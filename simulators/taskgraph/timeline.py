@@ -29,7 +29,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class Totals:
-    """Quantities that the metrics need of the runs of B designs, each [B], in seconds and bytes, by kind of task.
+    """Quantities that the metrics need of the runs of B designs, in seconds and bytes, by kind of task.
+
+    Each is [B], or an array that broadcasts over the graph's grid of designs: closed forms depend on few of its axes.
 
     busy_s: time during which a task of the kind runs (the length of the union of its intervals). spent_s: sum over
     the tasks of the kind. cu_s: CU-seconds occupied. refused: None if every design was run.
@@ -41,6 +43,14 @@ class Totals:
     busy_s: Mapping[str, Floats]
     spent_s: Mapping[str, Floats]
     refused: Refused | None = None
+
+    def flat(self, graph: TaskGraph) -> Totals:
+        """The same with every quantity as [B]."""
+        makespan_s, peak, cu_s = map(graph.flat, (self.makespan_s, self.peak_staged_bytes, self.cu_s))
+        busy_s, spent_s = (
+            {kind: graph.flat(column) for kind, column in by_kind.items()} for by_kind in (self.busy_s, self.spent_s)
+        )
+        return Totals(makespan_s, peak, cu_s, busy_s, spent_s, self.refused)
 
 
 @dataclass(frozen=True)
