@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import steps
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
+from dse.backend import Batch
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space
@@ -29,9 +34,11 @@ from simulators.engines import simgrid
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
-from simulators.engines.fluid import Prepared
+from simulators.engines.fluid import Prepared, many_classes
 from simulators.hardware.parts import Contention
 from simulators.overlap.batch import grids
+from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.design import Design
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
@@ -100,6 +107,72 @@ def against_hand_loop(designs: int = 400) -> float:
     assert np.allclose(by_hand[:, 0], prepared.totals(table).makespan_s, rtol=1e-9)
     fluid, hand = seconds(lambda: prepared.totals(table), lambda: hand_loop(copies, gemms, hbm), repeats=60)
     return fluid / hand
+
+
+def in_lockstep(designs: int = 65536) -> dict[str, float]:
+    """A sweep of 64 steps: one design after the other over lockstep, and the share that lockstep leaves out.
+
+    remembered_speedup: the kernel that solves what a change can reach, over the one that remembers rates.
+    """
+    graph = _sweep_graph("fluid", num_chunks=64, designs=designs)
+    prepared, table = Prepared.of(graph), graph.table()
+    scratch = np.empty((2, 1, graph.num_tasks))
+    rows, few = np.empty((3 + 2 * len(prepared.kinds), len(table))), table[: len(table) // 8]
+    some = np.ascontiguousarray(rows[:, : len(few)])
+    alone, many, together = seconds(
+        lambda: prepared.run(table, scratch[0], scratch[1]),
+        lambda: many_classes.run(*prepared.structure, few, scratch[0], scratch[1], some),
+        lambda: prepared.totals(table),
+        repeats=5,
+    )
+    _, left, _ = prepared.together(table)
+    assert prepared.totals(table).makespan_s.tobytes() == prepared.run(table, scratch[0], scratch[1])[0].tobytes()
+    return {
+        "lockstep_speedup": alone / together,
+        "lockstep_left_out": float(left.mean()),
+        "remembered_speedup": many / len(few) / (alone / len(table)),
+    }
+
+
+def along_an_axis() -> float:
+    """Values of an axis of 240 numbers of CUs over the runs that they take: groups in lockstep, and designs alone."""
+    base = space_of("fluid", num_chunks=64, designs=1, rows=16384)
+    space = Space(base.base, (Knob("system.gpu.num_cus", tuple(range(64, 304))),), {}, base.backend)
+    graph = _graph_of(space)
+    prepared, table = Prepared.of(graph), graph.table()
+    _, left, groups = prepared.together(table)
+    scratch = np.empty((2, 1, graph.num_tasks))
+    assert prepared.totals(table).makespan_s.tobytes() == prepared.run(table, scratch[0], scratch[1])[0].tobytes()
+    return len(table) / (groups + int(left.sum()))
+
+
+def by_reuse() -> float:
+    """A grid of models, layouts and networks: every cost for every design, over once for all that share it."""
+    backend, design = StepBackend(), steps.base()
+    axes = {
+        "parallel.tp": np.array([4, 8, 16]),
+        "run.batch": np.array([1, 2, 4, 8]),
+        "system.node.library.network_bytes_per_s": np.linspace(1e10, 9e10, 16),
+        "system.node.library.latency_s": np.linspace(1e-6, 1e-5, 16),
+    }
+    batch = Batch(Batch(design, axes).at(0), axes)
+    arrays = batch.arrays
+    assert isinstance(arrays, Design)
+    each, reused = seconds(lambda: metrics_of(arrays), lambda: backend.evaluate([batch]), repeats=4)
+    return each / reused
+
+
+def import_ms(repeats: int = 9) -> float:
+    """Time of `import dse` beyond that of an interpreter that does nothing [ms of CPU]."""
+    taken = dict.fromkeys(("pass", "import dse"), float("inf"))
+    for _ in range(repeats):
+        for what in taken:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-c", what], check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            taken[what] = min(taken[what], spent)
+    return 1e3 * (taken["import dse"] - taken["pass"])
 
 
 def against_simgrid() -> float | None:
@@ -172,18 +245,24 @@ def space_of(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
 def closed_forms_per_s(designs: int = 65536) -> float:
     """Makespans per second of the closed form of a pipeline of 64 steps, from its durations."""
     random = np.random.default_rng(0)
-    graph = _pipeline_graph()
+    graph = _sweep_graph("analytic", num_chunks=64, designs=1)
     seconds_of = Durations.among(graph)
     form = closed_form(graph, seconds_of.of)
     durations = 1e-5 * (1 + random.random((len(seconds_of.columns), designs)))
     return designs / seconds(lambda: longest(form.makespan, durations), repeats=50)[0]
 
 
-def _pipeline_graph() -> TaskGraph:
-    space = space_of("analytic", num_chunks=64, designs=1, rows=16384)
-    block = next(iter(space.blocks(1)))
-    design: Any = block.design
-    return reduce_graph(design.schedule.lower(design.system, design.workload)).graph
+def _sweep_graph(engine: str, *, num_chunks: int, designs: int) -> TaskGraph:
+    """The reduced graph of a sweep."""
+    return _graph_of(space_of(engine, num_chunks=num_chunks, designs=designs, rows=16384))
+
+
+def _graph_of(space: Space) -> TaskGraph:
+    """The reduced graph of the grid that a space is."""
+    block = next(iter(space.blocks(1 << 20)))
+    assert block.batch is not None
+    ((_, grid),) = grids([block.batch])
+    return reduce_graph(grid.design.schedule.lower(grid.design.system, grid.design.workload)).graph
 
 
 def figures() -> tuple[dict[str, float], list[Case], float | None]:
@@ -210,6 +289,10 @@ def figures() -> tuple[dict[str, float], list[Case], float | None]:
         "analytic_kernel_per_s": closed_forms_per_s(),
         "analytic_designs_per_s": sweep("analytic", num_chunks=8, designs=279841).designs_per_s,
         **growth(),
+        **in_lockstep(),
+        "axis_runs_saved": along_an_axis(),
+        "reuse_speedup": by_reuse(),
+        "import_ms": import_ms(),
     }
     assert all(case.agree for case in cases)
     return found, cases, against_simgrid()

@@ -764,7 +764,8 @@ def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
     """Totals of each design as the backend computes them: in parts, reduced."""
     found: dict[int, tuple[Any, ...]] = {}
     for places, alike in patterns(graph):
-        totals = ENGINES[engine].totals(reduce_graph(alike).graph)
+        small = reduce_graph(alike).graph
+        totals = ENGINES[engine].totals(small).flat(small)
         columns = [totals.makespan_s, totals.peak_staged_bytes, totals.cu_s]
         columns += [*totals.busy_s.values(), *totals.spent_s.values()]
         for row, place in enumerate(range(graph.num_designs) if places is None else places.tolist()):

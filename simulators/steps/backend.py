@@ -322,7 +322,7 @@ class StepBackend(Backend):
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of a whole grid at once."""
-        return [_screen_batch(batch, _array_design(batch)) for batch in batches]
+        return [_screen_batch(batch, _grid_design(batch)) for batch in batches]
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """All designs of a grid at once."""
@@ -391,16 +391,20 @@ def _fields(tree: Tree, section: str) -> set[str]:
     return set(kind.model_fields)
 
 
-def _array_design(batch: Batch) -> Design:
-    """The design of a batch with its axes as arrays [size]."""
-    design = batch.arrays
+def _grid_design(batch: Batch) -> Design:
+    """The design of a batch with its axes as arrays over the grid, so that a cost is computed once for all designs that
+    share what it depends on.
+    """
+    design = batch.design
+    for place, (path, values) in enumerate(batch.axes.items()):
+        design = put(design, path, values.reshape([-1 if axis == place else 1 for axis in range(len(batch.axes))]))
     assert isinstance(design, Design)
     return design
 
 
 def _screen_batch(batch: Batch, design: Design) -> Results:
     """Results of the designs that break a rule, with the rule; the others are ok, without metrics."""
-    reason, texts = reasons(list(_rules(design)), (batch.size,))
+    reason, texts = reasons(list(_rules(design)), batch.shape)
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
 
@@ -418,14 +422,15 @@ def _step(design: Design) -> tuple[Iteration, Floats]:
 
 
 def _evaluate_batch(batch: Batch) -> Results:
-    design = _array_design(batch)
+    design = _grid_design(batch)
     screened = _screen_batch(batch, design)
     if not screened.ok.any():
         return screened
     with np.errstate(all="ignore"):  # of those that break a rule
         metrics = metrics_of(design)
     columns = {
-        name: np.where(screened.ok, np.broadcast_to(value, batch.size), np.nan) for name, value in metrics.items()
+        name: np.where(screened.ok, np.broadcast_to(value, batch.shape).reshape(-1), np.nan)
+        for name, value in metrics.items()
     }
     texts = (*screened.texts, "operators")
     engine = np.where(screened.ok, len(texts) - 1, 0).astype(np.int32)

@@ -135,7 +135,8 @@ def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
 
     buckets: in the order of the backward pass, of designs whose numbers broadcast; NaN where one has none.
     """
-    shape = np.broadcast_shapes(*(np.shape(value) for bucket in buckets for value in bucket.numbers))
+    of_buckets = (value for bucket in buckets for value in (*bucket.numbers, bucket.count))
+    shape = np.broadcast_shapes(*map(np.shape, of_buckets), *(factor.shape for _, factor in slowdowns.laws()))
     counts = np.stack([np.broadcast_to(np.rint(bucket.count), shape).reshape(-1) for bucket in buckets], axis=1)
     numbers = [np.broadcast_to(value, shape).reshape(-1) for bucket in buckets for value in bucket.numbers]
     known = np.isfinite(np.stack(numbers)).all(axis=0)

@@ -1,0 +1,214 @@
+"""The compiled engine: the event engine's semantics, a thousand times faster.
+
+Exact simplifications make it fast: tasks with the same uses, weight, cap and priority are one *class*, a fluid variable
+with a multiplicity and a virtual time; rates are solved only when a class count changed over an instant; totals are
+counted as tasks come and go, so that no timeline is stored unless requested. There are two kernels: `few_classes` looks
+rates up that it has met, and takes many designs in lockstep; `many_classes` solves only what a change can reach.
+
+A kernel is a single function on purpose: helpers that take arrays put reference counting into numba's inner loops.
+Indices are unsigned, because numba checks signed ones for wrapping around. A task's data fill one row, a cache line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.engines.fluid import few_classes, many_classes
+from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.timeline import Timeline, Totals
+
+Indices = NDArray[np.uint32]
+Flags = NDArray[np.bool_]
+
+_PREDECESSORS, _SLOTS, _TASKS, _PRIORITY, _CAP = 2, 3, 5, 10, 11  # places in the structure
+_MANY, _LONG = 128, 64  # designs, and tasks of each, that pay for lockstep
+
+
+class FluidEngine:
+    """Compiled engine, exact for every task graph."""
+
+    version = "3"
+    batch = 16384
+    exact = True
+
+    def run(self, graph: TaskGraph) -> Timeline:
+        """Simulate each design of the batch. Raises RuntimeError if tasks wait for ever."""
+        issued, finished = (np.empty((graph.num_designs, graph.num_tasks)) for _ in range(2))
+        Prepared.of(graph).run(graph.table(), issued, finished)
+        return Timeline(graph, issued, finished)
+
+    def totals(self, graph: TaskGraph) -> Totals:
+        """Compute the totals of each design without its timeline. Raises RuntimeError if tasks wait for ever."""
+        return Prepared.of(graph).totals(graph.table())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Structure of a graph in the kernel's form, to be run with any number of tables of columns."""
+
+    kinds: tuple[str, ...]
+    structure: tuple[Indices, ...]
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> Prepared:
+        """Prepare any graph, independent of the numbers in its columns."""
+        classes = _classes(graph)
+        kinds = tuple(dict.fromkeys(graph.kinds))
+        parts = (*_flow(graph), _tasks(graph, classes, kinds), *_machine(graph, classes), *_law(graph, classes))
+        return cls(kinds, tuple(_indices(part) for part in parts))
+
+    def totals(self, table: Floats) -> Totals:
+        """Compute the totals for columns [B, K]. Raises RuntimeError if tasks wait for ever."""
+        scratch = np.empty((2, 1, self.structure[_PREDECESSORS].size))
+        rows, left, _ = self.together(table)
+        if left.any():
+            rows[:, left] = self.run(table[left], scratch[0], scratch[1])
+        busy, spent = np.split(rows[3:], 2)
+        return Totals(
+            makespan_s=rows[0],
+            peak_staged_bytes=rows[1],
+            cu_s=rows[2],
+            busy_s=dict(zip(self.kinds, busy, strict=True)),
+            spent_s=dict(zip(self.kinds, spent, strict=True)),
+        )
+
+    def together(self, table: Floats) -> tuple[Floats, Flags, int]:
+        """Rows as of `run`, of designs in lockstep, marks [B] of those left to be run one by one, and number of groups.
+
+        All are left where there are few designs or tasks, many classes or pools of slots, or where work or a delay is 0
+        in some designs only. Raises RuntimeError if tasks wait for ever.
+        """
+        rows, left = np.empty((3 + 2 * len(self.kinds), len(table))), np.ones(len(table), np.bool_)
+        is_short = len(table) < _MANY or self.structure[_PREDECESSORS].size < _LONG
+        if is_short or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
+            return rows, left, 0
+        order, alike = self._similar_first(table)
+        if not alike:
+            return rows, left, 0
+        columns, found = np.ascontiguousarray(table[order].T), np.empty_like(rows)
+        crowded = np.zeros(len(table), np.bool_)
+        groups = few_classes.run_together(*self.structure, columns.reshape(-1), found.reshape(-1), crowded)
+        _check(starved=groups < 0)
+        rows[:, order], left[order] = found, crowded
+        return rows, left, groups
+
+    @property
+    def _classes(self) -> int:
+        return int(self.structure[_PRIORITY].size)
+
+    def _similar_first(self, table: Floats) -> tuple[NDArray[np.intp], bool]:
+        """Order [B] in which designs to which the same happens are near, and whether what is 0 is so in all of them.
+
+        The share of the first class in the time that all tasks take at their caps decides what overtakes what.
+        """
+        used, counts = np.unique(self.structure[_TASKS][:, 1:4], axis=0, return_counts=True)
+        of, work, delay = used.T
+        caps = table[:, self.structure[_CAP][of]]
+        with np.errstate(divide="ignore"):
+            seconds = counts * (table[:, delay] + table[:, work] / caps)
+        whole = seconds.sum(axis=1)
+        share = np.divide(seconds[:, of == of[0]].sum(axis=1), whole, out=np.zeros_like(whole), where=whole > 0)
+        positive = table[:, np.concatenate([work, delay])] > 0
+        return np.argsort(share, kind="stable"), bool((positive == positive[:1]).all())
+
+    def run(self, table: Floats, issued: Floats, finished: Floats) -> Floats:
+        """Return rows [B]: makespan, peak staged bytes, CU-seconds, then busy and spent seconds of each kind.
+
+        issued, finished: outputs [B, T], or scratch of a single row [1, T]. Raises RuntimeError if tasks wait for ever.
+        """
+        totals = np.empty((3 + 2 * len(self.kinds), len(table)))
+        crowded = np.full(len(table), self._classes > few_classes.MOST_CLASSES)
+        if not crowded.all():
+            _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
+        if (left := np.flatnonzero(crowded)).size:
+            lines = left if len(issued) == len(table) else slice(None)
+            parts = [np.ascontiguousarray(part) for part in (issued[lines], finished[lines], totals[:, left])]
+            _check(starved=many_classes.run(*self.structure, table[left], *parts) > 0)
+            issued[lines], finished[lines], totals[:, left] = parts
+        return totals
+
+
+def _check(*, starved: bool) -> None:
+    if starved:
+        raise RuntimeError("tasks wait for ever: a higher priority never leaves them any of a resource")
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Classes of tasks. of [T]: class of each task; first [C]: its first task; ptr, uses: its incidence rows (CSR)."""
+
+    of: NDArray[np.intp]
+    first: NDArray[np.intp]
+    ptr: NDArray[np.intp]
+    uses: NDArray[np.intp]
+
+
+def _classes(graph: TaskGraph) -> _Classes:
+    """Group the tasks with the same priority, group, resources, and columns of uses, cap and weight."""
+    order = np.argsort(graph.use_task, kind="stable")
+    ptr = np.searchsorted(graph.use_task[order], np.arange(graph.num_tasks + 1))
+    pairs = list(zip(graph.use_resource[order].tolist(), graph.at["use"][order].tolist(), strict=True))
+    numbers = (graph.priority, graph.group, graph.at["cap"], graph.at["weight"], ptr[:-1], ptr[1:])
+    index: dict[tuple[Any, ...], int] = {}
+    of = [
+        index.setdefault((*key, *pairs[begin:end]), len(index))
+        for *key, begin, end in zip(*(column.tolist() for column in numbers), strict=True)
+    ]
+    _, first = np.unique(np.array(of, np.intp), return_index=True)
+    counts = ptr[first + 1] - ptr[first]
+    uses = order[
+        np.repeat(ptr[first], counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    ]
+    return _Classes(np.array(of, np.intp), first, _offsets(counts), uses)
+
+
+def _offsets(counts: NDArray[Any]) -> NDArray[np.intp]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+
+
+def _indices(values: Any) -> Indices:
+    """Convert to unsigned indices; -1 becomes the largest number, which stands for none."""
+    return np.ascontiguousarray(np.asarray(values, np.int64).astype(np.uint32))
+
+
+def _flow(graph: TaskGraph) -> tuple[NDArray[Any], ...]:
+    """Successors (CSR), predecessor counts, slots, and the begin of each pool's queue."""
+    followers = np.repeat(np.arange(graph.num_tasks), np.diff(graph.pred_ptr))[np.argsort(graph.pred, kind="stable")]
+    pooled = np.bincount(graph.pool[graph.pool >= 0], minlength=len(graph.pools))
+    ptr = _offsets(np.bincount(graph.pred, minlength=graph.num_tasks))
+    return ptr, followers, np.diff(graph.pred_ptr), graph.slots, _offsets(pooled)
+
+
+def _tasks(graph: TaskGraph, classes: _Classes, kinds: tuple[str, ...]) -> NDArray[Any]:
+    """Table [T, 9]: pool, class, work, delay, kind, CUs, staged bytes, consumer, members.
+
+    Work, delay, CUs and staged bytes are indices of columns; CUs and staged bytes that are always 0 are -1.
+    """
+    at, kind = graph.at, np.array([kinds.index(kind) for kind in graph.kinds])
+    nothing = np.array([value.size == 1 and value.item() == 0.0 for value in graph.values])
+    cus, staged = (np.where(nothing[at[name]], -1, at[name]) for name in ("cus", "staged_bytes"))
+    rows = (graph.pool, classes.of, at["work"], at["delay"], kind, cus, staged, graph.consumer)
+    return np.stack([*rows, graph.members], axis=1)
+
+
+def _machine(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
+    """Offsets of members, uses (CSR), priority of classes; columns of cap, weight, use, capacity of each resource."""
+    first, uses = classes.first, classes.uses
+    return (
+        *(_offsets(np.bincount(classes.of, minlength=first.size)), classes.ptr, graph.use_resource[uses]),
+        np.repeat(np.arange(first.size), np.diff(classes.ptr)),
+        np.unique(graph.priority[first], return_inverse=True)[1],
+        *(graph.at["cap"][first], graph.at["weight"][first], graph.at["use"][uses], graph.at["capacity"]),
+    )
+
+
+def _law(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
+    """Group of each class, and of each law the pair (slowed group, group that slows it) and the factor's column."""
+    return graph.group[classes.first], graph.slowed, graph.at["factor"]
+
+
+ENGINE = FluidEngine()

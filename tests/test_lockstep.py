@@ -1,0 +1,122 @@
+"""Designs in lockstep, and rates that are remembered: the numbers of the other kernels, to the bit or nearly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import design, drawn, lower
+from graphs import graphs, pipelines
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.engine import space_of
+from benchmarks.graphs import pipeline
+from simulators.engines import fluid
+from simulators.engines.fluid import Prepared, few_classes, many_classes
+from simulators.overlap.batch import grids
+from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.symmetry import patterns, reduce_graph
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take few and short designs together too, and go on with groups of two."""
+    monkeypatch.setattr(fluid, "_MANY", 2)
+    monkeypatch.setattr(fluid, "_LONG", 1)
+
+
+def varied(graph: TaskGraph, seed: int, designs: int = 60) -> tuple[Prepared, Floats]:
+    """A graph and a table of designs in which each number is drawn anew, or is one of a few, or stays."""
+    random, first = np.random.default_rng(seed), graph.table()[0]
+    drawn_ones = 1 + random.random((designs, first.size)) * random.choice([0.0, 1e-13, 0.3, 2.0], first.size)
+    steps = random.choice([1.0, 1.5, 2.0], (designs, first.size))
+    scale = np.where(random.random(first.size) < 0.5, drawn_ones, steps)
+    scale[:, random.random(first.size) < 0.3] = 1.0
+    factors = np.unique(graph.at["factor"])
+    scale[:, factors] = np.minimum(scale[:, factors], 1.0)
+    return Prepared.of(graph), first * scale
+
+
+def one_by_one(prepared: Prepared, table: Floats) -> Floats:
+    """Rows of totals without lockstep."""
+    scratch = np.empty((2, 1, prepared.structure[2].size))
+    return prepared.run(table, scratch[0], scratch[1])
+
+
+def kernel_rows(prepared: Prepared, table: Floats, kernel: Any, *more: Any) -> Floats:
+    """Rows of totals by one kernel."""
+    scratch, rows = np.empty((2, 1, prepared.structure[2].size)), np.empty((3 + 2 * len(prepared.kinds), len(table)))
+    assert kernel(*prepared.structure, table, scratch[0], scratch[1], rows, *more) == 0
+    return rows
+
+
+@pytest.mark.slow
+@drawn(150)
+@given(graph=graphs() | pipelines(), seed=st.integers(0, 2**32))
+def test_lockstep_gives_the_bits_of_one_design_after_the_other(graph: TaskGraph, seed: int) -> None:
+    """Of random graphs, where in each design something else ends first; what is left out is marked."""
+    prepared, table = varied(reduce_graph(graph).graph, seed)
+    rows, left, _ = prepared.together(table)
+    assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
+
+
+@pytest.mark.slow
+@drawn(150)
+@given(graph=graphs() | pipelines(), seed=st.integers(0, 2**32))
+def test_remembered_rates_are_those_that_are_solved_anew(graph: TaskGraph, seed: int) -> None:
+    """The kernel of few classes agrees with that of many on every total, to rounding."""
+    prepared, table = varied(reduce_graph(graph).graph, seed, designs=5)
+    if prepared.structure[10].size > few_classes.MOST_CLASSES:
+        return
+    crowded = np.zeros(len(table), np.bool_)
+    few = kernel_rows(prepared, table, few_classes.run, crowded)
+    many = kernel_rows(prepared, table, many_classes.run)
+    np.testing.assert_allclose(few[:, ~crowded], many[:, ~crowded], rtol=1e-9, atol=1e-12)
+
+
+def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
+    space = space_of("fluid", num_chunks=16, designs=2401, rows=16384)
+    block = next(iter(space.blocks(4096)))
+    assert block.batch is not None
+    ((_, grid),) = grids([block.batch])
+    for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
+        small = reduce_graph(graph).graph
+        prepared, table = Prepared.of(small), small.table()
+        rows, left, _ = prepared.together(table)
+        assert left.mean() < 0.05
+        assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
+
+
+def test_what_cannot_be_taken_together_is_left() -> None:
+    """Many classes, pools of slots, work that only some designs have, and too many tasks at once."""
+    many = pipeline(4, designs=40)
+    prepared = Prepared.of(many)
+    assert prepared.structure[10].size > few_classes.MOST_CLASSES
+    assert prepared.together(many.table())[1].all()
+    regular = reduce_graph(pipeline(4, designs=40, kind="regular")).graph
+    prepared, table = Prepared.of(regular), regular.table()
+    assert not prepared.together(table)[1].all()
+    table[0, regular.at["work"][0]] = 0.0
+    assert prepared.together(table)[1].all()
+    pooled = replace(regular, pool=np.zeros_like(regular.pool), slots=np.array([1], np.int32), pools=("p",))
+    assert Prepared.of(pooled).together(regular.table())[1].all()
+    crowd = reduce_graph(pipeline(64, designs=8, kind="regular")).graph
+    free = replace(crowd, pred_ptr=np.zeros_like(crowd.pred_ptr), pred=crowd.pred[:0], consumer=-1 + 0 * crowd.consumer)
+    alone = Prepared.of(free)
+    assert alone.together(free.table())[1].all()
+    np.testing.assert_allclose(
+        one_by_one(alone, free.table()), kernel_rows(alone, free.table(), many_classes.run), rtol=1e-12
+    )
+
+
+def test_a_design_has_the_same_bits_in_lockstep_and_alone() -> None:
+    graph = reduce_graph(lower(design("uniform_fused_1d", {"schedule.num_chunks": 16}))).graph
+    prepared, table = varied(graph, 1, designs=200)
+    totals = prepared.totals(table)
+    for place in (0, 7, 199):
+        alone = prepared.totals(table[place : place + 1])
+        assert alone.makespan_s[0] == totals.makespan_s[place]
+        assert alone.cu_s[0] == totals.cu_s[place]
