@@ -5,6 +5,9 @@ one repetition, without imports, set-up and compilation. Kernels are compiled fo
 those of the code and not of the machine; they differ between versions of Python and of libraries, which the record
 names.
 
+`calls of <workload>` counts calls of functions in one repetition instead, which takes a second and no Valgrind: it says
+what Python does around the kernels, and the tests hold it to the last record.
+
 Without `--record` counts are compared with the last record: a rise of more than 5 % is told, and the exit code is 1.
 `--record` adds the counts of this commit to the history, `--why` says what a rise is for. All workloads take more than
 ten minutes; names choose some of them.
@@ -13,6 +16,7 @@ ten minutes; names choose some of them.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
 import platform
@@ -32,6 +36,7 @@ from dse.progress import bar
 
 MOST_RISE = 0.05
 _NAME = "instructions"
+_CALLS_OF = "calls of "
 _REFERENCES = re.compile(r"I\s+refs:\s+([\d,]+)")
 _GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 _TIMEOUT_S = 1200.0
@@ -116,22 +121,34 @@ WORKLOADS: Mapping[str, Callable[[], Callable[[], object]]] = {
     "store_4096": _store,
 }
 """Name -> what prepares a workload and returns what repeats it."""
+CALLS = ("lowering_512", "closed_form_256", "end_to_end_256", "enumeration_4096", "store_4096")
+"""Workloads whose calls of functions are counted too, as `calls of <name>`."""
 IMPORTS = ("dse", "dse.cli", "simulators.overlap.backend")
 """Modules whose import is counted, as `import <name>`."""
 
 
 def names() -> list[str]:
     """All workloads."""
-    return [*(f"import {name}" for name in IMPORTS), *WORKLOADS]
+    return [*(f"import {name}" for name in IMPORTS), *WORKLOADS, *(f"{_CALLS_OF}{name}" for name in CALLS)]
 
 
 def instructions(name: str) -> int:
-    """Instructions of one repetition of a workload. Raises RuntimeError where Valgrind is not there or fails."""
+    """Instructions of one repetition, or its calls. Raises RuntimeError where Valgrind fails or is missing."""
+    if name.startswith(_CALLS_OF):
+        return calls(name.removeprefix(_CALLS_OF))
     if name.startswith("import "):
         return _counted([sys.executable, "-c", name]) - _counted([sys.executable, "-c", "pass"])
     repeat = [sys.executable, "-m", "benchmarks.instructions", "--run", name]
     subprocess.run([*repeat, "1"], cwd=ROOT, env=os.environ | _GENERIC, check=True)  # compiles, if it has to
     return _counted([*repeat, "2"]) - _counted([*repeat, "1"])
+
+
+def calls(workload: str) -> int:
+    """Calls of functions, of Python's and of compiled ones, in one repetition of a workload after another one."""
+    repetition, profile = WORKLOADS[workload](), cProfile.Profile()
+    repetition()
+    profile.runcall(repetition)
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 def _counted(words: Sequence[str]) -> int:

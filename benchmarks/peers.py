@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.recorded import ROOT
 from dse import plugins
 from dse.errors import ConfigError
 from dse.progress import bar
@@ -56,7 +57,10 @@ _PLAN = {
 
 def measured_rows(data: Path) -> dict[CollectiveKind, Rows]:
     """Rows of each collective from 1 MiB on that our constants were not fitted on. Raises ConfigError."""
-    (path,) = sorted(data.rglob(_TABLE))[:1] or [data / _TABLE]
+    return _rows_in(*sorted(data.rglob(_TABLE))[:1] or [data / _TABLE])
+
+
+def _rows_in(path: Path) -> dict[CollectiveKind, Rows]:
     rows: dict[CollectiveKind, Rows] = {}
     for part in read_collectives(path):
         for kind in KINDS:
@@ -65,6 +69,12 @@ def measured_rows(data: Path) -> dict[CollectiveKind, Rows]:
                 large = (part.shape["gpus"] == _GPUS) & (part.shape["bytes"] >= _LEAST_BYTES)
                 rows[kind] = part.take(large & np.array([name not in fitted for name in part.names]))
     return rows
+
+
+def rates() -> dict[str, float]:
+    """Collectives a second by every simulator that is there, of the sizes in the table that is shipped."""
+    rows = _rows_in(ROOT / "conf" / "data" / "nccl_h100.csv")
+    return {name: _errors(name, predict, rows)[2] for name, predict in _peers().items()}
 
 
 @functools.cache

@@ -70,6 +70,7 @@ class Pipeline:
         self.also(TransferMode(knobs.mover, self.comm_cus, pattern))
         self._chunk_costs: ChunkCosts = self._means[0].costs
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        self._copies: dict[tuple[int, ...], tuple[Any, tuple[Any, Any]]] = {}
         self._gemms = LawGroups("gemm")
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
@@ -246,7 +247,7 @@ class Pipeline:
         copy = means.copy(route, active)
 
         def add(gpu: int) -> int:
-            common = {**copy, **{name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}}
+            how, free, uses = self._copy_on(gpu, route, copy, means, factor)
             queued = [self._queued[gpu, engine] for engine in engines if (gpu, engine) in self._queued]
             forwarded = [
                 self._arrived[source] for source in self._machine.sources(route, gpu) if source in self._arrived
@@ -256,19 +257,17 @@ class Pipeline:
                 self._machine.task_name(f"{label} from {route.peer}", gpu),
                 "transfer",
                 after=[*self._on(gpu, before), *queued, *forwarded],
-                uses=self._uses(route, common, gpu, means),
+                uses=uses,
                 work=amount,
                 staged_bytes=amount if self._stages else 0.0,
                 moved_bytes=amount,
-                alone_s=amount / common["free"],
+                alone_s=amount / free,
                 wide_s=self._machine.for_gpu(share, gpu),
                 ideal_s=means.collective_s(amount),
-                gpu=gpu,
-                group=self._machine.task_name(common["group"], gpu),
-                **{name: value for name, value in common.items() if name not in {"free", "group"}},
+                **how,
             )
             self._moved[transfer] = amount
-            self.copy_s[transfer] = common["delay"] + amount / common["cap"]
+            self.copy_s[transfer] = how["delay"] + amount / how["cap"]
             return transfer
 
         task = self._on_each(add)
@@ -276,6 +275,18 @@ class Pipeline:
             (gpu, engine): gpu_task for engine in engines for gpu, gpu_task in self._tasks_by_gpu[task].items()
         }
         return task
+
+    def _copy_on(
+        self, gpu: int, route: Route, copy: Mapping[str, Any], means: Means, factor: Any
+    ) -> tuple[Mapping[str, Any], Any, Mapping[int, ArrayLike]]:
+        """Parameters of a transfer on a GPU, its rate with nothing beside it, and its uses; made once for all alike."""
+        key = gpu, route.peer, id(copy), id(factor)
+        if key not in self._copies:
+            rates = {name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}
+            how = {**copy, **rates, "gpu": gpu, "group": self._machine.task_name(copy["group"], gpu)}
+            free = how.pop("free")
+            self._copies[key] = (how, free, self._uses(route, how, gpu, means)), (copy, factor)  # hold their ids
+        return self._copies[key][0]
 
     def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int, means: Means) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""

@@ -93,3 +93,14 @@ def test_every_workload_can_be_repeated(name: str) -> None:
     repetition = instructions.WORKLOADS[name]()
     repetition()
     repetition()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", instructions.CALLS)
+def test_no_workload_calls_more_functions_than_the_record_says(workload: str) -> None:
+    """What is added on purpose is recorded: `python -m benchmarks.instructions "calls of ..." --record --why "..."`."""
+    last, name = instructions.read()[-1], f"calls of {workload}"
+    if other := [library for library, made in instructions.about().items() if last[library] != made]:
+        pytest.skip(f"the record is of another version of {', '.join(other)}")
+    count = instructions.instructions(name)
+    assert count <= (1 + instructions.MOST_RISE) * last["counts"][name]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.engine import space_of
 from benchmarks.graphs import pipeline
+from dse.space import Knob, Space
 from simulators.engines import fluid
 from simulators.engines.fluid import Prepared, few_classes, many_classes
 from simulators.overlap.batch import grids
@@ -88,6 +89,21 @@ def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
         rows, left, _ = prepared.together(table)
         assert left.mean() < 0.05
         assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
+
+
+def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
+    """240 numbers of CUs, each with the bits that it has alone."""
+    base = space_of("fluid", num_chunks=16, designs=1, rows=16384)
+    space = Space(base.base, (Knob("system.gpu.num_cus", tuple(range(64, 304))),), {}, base.backend)
+    block = next(iter(space.blocks(256)))
+    assert block.batch is not None
+    ((_, grid),) = grids([block.batch])
+    graph = reduce_graph(grid.design.schedule.lower(grid.design.system, grid.design.workload)).graph
+    prepared, table = Prepared.of(graph), graph.table()
+    rows, left, groups = prepared.together(table)
+    assert len(table) == 240
+    assert groups + left.sum() <= 24
+    assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
 
 
 def test_what_cannot_be_taken_together_is_left() -> None:

@@ -81,6 +81,13 @@ class TaskGraph:
         """All columns [B, K]."""
         return self.dense(self.values)
 
+    def columns(self) -> Floats:
+        """All columns [K, B], each in one piece of memory."""
+        columns = np.empty((len(self.values), *self.shape))
+        for row, column in zip(columns, self.values, strict=True):
+            row[...] = column
+        return columns.reshape(len(self.values), self.num_designs)
+
     def dense(self, columns: Sequence[Floats]) -> Floats:
         """Broadcast columns to a table [B, len(columns)]."""
         table = np.empty((*self.shape, len(columns)))
@@ -240,6 +247,7 @@ class GraphBuilder:
     _pools: dict[str, int] = field(default_factory=dict)
     _slowed: dict[tuple[str, str], int] = field(default_factory=dict)
     _columns: _Columns = field(default_factory=_Columns)
+    _defaults: dict[str, int] = field(default_factory=dict)  # columns of the numbers that a task leaves open
 
     def resource(self, name: str, capacity: ArrayLike) -> int:
         """Declare a shared resource [units/s] and return its index. Raises ValueError for a name that is taken."""
@@ -297,7 +305,9 @@ class GraphBuilder:
         if undeclared := [resource for resource in uses or {} if not 0 <= resource < len(self._resources)]:
             raise ValueError(f"task {name!r}: resource {undeclared[0]} is not declared")
         index_of = self._columns.index
-        columns = {key: index_of(options.get(key, default)) for key, default in _NUMBERS.items()}
+        if not self._defaults:
+            self._defaults = {key: index_of(default) for key, default in _NUMBERS.items()}
+        columns = {**self._defaults, **{key: index_of(number) for key, number in options.items()}}
         used = {resource: index_of(amount) for resource, amount in (uses or {}).items()}
         self._tasks.append(_Task(name, kind, after=tuple(dict.fromkeys(after)), columns=columns, uses=used, **places))
         return index

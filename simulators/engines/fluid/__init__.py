@@ -43,7 +43,7 @@ class FluidEngine:
 
     def totals(self, graph: TaskGraph) -> Totals:
         """Compute the totals of each design without its timeline. Raises RuntimeError if tasks wait for ever."""
-        return Prepared.of(graph).totals(graph.table())
+        return Prepared.of(graph).totals(graph.columns().T)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,12 @@ class Prepared:
         is_short = len(table) < _MANY or self.structure[_PREDECESSORS].size < _LONG
         if is_short or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
             return rows, left, 0
-        order, alike = self._similar_first(table)
+        columns = np.ascontiguousarray(table.T)
+        order, alike = self._similar_first(columns)
         if not alike:
             return rows, left, 0
-        columns, found = np.ascontiguousarray(table[order].T), np.empty_like(rows)
-        crowded = np.zeros(len(table), np.bool_)
+        found, crowded = np.empty_like(rows), np.zeros(len(table), np.bool_)
+        columns = np.take(columns, order, axis=1)
         groups = few_classes.run_together(*self.structure, columns.reshape(-1), found.reshape(-1), crowded)
         _check(starved=groups < 0)
         rows[:, order], left[order] = found, crowded
@@ -100,27 +101,26 @@ class Prepared:
     def _classes(self) -> int:
         return int(self.structure[_PRIORITY].size)
 
-    def _similar_first(self, table: Floats) -> tuple[NDArray[np.intp], bool]:
+    def _similar_first(self, columns: Floats) -> tuple[NDArray[np.intp], bool]:
         """Order [B] in which designs to which the same happens are near, and whether what is 0 is so in all of them.
 
         The share of the first class in the time that all tasks take at their caps decides what overtakes what.
         """
         used, counts = np.unique(self.structure[_TASKS][:, 1:4], axis=0, return_counts=True)
-        of, work, delay = used.T
-        caps = table[:, self.structure[_CAP][of]]
-        with np.errstate(divide="ignore"):
-            seconds = counts * (table[:, delay] + table[:, work] / caps)
-        whole = seconds.sum(axis=1)
-        share = np.divide(seconds[:, of == of[0]].sum(axis=1), whole, out=np.zeros_like(whole), where=whole > 0)
-        positive = table[:, np.concatenate([work, delay])] > 0
-        return np.argsort(share, kind="stable"), bool((positive == positive[:1]).all())
+        seconds: dict[bool, Floats] = dict.fromkeys((False, True), np.zeros(columns.shape[1]))
+        for (of, work, delay), count in zip(used.tolist(), counts.tolist(), strict=True):
+            taken = count * (columns[delay] + columns[work] / columns[self.structure[_CAP][of]])
+            seconds[of == used[0, 0]] = seconds[of == used[0, 0]] + taken
+        share = np.divide(seconds[True], sum(seconds.values()), out=np.zeros(columns.shape[1]), where=seconds[True] > 0)
+        positive = columns[np.unique(used[:, 1:])] > 0
+        return np.argsort(share, kind="stable"), bool((positive == positive[:, :1]).all())
 
     def run(self, table: Floats, issued: Floats, finished: Floats) -> Floats:
         """Return rows [B]: makespan, peak staged bytes, CU-seconds, then busy and spent seconds of each kind.
 
         issued, finished: outputs [B, T], or scratch of a single row [1, T]. Raises RuntimeError if tasks wait for ever.
         """
-        totals = np.empty((3 + 2 * len(self.kinds), len(table)))
+        table, totals = np.ascontiguousarray(table), np.empty((3 + 2 * len(self.kinds), len(table)))
         crowded = np.full(len(table), self._classes > few_classes.MOST_CLASSES)
         if not crowded.all():
             _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)

@@ -23,7 +23,7 @@ Flags = NDArray[np.bool_]
 
 MOST_CLASSES = 6
 _MOST_ACTIVE = np.uint32(32)  # tasks of one class at once
-_WIDTH = 512  # designs that may be a group: their numbers stay in the cache
+_WIDTH = 256  # designs that may be a group: their numbers stay in the cache
 _FEW = np.uint64(5)  # designs that take as long one by one, from the start
 
 
