@@ -365,7 +365,7 @@ def report(found: dict[str, float], cases: list[Case], others: list[Peer]) -> st
         "| figure | value |",
         "|---|--:|",
         *(
-            f"| {name} | {value:,.3g} |" if value < 1e4 else f"| {name} | {value:,.0f} |"
+            f"| {name} | {value:,.3g} |" if value < 1e3 else f"| {name} | {value:,.0f} |"
             for name, value in found.items()
         ),
     ]

@@ -70,7 +70,7 @@ class Pipeline:
         self.also(TransferMode(knobs.mover, self.comm_cus, pattern))
         self._chunk_costs: ChunkCosts = self._means[0].costs
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-        self._copies: dict[tuple[int, ...], tuple[Any, tuple[Any, Any]]] = {}
+        self._copies: dict[tuple[int, ...], tuple[Any, Any, Any, Any]] = {}
         self._gemms = LawGroups("gemm")
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
@@ -285,8 +285,9 @@ class Pipeline:
             rates = {name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}
             how = {**copy, **rates, "gpu": gpu, "group": self._machine.task_name(copy["group"], gpu)}
             free = how.pop("free")
-            self._copies[key] = (how, free, self._uses(route, how, gpu, means)), (copy, factor)  # hold their ids
-        return self._copies[key][0]
+            self._copies[key] = how, free, self._uses(route, how, gpu, means), (copy, factor)  # which keep their ids
+        how, free, uses, _ = self._copies[key]
+        return how, free, uses
 
     def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int, means: Means) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""
