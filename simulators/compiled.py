@@ -89,6 +89,12 @@ def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..
     return call
 
 
+def is_compiled(kernel: Callable[..., Any]) -> bool:
+    """Return whether a kernel of `compile_lazily` has machine code, here or on disk: a call does not compile it."""
+    dispatcher = kernel.__dict__["dispatcher"]
+    return bool(dispatcher.signatures) or _has_machine_code(dispatcher, dispatcher.py_func)
+
+
 def _has_machine_code(dispatcher: Any, kernel: Callable[..., Any]) -> bool:
     folder = dispatcher.stats.cache_path
     module = kernel.__module__.rpartition(".")[2]

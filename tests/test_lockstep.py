@@ -27,6 +27,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take few and short designs together too, and go on with groups of two."""
     monkeypatch.setattr(fluid, "_MANY", 2)
     monkeypatch.setattr(fluid, "_LONG", 1)
+    monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 0)
 
 
 def varied(graph: TaskGraph, seed: int, designs: int = 60) -> tuple[Prepared, Floats]:
@@ -126,6 +127,28 @@ def test_what_cannot_be_taken_together_is_left() -> None:
     np.testing.assert_allclose(
         one_by_one(alone, free.table()), kernel_rows(alone, free.table(), many_classes.run), rtol=1e-12
     )
+
+
+def test_lockstep_is_compiled_once_the_others_have_run_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = reduce_graph(pipeline(8, designs=40, kind="regular")).graph
+    prepared, table = Prepared.of(graph), graph.table()
+    called, tasks = list[int](), graph.num_tasks * len(table)
+    plain = Prepared.together
+
+    def together(self: Prepared, given: Floats) -> Any:
+        called.append(len(given))
+        return plain(self, given)
+
+    monkeypatch.setattr(Prepared, "together", together)
+    monkeypatch.setattr(fluid, "is_compiled", lambda kernel: False)
+    monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 2 * tasks)
+    monkeypatch.setattr(fluid._Lockstep, "tasks", 0)
+    found = [prepared.totals(table).makespan_s.tobytes() for _ in range(3)]
+    assert called == [40]
+    assert len(set(found)) == 1
+    monkeypatch.setattr(fluid, "is_compiled", lambda kernel: True)
+    prepared.totals(table)
+    assert called == [40, 40]
 
 
 def test_a_design_has_the_same_bits_in_lockstep_and_alone() -> None:

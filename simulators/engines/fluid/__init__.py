@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.compiled import is_compiled
 from simulators.engines.fluid import few_classes, many_classes
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.timeline import Timeline, Totals
@@ -26,6 +27,7 @@ Flags = NDArray[np.bool_]
 
 _PREDECESSORS, _SLOTS, _TASKS, _PRIORITY, _CAP = 2, 3, 5, 10, 11  # places in the structure
 _MANY, _LONG = 128, 64  # designs, and tasks of each, that pay for lockstep
+_TASKS_OF_A_COMPILATION = 1 << 27  # tasks that are run one by one in the time that lockstep compiles
 
 
 class FluidEngine:
@@ -46,6 +48,20 @@ class FluidEngine:
         return Prepared.of(graph).totals(graph.columns().T)
 
 
+class _Lockstep:
+    """Decision for lockstep: its kernel compiles for ten seconds, once the other one has run for about as long."""
+
+    tasks = 0
+
+    @classmethod
+    def pays(cls, tasks: int) -> bool:
+        """True if designs of so many tasks are to be taken in lockstep."""
+        if is_compiled(few_classes.run_together):
+            return True
+        cls.tasks += tasks
+        return cls.tasks > _TASKS_OF_A_COMPILATION
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Structure of a graph in the kernel's form, to be run with any number of tables of columns."""
@@ -64,7 +80,8 @@ class Prepared:
     def totals(self, table: Floats) -> Totals:
         """Compute the totals for columns [B, K]. Raises RuntimeError if tasks wait for ever."""
         scratch = np.empty((2, 1, self.structure[_PREDECESSORS].size))
-        rows, left, _ = self.together(table)
+        pays = len(table) >= _MANY and _Lockstep.pays(self.structure[_PREDECESSORS].size * len(table))
+        rows, left, _ = self.together(table) if pays else self._none_of(table)
         if left.any():
             rows[:, left] = self.run(table[left], scratch[0], scratch[1])
         busy, spent = np.split(rows[3:], 2)
@@ -82,7 +99,7 @@ class Prepared:
         All are left where there are few designs or tasks, many classes or pools of slots, or where work or a delay is 0
         in some designs only. Raises RuntimeError if tasks wait for ever.
         """
-        rows, left = np.empty((3 + 2 * len(self.kinds), len(table))), np.ones(len(table), np.bool_)
+        rows, left, _ = self._none_of(table)
         is_short = len(table) < _MANY or self.structure[_PREDECESSORS].size < _LONG
         if is_short or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
             return rows, left, 0
@@ -96,6 +113,9 @@ class Prepared:
         _check(starved=groups < 0)
         rows[:, order], left[order] = found, crowded
         return rows, left, groups
+
+    def _none_of(self, table: Floats) -> tuple[Floats, Flags, int]:
+        return np.empty((3 + 2 * len(self.kinds), len(table))), np.ones(len(table), np.bool_), 0
 
     @property
     def _classes(self) -> int:
