@@ -18,7 +18,7 @@ from dse.space import Knob, Space
 from simulators.engines import fluid
 from simulators.engines.fluid import Prepared, few_classes, many_classes
 from simulators.overlap.batch import grids
-from simulators.taskgraph.graph import Floats, TaskGraph
+from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 
 
@@ -127,6 +127,22 @@ def test_what_cannot_be_taken_together_is_left() -> None:
     np.testing.assert_allclose(
         one_by_one(alone, free.table()), kernel_rows(alone, free.table(), many_classes.run), rtol=1e-12
     )
+
+
+def test_tasks_that_wait_for_ever_are_an_error_in_lockstep_too() -> None:
+    """In all of the designs, or in one of them, whose rate is so small that the end is infinite."""
+    build = GraphBuilder()
+    build.task("first", "transfer", uses={build.resource("link", np.array([1.0, 1e-310])): 1.0}, work=1.0)
+    graph = build.build()
+    prepared, both = Prepared.of(graph), graph.table()
+    for table in (both[np.zeros(40, int)], both[np.ones(40, int)], both[[0] * 20 + [1] + [0] * 20]):
+        if (table == both[0]).all():
+            assert prepared.together(table)[0][0].tolist() == [1.0] * 40
+            continue
+        with pytest.raises(RuntimeError, match="wait for ever"):
+            one_by_one(prepared, table)
+        with pytest.raises(RuntimeError, match="wait for ever"):
+            prepared.together(table)
 
 
 def test_lockstep_is_compiled_once_the_others_have_run_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

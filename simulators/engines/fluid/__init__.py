@@ -26,7 +26,7 @@ Indices = NDArray[np.uint32]
 Flags = NDArray[np.bool_]
 
 _PREDECESSORS, _SLOTS, _TASKS, _PRIORITY, _CAP = 2, 3, 5, 10, 11  # places in the structure
-_MANY, _LONG = 128, 64  # designs, and tasks of each, that pay for lockstep
+_MANY, _LONG, _TOO_LONG = 128, 64, 4096  # designs, and tasks of each from and to, that pay for lockstep
 _TASKS_OF_A_COMPILATION = 1 << 27  # tasks that are run one by one in the time that lockstep compiles
 
 
@@ -96,12 +96,12 @@ class Prepared:
     def together(self, table: Floats) -> tuple[Floats, Flags, int]:
         """Rows as of `run`, of designs in lockstep, marks [B] of those left to be run one by one, and number of groups.
 
-        All are left where there are few designs or tasks, many classes or pools of slots, or where work or a delay is 0
-        in some designs only. Raises RuntimeError if tasks wait for ever.
+        All are left where there are few designs, few or very many tasks, many classes or pools of slots, or where work
+        or a delay is 0 in some designs only. Raises RuntimeError if tasks wait for ever.
         """
         rows, left, _ = self._none_of(table)
-        is_short = len(table) < _MANY or self.structure[_PREDECESSORS].size < _LONG
-        if is_short or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
+        pays = len(table) >= _MANY and _LONG <= self.structure[_PREDECESSORS].size <= _TOO_LONG
+        if not pays or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
             return rows, left, 0
         columns = np.ascontiguousarray(table.T)
         order, alike = self._similar_first(columns)

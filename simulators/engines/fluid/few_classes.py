@@ -787,9 +787,13 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         for i in range(low, high):
                             ended, first = ends[at + i], spare[i]
                             spare[i] = ended if ended < first else first
+                    latest = 0.0
                     for i in range(low, high):
+                        latest = max(latest, spare[i])
                         numbers[i] = spare[i]
                         spare[i] += 1e-12 * spare[i]
+                    if latest == inf:
+                        return -1
                     for k in range(num_running):
                         at, mark = k * width, one << k
                         for i in range(low, high):
