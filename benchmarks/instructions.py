@@ -9,8 +9,8 @@ names.
 what Python does around the kernels, and the tests hold it to the last record.
 
 Without `--record` counts are compared with the last record: a rise of more than 5 % is told, and the exit code is 1.
-`--record` adds the counts of this commit to the history, `--why` says what a rise is for. All workloads take more than
-ten minutes; names choose some of them.
+`--record` adds the counts of this commit to the history, `--why` says what a rise is for, `--history` shows it. All
+workloads take more than ten minutes; names choose some of them.
 """
 
 from __future__ import annotations
@@ -184,6 +184,17 @@ def rises(counts: Mapping[str, int], last: Mapping[str, Any]) -> dict[str, float
     return {name: rise for name, rise in ratios.items() if rise > MOST_RISE}
 
 
+def past(history: Sequence[Mapping[str, Any]], chosen: Sequence[str]) -> str:
+    """Lines of the history: each record, then the counts of each workload from record to record, oldest first."""
+    lines = [f"{entry['commit'][:12]} {entry['date']} Python {entry['python']}: {entry['why']}" for entry in history]
+    for name in chosen:
+        counts = [entry["counts"].get(name) for entry in history]
+        if any(counts):
+            cells = ("-" if count is None else f"{count:,}" for count in counts)
+            lines.append(f"{name:30}" + "".join(f"{cell:>16}" for cell in cells))
+    return "\n".join(lines or ["nothing was recorded"])
+
+
 def record(counts: Mapping[str, int], why: str) -> None:
     """Add counts to the history; those that were not counted stay as the last record has them."""
     history = read()
@@ -200,6 +211,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="workload", help=f"of {', '.join(names())}; all by default")
     parser.add_argument("--record", action="store_true", help="add the counts to the history")
     parser.add_argument("--why", default="", help="what a rise is for")
+    parser.add_argument("--history", action="store_true", help="show what was recorded, and count nothing")
     parser.add_argument("--run", nargs=2, metavar=("WORKLOAD", "TIMES"), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.run:
@@ -210,6 +222,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := set(options.names) - set(names()):
         parser.error(f"{', '.join(sorted(unknown))}: no such workload; there are {', '.join(names())}")
     chosen, counts = options.names or names(), dict[str, int]()
+    if options.history:
+        print(past(read(), chosen))
+        return 0
     with bar("instructions", len(chosen), "workloads") as advance:
         for name in chosen:
             try:

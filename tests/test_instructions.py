@@ -95,6 +95,22 @@ def test_every_workload_can_be_repeated(name: str) -> None:
     repetition()
 
 
+def test_the_history_shows_each_record_and_how_counts_went(counted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert instructions.main(["--history"]) == 0
+    assert capsys.readouterr().out == "nothing was recorded\n"
+    counts = ({"store_4096": 7}, {"store_4096": 1_234, "fluid_64": 5})
+    history = [
+        {"commit": "c" * 40, "date": f"2026-11-2{day}", "python": "3.11.7", "why": f"day {day}", "counts": count}
+        for day, count in enumerate(counts)
+    ]
+    counted.parent.mkdir()
+    counted.write_text(json.dumps({"history": history}))
+    assert instructions.main(["--history"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"cccccccccccc 2026-11-2{day} Python 3.11.7: day {day}" for day in (0, 1)]
+    assert [line.split() for line in lines[2:]] == [["fluid_64", "-", "5"], ["store_4096", "7", "1,234"]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", instructions.CALLS)
 def test_no_workload_calls_more_functions_than_the_record_says(workload: str) -> None:
