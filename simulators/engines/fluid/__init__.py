@@ -79,11 +79,14 @@ class Prepared:
 
     def totals(self, table: Floats) -> Totals:
         """Compute the totals for columns [B, K]. Raises RuntimeError if tasks wait for ever."""
-        scratch = np.empty((2, 1, self.structure[_PREDECESSORS].size))
-        pays = len(table) >= _MANY and _Lockstep.pays(self.structure[_PREDECESSORS].size * len(table))
-        rows, left, _ = self.together(table) if pays else self._none_of(table)
-        if left.any():
-            rows[:, left] = self.run(table[left], scratch[0], scratch[1])
+        tasks = self.structure[_PREDECESSORS].size
+        scratch = np.empty((2, 1, tasks))
+        if len(table) < _MANY or not _Lockstep.pays(tasks * len(table)):
+            rows = self.run(table, scratch[0], scratch[1])
+        else:
+            rows, left, _ = self.together(table)
+            if left.any():
+                rows[:, left] = self.run(table[left], scratch[0], scratch[1])
         busy, spent = np.split(rows[3:], 2)
         return Totals(
             makespan_s=rows[0],
@@ -99,7 +102,7 @@ class Prepared:
         All are left where there are few designs, few or very many tasks, many classes or pools of slots, or where work
         or a delay is 0 in some designs only. Raises RuntimeError if tasks wait for ever.
         """
-        rows, left, _ = self._none_of(table)
+        rows, left = np.empty((3 + 2 * len(self.kinds), len(table))), np.ones(len(table), np.bool_)
         pays = len(table) >= _MANY and _LONG <= self.structure[_PREDECESSORS].size <= _TOO_LONG
         if not pays or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
             return rows, left, 0
@@ -113,9 +116,6 @@ class Prepared:
         _check(starved=groups < 0)
         rows[:, order], left[order] = found, crowded
         return rows, left, groups
-
-    def _none_of(self, table: Floats) -> tuple[Floats, Flags, int]:
-        return np.empty((3 + 2 * len(self.kinds), len(table))), np.ones(len(table), np.bool_), 0
 
     @property
     def _classes(self) -> int:
