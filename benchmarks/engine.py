@@ -117,11 +117,11 @@ def in_lockstep(designs: int = 65536) -> dict[str, float]:
     graph = _sweep_graph("fluid", num_chunks=64, designs=designs)
     prepared, table = Prepared.of(graph), graph.table()
     scratch = np.empty((2, 1, graph.num_tasks))
-    rows, few = np.empty((3 + 2 * len(prepared.kinds), len(table))), table[: len(table) // 8]
-    some = np.ascontiguousarray(rows[:, : len(few)])
+    few = table[: len(table) // 8]
+    rows = np.empty((3 + 2 * len(prepared.kinds), len(few)))
     alone, many, together = seconds(
         lambda: prepared.run(graph.table(), scratch[0], scratch[1]),
-        lambda: many_classes.run(*prepared.structure, few, scratch[0], scratch[1], some),
+        lambda: many_classes.run(*prepared.structure, few, scratch[0], scratch[1], rows),
         lambda: prepared.totals(graph.columns().T),
         repeats=5,
     )
@@ -352,7 +352,8 @@ def report(found: dict[str, float], cases: list[Case], others: list[Peer]) -> st
         "|---|---|--:|--:|--:|",
         *(peer.row() for peer in others),
         "",
-        "Peers that are not installed are left out; SimGrid's flows and steps are driven from Python.",
+        "Peers that are not installed are left out. Our event engine drives SimPy, Python SimGrid's flows and steps;",
+        "collectives are timed by the clock on the wall.",
         "",
         "| graph | tasks | SimPy | closed form | compiled | compiled, points/s | events/s | SimPy / compiled |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",

@@ -16,6 +16,7 @@ workloads take more than ten minutes; names choose some of them.
 from __future__ import annotations
 
 import argparse
+import atexit
 import cProfile
 import json
 import os
@@ -28,7 +29,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from benchmarks.recorded import ROOT, path
@@ -96,7 +96,9 @@ def _store() -> Callable[[], object]:
     from dse.store.result_store import Context, Store
     from dse.store.session import Hold, StoreSession
 
-    store = Store(f"sqlite:///{Path(tempfile.mkdtemp())}/results.db")
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    store = Store(f"sqlite:///{folder}/results.db")
     session = StoreSession(store, Hold(1, Context("bench", "1", "()", METRICS)))
     random = np.random.default_rng(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,11 @@ def test_the_history_shows_each_record_and_how_counts_went(counted: Path, capsys
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", instructions.CALLS)
-def test_no_workload_calls_more_functions_than_the_record_says(workload: str) -> None:
+def test_no_workload_calls_more_functions_than_the_record_says(
+    workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is added on purpose is recorded: `python -m benchmarks.instructions "calls of ..." --record --why "..."`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     last, name = instructions.read()[-1], f"calls of {workload}"
     if other := [library for library, made in instructions.about().items() if last[library] != made]:
         pytest.skip(f"the record is of another version of {', '.join(other)}")

@@ -24,7 +24,7 @@ from simulators.taskgraph.symmetry import patterns, reduce_graph
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take few and short designs together too, and go on with groups of two."""
+    """Take few and short designs together too, whether or not the kernel is compiled."""
     monkeypatch.setattr(fluid, "_MANY", 2)
     monkeypatch.setattr(fluid, "_LONG", 1)
     monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 0)

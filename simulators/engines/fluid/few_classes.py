@@ -1,4 +1,5 @@
 # mypy: disable-error-code="assignment"
+# Unsigned numbers of numba and counters of loops take the same names.
 """Kernels of the compiled engine for at most six classes of tasks, whose rates are solved once and remembered.
 
 Rates depend on nothing but how many tasks of each class are active. These counts are the digits of one number of 64
