@@ -465,7 +465,7 @@ def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
     assert "1 ficco_sweep" in told
     assert "interrupted" in told
     assert "no process is at work" in told
-    words = ["worker", f"store=sqlite:///{database}", "wait=0.1 s"]
+    words = ["worker", f"store=sqlite:///{database}", "wait=1 ms"]
     assert main([*words, "study=t3"]) == 0
     assert count(database) < all_of_it
     assert main(words) == 0
@@ -492,7 +492,7 @@ def test_a_worker_passes_by_what_other_code_began(
     with sqlite3.connect(database) as connection:
         connection.execute("""UPDATE studies SET state = 'running',
             provenance = replace(provenance, '"numba": "', '"numba": "0.')""")
-    assert main(["worker", f"store=sqlite:///{database}", "wait=0.1 s"]) == 0
+    assert main(["worker", f"store=sqlite:///{database}", "wait=1 ms"]) == 0
     assert "study 1 (ficco_sweep) is passed by: here numba is" in capsys.readouterr().err
 
 

@@ -60,12 +60,14 @@ def worker(words: Sequence[str]) -> int:
         store = Store(url, patience_s=store_at.patience_s)
         told = f"{store.database}: helping with its studies; ends {request.wait_s:g} s after the last one"
         print(told, file=sys.stderr)
-        while not stop() and time.monotonic() < until:
+        while not stop():
             for row in resume.running(store, options.get("study")):
                 if (row.id, row.before) not in done and not stop():
                     _help(store, row, executor, present, stop)
                     done.add((row.id, row.before))
                     until = time.monotonic() + request.wait_s
+            if time.monotonic() >= until:
+                break
             time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
         store.database.close()
         if stop():
