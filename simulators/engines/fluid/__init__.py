@@ -141,9 +141,11 @@ class Prepared:
         issued, finished: outputs [B, T], or scratch of a single row [1, T]. Raises RuntimeError if tasks wait for ever.
         """
         table, totals = np.ascontiguousarray(table), np.empty((3 + 2 * len(self.kinds), len(table)))
-        crowded = np.full(len(table), self._classes > few_classes.MOST_CLASSES)
-        if not crowded.all():
-            _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
+        if self._classes > few_classes.MOST_CLASSES:
+            _check(starved=many_classes.run(*self.structure, table, issued, finished, totals) > 0)
+            return totals
+        crowded = np.zeros(len(table), np.bool_)
+        _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
         if (left := np.flatnonzero(crowded)).size:
             lines = left if len(issued) == len(table) else slice(None)
             parts = [np.ascontiguousarray(part) for part in (issued[lines], finished[lines], totals[:, left])]

@@ -65,8 +65,6 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     while leaves < classes:
         leaves *= 2
     soonest, champion, stack = np.empty(2 * leaves), np.empty(2 * leaves, np.uint32), np.empty(128, np.uint32)
-    for g in range(leaves):
-        champion[leaves + g] = g
     touched, is_touched = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     shifted, is_shifted = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     active = np.zeros(2 * laws, np.int64)  # active classes of each group; a law names two groups
@@ -424,10 +422,11 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 g = touched[i]
                 is_touched[g] = False
                 end = inf
+                base = class_ptr[g]
                 if count[g] > 0 and rate[g] > 0.0:
-                    end = updated[g] + (heap_key[class_ptr[g]] - virtual[g]) * pace[g]
+                    end = updated[g] + (heap_key[base] - virtual[g]) * pace[g]
                 node, best = leaves + np.int64(g), end
-                soonest[node] = end
+                soonest[node], champion[node] = end, heap_task[base]
                 while node > 1:  # without branches, which would be unpredictable
                     other = soonest[node ^ 1]
                     winner = champion[node ^ np.int64(other < best)]
@@ -446,14 +445,10 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             now = upcoming
             instant += 1
             latest = now + 1e-12 * now
-            height = 0
-            if soonest[1] <= latest:
-                stack[0] = unit
-                height = 1
-            while height > 0:
-                height -= 1
-                top = np.int64(stack[height])
-                g = champion[top]
+            height, top = 0, 1
+            while soonest[top] <= latest:
+                task = champion[top]
+                g = info[task, 1]
                 node = leaves + np.int64(g)
                 while node > top:  # rare: other parts of the tournament that end in this instant
                     if soonest[node ^ 1] <= latest:
@@ -461,10 +456,8 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         height += 1
                     node >>= 1
                 base = class_ptr[g]
-                while size[g] > zero:
-                    if updated[g] + (heap_key[base] - virtual[g]) * pace[g] > latest:
-                        break
-                    done[num_done] = heap_task[base]
+                while True:
+                    done[num_done] = task
                     num_done += 1
                     change[g] -= 1
                     size[g] -= unit
@@ -484,12 +477,20 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             slot = child
                         heap_key[base + slot] = key
                         heap_task[base + slot] = task
-                virtual[g] += rate[g] * (now - updated[g])
-                updated[g] = now
+                    if size[g] == zero or updated[g] + (heap_key[base] - virtual[g]) * pace[g] > latest:
+                        break
+                    task = heap_task[base]
+                if size[g] > zero:
+                    virtual[g] += rate[g] * (now - updated[g])
+                    updated[g] = now
                 if not is_touched[g]:
                     is_touched[g] = True
                     touched[num_touched] = g
                     num_touched += 1
+                if height == 0:
+                    break
+                height -= 1
+                top = np.int64(stack[height])
             while num_later > 0 and later_key[0] <= latest:
                 task = later_task[0]
                 num_later -= 1
