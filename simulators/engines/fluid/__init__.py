@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from simulators.compiled import is_compiled
 from simulators.engines.fluid import few_classes, many_classes
+from simulators.taskgraph.classes import Classes, classes_of, offsets
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.timeline import Timeline, Totals
 
@@ -72,7 +73,7 @@ class Prepared:
     @classmethod
     def of(cls, graph: TaskGraph) -> Prepared:
         """Prepare any graph, independent of the numbers in its columns."""
-        classes = _classes(graph)
+        classes = classes_of(graph)
         kinds = tuple(dict.fromkeys(graph.kinds))
         parts = (*_flow(graph), _tasks(graph, classes, kinds), *_machine(graph, classes), *_law(graph, classes))
         return cls(kinds, tuple(_indices(part) for part in parts))
@@ -159,39 +160,6 @@ def _check(*, starved: bool) -> None:
         raise RuntimeError("tasks wait for ever: a higher priority never leaves them any of a resource")
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Classes of tasks. of [T]: class of each task; first [C]: its first task; ptr, uses: its incidence rows (CSR)."""
-
-    of: NDArray[np.intp]
-    first: NDArray[np.intp]
-    ptr: NDArray[np.intp]
-    uses: NDArray[np.intp]
-
-
-def _classes(graph: TaskGraph) -> _Classes:
-    """Group the tasks with the same priority, group, resources, and columns of uses, cap and weight."""
-    order = np.argsort(graph.use_task, kind="stable")
-    ptr = np.searchsorted(graph.use_task[order], np.arange(graph.num_tasks + 1))
-    pairs = list(zip(graph.use_resource[order].tolist(), graph.at["use"][order].tolist(), strict=True))
-    numbers = (graph.priority, graph.group, graph.at["cap"], graph.at["weight"], ptr[:-1], ptr[1:])
-    index: dict[tuple[Any, ...], int] = {}
-    of = [
-        index.setdefault((*key, *pairs[begin:end]), len(index))
-        for *key, begin, end in zip(*(column.tolist() for column in numbers), strict=True)
-    ]
-    _, first = np.unique(np.array(of, np.intp), return_index=True)
-    counts = ptr[first + 1] - ptr[first]
-    uses = order[
-        np.repeat(ptr[first], counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    ]
-    return _Classes(np.array(of, np.intp), first, _offsets(counts), uses)
-
-
-def _offsets(counts: NDArray[Any]) -> NDArray[np.intp]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
-
-
 def _indices(values: Any) -> Indices:
     """Convert to unsigned indices; -1 becomes the largest number, which stands for none."""
     return np.ascontiguousarray(np.asarray(values, np.int64).astype(np.uint32))
@@ -201,11 +169,11 @@ def _flow(graph: TaskGraph) -> tuple[NDArray[Any], ...]:
     """Successors (CSR), predecessor counts, slots, and the begin of each pool's queue."""
     followers = np.repeat(np.arange(graph.num_tasks), np.diff(graph.pred_ptr))[np.argsort(graph.pred, kind="stable")]
     pooled = np.bincount(graph.pool[graph.pool >= 0], minlength=len(graph.pools))
-    ptr = _offsets(np.bincount(graph.pred, minlength=graph.num_tasks))
-    return ptr, followers, np.diff(graph.pred_ptr), graph.slots, _offsets(pooled)
+    ptr = offsets(np.bincount(graph.pred, minlength=graph.num_tasks))
+    return ptr, followers, np.diff(graph.pred_ptr), graph.slots, offsets(pooled)
 
 
-def _tasks(graph: TaskGraph, classes: _Classes, kinds: tuple[str, ...]) -> NDArray[Any]:
+def _tasks(graph: TaskGraph, classes: Classes, kinds: tuple[str, ...]) -> NDArray[Any]:
     """Table [T, 9]: pool, class, work, delay, kind, CUs, staged bytes, consumer, members.
 
     Work, delay, CUs and staged bytes are indices of columns; CUs and staged bytes that are always 0 are -1.
@@ -217,18 +185,18 @@ def _tasks(graph: TaskGraph, classes: _Classes, kinds: tuple[str, ...]) -> NDArr
     return np.stack([*rows, graph.members], axis=1)
 
 
-def _machine(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
+def _machine(graph: TaskGraph, classes: Classes) -> tuple[NDArray[Any], ...]:
     """Offsets of members, uses (CSR), priority of classes; columns of cap, weight, use, capacity of each resource."""
     first, uses = classes.first, classes.uses
     return (
-        *(_offsets(np.bincount(classes.of, minlength=first.size)), classes.ptr, graph.use_resource[uses]),
-        np.repeat(np.arange(first.size), np.diff(classes.ptr)),
+        *(offsets(np.bincount(classes.of, minlength=first.size)), classes.ptr, graph.use_resource[uses]),
+        classes.use_class,
         np.unique(graph.priority[first], return_inverse=True)[1],
         *(graph.at["cap"][first], graph.at["weight"][first], graph.at["use"][uses], graph.at["capacity"]),
     )
 
 
-def _law(graph: TaskGraph, classes: _Classes) -> tuple[NDArray[Any], ...]:
+def _law(graph: TaskGraph, classes: Classes) -> tuple[NDArray[Any], ...]:
     """Group of each class, and of each law the pair (slowed group, group that slows it) and the factor's column."""
     return graph.group[classes.first], graph.slowed, graph.at["factor"]
 

@@ -445,7 +445,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             now = upcoming
             instant += 1
             latest = now + 1e-12 * now
-            height, top = 0, 1
+            height, top = 0, np.int64(1)
             while soonest[top] <= latest:
                 task = champion[top]
                 g = info[task, 1]
