@@ -19,14 +19,16 @@ from dse.analysis.perturbation import Constant, Floats, Points
 class Standing:
     """One scenario's answer when all constants vary. Regrets are shares of the best objective, by sample.
 
-    winner: the nominal winner's option. members: nominal front as (key, option, share of samples in which it stays).
-    stays: share in which the winning point stays best. option_stays: share in which some point of its option is best,
-    that is with all other knobs tuned again. kept: regret of keeping the winning point. options: mean and worst regret
-    of each option, tuned again. instead: the option that is best most often where the winner's is not, with its share.
+    winner: the nominal winner's option; point: its place among the points. members: nominal front as (key, option,
+    share of samples in which it stays). stays: share in which the winning point stays best. option_stays: share in
+    which some point of its option is best, that is with all other knobs tuned again. kept: regret of keeping the
+    winning point. options: mean and worst regret of each option, tuned again. instead: the option that is best most
+    often where the winner's is not, with its share.
     """
 
     scenario: str
     winner: Option
+    point: int
     members: tuple[tuple[str, Option, float], ...]
     stays: float
     option_stays: float
@@ -109,6 +111,7 @@ def _scenario_standing(
     return Standing(
         scenario=name,
         winner=run_points.options[winner_place],
+        point=int(rows[winner]),
         members=tuple((str(keys[row]), run_points.options[places[row]], float(stays[row])) for row in front),
         stays=float((regrets[winner] <= TIE).mean()),
         option_stays=float(1 - lost.mean()),

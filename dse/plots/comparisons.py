@@ -201,6 +201,38 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -
     return drawn
 
 
+def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    """Plot what 1 % of each number does to the makespan of each scenario's winner: a dot, or both sides of a kink.
+
+    rows: `number`, `scenario`, `below`, `above` (NaN: the makespan jumps there), `kink`.
+    """
+    numbers = list(dict.fromkeys(row["number"] for row in rows))
+    largest = max(rows, key=lambda row: np.nanmax([abs(row["below"]), abs(row["above"]), 0.0]))
+    change = np.nanmean([largest["below"], largest["above"]])
+    title = f"{numbers[0].partition('.')[2]} matters most: 1 % more changes the makespan of "
+    title += f"{label(str(largest['scenario']))} by {change:+.2f} %"
+    note = "elasticity of each scenario's winner: exact derivatives below and above each number of the machine"
+    drawn = sheet(1, Frame(title, note), height=row_inches(1.3) * max(len(numbers), 3))
+    (panel,) = drawn.panels
+    panel.axvline(0, color=INK, lw=0.6)
+    for row in rows:
+        place, sides = numbers.index(row["number"]), [row["below"], row["above"]]
+        if row["kink"]:
+            panel.plot(sides, [place, place], marker="|", color=_STRONG, lw=1.0, ms=6, zorder=3)
+        else:
+            panel.plot(np.nanmean(sides), place, marker="o", color=_MAIN, alpha=0.6, ms=4.5, mew=0, zorder=2)
+    name_rows(panel, numbers, labelled=True)
+    plain_ticks(panel.xaxis, Scale(1.0, "", ""))
+    drawn.xlabel = "change of the makespan for 1 % more [%]"
+    drawn.legend(
+        [
+            mark_handle("a scenario's winner", marker="o", color=_MAIN),
+            mark_handle("kink: below and above differ", marker="|", color=_STRONG),
+        ]
+    )
+    return drawn
+
+
 def gains(rows: Sequence[Mapping[str, Any]], title: str, *, note: str) -> Sheet:
     """Plot what changes gain, a dot for the expected gain and a line for its interval, from top to bottom.
 

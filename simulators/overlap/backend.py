@@ -22,6 +22,7 @@ from simulators.hardware.system import System, WholeNode
 from simulators.overlap.batch import Grid, grids
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import Bound, Design, Schedule, ScheduleKnobs
+from simulators.overlap.elasticities import elasticities
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import (
     BOUNDS,
@@ -327,6 +328,13 @@ class OverlapBackend(Backend):
             if not timeline.reason(0):
                 return quotient.whole(timeline, graph)
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
+
+    def elasticities(self, design: BaseModel, paths: Sequence[str]) -> Mapping[str, tuple[float, float]] | None:
+        """Change of the makespan [%] for 1 % less and more of each number; None where an engine is not exact."""
+        assert isinstance(design, Design)
+        if not all(engine.exact for _, engine in self._engines):
+            return None
+        return elasticities(self.settle(design), paths, self._lower)
 
     def _simulated_system(self, system: System) -> System:
         """Return the system as it is simulated: by one GPU, or with all GPUs."""

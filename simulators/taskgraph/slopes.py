@@ -23,6 +23,7 @@ from simulators.taskgraph.graph import Floats, TaskGraph
 
 Flags = NDArray[np.bool_]
 _SAME = 1e-12  # relative distance of values that are equal, as in the engines
+_STILL = float(np.finfo(float).tiny)  # rate at which work never ends
 _LIKE = 1e-9  # of slopes, relative to the largest one
 
 
@@ -67,7 +68,7 @@ class _Dual:
         return cls(np.zeros(size), np.zeros((size, directions)))
 
     @classmethod
-    def joined(cls, first: _Dual, second: _Dual) -> _Dual:
+    def concatenate(cls, first: _Dual, second: _Dual) -> _Dual:
         """Numbers after one another."""
         return cls(np.concatenate([first.value, second.value]), np.concatenate([first.slope, second.slope]))
 
@@ -81,27 +82,27 @@ def slopes(graph: TaskGraph, directions: Floats) -> Slopes:
     if graph.num_designs != 1:
         raise ValueError(f"slopes are of one design, not of {graph.num_designs}")
     columns, classes = graph.columns()[:, 0], classes_of(graph)
-    found = Slopes(*np.full((2, directions.shape[1]), math.nan))
+    sides = Slopes(*np.full((2, directions.shape[1]), math.nan))
     left = np.arange(directions.shape[1])
     while left.size:
         events = _Events(graph, classes, _Dual(columns, directions[:, left]))
         end = events.run()
         alike = events.alike
-        found.makespan_s[left[alike]] = end.value
-        found.slope[left[alike]] = end.slope[alike]
+        sides.makespan_s[left[alike]] = end.value
+        sides.slope[left[alike]] = end.slope[alike]
         left = left[~alike]
-    return found
+    return sides
 
 
 @dataclass
-class _Machine:
+class _FairRates:
     """Rates of classes on the resources, remembered by the counts of active tasks. alike: that of `_Events`."""
 
     graph: TaskGraph
     classes: Classes
     columns: _Dual
     alike: Flags
-    known: dict[bytes, _Dual] = field(default_factory=dict)
+    solved: dict[bytes, _Dual] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         at, first, uses = self.graph.at, self.classes.first, self.classes.uses
@@ -119,30 +120,30 @@ class _Machine:
         steep = numbers.slope[near]
         is_first = steep <= steep.min(axis=0) + _LIKE * np.abs(numbers.slope).max(axis=0)
         self.alike &= (is_first == is_first[:, :1]).all(axis=0)
-        return near[is_first[:, 0]]
+        return np.asarray(near[is_first[:, 0]])
 
     def rates(self, count: NDArray[np.intp]) -> _Dual:
         """Rate [C] of each class with so many active tasks; 0 for one with none."""
         key = count.tobytes()
-        if key not in self.known:
-            self.known[key] = self._fair(count)
-        return self.known[key]
+        if key not in self.solved:
+            self.solved[key] = self._fair(count)
+        return self.solved[key]
 
     def _fair(self, count: NDArray[np.intp]) -> _Dual:
         """Weighted max-min fair rates, priority after priority (see `simulators.taskgraph.max_min_fairness`)."""
         rate = _Dual.zeros(count.size, self.alike.size)
-        cap, exhausted = self._slowed(count), np.zeros(len(self.graph.resources), np.bool_)
+        cap, exhausted = self._caps(count), np.zeros(len(self.graph.resources), np.bool_)
         members = _Dual(count[self.use_class].astype(float), np.zeros((self.use_class.size, self.alike.size)))
-        each = members * self.use
+        total = members * self.use
         for level in np.unique(self.priority[count > 0]):
             rising = (count > 0) & (self.priority == level)
             while rising.any():
-                left = self.capacity - self._sums(each * rate[self.use_class], slice(None))
+                left = self.capacity - self._sums(total * rate[self.use_class], slice(None))
                 left.value[left.value < _SAME * self.capacity.value] = 0.0
                 left[exhausted] = _Dual.zeros(int(exhausted.sum()), self.alike.size)
-                demand = self._sums(each * self.weight[self.use_class], rising[self.use_class])
+                demand = self._sums(total * self.weight[self.use_class], rising[self.use_class])
                 wanted, capped = np.flatnonzero(demand.value > 0), np.flatnonzero(rising & np.isfinite(cap.value))
-                levels = _Dual.joined(left[wanted] / demand[wanted], cap[capped] / self.weight[capped])
+                levels = _Dual.concatenate(left[wanted] / demand[wanted], cap[capped] / self.weight[capped])
                 chosen = self.first(levels)
                 tight, met = wanted[chosen[chosen < wanted.size]], capped[chosen[chosen >= wanted.size] - wanted.size]
                 exhausted[tight] = True
@@ -155,7 +156,7 @@ class _Machine:
                 rising &= ~stopped
         return rate
 
-    def _slowed(self, count: NDArray[np.intp]) -> _Dual:
+    def _caps(self, count: NDArray[np.intp]) -> _Dual:
         """Caps [C] under the contention laws of groups that are active."""
         cap = _Dual(self.cap.value.copy(), self.cap.slope.copy())
         active = set(self.group[count > 0].tolist())
@@ -167,10 +168,10 @@ class _Machine:
 
     def _sums(self, uses: _Dual, which: Flags | slice) -> _Dual:
         """Sum [R] over some rows of uses [U]."""
-        found = _Dual.zeros(len(self.graph.resources), self.alike.size)
-        np.add.at(found.value, self.use_resource[which], uses.value[which])
-        np.add.at(found.slope, self.use_resource[which], uses.slope[which])
-        return found
+        sums = _Dual.zeros(len(self.graph.resources), self.alike.size)
+        np.add.at(sums.value, self.use_resource[which], uses.value[which])
+        np.add.at(sums.slope, self.use_resource[which], uses.slope[which])
+        return sums
 
 
 class _Events:
@@ -184,7 +185,7 @@ class _Events:
         directions = columns.slope.shape[1]
         self.alike = np.ones(directions, np.bool_)
         self._graph, self._of = graph, classes.of
-        self._machine = _Machine(graph, classes, columns, self.alike)
+        self._rates = _FairRates(graph, classes, columns, self.alike)
         self._work, self._delay = columns[graph.at["work"]], columns[graph.at["delay"]]
         self._now = _Dual(np.zeros(()), np.zeros(directions))
         self._virtual = _Dual.zeros(classes.first.size, directions)
@@ -206,16 +207,16 @@ class _Events:
         ready, done = [task for task, pending in enumerate(self._pending) if not pending], list[int]()
         while True:
             while ready or done:
-                ready, done = [], self._issue(self._granted(ready + self._released(done)))
+                ready, done = [], self._issue(self._grants(ready + self._followers_of(done)))
             if not self._delayed and not self._working:
                 return self._now
-            rate = self._machine.rates(self._count)
-            going = [task for task in self._working if rate.value[self._of[task]] > 0]
+            rate = self._rates.rates(self._count)
+            going = [task for task in self._working if rate.value[self._of[task]] > _STILL]
             if not going and not self._delayed:
                 raise RuntimeError("tasks wait for ever: a higher priority never leaves them any of a resource")
             done = self._advance(rate, going)
 
-    def _released(self, done: list[int]) -> list[int]:
+    def _followers_of(self, done: list[int]) -> list[int]:
         """Tasks that wait for nothing any more once some are done."""
         ready = []
         for task in done:
@@ -227,7 +228,7 @@ class _Events:
                     ready.append(follower)
         return ready
 
-    def _granted(self, ready: list[int]) -> list[int]:
+    def _grants(self, ready: list[int]) -> list[int]:
         """Tasks that are issued now: slots are granted by the instant in which tasks became ready, then by index."""
         issued = [task for task in ready if self._pool[task] < 0]
         for task in ready:
@@ -261,7 +262,7 @@ class _Events:
         return True
 
     def _lasts(self, number: _Dual) -> bool:
-        """Whether a number is above 0 once e > 0, in the first direction; others that differ are marked."""
+        """Return True for a number above 0 once e > 0, in the first direction; others that differ are marked."""
         if number.value > 0:
             return True
         above = number.slope > 0
@@ -273,9 +274,9 @@ class _Events:
         tasks = np.array(self._delayed + going)
         of = self._of[going]
         left = (self._due[going] - self._virtual[of]) / rate[of]
-        ends = _Dual.joined(self._due[self._delayed], self._now[None] + left)
+        ends = _Dual.concatenate(self._due[self._delayed], self._now[None] + left)
         ends.value[:] = np.maximum(ends.value, self._now.value)
-        chosen = self._machine.first(ends)
+        chosen = self._rates.first(ends)
         upcoming = ends[chosen[0]]
         self._virtual = self._virtual + rate * (upcoming - self._now)[None]
         self._now = upcoming
@@ -283,9 +284,9 @@ class _Events:
         late = np.flatnonzero(ends.value <= upcoming.value * (1 + _SAME))
         for task in tasks[late].tolist():  # those of the same instant, as far as values go
             self._due.value[task] = upcoming.value if task in self._delayed else self._virtual.value[self._of[task]]
-        return self._ended(set(tasks[chosen].tolist()))
+        return self._finish(set(tasks[chosen].tolist()))
 
-    def _ended(self, ended: set[int]) -> list[int]:
+    def _finish(self, ended: set[int]) -> list[int]:
         """Take tasks whose delay or work is over off the clock, and return those that are done."""
         begun = [task for task in self._delayed if task in ended]
         done = [task for task in self._working if task in ended]

@@ -1,0 +1,137 @@
+"""Elasticities of a run's answer: what one percent more of each number of the machine does to the winners' time.
+
+A backend that knows derivatives gives them on either side of a design; where the sides differ, the number is at a kink,
+and where one is missing, the time jumps there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from pydantic import BaseModel
+
+from dse.analysis.perturbation import Constant, Points, legal
+from dse.analysis.standings import Standing
+from dse.space import get_path
+from dse.units import quantity_text
+from dse.values import leaves
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_STEP = 1e-3  # relative: a number that may not be moved by so much on a side has no elasticity there
+_NONE = 1e-6  # elasticity that is none, or of sides that are alike
+_SHOWN = 12  # numbers in a table and in a figure
+
+
+@runtime_checkable
+class Elastic(Protocol):
+    """A backend that knows how its time changes with a number of a design."""
+
+    def elasticities(self, design: BaseModel, paths: Sequence[str]) -> Mapping[str, tuple[float, float]] | None:
+        """d log makespan / d log number below and above each path; NaN where it jumps. None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """Change of a scenario's best time [%] for 1 % of a number: `below` it and `above` it, NaN where the time jumps."""
+
+    scenario: str
+    path: str
+    value: float
+    below: float
+    above: float
+
+    @property
+    def size(self) -> float:
+        """The larger of both sides, without its sign."""
+        return max(abs(side) for side in (self.below, self.above, 0.0) if not math.isnan(side))
+
+    @property
+    def mean(self) -> float:
+        """Mean of the sides that are known."""
+        sides = [side for side in (self.below, self.above) if not math.isnan(side)]
+        return sum(sides) / max(1, len(sides))
+
+    @property
+    def kink(self) -> bool:
+        """True if the sides differ, or the time jumps on one."""
+        return not abs(self.above - self.below) <= _NONE
+
+    def row(self) -> dict[str, Any]:
+        """Return a row of `elasticities.csv`."""
+        return {
+            "scenario": self.scenario,
+            "number": self.path,
+            "value": self.value,
+            "below": self.below,
+            "above": self.above,
+            "kink": self.kink,
+        }
+
+    def json(self) -> dict[str, Any]:
+        """Return an entry of `elasticities` in `robustness.json`, null where the time jumps."""
+        return {name: None if value != value else value for name, value in self.row().items()}
+
+
+def elasticities(run_points: Points, standings: Sequence[Standing]) -> list[Elasticity]:
+    """Elasticities of each scenario's winner, for all numbers of its machine that its time depends on.
+
+    Empty where the backend knows none.
+    """
+    backend, rows = run_points.plan.backend, list[Elasticity]()
+    legal_sides: dict[str, tuple[bool, bool]] = {}
+    for standing in standings:
+        design = run_points.designs[standing.point]
+        values = dict(_numbers(run_points, design))
+        legal_sides |= {path: _sides(run_points, path) for path in values if path not in legal_sides}
+        slopes = backend.elasticities(design, list(values)) if isinstance(backend, Elastic) else None
+        for path, pair in (slopes or {}).items():
+            below, above = np.where(legal_sides[path], pair, math.nan).tolist()
+            rows.append(Elasticity(standing.scenario, path, values[path], below, above))
+    moving = {row.path for row in rows if row.size > _NONE or row.kink}
+    return [row for row in rows if row.path in moving]
+
+
+def _numbers(run_points: Points, design: BaseModel) -> Iterator[tuple[str, float]]:
+    """Numbers of the machine [path, value] that may vary smoothly."""
+    for path, value, _ in leaves(design):
+        if not path.startswith("system.") or not isinstance(value, float) or not value or not math.isfinite(value):
+            continue
+        if get_path(design, path) == value and run_points.plan.backend.is_axis(path, design):
+            yield path, value
+
+
+def _sides(run_points: Points, path: str) -> tuple[bool, bool]:
+    """Return True for each side, below and above its value, on which the model accepts a number."""
+    constant = Constant(path, _STEP, whole=False)
+    below, above = (legal(run_points, constant, np.array([factor])).size > 0 for factor in (1 - _STEP, 1 + _STEP))
+    return below, above
+
+
+def strongest(rows: Sequence[Elasticity]) -> list[tuple[str, list[Elasticity]]]:
+    """Elasticities by number, those that matter most in some scenario first, as many as are shown."""
+    by_path: dict[str, list[Elasticity]] = {}
+    for row in rows:
+        by_path.setdefault(row.path, []).append(row)
+    return sorted(by_path.items(), key=lambda item: -max(row.size for row in item[1]))[:_SHOWN]
+
+
+def table(rows: Sequence[Elasticity]) -> Table:
+    """Table of the numbers that matter most: least, median and largest elasticity over scenarios, and kinks."""
+    from rich.table import Table
+
+    shown = Table(title="what 1 % more of a number does to the makespan of the winners [%]")
+    shown.add_column("number", no_wrap=True)
+    for name in ("now", "least", "median", "most", "kinks"):
+        shown.add_column(name, justify="right")
+    for path, group in strongest(rows):
+        means = sorted(row.mean for row in group)
+        cells = [f"{round(value, 3) + 0.0:+.3f}" for value in (means[0], means[len(means) // 2], means[-1])]
+        kinks = sum(row.kink for row in group)
+        shown.add_row(path, quantity_text(group[0].value, path), *cells, str(kinks) if kinks else "")
+    return shown

@@ -1,0 +1,194 @@
+"""Slopes of the makespan against differences of the compiled engine, kinks and jumps; elasticities of designs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import design, drawn
+from graphs import graphs, pipelines
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.backend import Batch
+from dse.cli import main
+from dse.space import get_path
+from dse.values import leaves, put
+from simulators.engines.fluid import ENGINE
+from simulators.overlap.backend import OverlapBackend
+from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
+from simulators.taskgraph.slopes import slopes
+
+STEPS = (1e-5, 1e-6, 1e-7)
+"""Of differences; the order of events may change within the larger ones."""
+
+
+def makespan(graph: TaskGraph, direction: Floats, step: float) -> float:
+    moved = (
+        np.asarray(column + step * slope) if slope else column
+        for column, slope in zip(graph.values, direction, strict=True)
+    )
+    return float(ENGINE.run(replace(graph, values=tuple(moved))).makespan[0])
+
+
+def apart(graph: TaskGraph, random: np.random.Generator) -> TaskGraph:
+    """The same graph, in which about half of the numbers are columns of their own, so that equal ones move apart."""
+    values, at = list(graph.values), {}
+    for name, columns in graph.at.items():
+        own = np.flatnonzero(random.random(columns.size) < 0.5)
+        at[name] = columns.copy()
+        at[name][own] = len(values) + np.arange(own.size)
+        values += [graph.values[column] for column in columns[own]]
+    return replace(graph, values=tuple(values), at=at)
+
+
+def directions_of(graph: TaskGraph, random: np.random.Generator) -> Floats:
+    """Two random directions and one number alone, each forwards and backwards [K, 6]."""
+    numbers = np.array([column.item() for column in graph.values])
+    numbers[~np.isfinite(numbers)] = 0.0
+    some = random.uniform(-1, 1, (numbers.size, 2)) * (random.random((numbers.size, 2)) < 0.5)
+    alone = np.arange(numbers.size)[:, None] == random.integers(numbers.size)
+    forwards = numbers[:, None] * np.hstack([some, alone])
+    return np.hstack([forwards, -forwards])
+
+
+def difference(graph: TaskGraph, direction: Floats, slope: float, limit: float) -> float:
+    """Least distance of slope and limit from those of forward differences, over their tolerances."""
+    scale, found = max(1.0, abs(slope), limit), []
+    for step in STEPS:
+        near, far = (makespan(graph, direction, times * step) for times in (1, 2))
+        off = abs((far - near) / step - slope) / (1e-3 * scale)
+        found.append(max(off, abs(2 * near - far - limit) / (1e-6 * max(limit, 1e-300))))
+    return min(found)
+
+
+@pytest.mark.slow
+@drawn(400)
+@given(graph=graphs() | pipelines(), seed=st.integers(0, 2**32 - 1))
+def test_slopes_are_those_of_differences_on_either_side(graph: TaskGraph, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    graph = apart(graph, random) if seed % 4 else graph
+    directions = directions_of(graph, random)
+    found = slopes(graph, directions)
+    for place, direction in enumerate(directions.T):
+        assert difference(graph, direction, found.slope[place], found.makespan_s[place]) < 1
+
+
+def two(*, works: tuple[float, float], pooled: bool = False) -> TaskGraph:
+    """Two tasks side by side, with a column of work each, and one after the first."""
+    build = GraphBuilder()
+    pool = build.pool("p", 1) if pooled else -1
+    first = build.task("first", "gemm", work=np.array([works[0]]), cap=1.0)
+    second = build.task("second", "gemm", work=np.array([works[1] + 1e-300]), cap=1.0)
+    if pooled:
+        build.task("long", "gemm", after=[second], work=4.0, cap=1.0, pool=pool)
+        short = build.task("short", "gemm", after=[first], work=1.0, cap=1.0, pool=pool)
+        build.task("last", "gemm", after=[short], work=8.0, cap=1.0)
+    graph = build.build()
+    own = graph.at["work"].copy()  # columns of equal content are one
+    own[[0, 1]] = len(graph.values) + np.arange(2)
+    values = (*graph.values, *(np.array([work]) for work in works))
+    return replace(graph, values=values, at={**graph.at, "work": own})
+
+
+def along(graph: TaskGraph, *changes: tuple[float, float]) -> Floats:
+    """Directions in which the works of the first two tasks change."""
+    found = np.zeros((len(graph.values), len(changes)))
+    found[-2:] = np.transpose(changes)
+    return found
+
+
+def test_a_kink_has_a_slope_on_each_side() -> None:
+    graph = two(works=(3.0, 3.0))
+    found = slopes(graph, along(graph, (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1)))
+    assert found.slope.tolist() == [1.0, 0.0, 1.0, -1.0, 1.0]
+    assert found.makespan_s.tolist() == [3.0] * 5
+
+
+def test_where_the_order_of_an_instant_decides_who_gets_a_slot_the_makespan_jumps() -> None:
+    """Both become ready at 3: the long one is granted first by its index, the short one if its own comes earlier."""
+    graph = two(works=(3.0, 3.0), pooled=True)
+    assert ENGINE.run(graph).makespan[0] == 3 + 4 + 1 + 8
+    found = slopes(graph, along(graph, (1, 0), (-1, 0), (0, 0)))
+    assert found.makespan_s.tolist() == [16.0, 12.0, 16.0]
+    assert found.slope.tolist() == [0.0, -1.0, 0.0]
+
+
+def test_work_that_is_0_begins_to_take_time() -> None:
+    graph = two(works=(0.0, 0.0))
+    assert slopes(graph, along(graph, (0, 2), (0, 0))).slope.tolist() == [2.0, 0.0]
+
+
+def test_slopes_are_of_one_design_in_which_no_task_waits_for_ever() -> None:
+    build = GraphBuilder()
+    build.task("t", "gemm", work=np.array([1.0, 2.0]), cap=1.0)
+    several = build.build()
+    with pytest.raises(ValueError, match="of one design, not of 2"):
+        slopes(several, np.zeros((len(several.values), 1)))
+    build = GraphBuilder()
+    build.task("slow", "transfer", uses={build.resource("link", 1e-310): 1.0}, work=1.0)
+    endless = build.build()
+    with pytest.raises(RuntimeError, match="wait for ever"):
+        slopes(endless, np.zeros((len(endless.values), 1)))
+
+
+# Designs
+
+
+def numbers(point: object, backend: OverlapBackend) -> list[str]:
+    """Numbers of the system that may vary smoothly."""
+    return [
+        path
+        for path, value, _ in leaves(point)  # type: ignore[arg-type]
+        if path.startswith("system.") and isinstance(value, float) and value and math.isfinite(value)
+        and backend.is_axis(path, point) and get_path(point, path) == value  # type: ignore[arg-type]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["uniform_fused_1d", "hetero_unfused_1d", "serial"])
+def test_elasticities_are_those_of_the_evaluated_makespan(schedule: str) -> None:
+    backend, point = OverlapBackend("fluid"), design(schedule=schedule)
+    paths = numbers(point, backend)
+    found = backend.elasticities(point, paths)
+    assert found is not None
+    points = [put(point, path, get_path(point, path) * (1 + h)) for path in paths for h in (-1e-5, 1e-5)]
+    base, *moved = (float(one.column("makespan_s")[0]) for one in backend.evaluate([*map(Batch, (point, *points))]))
+    sides = np.array(moved).reshape(-1, 2)
+    tally: Counter[bool] = Counter()
+    for path, (less, more) in zip(paths, sides, strict=True):
+        assert found[path] == pytest.approx(((base - less) / base / 1e-5, (more - base) / base / 1e-5), abs=1e-4)
+        tally[any(found[path])] += 1
+    assert tally[True] >= 3
+    assert tally[False] >= 3
+
+
+def test_an_engine_that_is_a_bound_only_knows_no_elasticities() -> None:
+    backend = OverlapBackend("uncontended")
+    assert backend.elasticities(design(schedule="serial"), ["system.gpu.hbm_bytes_per_s"]) is None
+
+
+@pytest.mark.slow
+def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["schedule=chunked", "workload.only=[g1,g4]", "tracking=none", "store=none", "figures=none"]
+    assert main(["study=ficco_sweep", *few]) == 0
+    assert main(["robustness", "study=ficco_sweep", "samples=2", "range=2", "vary=system.gpu.dma.setup_s=0.1"]) == 0
+    assert "what 1 % more of a number does to the makespan" in capsys.readouterr().out
+    folder = tmp_path / "outputs" / "ficco_sweep" / "latest"
+    rows = list(csv.DictReader((folder / "elasticities.csv").read_text("utf-8").splitlines()))
+    assert {row["scenario"] for row in rows} == {"g1", "g4"}
+    for row in rows:
+        rate = row["number"] in ("system.node.link_bytes_per_s", "system.gpu.matrix_flop_per_s_per_cu")
+        assert float(row["above"]) < 0 or not rate
+    assert sum(row["number"] == "system.node.link_bytes_per_s" for row in rows) == 2
+    document = json.loads((folder / "robustness.json").read_text("utf-8"))
+    assert [row["above"] for row in document["elasticities"]] == [float(row["above"]) for row in rows]
+    assert (folder / "figures" / "elasticities.png").stat().st_size > 10_000
