@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dse.values import leaves
 from search_spaces.chunk_costs import ChunkCosts
 from simulators.costs.chip import Chip
 from simulators.costs.gemm_least import LeastTime, least_bytes, least_linear, least_time
@@ -78,6 +79,13 @@ class _Pieces:
     overlap: Overlap
 
     @cached_property
+    def _axes(self) -> int:
+        """Number of axes of the grid that arrays broadcast over."""
+        moved = self.overlap.collective
+        numbers = (*(value for _, value, _ in leaves(self.system)), *self._size, moved.rows, moved.cols)
+        return max(map(np.ndim, numbers))
+
+    @cached_property
     def gemm_s(self) -> Floats:
         """Least time of the GEMM and a launch [s]."""
         return np.asarray(self._least.seconds + self._launch_s)
@@ -105,7 +113,8 @@ class _Pieces:
         for price in (*(share * most for share in np.linspace(0, 1, _PRICES)), np.minimum(kink, most)):
             slower = np.minimum(1.0, dma.priced(price) / least.linear)
             linear = np.minimum(*(beside.priced(price).min(axis=0) for beside in (kernels, both)))
-            mixed = least.of_share * slower + (1 - least.share) * linear
+            share, of_share = least.shares(self._axes)
+            mixed = of_share * slower + (1 - share) * linear
             gemm_s = np.minimum.reduce(
                 [
                     np.broadcast_to(part, np.broadcast_shapes(part.shape, linear.shape))
@@ -194,9 +203,8 @@ class _Pieces:
         library = np.asarray(library_cus(system, self.overlap.collective.pattern))
         full, interference = self._least.linear, np.asarray(system.gpu.contention.gemm_beside_cus, float)
         num_cus = np.asarray(system.gpu.num_cus)
-        grid = max(map(np.ndim, (full, library, interference, num_cus, self._capacity)))
         most = int(np.min([np.max(library), np.max(num_cus) - 1]))
-        cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * grid), np.minimum(library, num_cus - 1))
+        cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * self._axes), np.minimum(library, num_cus - 1))
         granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
         gemm_s = np.maximum(granted, interference * full) if static else interference * granted
         mode, active = self._mode("cu", cus), self._routes

@@ -6,6 +6,7 @@ import copy
 import functools
 import importlib
 import io
+import math
 import os
 import pickle
 import shutil
@@ -33,7 +34,8 @@ from pydantic import BaseModel
 from benchmarks.postgres import Server, programs, running
 from dse.backend import Backend, Batch, Result
 from dse.plugins import available
-from dse.space import set_path
+from dse.space import get_path, set_path
+from dse.values import leaves
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
@@ -287,6 +289,17 @@ def design_tree(
 def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload: Any) -> Design:
     """A validated design; arguments as for `design_tree`."""
     return backend(next(iter(ENGINES))).design(design_tree(schedule, overrides, **workload))
+
+
+def smooth_numbers(point: BaseModel) -> list[str]:
+    """Paths of the numbers of a design's system that may be any number near their value."""
+    simulator = backend(next(iter(ENGINES)))
+    return [
+        path
+        for path, value, _ in leaves(point)
+        if path.startswith("system.") and isinstance(value, float) and value and math.isfinite(value)
+        and get_path(point, path) == value and simulator.is_axis(path, point)
+    ]  # fmt: skip
 
 
 def results(simulator: Backend, designs: Iterable[BaseModel]) -> list[Result]:

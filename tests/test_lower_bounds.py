@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import drawn
+from conftest import backend, design, drawn, smooth_numbers
 from graphs import graphs
 from hypothesis import given
 
 from dse import plugins
+from dse.backend import Batch
+from dse.space import get_path
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
@@ -69,3 +71,20 @@ def test_designs_of_a_grid_have_their_own_bounds() -> None:
     link = build.resource("link", np.array([1.0, 2.0, 4.0]))
     build.task("copy", "transfer", uses={link: 1.0}, work=8.0)
     assert bound(build.build()).seconds.tolist() == [8.0, 4.0, 2.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["chunked", "uniform_fused_1d", "fused_kernels", "t3_mca"])
+def test_the_bound_of_a_schedule_over_any_numbers_is_that_of_each_design(schedule: str) -> None:
+    """Along the axis of each number of the machine, alone and beside that of the links."""
+    point, simulator = design(schedule), backend("fluid")
+    links = {"system.node.link_bytes_per_s": np.array([4e10, 5e10])}
+    for path in smooth_numbers(point):
+        values = get_path(point, path) * np.array([0.95, 1.0, 1.05])
+        for axes in ({path: values}, {path: values} | links, links | {path: values}):
+            batch = Batch(Batch(point, axes).at(0), axes)
+            (results,) = simulator.evaluate([batch])
+            bounds = simulator.bound(batch, results.metrics)["bound_s"]
+            for place, one in enumerate(batch.designs()):
+                alone = simulator.bound(Batch(one), {"makespan_s": results.column("makespan_s")[place : place + 1]})
+                assert bounds[place] == pytest.approx(alone["bound_s"][0], rel=1e-12)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import design, drawn
+from conftest import design, drawn, smooth_numbers
 from graphs import graphs, pipelines
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch
 from dse.cli import main
 from dse.space import get_path
-from dse.values import leaves, put
+from dse.values import put
 from simulators.engines.fluid import ENGINE
 from simulators.overlap.backend import OverlapBackend
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
@@ -141,20 +140,10 @@ def test_slopes_are_of_one_design_in_which_no_task_waits_for_ever() -> None:
 # Designs
 
 
-def numbers(point: object, backend: OverlapBackend) -> list[str]:
-    """Numbers of the system that may vary smoothly."""
-    return [
-        path
-        for path, value, _ in leaves(point)  # type: ignore[arg-type]
-        if path.startswith("system.") and isinstance(value, float) and value and math.isfinite(value)
-        and backend.is_axis(path, point) and get_path(point, path) == value  # type: ignore[arg-type]
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("schedule", ["uniform_fused_1d", "hetero_unfused_1d", "serial"])
 def test_elasticities_are_those_of_the_evaluated_makespan(schedule: str) -> None:
     backend, point = OverlapBackend("fluid"), design(schedule=schedule)
-    paths = numbers(point, backend)
+    paths = smooth_numbers(point)
     found = backend.elasticities(point, paths)
     assert found is not None
     points = [put(point, path, get_path(point, path) * (1 + h)) for path in paths for h in (-1e-5, 1e-5)]

@@ -46,6 +46,14 @@ class LeastTime:
     share: Floats
     of_share: Floats
 
+    def shares(self, axes: int) -> tuple[Floats, Floats]:
+        """`share` and `of_share` over a grid of at least so many axes [T, ...], to be computed with other grids."""
+        missing = max(0, axes + 1 - self.share.ndim)
+        share, of_share = (
+            part.reshape(len(part), *(1,) * missing, *part.shape[1:]) for part in (self.share, self.of_share)
+        )
+        return share, of_share
+
 
 def least_time(gpu: WaveGpu | Chip, size: tuple[ArrayLike, ...], *, cut_columns: bool = False) -> LeastTime:
     """Least time of `size` = (m, n, k), row-major, on all CUs, without launches; numbers or arrays that broadcast."""
@@ -89,12 +97,14 @@ def _wave_of_tiles(gpu: WaveGpu, size: _Size, taken: ArrayLike, *, cut_columns: 
     m, n, k = size
     granted = _granted(gpu, taken)
     tiles: Any = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in gpu.library.tiles], float).T
-    dimensions = max(map(np.ndim, (m, n, k, granted, np.asarray(gpu.flop_per_s_per_cu))))
+    library = gpu.library
+    numbers = (*size, granted, gpu.flop_per_s_per_cu, gpu.hbm_bytes_per_s)
+    dimensions = max(map(np.ndim, (*numbers, library.prologue_s, library.cache_miss, library.serial_fraction)))
     outputs, rows, efficiency = tiles.reshape(3, -1, *(1,) * dimensions)  # of a tile: along n, and along m
     wave_s = 2 * outputs * rows * k / (np.asarray(gpu.flop_per_s_per_cu, float) * efficiency)
     across = n / outputs if cut_columns else np.ceil(n / outputs)
     covered, wave_s = np.broadcast_arrays(
-        rows * granted / across, wave_s + np.asarray(gpu.library.prologue_s, float), subok=False
+        rows * granted / across, wave_s + np.asarray(library.prologue_s, float), subok=False
     )
     return covered, wave_s
 
