@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers, steps
+from benchmarks import packet_level, peers, steps
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
 from dse.backend import Batch
@@ -198,6 +198,8 @@ def against_peers(cases: list[Case]) -> list[Peer]:
     ]
     if simgrid.interpreter() is not None:
         found.append(against_simgrid())
+    if not packet_level.absence():
+        found += list(against_htsim())
     rates, names = peers.rates(), {"astra_sim": "ASTRA-sim", "simgrid": "SimGrid"}
     work = "a collective among 8 x H100 (ours: closed form)"
     return found + [Peer(names[name], work, rates["ours"], rates[name]) for name in names if name in rates]
@@ -209,6 +211,17 @@ def against_simgrid() -> Peer:
     assert np.allclose(simgrid.ENGINE.run(graph).finished, FLUID.run(graph).finished, rtol=1e-8)  # works were rounded
     spent = min(simgrid.ENGINE.cpu_s(graph) for _ in range(3))
     return Peer("SimGrid", "512 flows", 2000 / seconds(lambda: FLUID.totals(many), repeats=3)[0], 1 / spent)
+
+
+def against_htsim() -> Iterator[Peer]:
+    """Our flows, from the description of the network on, and csg-htsim's packets, by each transport."""
+    traffic, link = packet_level.Traffic("all_to_all", ports=32, size_bytes=1 << 20), packet_level.Link(50e9, 0.5e-6)
+    (ours,) = seconds(lambda: packet_level.our_seconds(traffic, link), repeats=5)
+    for name, transport in packet_level.TRANSPORTS.items():
+        began = time.perf_counter()
+        packet_level.simulated_seconds(transport, traffic, link)
+        work = f"{len(traffic.pairs)} flows of 1 MiB among {traffic.ports} ports, packets by {name.upper()}"
+        yield Peer("csg-htsim", work, 1 / ours, 1 / (time.perf_counter() - began))
 
 
 @dataclass(frozen=True)
@@ -353,7 +366,7 @@ def report(found: dict[str, float], cases: list[Case], others: list[Peer]) -> st
         *(peer.row() for peer in others),
         "",
         "Peers that are not installed are left out. Our event engine drives SimPy, Python SimGrid's flows and steps;",
-        "collectives are timed by the clock on the wall.",
+        "collectives and packets are timed by the clock on the wall (how near the latter come: docs/how-to/peers.md).",
         "",
         "| graph | tasks | SimPy | closed form | compiled | compiled, points/s | events/s | SimPy / compiled |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",

@@ -8,6 +8,9 @@ names.
 `calls of <workload>` counts calls of functions in one repetition instead, which takes a second and no Valgrind: it says
 what Python does around the kernels, and the tests hold it to the last record.
 
+`operations of <kernel>` counts the operations of the interpreter that a kernel takes when it is run without being
+compiled, on a small graph: what an addition to its loops costs, in a second and without Valgrind. Tests hold it, too.
+
 Without `--record` counts are compared with the last record: a rise of more than 5 % is told, and the exit code is 1.
 `--record` adds the counts of this commit to the history, `--why` says what a rise is for, `--history` shows it. All
 workloads take more than ten minutes; names choose some of them.
@@ -29,7 +32,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 from benchmarks.recorded import ROOT, path
 from dse.progress import bar
@@ -37,6 +42,7 @@ from dse.progress import bar
 MOST_RISE = 0.05
 _NAME = "instructions"
 _CALLS_OF = "calls of "
+_OPERATIONS_OF = "operations of "
 _REFERENCES = re.compile(r"I\s+refs:\s+([\d,]+)")
 _GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 _TIMEOUT_S = 1200.0
@@ -129,15 +135,53 @@ IMPORTS = ("dse", "dse.cli", "simulators.overlap.backend")
 """Modules whose import is counted, as `import <name>`."""
 
 
+Kernel = tuple[Callable[..., object], Sequence[object]]
+
+
+def _kernel(name: str, designs: int = 1) -> Kernel:
+    """A kernel of the compiled engine in Python, and its arguments: pipelines of 8 steps.
+
+    Seven links of their own and HBM make `many_classes`; links that do the same are one in the others.
+    """
+    import numpy as np
+
+    from benchmarks.graphs import pipeline
+    from simulators.engines.fluid import Prepared, few_classes, many_classes
+    from simulators.taskgraph.symmetry import reduce_graph
+
+    kernel = getattr(few_classes, name, many_classes.run)
+    graph = pipeline(8, designs=designs, kind="regular") if kernel is not many_classes.run else pipeline(8)
+    prepared, table = Prepared.of(reduce_graph(graph).graph), reduce_graph(graph).graph.table()
+    rows, left = np.empty((3 + 2 * len(prepared.kinds), designs)), np.zeros(designs, np.bool_)
+    scratch = np.empty((2, 1, prepared.structure[2].size))
+    arguments: list[object] = [*prepared.structure, table, scratch[0], scratch[1], rows]
+    if kernel is few_classes.run:
+        arguments.append(left)
+    if kernel is few_classes.run_together:
+        arguments = [*prepared.structure, np.ascontiguousarray(table.T).reshape(-1), rows.reshape(-1), left]
+    return kernel.__dict__["dispatcher"].py_func, arguments
+
+
+KERNELS: Mapping[str, Callable[[], Kernel]] = {
+    "many_classes": lambda: _kernel("many"),
+    "few_classes": lambda: _kernel("run"),
+    "lockstep": lambda: _kernel("run_together", designs=64),
+}
+"""Name -> what prepares a kernel and its arguments."""
+
+
 def names() -> list[str]:
     """All workloads."""
-    return [*(f"import {name}" for name in IMPORTS), *WORKLOADS, *(f"{_CALLS_OF}{name}" for name in CALLS)]
+    counted = [*(f"{_CALLS_OF}{name}" for name in CALLS), *(f"{_OPERATIONS_OF}{name}" for name in KERNELS)]
+    return [*(f"import {name}" for name in IMPORTS), *WORKLOADS, *counted]
 
 
 def instructions(name: str) -> int:
     """Instructions of one repetition, or its calls. Raises RuntimeError where Valgrind fails or is missing."""
     if name.startswith(_CALLS_OF):
         return calls(name.removeprefix(_CALLS_OF))
+    if name.startswith(_OPERATIONS_OF):
+        return operations(name.removeprefix(_OPERATIONS_OF))
     if name.startswith("import "):
         return _counted([sys.executable, "-c", name]) - _counted([sys.executable, "-c", "pass"])
     repeat = [sys.executable, "-m", "benchmarks.instructions", "--run", name]
@@ -151,6 +195,33 @@ def calls(workload: str) -> int:
     repetition()
     profile.runcall(repetition)
     return sum(entry.callcount for entry in profile.getstats())
+
+
+def operations(name: str) -> int:
+    """Operations of the interpreter that a kernel takes in Python, with all that it calls in its own module."""
+    import numpy as np
+
+    kernel, arguments = KERNELS[name]()
+    plain = {part: value.py_func for part, value in kernel.__globals__.items() if hasattr(value, "py_func")}
+    count = 0
+
+    def in_kernel(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        nonlocal count
+        count += event == "opcode"
+        return in_kernel
+
+    def on_call(frame: FrameType, *_: object) -> Callable[..., Any] | None:
+        frame.f_trace_opcodes = frame.f_globals is kernel.__globals__
+        return in_kernel if frame.f_trace_opcodes else None
+
+    before = sys.gettrace()
+    with mock.patch.dict(kernel.__globals__, plain), np.errstate(all="ignore"):
+        sys.settrace(on_call)
+        try:
+            kernel(*arguments)
+        finally:
+            sys.settrace(before)
+    return count
 
 
 def _counted(words: Sequence[str]) -> int:

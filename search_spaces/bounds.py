@@ -83,7 +83,7 @@ class _Pieces:
         """Number of axes of the grid that arrays broadcast over."""
         moved = self.overlap.collective
         numbers = (*(value for _, value, _ in leaves(self.system)), *self._size, moved.rows, moved.cols)
-        return max(map(np.ndim, numbers))
+        return max((number.ndim for number in numbers if isinstance(number, np.ndarray)), default=0)
 
     @cached_property
     def gemm_s(self) -> Floats:

@@ -6,9 +6,11 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import instructions
+from simulators.engines.fluid import few_classes, many_classes
 
 VALGRIND = """#!/bin/sh
 case "$*" in
@@ -113,14 +115,30 @@ def test_the_history_shows_each_record_and_how_counts_went(counted: Path, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", instructions.CALLS)
-def test_no_workload_calls_more_functions_than_the_record_says(
-    workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "name",
+    [*(f"calls of {name}" for name in instructions.CALLS), *(f"operations of {name}" for name in instructions.KERNELS)],
+)
+def test_no_workload_takes_more_than_the_record_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is added on purpose is recorded: `python -m benchmarks.instructions "calls of ..." --record --why "..."`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    last, name = instructions.read()[-1], f"calls of {workload}"
+    last = instructions.read()[-1]
     if other := [library for library, made in instructions.about().items() if last[library] != made]:
         pytest.skip(f"the record is of another version of {', '.join(other)}")
     count = instructions.instructions(name)
     assert count <= (1 + instructions.MOST_RISE) * last["counts"][name]
+
+
+@pytest.mark.parametrize("name", instructions.KERNELS)
+def test_a_kernel_in_python_comes_to_what_it_is_compiled_to(name: str) -> None:
+    """So that its operations are those of the same work, and the same each time."""
+    assert instructions.operations(name) == instructions.operations(name) > 1000
+    (kernel, arguments), (_, expected) = (instructions.KERNELS[name]() for _ in range(2))
+    compiled = {"many_classes": many_classes.run, "few_classes": few_classes.run, "lockstep": few_classes.run_together}
+    rows = -1 if name == "many_classes" else -2
+    with np.errstate(all="ignore"):
+        kernel(*arguments)
+    compiled[name](*expected)
+    np.testing.assert_array_equal(arguments[rows], expected[rows])

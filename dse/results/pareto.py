@@ -51,6 +51,9 @@ def _mix(words: Keys) -> Keys:
     return np.asarray(words ^ (words >> np.uint64(31)))
 
 
+_LONGEST = 1 << 20  # hashes of a sorted array that is merged with another one
+
+
 class Front:
     """The Pareto front of one scenario: the objectives that no row seen so far dominates, each once.
 
@@ -158,8 +161,9 @@ class Standings:
 class Seen:
     """A set of content hashes, as sorted arrays: 16 bytes each, and adding many costs a fraction of a microsecond each.
 
-    The arrays are merged when they are of like length, so there are few of them however many hashes come. They are
-    sorted by the first number of a hash: two that differ in the second alone (2^-64 for a pair) may be new twice.
+    The arrays are merged when they are of like length, so there are few of them however many hashes come, but not
+    beyond a length at which the copies that a merge makes would take more memory than the set. They are sorted by the
+    first number of a hash: two that differ in the second alone (2^-64 for a pair) may be new twice.
     """
 
     def __init__(self) -> None:
@@ -172,7 +176,7 @@ class Seen:
         fresh = ~self.has(ordered)
         fresh[1:] &= (ordered[1:] != ordered[:-1]).any(axis=1)
         self._runs.append(ordered[fresh])
-        while len(self._runs) > 1 and 2 * len(self._runs[-1]) >= len(self._runs[-2]):
+        while len(self._runs) > 1 and 2 * len(self._runs[-1]) >= len(self._runs[-2]) <= _LONGEST:
             both = np.concatenate([self._runs.pop(-2), self._runs.pop()])
             self._runs.append(both[np.argsort(both[:, 0], kind="stable")])
         marked = np.zeros(len(hashes), bool)

@@ -87,7 +87,7 @@ class Machine(Frozen):
     matrix_rate: Ratio = 1.0
     cache: Ratio = 1.0
     dies: Annotated[Integer, Field(ge=1, le=64)] | None = None
-    hbm: Annotated[str, knob(structural=True)] | None = None
+    hbm: Annotated[str | None, knob(structural=True)] = None
     hbm_stacks: Annotated[Integer, Field(ge=1, le=32)] | None = None
     hbm_stack_bytes: Bytes | None = None
     links: Ratio = 1.0
@@ -95,7 +95,7 @@ class Machine(Frozen):
     topology: Annotated[Literal["switch", "mesh"] | None, knob(structural=True)] = None
     scale_up: Annotated[Integer, Field(ge=2, le=64)] | None = None
     in_switch: Annotated[bool, knob(structural=True)] = True
-    copy_engines: Annotated[Integer, knob(structural=True, ge=1, le=256)] | None = None
+    copy_engines: Annotated[Integer | None, knob(structural=True, ge=1, le=256)] = None
     nic_gbit_per_s: Annotated[Number, Field(ge=0, le=1e5)] | None = None
     nic_placement: Annotated[Placement | None, knob(structural=True)] = None
     tracker_entries: Annotated[Integer, Field(ge=0, le=2**20)] = 0

@@ -94,7 +94,7 @@ def _overlapped(gpu: WaveGpu, compute: Floats, memory: Floats) -> Floats:
 
 def _wave_of_tiles(gpu: WaveGpu, size: _Size, taken: ArrayLike, *, cut_columns: bool) -> tuple[Floats, Floats]:
     """R_t and tau_t [T, ...]: rows that a wave of each macro-tile covers at most, and its time [s]."""
-    m, n, k = size
+    _, n, k = size
     granted = _granted(gpu, taken)
     tiles: Any = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in gpu.library.tiles], float).T
     library = gpu.library

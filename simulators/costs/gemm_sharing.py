@@ -181,7 +181,9 @@ def lacks(gpu: ScheduleGpu) -> list[str]:
 
 
 def _occupancy(library: GemmLibrary, rows: Floats, cols: Floats, element_bytes: int) -> Floats:
-    assert library.register_bytes and library.lds_bytes and library.tile_depth
+    assert library.register_bytes is not None
+    assert library.lds_bytes is not None
+    assert library.tile_depth is not None
     registers = _column(library.register_bytes) / (_ACCUMULATOR_BYTES * rows * cols)
     lds = _column(library.lds_bytes) / (_BUFFERS * element_bytes * (rows + cols) * _column(library.tile_depth))
     return np.asarray(np.maximum(1.0, np.floor(np.minimum(registers, lds))))

@@ -56,9 +56,10 @@ def protocol_seconds(
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
     filling = constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)
-    simple = (constants.simple_s or 0.0) + steps * (constants.step_s + filling) + wire / rate
+    setup_s, host_s = (0.0 if part is None else part for part in (constants.simple_s, constants.host_s))
+    simple = setup_s + steps * (constants.step_s + filling) + wire / rate
     seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
-    return np.asarray(np.where(n > 1, np.maximum(seconds, constants.host_s or 0.0), 0.0), float)
+    return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
 
 
 def in_switch_seconds(

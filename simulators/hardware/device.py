@@ -66,7 +66,7 @@ class DeviceGpu(View, Gpu):
     measured_as: str = ""
     efficiency: Mapping[Precision, Efficiency] = Field(default_factory=dict)
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] = Field(default_factory=dict)
-    num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
+    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
     loaded: LoadedClock | None = None
     contention: Contention | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None

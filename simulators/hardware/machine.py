@@ -110,7 +110,7 @@ class Gpu(WithSources, Grown):
     name: str = ""
     description: str = ""
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
+    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
     active_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
     clock: Annotated[Number, Field(gt=0, le=4)] | None = None
     disabled_cache: Annotated[SwitchableCache | None, knob(structural=True)] = None

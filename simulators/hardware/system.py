@@ -42,7 +42,7 @@ class ScheduleGpu(View, Gpu):
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
+    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
     matrix_flop_per_s_per_cu: FlopPerSecond
     hbm_bytes_per_s: Bandwidth
     hbm_bytes: Capacity

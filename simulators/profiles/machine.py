@@ -30,7 +30,7 @@ class ProfiledGpu(View, Gpu):
     """A GPU that ran what a profile records, or that could have."""
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    num_links: Annotated[Integer, knob(structural=True, ge=0, le=64)] | None = None
+    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
     peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
     peak_hbm_bytes_per_s: Bandwidth | None = None
     matrix_flop_per_s_per_cu: FlopPerSecond | None = None

@@ -228,7 +228,8 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     names = [field.name for field in fields(Product) if field.name != "grouped"]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
     gpu = platform.gemms or platform.chip
-    numbers = [np.shape(value) for value in vars(gpu).values() if isinstance(value, (int, float, np.ndarray))]
+    constants = [*vars(gpu).values(), platform.taken, *(vars(platform.batched).values() if platform.batched else ())]
+    numbers = [np.shape(value) for value in constants if isinstance(value, (int, float, np.ndarray))]
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *numbers)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     gemms = GemmShape(m, n, k, batch, across)
