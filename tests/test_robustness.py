@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from race import Formula, times
 from toy import distribution
@@ -18,11 +19,13 @@ from toy import distribution
 from dse import plugins
 from dse.analysis import robustness
 from dse.analysis.break_even import Breaks, Stretch, reversal_share
-from dse.analysis.perturbation import Constant
+from dse.analysis.perturbation import Constant, Points, at, constants, one_by_one, together
 from dse.analysis.robustness import uncertain_constants
 from dse.analysis.standings import draw_factors, on_front, regret
 from dse.cli import main
 from dse.errors import ConfigError
+from dse.space import get_path
+from dse.study.plan_again import plan_words
 
 LINK = {"bytes_per_s": 4e9, "setup_s": 0.1, "cu_bytes_per_s": 2e9, "share": 0.5, "lanes": 1}
 STUDY = f"""\
@@ -278,3 +281,33 @@ def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in told["break_even"])
     assert "both rises and falls over link." in (out := capsys.readouterr().out)
     assert "by up to 25 %" in out
+
+
+@pytest.mark.slow
+def test_a_constant_that_some_designs_lack_changes_nothing_in_them() -> None:
+    """JIT-Q declares constants of PIM, and compares with GPUs that have none."""
+    planned, path = plan_words(["study=jitq", "tracking=none", "store=none"]), "system.gpu.pim.trcd_s"
+    (space, *_) = planned.spaces.values()
+    blocks = itertools.islice(space.blocks(1), 0, 400, 10)
+    designs = [block.design for block in blocks if block.design is not None]
+    without, holding = (
+        next(one for one in designs if (get_path(one, path) is None) == lacks) for lacks in (True, False)
+    )
+    places = np.zeros(2, np.intp)
+    two = Points(planned, ("one",), (("a",),), (without, holding), places, places, pd.DataFrame(), "both")
+    constant = Constant(path, 0.3, whole=False)
+    value = get_path(holding, path)
+    assert two.holders(path).tolist() == [1]
+    assert two.nominal(path).tolist() == [value]
+    alone = list(one_by_one(two, constant, np.array([0.5, 1.0, 2.0])))
+    assert [batch.size for batch in alone] == [1, 1, 1, 3]
+    assert all(batch.design is without for batch in alone[:3])
+    assert alone[3].axes[path].tolist() == [0.5 * value, value, 2 * value]
+    both = list(together(two, [constant], np.array([[0.5], [2.0]])))
+    assert [get_path(batch.design, path) for batch in both] == [None, None, 0.5 * value, 2 * value]
+    assert [get_path(batch.design, path) for batch in at(two, constant, np.array([0, 1]), np.array([1.0, 3.0]))] == [
+        None,
+        3,
+    ]
+    with pytest.raises(ConfigError, match="is no number of the designs"):
+        constants(two, {"system.gpu.pim.trcd": 0.1})

@@ -1,13 +1,12 @@
 """Elasticities of a run's answer: what one percent more of each number of the machine does to the winners' time.
 
-A backend that knows derivatives gives them on either side of a design; where the sides differ, the number is at a kink,
-and where one is missing, the time jumps there.
+A backend that knows derivatives gives them on either side of a design; where the sides differ, the number is at a kink.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -28,17 +27,24 @@ _NONE = 1e-6  # elasticity that is none, or of sides that are alike
 _SHOWN = 12  # numbers in a table and in a figure
 
 
+Side = tuple[str, int]
+"""Path of a number, and the side on which it changes: -1 below its value, 1 above."""
+
+
 @runtime_checkable
 class Elastic(Protocol):
     """A backend that knows how its time changes with a number of a design."""
 
-    def elasticities(self, design: BaseModel, paths: Sequence[str]) -> Mapping[str, tuple[float, float]] | None:
-        """d log makespan / d log number below and above each path; NaN where it jumps. None where it is not known."""
+    def elasticities(self, design: BaseModel, sides: Sequence[Side]) -> Sequence[float] | None:
+        """d log makespan / d log number on each side; NaN where the makespan jumps. None where it is not known."""
 
 
 @dataclass(frozen=True)
 class Elasticity:
-    """Change of a scenario's best time [%] for 1 % of a number: `below` it and `above` it, NaN where the time jumps."""
+    """Change of a scenario's best makespan [%] for 1 % more of a number, `below` and `above` its value.
+
+    NaN on a side on which the makespan jumps, or the model does not accept the number.
+    """
 
     scenario: str
     path: str
@@ -59,8 +65,8 @@ class Elasticity:
 
     @property
     def kink(self) -> bool:
-        """True if the sides differ, or the time jumps on one."""
-        return not abs(self.above - self.below) <= _NONE
+        """True if the sides differ."""
+        return abs(self.above - self.below) > _NONE
 
     def row(self) -> dict[str, Any]:
         """Return a row of `elasticities.csv`."""
@@ -74,7 +80,7 @@ class Elasticity:
         }
 
     def json(self) -> dict[str, Any]:
-        """Return an entry of `elasticities` in `robustness.json`, null where the time jumps."""
+        """Return an entry of `elasticities` in `robustness.json`, null where a side is none."""
         return {name: None if value != value else value for name, value in self.row().items()}
 
 
@@ -84,16 +90,20 @@ def elasticities(run_points: Points, standings: Sequence[Standing]) -> list[Elas
     Empty where the backend knows none.
     """
     backend, rows = run_points.plan.backend, list[Elasticity]()
-    legal_sides: dict[str, tuple[bool, bool]] = {}
+    if not isinstance(backend, Elastic):
+        return rows
+    legal_sides: dict[Side, bool] = {}
     for standing in standings:
         design = run_points.designs[standing.point]
         values = dict(_numbers(run_points, design))
-        legal_sides |= {path: _sides(run_points, path) for path in values if path not in legal_sides}
-        slopes = backend.elasticities(design, list(values)) if isinstance(backend, Elastic) else None
-        for path, pair in (slopes or {}).items():
-            below, above = np.where(legal_sides[path], pair, math.nan).tolist()
-            rows.append(Elasticity(standing.scenario, path, values[path], below, above))
-    moving = {row.path for row in rows if row.size > _NONE or row.kink}
+        both = [(path, sign) for path in values for sign in (-1, 1)]
+        legal_sides |= {side: _is_legal(run_points, side) for side in both if side not in legal_sides}
+        sides = [side for side in both if legal_sides[side]]
+        slopes = dict(zip(sides, backend.elasticities(design, sides) or (), strict=False))
+        for path, value in values.items() if slopes else ():
+            below, above = (slopes.get((path, sign), math.nan) for sign in (-1, 1))
+            rows.append(Elasticity(standing.scenario, path, value, below, above))
+    moving = {row.path for row in rows if row.size > _NONE}
     return [row for row in rows if row.path in moving]
 
 
@@ -106,11 +116,10 @@ def _numbers(run_points: Points, design: BaseModel) -> Iterator[tuple[str, float
             yield path, value
 
 
-def _sides(run_points: Points, path: str) -> tuple[bool, bool]:
-    """Return True for each side, below and above its value, on which the model accepts a number."""
-    constant = Constant(path, _STEP, whole=False)
-    below, above = (legal(run_points, constant, np.array([factor])).size > 0 for factor in (1 - _STEP, 1 + _STEP))
-    return below, above
+def _is_legal(run_points: Points, side: Side) -> bool:
+    """Return whether the model accepts a number a little beside its value."""
+    path, sign = side
+    return legal(run_points, Constant(path, _STEP, whole=False), np.array([1 + sign * _STEP])).size > 0
 
 
 def strongest(rows: Sequence[Elasticity]) -> list[tuple[str, list[Elasticity]]]:

@@ -1,7 +1,8 @@
 """Points of a finished run, evaluated again with other constants by the run's own backend.
 
-A constant is a number of the design that was not searched. Its values become axes of batches, or numbers that differ
-between batches, so that a vectorised backend evaluates thousands of them in a call.
+A constant is a number of the design that was not searched; designs that have none of that name stay as they are. Its
+values become axes of batches, or numbers that differ between batches, so that a vectorised backend evaluates thousands
+of them in a call.
 """
 
 from __future__ import annotations
@@ -69,10 +70,20 @@ class Points:
         """Select the points of one scenario, as places."""
         return np.flatnonzero(self.scenario == scenario)
 
+    def holders(self, path: str) -> NDArray[np.intp]:
+        """Select the points whose designs have a number at a path, as places."""
+        return np.flatnonzero([get_path(design, path) is not None for design in self.designs])
+
     def nominal(self, path: str) -> Floats:
-        """Collect the value that the designs of each scenario have at the path of a constant, [scenarios]."""
-        first = [self.designs[self.rows(index)[0]] for index in range(len(self.scenarios))]
-        return np.array([float(get_path(design, path)) for design in first])
+        """Collect the value that the designs of each scenario have at the path of a constant, [scenarios].
+
+        That of the other scenarios where no design of one has it.
+        """
+        holders = self.holders(path)
+        values = [float(get_path(self.designs[row], path)) for row in holders]
+        places, first = np.unique(self.scenario[holders], return_index=True)
+        first_of = dict(zip(places.tolist(), first.tolist(), strict=True))
+        return np.array([values[first_of.get(index, 0)] for index in range(len(self.scenarios))])
 
     def tree(self, row: int) -> dict[str, Any]:
         """Build the design tree of a point."""
@@ -164,7 +175,7 @@ def constants(run_points: Points, declared: Mapping[str, float]) -> list[Constan
 
 
 def _is_whole(run_points: Points, path: str) -> bool:
-    return isinstance(get_path(run_points.designs[0], path), int)
+    return isinstance(get_path(run_points.designs[run_points.holders(path)[0]], path), int)
 
 
 def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
@@ -176,10 +187,11 @@ def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
     axes = [leaf for leaf in paths if backend.is_axis(leaf, designs[0]) and leaf not in run_points.plan.knobs]
     if not axes:
         return "cannot vary: this simulator takes no number as an axis", "search it instead: +space.<path>=..."
-    if path not in paths:
+    holders = [designs[row] for row in run_points.holders(path)]
+    if not holders:
         return "is no number of the designs", did_you_mean(path, axes)
-    if not all(backend.is_axis(path, design) for design in _distinct(designs, path)):
-        rule = "is no axis: it is no number, is absent from some designs, or changes what is simulated"
+    if not all(backend.is_axis(path, design) for design in _distinct(holders, path)):
+        rule = "is no axis: it is no number, or changes what is simulated"
         return rule, "search it instead: +space.<path>=..."
     if not run_points.nominal(path).all():
         return "is 0, so a share of it says nothing", "leave it out"
@@ -200,8 +212,9 @@ def _check_legal(check: Problems, run_points: Points, constant: Constant, factor
 
 def _refusal(run_points: Points, constant: Constant, factor: float) -> Sequence[Problem]:
     """Problems that the model finds with a constant times a factor."""
-    tree = copy.deepcopy(run_points.tree(0))
-    nominal = float(get_path(run_points.designs[0], constant.path))
+    row = int(run_points.holders(constant.path)[0])
+    tree = copy.deepcopy(run_points.tree(row))
+    nominal = float(get_path(run_points.designs[row], constant.path))
     set_path(tree, constant.path, constant.values(nominal, np.array([factor]))[0].item())
     try:
         run_points.plan.backend.design(tree)
@@ -270,6 +283,7 @@ def _with(
 ) -> BaseModel:
     """Change some numbers of a design; sections that designs share are shared afterwards, too."""
     sections: dict[str, Any] = {}
+    now = {path: value for path, value in now.items() if get_path(design, path) is not None}
     for section in dict.fromkeys(path.partition(".")[0] for path in now):
         part = getattr(design, section)
         if (id(part), sample) not in changed:
@@ -284,8 +298,11 @@ def _with(
 
 def one_by_one(run_points: Points, constant: Constant, factors: Floats) -> Iterator[Batch]:
     """Yield every point with one constant at each of some factors [G], as an axis."""
-    nominal = run_points.nominal(constant.path)
+    nominal, holders = run_points.nominal(constant.path), set(run_points.holders(constant.path).tolist())
     for row, design in enumerate(run_points.designs):
+        if row not in holders:
+            yield from itertools.repeat(Batch(design), len(factors))
+            continue
         axes = {constant.path: constant.values(float(nominal[run_points.scenario[row]]), factors)}
         yield Batch(Batch(design, axes).at(0), axes)
 

@@ -329,12 +329,12 @@ class OverlapBackend(Backend):
                 return quotient.whole(timeline, graph)
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
 
-    def elasticities(self, design: BaseModel, paths: Sequence[str]) -> Mapping[str, tuple[float, float]] | None:
-        """Change of the makespan [%] for 1 % less and more of each number; None where an engine is not exact."""
+    def elasticities(self, design: BaseModel, sides: Sequence[tuple[str, int]]) -> Sequence[float] | None:
+        """Change of the makespan [%] for 1 % more, on sides of numbers; None where an engine is not exact."""
         assert isinstance(design, Design)
         if not all(engine.exact for _, engine in self._engines):
             return None
-        return elasticities(self.settle(design), paths, self._lower)
+        return elasticities(self.settle(design), sides, self._lower)
 
     def _simulated_system(self, system: System) -> System:
         """Return the system as it is simulated: by one GPU, or with all GPUs."""

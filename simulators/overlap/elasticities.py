@@ -8,7 +8,7 @@ differences of a lowering whose numbers lie close together, then the slope of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,14 @@ _JUMP = 1e-7  # relative change of a column that is no jump
 
 
 def elasticities(
-    design: Design, paths: Sequence[str], lower: Callable[[Design], TaskGraph]
-) -> Mapping[str, tuple[float, float]]:
-    """Elasticity of the makespan below and above each number; NaN on a side where the makespan or a cost jumps.
+    design: Design, sides: Sequence[tuple[str, int]], lower: Callable[[Design], TaskGraph]
+) -> Sequence[float]:
+    """Elasticity of the makespan on each side of a number; NaN where the makespan or a cost jumps.
 
-    paths: of numbers other than 0 that are axes. lower: the lowering of designs whose numbers are arrays.
+    sides: paths of numbers other than 0 that are axes, each with -1 (below) or 1. lower: the lowering of designs whose
+    numbers are arrays.
     """
-    steps = [(path, factor * _STEP) for path in paths for factor in (-1, -2, 1, 2)]
+    steps = [(path, sign * _STEP * times) for path, sign in sides for times in (1, 2)]
     designs = [put(design, path, get_path(design, path) * (1 + step)) for path, step in steps]
     ((_, grid),) = grids([Batch(point) for point in (design, *designs)])
     graph = reduce_graph(lower(grid.design)).graph
@@ -44,8 +45,8 @@ def elasticities(
     beside = slopes(graph.take(np.array([0])), np.column_stack([np.zeros(len(columns)), directions]))
     makespan = beside.makespan_s[0]
     jumps |= np.abs(beside.makespan_s[1:] - makespan) > _JUMP * makespan
-    sides = np.where(jumps, math.nan, beside.slope[1:] / makespan).reshape(-1, 2)
-    return {path: (-float(below), float(above)) for path, (below, above) in zip(paths, sides, strict=True)}
+    signs = np.array([sign for _, sign in sides])
+    return list(np.where(jumps, math.nan, signs * beside.slope[1:] / makespan).tolist())
 
 
 def _directions(columns: Floats) -> tuple[Floats, Flags]:
