@@ -43,7 +43,7 @@ study:
   objectives: [time_s, held_bytes]
   baseline: {{}}
   summary: [way.kind]
-  uncertainty: {{link.bytes_per_s: 0.3, link.cu_bytes_per_s: 0.3}}
+  uncertainty: {{link.bytes_per_s: 0.3, link.cu_bytes_per_s: 0.3, link.lasers: 0.2}}
 
 way: {{kind: dma, chunks: 2}}
 link: {json.dumps(LINK)}
@@ -130,6 +130,8 @@ def test_whole_numbers_stay_whole(run: Path) -> None:
 @pytest.mark.slow
 def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None:
     found = asked(run, "samples=50", "seed=7")
+    assert found["notes"][-1] == "declared, but no number of these designs: link.lasers"
+    assert list(found["uncertainty"]) == ["link.bytes_per_s", "link.cu_bytes_per_s"]
     changing = [Constant("link.bytes_per_s", 0.3, False), Constant("link.cu_bytes_per_s", 0.3, False)]
     factors = draw_factors(changing, 50, 7)
     points = list(itertools.product(("dma", "cu", "detour"), (1, 2, 4)))

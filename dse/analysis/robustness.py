@@ -97,7 +97,10 @@ def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, flo
 
 @dataclass(frozen=True)
 class Found:
-    """Answer to an `Asked`: one standing per scenario, one `Breaks` per constant and scenario, and elasticities."""
+    """Answer to an `Asked`: one standing per scenario, one `Breaks` per constant and scenario, and elasticities.
+
+    absent: constants that the study declares and no design has.
+    """
 
     asked: Asked
     points: Points
@@ -105,6 +108,7 @@ class Found:
     standings: Sequence[Standing]
     breaks: Sequence[Breaks]
     elasticities: Sequence[Elasticity]
+    absent: Sequence[str] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -119,6 +123,7 @@ class Found:
             "an option, with all other knobs tuned again",
             f"break-even: one constant at a time, from 1/{self.asked.span:g} to {self.asked.span:g} times its value, "
             f"options over {', '.join(self.asked.choose)} with all other knobs at their best",
+            *([f"declared, but no number of these designs: {', '.join(self.absent)}"] if self.absent else []),
         ]
 
     def json(self) -> dict[str, Any]:
@@ -138,7 +143,9 @@ def examine(request: Asked, present: Present, typed: str) -> Found:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
     planned = plan_again(request.run, present)
     run_points = points(request.run, planned, request.choose, max(1, _MOST_EVALUATED // request.samples))
-    changing = constants(run_points, uncertain_constants(typed, planned.settings.study.uncertainty))
+    declared = uncertain_constants(typed, planned.settings.study.uncertainty)
+    absent = [path for path in declared if not typed and not run_points.holders(path).size]
+    changing = constants(run_points, {path: half for path, half in declared.items() if path not in absent})
     size = len(run_points.designs)
     with bar(f"{request.run.name}: robustness", size * (1 + request.samples + STEPS * len(changing))) as advance:
         nominal = evaluate_batches(
@@ -154,7 +161,7 @@ def examine(request: Asked, present: Present, typed: str) -> Found:
             for flip in breaks(run_points, constant, request.objective, request.span, advance)
         ]
         slopes = elasticities(run_points, scenario_standings)
-    return Found(request, run_points, changing, scenario_standings, flips, slopes)
+    return Found(request, run_points, changing, scenario_standings, flips, slopes, absent)
 
 
 def _check_shares(request: Asked, nominal: Floats) -> None:
