@@ -224,12 +224,10 @@ def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     name_rows(panel, numbers, labelled=True)
     plain_ticks(panel.xaxis, Scale(1.0, "", ""))
     drawn.xlabel = "change of the makespan for 1 % more [%]"
-    drawn.legend(
-        [
-            mark_handle("a scenario's winner", marker="o", color=_MAIN),
-            mark_handle("kink: below and above differ", marker="|", color=_STRONG),
-        ]
-    )
+    handles = [mark_handle("a scenario's winner", marker="o", color=_MAIN)]
+    if any(row["kink"] for row in rows):
+        handles.append(mark_handle("kink: below and above differ", marker="|", color=_STRONG))
+    drawn.legend(handles)
     return drawn
 
 
