@@ -217,10 +217,10 @@ def against_htsim() -> Iterator[Peer]:
     """Our flows, from the description of the network on, and csg-htsim's packets, by each transport."""
     traffic, link = packet_level.Traffic("all_to_all", ports=32, size_bytes=1 << 20), packet_level.Link(50e9, 0.5e-6)
     (ours,) = seconds(lambda: packet_level.our_seconds(traffic, link), repeats=5)
-    for name, transport in packet_level.TRANSPORTS.items():
+    for transport in packet_level.TRANSPORTS.values():
         began = time.perf_counter()
         packet_level.simulated_seconds(transport, traffic, link)
-        work = f"{len(traffic.pairs)} flows of 1 MiB among {traffic.ports} ports, packets by {name.upper()}"
+        work = f"{len(traffic.pairs)} flows of 1 MiB among {traffic.ports} ports, packets by {transport.program}"
         yield Peer("csg-htsim", work, 1 / ours, 1 / (time.perf_counter() - began))
 
 

@@ -135,13 +135,14 @@ IMPORTS = ("dse", "dse.cli", "simulators.overlap.backend")
 """Modules whose import is counted, as `import <name>`."""
 
 
-Kernel = tuple[Callable[..., object], Sequence[object]]
+KERNELS = ("many_classes", "few_classes", "lockstep")
+"""Kernels of the compiled engine, whose operations are counted as `operations of <name>`."""
 
 
-def _kernel(name: str, designs: int = 1) -> Kernel:
-    """A kernel of the compiled engine in Python, and its arguments: pipelines of 8 steps.
+def kernel_of(name: str) -> tuple[Callable[..., int], list[Any]]:
+    """A compiled kernel and its arguments, the rows of its totals the last but any marks: a pipeline of 8 steps.
 
-    Seven links of their own and HBM make `many_classes`; links that do the same are one in the others.
+    Seven links of their own and HBM are many classes; links that do the same are one in the others.
     """
     import numpy as np
 
@@ -149,25 +150,16 @@ def _kernel(name: str, designs: int = 1) -> Kernel:
     from simulators.engines.fluid import Prepared, few_classes, many_classes
     from simulators.taskgraph.symmetry import reduce_graph
 
-    kernel = getattr(few_classes, name, many_classes.run)
-    graph = pipeline(8, designs=designs, kind="regular") if kernel is not many_classes.run else pipeline(8)
-    prepared, table = Prepared.of(reduce_graph(graph).graph), reduce_graph(graph).graph.table()
+    designs = 64 if name == "lockstep" else 1
+    graph = pipeline(8) if name == "many_classes" else reduce_graph(pipeline(8, designs=designs, kind="regular")).graph
+    prepared, table = Prepared.of(graph), graph.table()
     rows, left = np.empty((3 + 2 * len(prepared.kinds), designs)), np.zeros(designs, np.bool_)
-    scratch = np.empty((2, 1, prepared.structure[2].size))
-    arguments: list[object] = [*prepared.structure, table, scratch[0], scratch[1], rows]
-    if kernel is few_classes.run:
-        arguments.append(left)
-    if kernel is few_classes.run_together:
-        arguments = [*prepared.structure, np.ascontiguousarray(table.T).reshape(-1), rows.reshape(-1), left]
-    return kernel.__dict__["dispatcher"].py_func, arguments
-
-
-KERNELS: Mapping[str, Callable[[], Kernel]] = {
-    "many_classes": lambda: _kernel("many"),
-    "few_classes": lambda: _kernel("run"),
-    "lockstep": lambda: _kernel("run_together", designs=64),
-}
-"""Name -> what prepares a kernel and its arguments."""
+    if name == "lockstep":
+        numbers = (np.ascontiguousarray(table.T).reshape(-1), rows.reshape(-1), left)
+        return few_classes.run_together, [*prepared.structure, *numbers]
+    issued, finished = np.empty((2, 1, graph.num_tasks))
+    arguments: list[Any] = [*prepared.structure, table, issued, finished, rows]
+    return (many_classes.run, arguments) if name == "many_classes" else (few_classes.run, [*arguments, left])
 
 
 def names() -> list[str]:
@@ -201,7 +193,8 @@ def operations(name: str) -> int:
     """Operations of the interpreter that a kernel takes in Python, with all that it calls in its own module."""
     import numpy as np
 
-    kernel, arguments = KERNELS[name]()
+    compiled, arguments = kernel_of(name)
+    kernel = compiled.__dict__["dispatcher"].py_func
     plain = {part: value.py_func for part, value in kernel.__globals__.items() if hasattr(value, "py_func")}
     count = 0
 

@@ -1,6 +1,7 @@
 """Elasticities of a run's answer: what one percent more of each number of the machine does to the winners' time.
 
-A backend that knows derivatives gives them on either side of a design; where the sides differ, the number is at a kink.
+A backend that knows how its time changes says so on either side of a design; where the sides differ, the number is at a
+kink.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _STEP = 1e-3  # relative: a number that may not be moved by so much on a side has no elasticity there
 _NONE = 1e-6  # elasticity that is none, or of sides that are alike
 _SHOWN = 12  # numbers in a table and in a figure
-
 
 Side = tuple[str, int]
 """Path of a number, and the side on which it changes: -1 below its value, 1 above."""
@@ -53,15 +53,19 @@ class Elasticity:
     above: float
 
     @property
+    def known(self) -> bool:
+        """True if a side has an elasticity."""
+        return not (math.isnan(self.below) and math.isnan(self.above))
+
+    @property
     def size(self) -> float:
         """The larger of both sides, without its sign."""
         return max(abs(side) for side in (self.below, self.above, 0.0) if not math.isnan(side))
 
     @property
     def mean(self) -> float:
-        """Mean of the sides that are known."""
-        sides = [side for side in (self.below, self.above) if not math.isnan(side)]
-        return sum(sides) / max(1, len(sides))
+        """Mean of the sides that have one; NaN where none has."""
+        return float(np.nanmean([self.below, self.above])) if self.known else math.nan
 
     @property
     def kink(self) -> bool:
@@ -123,9 +127,9 @@ def _is_legal(run_points: Points, side: Side) -> bool:
 
 
 def strongest(rows: Sequence[Elasticity]) -> list[tuple[str, list[Elasticity]]]:
-    """Elasticities by number, those that matter most in some scenario first, as many as are shown."""
+    """Elasticities that are known by number, those that matter most in some scenario first, as many as are shown."""
     by_path: dict[str, list[Elasticity]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.known):
         by_path.setdefault(row.path, []).append(row)
     return sorted(by_path.items(), key=lambda item: -max(row.size for row in item[1]))[:_SHOWN]
 

@@ -74,6 +74,10 @@ class Points:
         """Select the points whose designs have a number at a path, as places."""
         return np.flatnonzero([get_path(design, path) is not None for design in self.designs])
 
+    def first_holder(self, path: str) -> int:
+        """Place of the first of them. Raises StopIteration where there is none."""
+        return next(row for row, design in enumerate(self.designs) if get_path(design, path) is not None)
+
     def nominal(self, path: str) -> Floats:
         """Collect the value that the designs of each scenario have at the path of a constant, [scenarios].
 
@@ -175,7 +179,7 @@ def constants(run_points: Points, declared: Mapping[str, float]) -> list[Constan
 
 
 def _is_whole(run_points: Points, path: str) -> bool:
-    return isinstance(get_path(run_points.designs[run_points.holders(path)[0]], path), int)
+    return isinstance(get_path(run_points.designs[run_points.first_holder(path)], path), int)
 
 
 def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
@@ -212,7 +216,7 @@ def _check_legal(check: Problems, run_points: Points, constant: Constant, factor
 
 def _refusal(run_points: Points, constant: Constant, factor: float) -> Sequence[Problem]:
     """Problems that the model finds with a constant times a factor."""
-    row = int(run_points.holders(constant.path)[0])
+    row = run_points.first_holder(constant.path)
     tree = copy.deepcopy(run_points.tree(row))
     nominal = float(get_path(run_points.designs[row], constant.path))
     set_path(tree, constant.path, constant.values(nominal, np.array([factor]))[0].item())

@@ -145,6 +145,7 @@ def examine(request: Asked, present: Present, typed: str) -> Found:
     run_points = points(request.run, planned, request.choose, max(1, _MOST_EVALUATED // request.samples))
     declared = uncertain_constants(typed, planned.settings.study.uncertainty)
     absent = [path for path in declared if not typed and not run_points.holders(path).size]
+    absent = absent if len(absent) < len(declared) else []  # all of them are refused, with the way out
     changing = constants(run_points, {path: half for path, half in declared.items() if path not in absent})
     size = len(run_points.designs)
     with bar(f"{request.run.name}: robustness", size * (1 + request.samples + STEPS * len(changing))) as advance:

@@ -204,14 +204,14 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -
 def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     """Plot what 1 % of each number does to the makespan of each scenario's winner: a dot, or both sides of a kink.
 
-    rows: `number`, `scenario`, `below`, `above` (NaN: the makespan jumps there), `kink`.
+    rows: `number`, `scenario`, `below`, `above` (NaN in one of them: none on that side), `kink`.
     """
     numbers = list(dict.fromkeys(row["number"] for row in rows))
     largest = max(rows, key=lambda row: np.nanmax([abs(row["below"]), abs(row["above"]), 0.0]))
     change = np.nanmean([largest["below"], largest["above"]])
     title = f"{numbers[0].partition('.')[2]} matters most: 1 % more changes the makespan of "
     title += f"{label(str(largest['scenario']))} by {change:+.2f} %"
-    note = "elasticity of each scenario's winner: exact derivatives below and above each number of the machine"
+    note = "elasticity of each scenario's winner: one-sided derivatives by each number of the machine"
     drawn = sheet(1, Frame(title, note), height=row_inches(1.3) * max(len(numbers), 3))
     (panel,) = drawn.panels
     panel.axvline(0, color=INK, lw=0.6)

@@ -176,7 +176,7 @@ class Seen:
         fresh = ~self.has(ordered)
         fresh[1:] &= (ordered[1:] != ordered[:-1]).any(axis=1)
         self._runs.append(ordered[fresh])
-        while len(self._runs) > 1 and 2 * len(self._runs[-1]) >= len(self._runs[-2]) <= _LONGEST:
+        while len(self._runs) > 1 and len(self._runs[-2]) <= min(_LONGEST, 2 * len(self._runs[-1])):
             both = np.concatenate([self._runs.pop(-2), self._runs.pop()])
             self._runs.append(both[np.argsort(both[:, 0], kind="stable")])
         marked = np.zeros(len(hashes), bool)

@@ -61,7 +61,8 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     flow = np.empty(classes)  # count * bound
     size = np.empty(classes, np.uint32)  # heap of virtual finish times, one segment per class
     heap_key, heap_task = np.empty(tasks), np.empty(tasks, np.uint32)
-    leaves = 1  # tournament of the next ends of classes: the earliest is at the root, class g at leaf `leaves + g`
+    leaves = 1  # tournament of the next ends of classes: the earliest is at the root, class g at leaf `leaves + g`,
+    # each with the task that ends
     while leaves < classes:
         leaves *= 2
     soonest, champion, stack = np.empty(2 * leaves), np.empty(2 * leaves, np.uint32), np.empty(128, np.uint32)
