@@ -34,7 +34,7 @@ from simulators.engines import simgrid
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
-from simulators.engines.fluid import Prepared, many_classes
+from simulators.engines.fluid import Prepared, few_classes, many_classes
 from simulators.hardware.parts import Contention
 from simulators.overlap.batch import grids
 from simulators.steps.backend import StepBackend, metrics_of
@@ -109,41 +109,49 @@ def against_hand_loop(designs: int = 400) -> float:
     return fluid / hand
 
 
-def in_lockstep(designs: int = 65536) -> dict[str, float]:
-    """A sweep of 64 steps: one design after the other over lockstep, and the share that lockstep leaves out.
+def in_lockstep() -> dict[str, float]:
+    """Sweeps of 64 steps: one design after the other over lockstep, and the share that lockstep leaves out.
 
     remembered_speedup: the kernel that solves what a change can reach, over the one that remembers rates.
     """
-    graph = _sweep_graph("fluid", num_chunks=64, designs=designs)
-    prepared, table = Prepared.of(graph), graph.table()
-    scratch = np.empty((2, 1, graph.num_tasks))
-    few = table[: len(table) // 8]
-    rows = np.empty((3 + 2 * len(prepared.kinds), len(few)))
-    alone, many, together = seconds(
-        lambda: prepared.run(graph.table(), scratch[0], scratch[1]),
-        lambda: many_classes.run(*prepared.structure, few, scratch[0], scratch[1], rows),
-        lambda: prepared.totals(graph.columns().T),
+    ratios = {f"lockstep_speedup_{designs}": _lockstep(designs)[0] for designs in (256, 1296, 4096)}
+    ratio, left_out = _lockstep(65536)
+    graph = _sweep_graph("fluid", num_chunks=64, designs=4096)
+    prepared, table, scratch = Prepared.of(graph), graph.table(), np.empty((2, 1, graph.num_tasks))
+    rows = np.empty((3 + 2 * len(prepared.kinds), len(table)))
+    few, many = seconds(
+        lambda: prepared.run(table, scratch[0], scratch[1]),
+        lambda: many_classes.run(*prepared.structure, table, scratch[0], scratch[1], rows),
         repeats=5,
     )
+    return {"lockstep_speedup": ratio, **ratios, "lockstep_left_out": left_out, "remembered_speedup": many / few}
+
+
+def _lockstep(designs: int) -> tuple[float, float]:
+    graph = _sweep_graph("fluid", num_chunks=64, designs=designs)
+    prepared, table, scratch = Prepared.of(graph), graph.table(), np.empty((2, 1, graph.num_tasks))
     _, left, _ = prepared.together(table)
     assert prepared.totals(table).makespan_s.tobytes() == prepared.run(table, scratch[0], scratch[1])[0].tobytes()
-    return {
-        "lockstep_speedup": alone / together,
-        "lockstep_left_out": float(left.mean()),
-        "remembered_speedup": many / len(few) / (alone / len(table)),
-    }
+    alone, together = seconds(
+        lambda: prepared.run(graph.table(), scratch[0], scratch[1]),
+        lambda: prepared.totals(graph.columns().T),
+        repeats=max(5, 30_000 // designs),
+    )
+    return alone / together, float(left.mean())
 
 
 def along_an_axis() -> float:
-    """Values of an axis of 240 numbers of CUs over the runs that they take: groups in lockstep, and designs alone."""
+    """Values of an axis of 240 numbers of CUs over the runs that they take: steps of groups, and designs alone."""
     base = space_of("fluid", num_chunks=64, designs=1, rows=16384)
     space = Space(base.base, (Knob("system.gpu.num_cus", tuple(range(64, 304))),), {}, base.backend)
     graph = _graph_of(space)
     prepared, table = Prepared.of(graph), graph.table()
-    _, left, groups = prepared.together(table)
+    _, left, steps = prepared.together(table)
+    _, _, steps_of_one = prepared.together(np.repeat(table[:1], len(table), axis=0))
     scratch = np.empty((2, 1, graph.num_tasks))
     assert prepared.totals(table).makespan_s.tobytes() == prepared.run(table, scratch[0], scratch[1])[0].tobytes()
-    return len(table) / (groups + int(left.sum()))
+    blocks = -(-len(table) // few_classes.WIDTH)
+    return len(table) / (steps * blocks / steps_of_one + int(left.sum()))
 
 
 def by_reuse() -> float:

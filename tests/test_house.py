@@ -10,6 +10,7 @@ TREES = {name: tree for package in house.PACKAGES for name, tree in house.module
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
     "simulators.costs.pim_bursts._run",
     "simulators.engines.fluid.few_classes._solve",
+    "simulators.engines.fluid.few_classes._solve_together",
     "simulators.engines.fluid.few_classes.run",
     "simulators.engines.fluid.few_classes.run_together",
     "simulators.engines.fluid.many_classes.run",

@@ -98,7 +98,7 @@ class Prepared:
         )
 
     def together(self, table: Floats) -> tuple[Floats, Flags, int]:
-        """Rows as of `run`, of designs in lockstep, marks [B] of those left to be run one by one, and number of groups.
+        """Rows as of `run`, of designs in lockstep, marks [B] of those left to be run one by one, and steps of groups.
 
         All are left where there are few designs, few or very many tasks, many classes or pools of slots, or where work
         or a delay is 0 in some designs only. Raises RuntimeError if tasks wait for ever.
@@ -113,10 +113,10 @@ class Prepared:
             return rows, left, 0
         found, crowded = np.empty_like(rows), np.zeros(len(table), np.bool_)
         columns = np.take(columns, order, axis=1)
-        groups = few_classes.run_together(*self.structure, columns.reshape(-1), found.reshape(-1), crowded)
-        _check(starved=groups < 0)
+        steps = few_classes.run_together(*self.structure, columns.reshape(-1), found.reshape(-1), crowded)
+        _check(starved=steps < 0)
         rows[:, order], left[order] = found, crowded
-        return rows, left, groups
+        return rows, left, steps
 
     @property
     def _classes(self) -> int:
@@ -127,13 +127,13 @@ class Prepared:
 
         The share of the first class in the time that all tasks take at their caps decides what overtakes what.
         """
-        used, counts = np.unique(self.structure[_TASKS][:, 1:4], axis=0, return_counts=True)
-        seconds: dict[bool, Floats] = dict.fromkeys((False, True), np.zeros(columns.shape[1]))
-        for (of, work, delay), count in zip(used.tolist(), counts.tolist(), strict=True):
-            taken = count * (columns[delay] + columns[work] / columns[self.structure[_CAP][of]])
-            seconds[of == used[0, 0]] = seconds[of == used[0, 0]] + taken
-        share = np.divide(seconds[True], sum(seconds.values()), out=np.zeros(columns.shape[1]), where=seconds[True] > 0)
-        positive = columns[np.unique(used[:, 1:])] > 0
+        shape = (self._classes, len(columns), len(columns))
+        used, counts = np.unique(np.ravel_multi_index(self.structure[_TASKS][:, 1:4].T, shape), return_counts=True)
+        of, work, delay = np.unravel_index(used, shape)
+        taken = counts[:, None] * (columns[delay] + columns[work] / columns[self.structure[_CAP][of]])
+        total, first = taken.sum(axis=0), taken[of == of[0]].sum(axis=0)
+        share = np.divide(first, total, out=np.zeros_like(total), where=first > 0)
+        positive = columns[np.unique([work, delay])] > 0
         return np.argsort(share, kind="stable"), bool((positive == positive[:, :1]).all())
 
     def run(self, table: Floats, issued: Floats, finished: Floats) -> Floats:

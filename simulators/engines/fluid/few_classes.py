@@ -7,8 +7,8 @@ bits; the rates that belong to it are solved when it is met for the first time i
 up later: a pipeline of any number of steps meets a handful. A design with more than 32 tasks of a class at once, or
 that meets new counts again and again, is left to `many_classes`; all else is done as there.
 
-`run` simulates one design after the other, `run_together` many in lockstep, with the same bits: designs to which the
-same happens in the same order share each decision, and their numbers stand side by side in the lanes of the machine.
+`run` simulates one design after the other, `run_together` many in lockstep, with the same bits: designs in which the
+same tasks have ended share each decision, and their numbers stand side by side in the lanes of the machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Flags = NDArray[np.bool_]
 
 MOST_CLASSES = 6
 _MOST_ACTIVE = np.uint32(32)  # tasks of one class at once
-_WIDTH = 256  # designs that may be a group: their numbers stay in the cache
-_FEW = np.uint64(5)  # designs that take as long one by one, from the start
+WIDTH = 128  # designs that are taken together: their numbers stay in the nearest cache
+_FEW = np.uint64(10)  # designs that take as long one by one as a group of them
 
 
 @inline_never
@@ -484,6 +484,140 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     return 0
 
 
+@inline_never
+def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
+    numbers: Floats,
+    width: np.uint64,
+    column_row: np.uint64,
+    rate_row: np.uint64,
+    pace_row: np.uint64,
+    start: np.uint64,
+    stop: np.uint64,
+    short: Indices,
+    loads: Floats,
+    size: Indices,
+    cap_at: Indices,
+    weight_at: Indices,
+    use_at: Indices,
+    capacity_at: Indices,
+    factor_at: Indices,
+    cap: Floats,
+    weight: Floats,
+    use: Floats,
+    capacity: Floats,
+    factor: Floats,
+    use_ptr: Indices,
+    use_res: Indices,
+    use_class: Indices,
+    priority: Indices,
+    group_of: Indices,
+    slowed: Indices,
+    active: Flags,
+    load: Floats,
+    left: Floats,
+    demand: Floats,
+    over: Flags,
+    bound: Floats,
+    rising: Flags,
+    fresh: Floats,
+) -> None:
+    """Rates of the classes in lanes from `start` to `stop`, and what is 1 over them: the numbers of `_solve`.
+
+    Where no resource is short, each class gets its bound, in vector lanes; the other lanes are solved one by one.
+    """
+    none, one, zero, inf = np.uint32(0xFFFFFFFF), np.uint64(1), np.uint64(0), np.inf
+    classes, resources = np.uint64(priority.size), np.uint64(capacity.size)
+    uses, laws = np.uint64(use_res.size), np.uint64(factor.size)
+    for law in range(np.uint64(2) * laws):
+        active[law] = False
+    for g in range(classes):
+        if laws > zero and size[g] > np.uint32(0) and group_of[g] != none:
+            active[group_of[g]] = True
+    for i in range(resources * width):
+        loads[i] = 0.0
+    for g in range(classes):
+        rate, of_cap = rate_row + g * width, column_row + np.uint64(cap_at[g]) * width
+        if size[g] == np.uint32(0):
+            for i in range(start, stop):
+                numbers[rate + i] = 0.0
+            continue
+        for i in range(start, stop):
+            numbers[rate + i] = numbers[of_cap + i]
+        for law in range(laws):
+            if slowed[law, 0] == group_of[g] and active[slowed[law, 1]]:
+                of_factor = column_row + np.uint64(factor_at[law]) * width
+                for i in range(start, stop):
+                    numbers[rate + i] *= numbers[of_factor + i]
+        count = np.float64(size[g])
+        for v in range(use_ptr[g], use_ptr[g + one]):
+            of_use = column_row + np.uint64(use_at[v]) * width
+            of_capacity = column_row + np.uint64(capacity_at[use_res[v]]) * width
+            for i in range(start, stop):
+                limit, least = numbers[of_capacity + i] / (count * numbers[of_use + i]), numbers[rate + i]
+                numbers[rate + i] = limit if limit < least else least
+        for v in range(use_ptr[g], use_ptr[g + one]):
+            of_use, of_load = column_row + np.uint64(use_at[v]) * width, np.uint64(use_res[v]) * width
+            for i in range(start, stop):
+                loads[of_load + i] += count * numbers[rate + i] * numbers[of_use + i]
+    for i in range(start, stop):
+        short[i] = zero
+    for res in range(resources):
+        of_load, of_capacity = res * width, column_row + np.uint64(capacity_at[res]) * width
+        for i in range(start, stop):
+            short[i] |= np.uint64(loads[of_load + i] > numbers[of_capacity + i] * (1.0 - 1e-11))
+    for i in range(start, stop):
+        if short[i] == zero:
+            continue
+        for res in range(resources):
+            capacity[res] = numbers[column_row + np.uint64(capacity_at[res]) * width + i]
+        for v in range(uses):
+            use[v] = numbers[column_row + np.uint64(use_at[v]) * width + i]
+        for law in range(laws):
+            factor[law] = numbers[column_row + np.uint64(factor_at[law]) * width + i]
+        for g in range(classes):
+            weight[g] = numbers[column_row + np.uint64(weight_at[g]) * width + i]
+            cap[g] = numbers[column_row + np.uint64(cap_at[g]) * width + i]
+        _solve(
+            size, cap, weight, use, capacity, factor, use_ptr, use_res, use_class, priority, group_of, slowed, active,
+            load, left, demand, over, bound, rising, fresh,
+        )  # fmt: skip
+        for g in range(classes):
+            numbers[rate_row + g * width + i] = fresh[g]
+    for g in range(classes):
+        rate, pace = rate_row + g * width, pace_row + g * width
+        for i in range(start, stop):
+            inverse = 1.0 / numbers[rate + i]
+            numbers[pace + i] = inverse if numbers[rate + i] > 0.0 else inf
+
+
+@inline_never
+def _reorder(  # noqa: PLR0913, PLR0917
+    numbers: Floats,
+    of_design: Indices,
+    moved: Indices,
+    num_moved: np.uint64,
+    order: Indices,
+    width: np.uint64,
+    start: np.uint64,
+    stop: np.uint64,
+    spare: Floats,
+    spare_index: Indices,
+) -> None:
+    """Take the lanes from `start` to `stop` in another order, in the rows that are `moved`."""
+    for line in range(num_moved):
+        row = moved[line]
+        for i in range(start, stop):
+            spare[i] = numbers[row + order[i]]
+        for i in range(start, stop):
+            numbers[row + i] = spare[i]
+    for line in range(np.uint64(3)):
+        row = line * width
+        for i in range(start, stop):
+            spare_index[i] = of_design[row + order[i]]
+        for i in range(start, stop):
+            of_design[row + i] = spare_index[i]
+
+
 @compile_lazily
 def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     succ_ptr: Indices,
@@ -511,433 +645,531 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     """The designs of a group take the same steps at once, each step a loop over all of them in vector lanes.
 
     columns: the table, flat, column after column; work and delays are 0 in all designs or in none. totals: flat. Where
-    other tasks end in some designs than in the first of the group, these wait until the others are done. What is few
-    alone, or keeps too many tasks at once, is marked as `crowded`. Returns the number of groups that ran to their ends,
+    other tasks end in some designs than in the first of the group, these become a group of their own. The group that
+    is least far takes the next step, so that groups meet again where the same tasks have ended, and become one. What
+    goes alone for long, or keeps too many tasks at once, is marked as `crowded`. Returns the number of steps of groups,
     or -1 where tasks wait for ever. Indices are unsigned and arrays flat, for the lanes.
     """
     none, unit, one, zero, inf = np.uint32(0xFFFFFFFF), np.uint32(1), np.uint64(1), np.uint64(0), np.inf
     tasks, classes, resources = np.uint64(num_pred.size), np.uint64(priority.size), np.uint64(capacity_at.size)
     uses, laws, designs = np.uint64(use_res.size), np.uint64(factor_at.size), np.uint64(crowded.size)
     kinds = (np.uint64(totals.size) // designs - np.uint64(3)) // np.uint64(2)
-    width, places, most_counts, most_waiting = np.uint64(_WIDTH), np.uint64(48), np.uint64(32), np.uint64(256)
-    # rows of a number of each design of a group: now, level, peak, CU-seconds, of each kind, class and place
+    most, places, most_counts = min(np.uint64(WIDTH), designs), np.uint64(48), np.uint64(32)
+    width = most + np.uint64(8)
+    num_columns, solved_rows = np.uint64(columns.size) // designs, most_counts * classes
+    # rows of a number of each lane: now, level, peak, CU-seconds, of each kind, class, place, column and rate that was
+    # solved; a row is no power of two, or the cache would hold few of them
     level_row, peak_row, cu_row, busy_row = width, np.uint64(2) * width, np.uint64(3) * width, np.uint64(4) * width
     spent_row = busy_row + kinds * width
     begun_row = spent_row + kinds * width
     virtual_row = begun_row + kinds * width
     updated_row = virtual_row + classes * width
-    rate_row = updated_row + classes * width
-    pace_row = rate_row + classes * width
-    key_row = pace_row + classes * width
+    column_row = updated_row + classes * width
+    rate_row = column_row + num_columns * width
+    pace_row = rate_row + solved_rows * width
+    key_row = pace_row + solved_rows * width
     issued_row = key_row + places * width
-    numbers = np.zeros(issued_row + places * width)
-    name, code, order = np.empty(width, np.uint64), np.empty(width, np.uint64), np.empty(width, np.uint64)
-    ends, amount, spare = np.empty(places * width), np.empty(width), np.empty(width)
-    spare_name, spare_code = np.empty(width, np.uint64), np.empty(width, np.uint64)
-    solved_rate = np.empty(most_counts * classes * width)
-    known = np.empty(most_counts, np.uint64)
-    # what the designs of a group share, and of the groups that wait
-    pending, staged = np.empty(tasks, np.uint32), np.empty(tasks, np.uint32)
-    size, running = np.zeros(classes, np.uint32), np.zeros(kinds, np.int64)
-    run_task, run_place, is_later = np.empty(places, np.uint32), np.empty(places, np.uint64), np.empty(places, np.bool_)
-    free = np.empty(places, np.uint64)
-    kept_pending, kept_staged = np.empty((most_waiting, tasks), np.uint32), np.empty((most_waiting, tasks), np.uint32)
-    kept_size, kept_running = np.empty((most_waiting, classes), np.uint32), np.empty((most_waiting, kinds), np.int64)
-    kept_task, kept_place = np.empty((most_waiting, places), np.uint32), np.empty((most_waiting, places), np.uint64)
-    kept_later, kept_free = np.empty((most_waiting, places), np.bool_), np.empty((most_waiting, places), np.uint64)
-    kept = np.empty((most_waiting, 8), np.uint64)
+    numbers = np.empty(issued_row + places * width)
+    rows = column_row // width
+    varies, moved = np.zeros(num_columns, np.bool_), np.empty(numbers.size // width, np.uint64)
+    # rows of the design in each lane, of what ends there next, and of the counts of which its rates are solved
+    code, solved_in, of_design = width, np.uint64(2) * width, np.empty(np.uint64(3) * width, np.uint64)
+    order, ends, spare = np.empty(width, np.uint64), np.empty(places * width), np.empty(width)
+    spare_index = np.empty(width, np.uint64)
+    known, short, loads = np.zeros(most_counts, np.uint64), np.empty(width, np.uint64), np.empty(resources * width)
+    # what the designs of a group share; running tasks in order of their indices
+    pending, staged = np.empty((most, tasks), np.uint32), np.empty((most, tasks), np.uint32)
+    stager = np.empty((most, tasks), np.uint32)  # tasks whose bytes a consumer frees, in the order of their issue
+    size, running = np.empty((most, classes), np.uint32), np.empty((most, kinds), np.int64)
+    run_task, run_place = np.empty((most, places), np.uint32), np.empty((most, places), np.uint64)
+    is_later, free = np.empty((most, places), np.bool_), np.empty((most, places), np.uint64)
+    first, last = np.empty(most, np.uint64), np.empty(most, np.uint64)
+    num_running, num_frees = np.empty(most, np.uint64), np.empty(most, np.uint64)
+    counts, completed, progress = np.empty(most, np.uint64), np.empty(most, np.uint64), np.empty(most, np.uint64)
+    mark, alone, entry_of = np.empty(most, np.uint64), np.empty(most, np.uint64), np.empty(most, np.uint64)
+    live, unused, is_solved = np.empty(most, np.uint64), np.empty(most, np.uint64), np.empty(most, np.uint64)
     done, done_place = np.empty(tasks, np.uint32), np.empty(tasks, np.uint64)
-    ready, is_shifted = np.empty(tasks + one, np.uint32), np.empty(classes, np.bool_)
+    ready, is_now = np.empty(tasks + one, np.uint32), np.zeros(classes, np.bool_)
     digit = np.empty(classes, np.uint64)
     for g in range(classes):
         digit[g] = one << (np.uint64(8) * g)
-    # stages of each consumer: the tasks whose bytes it frees, in the order in which they are issued
-    stage_ptr, stager = np.zeros(tasks + one, np.uint32), np.empty(tasks, np.uint32)
+    stage_ptr = np.zeros(tasks + one, np.uint32)
+    token = np.empty(np.uint64(2) * tasks, np.uint64)  # what a task that works, or ended, adds to the mark of a group
+    for t in range(np.uint64(2) * tasks):
+        bits = (t + one) * np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        token[t] = bits ^ (bits >> np.uint64(31))
     for t in range(tasks):
         if info[t, 6] != none and info[t, 7] != none:
             stage_ptr[np.uint64(info[t, 7]) + one] += unit
     for t in range(tasks):
         stage_ptr[t + one] += stage_ptr[t]
-    kept_stager = np.empty((most_waiting, tasks), np.uint32)
     cap, weight, use, capacity = np.empty(classes), np.empty(classes), np.empty(uses), np.empty(resources)
     bound, fresh, rising = np.empty(classes), np.empty(classes), np.empty(classes, np.bool_)
     load, left, demand = np.empty(resources), np.empty(resources), np.empty(resources)
     factor, over = np.empty(laws), np.empty(resources, np.bool_)
     active = np.zeros(np.uint64(2) * laws, np.bool_)
 
-    num_groups = 0
+    num_steps = 0
     block = zero
     while block < designs:
-        low, high = zero, min(width, designs - block)
-        for i in range(high):
-            name[i] = block + i
-        for i in range(virtual_row + np.uint64(4) * classes * width):
+        num_lanes = min(most, designs - block)
+        for i in range(num_lanes):
+            of_design[i] = block + i
+            of_design[code + i] = zero
+            of_design[solved_in + i] = one
+        for i in range(rows * width):
             numbers[i] = 0.0
+        for g in range(classes):  # of no active tasks
+            for i in range(num_lanes):
+                numbers[rate_row + g * width + i] = 0.0
+                numbers[pace_row + g * width + i] = inf
+        for column in range(num_columns):
+            row, differing = column_row + column * width, zero
+            for i in range(num_lanes):
+                numbers[row + i] = columns[column * designs + block + i]
+            for i in range(num_lanes):
+                differing += np.uint64(numbers[row + i] != numbers[row])
+            varies[column] = differing > zero
+        at, num_counts, most_places = zero, one, zero
         for t in range(tasks):
-            pending[t] = num_pred[t]
-            staged[t] = 0
-        size[:] = 0
-        running[:] = 0
-        is_shifted[:] = False
-        for place in range(places):
-            free[place] = place
-        num_free, num_running, num_counts, num_waiting = places, zero, zero, 0
-        counts = solved = known_mask = completed = zero
-        num_done = num_ready = zero
+            pending[at, t] = num_pred[t]
+            staged[at, t] = 0
+        size[at, :] = 0
+        running[at, :] = 0
+        for k in range(places):
+            free[at, k] = places - k - one
+        first[at], last[at], num_running[at], num_frees[at] = zero, num_lanes, zero, places
+        counts[at] = completed[at] = progress[at] = mark[at] = alone[at] = entry_of[at] = zero
+        live[0], num_live, is_solved[at] = at, one, one
+        for k in range(most):
+            unused[k] = most - k - one
+        num_unused = most - one
+        num_ready = num_done = num_alike = zero
+        begun_at = num_steps
         for t in range(tasks):
             if num_pred[t] == np.uint32(0):
                 ready[num_ready] = t
                 num_ready += one
-        resumed = False
-        while True:
-            is_over = False
-            if not resumed:
-                # ---- rounds of one instant: completions and newly ready tasks
-                while True:
-                    for k in range(num_done):
-                        task, place = np.uint64(done[k]), done_place[k]
-                        kind, members = np.uint64(info[task, 4]), np.float64(info[task, 8])
-                        running[kind] -= 1
-                        if place < places:
-                            at, busy, begun = (
-                                issued_row + place * width,
-                                busy_row + kind * width,
-                                begun_row + kind * width,
-                            )
-                            spent = spent_row + kind * width
-                            if running[kind] == 0:
-                                for i in range(low, high):
-                                    numbers[busy + i] += numbers[i] - numbers[begun + i]
-                            for i in range(low, high):
-                                numbers[spent + i] += members * (numbers[i] - numbers[at + i])
-                            if info[task, 5] != none:
-                                column = np.uint64(info[task, 5])
-                                for i in range(low, high):
-                                    amount[i] = columns[column * designs + name[i]]
-                                for i in range(low, high):
-                                    numbers[cu_row + i] += amount[i] * (numbers[i] - numbers[at + i])
-                            free[num_free] = place
-                            num_free += one
-                        if staged[task] > np.uint32(0):
-                            for i in range(low, high):
-                                amount[i] = 0.0
-                            for j in range(staged[task]):
-                                column = np.uint64(info[stager[stage_ptr[task] + np.uint32(j)], 6])
-                                for i in range(low, high):
-                                    amount[i] += columns[column * designs + name[i]]
-                            for i in range(low, high):
-                                numbers[level_row + i] -= amount[i]
-                        for j in range(succ_ptr[task], succ_ptr[task + one]):
-                            follower = succ[j]
-                            pending[follower] -= unit
-                            ready[num_ready] = follower
-                            num_ready += np.uint64(pending[follower] == np.uint32(0))
-                    completed += num_done
-                    num_done = zero
-                    for k in range(num_ready):
-                        task = np.uint64(ready[k])
-                        kind = np.uint64(info[task, 4])
-                        begun = begun_row + kind * width
-                        if running[kind] == 0:
-                            for i in range(low, high):
-                                numbers[begun + i] = numbers[i]
-                        running[kind] += 1
-                        if info[task, 6] != none:
-                            column = np.uint64(info[task, 6])
-                            for i in range(low, high):
-                                numbers[level_row + i] += columns[column * designs + name[i]]
-                            consumer = info[task, 7]
-                            if consumer != none:
-                                stager[stage_ptr[consumer] + staged[consumer]] = task
-                                staged[consumer] += unit
-                        delay_at, work_at = np.uint64(info[task, 3]) * designs, np.uint64(info[task, 2]) * designs
-                        is_waiting, works = columns[delay_at + name[low]] > 0.0, columns[work_at + name[low]] > 0.0
-                        if not is_waiting and not works:
-                            done[num_done] = task
-                            done_place[num_done] = places
-                            num_done += one
-                            continue
-                        if num_free == zero:
-                            is_over = True  # too many tasks at once
-                            break
-                        num_free -= one
-                        place, g = free[num_free], np.uint64(info[task, 1])
-                        key, at = key_row + place * width, issued_row + place * width
-                        run_task[num_running], run_place[num_running] = task, place
-                        is_later[num_running] = is_waiting
-                        num_running += one
-                        for i in range(low, high):
-                            numbers[at + i] = numbers[i]
-                        if is_waiting:
-                            for i in range(low, high):
-                                amount[i] = columns[delay_at + name[i]]
-                            for i in range(low, high):
-                                numbers[key + i] = numbers[i] + amount[i]
-                            continue
-                        virtual, updated, rate = virtual_row + g * width, updated_row + g * width, rate_row + g * width
-                        for i in range(low, high):
-                            amount[i] = columns[work_at + name[i]]
-                        if size[g] == np.uint32(0):
-                            for i in range(low, high):
-                                numbers[virtual + i] = 0.0
-                                numbers[key + i] = amount[i]
-                                numbers[updated + i] = numbers[i]
-                        else:
-                            for i in range(low, high):
-                                passed = numbers[i] - numbers[updated + i]
-                                numbers[virtual + i] += numbers[rate + i] * passed
-                                numbers[key + i] = numbers[virtual + i] + amount[i]
-                                numbers[updated + i] = numbers[i]
-                        size[g] += unit
-                        counts += digit[g]
-                        is_over = is_over or size[g] > _MOST_ACTIVE
-                    num_ready = zero
-                    if num_done == zero or is_over:
-                        break
-                for i in range(low, high):
-                    most, now = numbers[peak_row + i], numbers[level_row + i]
-                    numbers[peak_row + i] = now if now > most else most
-
-                # ---- the rates of these counts
-                if counts != solved and not is_over:
-                    solved = counts
-                    entry = zero
-                    while entry < num_counts and known[entry] != counts:
-                        entry += one
-                    if entry == num_counts:
-                        is_over = num_counts == most_counts
-                        if not is_over:
-                            known[entry] = counts
-                            num_counts += one
-                    mark = one << entry
-                    if not is_over and known_mask & mark == zero:
-                        known_mask |= mark
-                        for i in range(low, high):
-                            design = name[i]
-                            for res in range(resources):
-                                capacity[res] = columns[np.uint64(capacity_at[res]) * designs + design]
-                            for v in range(uses):
-                                use[v] = columns[np.uint64(use_at[v]) * designs + design]
-                            for law in range(laws):
-                                factor[law] = columns[np.uint64(factor_at[law]) * designs + design]
-                            for g in range(classes):
-                                weight[g] = columns[np.uint64(weight_at[g]) * designs + design]
-                                cap[g] = columns[np.uint64(cap_at[g]) * designs + design]
-                            _solve(
-                                size, cap, weight, use, capacity, factor, use_ptr, use_res, use_class, priority,
-                                group_of, slowed, active, load, left, demand, over, bound, rising, fresh,
-                            )  # fmt: skip
-                            for g in range(classes):
-                                solved_rate[(entry * classes + g) * width + design - block] = fresh[g]
-                    if not is_over:
-                        for g in range(classes):
-                            if size[g] > np.uint32(0):
-                                virtual, updated = virtual_row + g * width, updated_row + g * width
-                                rate, pace = rate_row + g * width, pace_row + g * width
-                                at = (entry * classes + g) * width - block
-                                for i in range(low, high):
-                                    amount[i] = solved_rate[at + name[i]]
-                                for i in range(low, high):
-                                    changes = amount[i] != numbers[rate + i]
-                                    passed = numbers[i] - numbers[updated + i]
-                                    gone = numbers[virtual + i] + numbers[rate + i] * passed
-                                    numbers[virtual + i] = gone if changes else numbers[virtual + i]
-                                    numbers[updated + i] = numbers[i] if changes else numbers[updated + i]
-                                for i in range(low, high):
-                                    numbers[rate + i] = amount[i]
-                                    numbers[pace + i] = 1.0 / amount[i] if amount[i] > 0.0 else inf
-
-                # ---- the next instant, and what ends in it
-                if num_running == zero or is_over:
-                    if not is_over and completed != tasks:
-                        return -1
-                    for i in range(low, high):
-                        crowded[name[i]] = is_over
-                    if not is_over:
-                        num_groups += 1
-                        for i in range(low, high):
-                            totals[name[i]] = numbers[i]
-                            totals[designs + name[i]] = numbers[peak_row + i]
-                            totals[np.uint64(2) * designs + name[i]] = numbers[cu_row + i]
-                        for kind in range(kinds):
-                            busy, spent = busy_row + kind * width, spent_row + kind * width
-                            of_busy = (np.uint64(3) + kind) * designs
-                            of_spent = of_busy + kinds * designs
-                            for i in range(low, high):
-                                totals[of_busy + name[i]] = numbers[busy + i]
-                                totals[of_spent + name[i]] = numbers[spent + i]
-                    low = high
-                else:
-                    for i in range(low, high):
-                        spare[i] = inf
-                        code[i] = zero
-                    for k in range(num_running):
-                        at, key = k * width, key_row + run_place[k] * width
-                        if is_later[k]:
-                            for i in range(low, high):
-                                ends[at + i] = numbers[key + i]
-                        else:
-                            g = np.uint64(info[run_task[k], 1])
-                            virtual, updated = virtual_row + g * width, updated_row + g * width
-                            rate, pace = rate_row + g * width, pace_row + g * width
-                            for i in range(low, high):
-                                ended = (
-                                    numbers[updated + i] + (numbers[key + i] - numbers[virtual + i]) * numbers[pace + i]
-                                )
-                                ends[at + i] = ended if numbers[rate + i] > 0.0 else inf
-                        for i in range(low, high):
-                            ended, first = ends[at + i], spare[i]
-                            spare[i] = ended if ended < first else first
-                    latest = 0.0
-                    for i in range(low, high):
-                        latest = max(latest, spare[i])
-                        numbers[i] = spare[i]
-                        spare[i] += 1e-12 * spare[i]
-                    if latest == inf:
-                        return -1
-                    for k in range(num_running):
-                        at, mark = k * width, one << k
-                        for i in range(low, high):
-                            code[i] |= mark if ends[at + i] <= spare[i] else zero
-            resumed = False
+        while num_live > zero:
+            # ---- the group that is least far
+            chosen = zero
+            for k in range(one, num_live):
+                if progress[live[k]] < progress[live[chosen]]:
+                    chosen = k
+            at = live[chosen]
+            low, high = first[at], last[at]
+            num_steps += 1
+            num_alike += high - low
 
             # ---- where not all designs do alike, the group parts
-            if low < high:
-                num_like = zero
-                for i in range(low, high):
-                    num_like += np.uint64(code[i] == code[low])
-                if num_like < high - low:
-                    front, back = low, low + num_like
-                    for i in range(low, high):
-                        if code[i] == code[low]:
+            differing = zero
+            for i in range(low, high):
+                differing += np.uint64(of_design[code + i] != of_design[code + low])
+            if differing > zero:
+                num_like = high - low - differing
+                start, stop = low, high
+                while of_design[code + start] == of_design[code + low]:
+                    start += one
+                while of_design[code + stop - one] != of_design[code + low]:
+                    stop -= one
+                if start < stop:  # designs that do alike are not side by side
+                    front, back = start, low + num_like
+                    for i in range(start, stop):
+                        if of_design[code + i] == of_design[code + low]:
                             order[front] = i
                             front += one
                         else:
                             order[back] = i
                             back += one
-                    for i in range(low, high):
-                        spare_name[i], spare_code[i] = name[order[i]], code[order[i]]
-                    for i in range(low, high):
-                        name[i], code[i] = spare_name[i], spare_code[i]
-                    for line in range(np.uint64(4) + np.uint64(3) * kinds + np.uint64(4) * classes):
-                        at = line * width
-                        for i in range(low, high):
-                            spare[i] = numbers[at + order[i]]
-                        for i in range(low, high):
-                            numbers[at + i] = spare[i]
-                    for k in range(num_running):
-                        for first in (key_row, issued_row):
-                            at = first + run_place[k] * width
-                            for i in range(low, high):
-                                spare[i] = numbers[at + order[i]]
-                            for i in range(low, high):
-                                numbers[at + i] = spare[i]
-                    middle = low + num_like
-                    if np.uint64(num_waiting) == most_waiting or (high - middle) * tasks < _FEW * (tasks - completed):
-                        for i in range(middle, high):
-                            crowded[name[i]] = True
-                    else:
-                        for t in range(tasks):
-                            kept_pending[num_waiting, t] = pending[t]
-                            kept_staged[num_waiting, t] = staged[t]
-                            kept_stager[num_waiting, t] = stager[t]
-                        for g in range(classes):
-                            kept_size[num_waiting, g] = size[g]
-                        for kind in range(kinds):
-                            kept_running[num_waiting, kind] = running[kind]
-                        for k in range(num_running):
-                            kept_task[num_waiting, k], kept_place[num_waiting, k] = run_task[k], run_place[k]
-                            kept_later[num_waiting, k] = is_later[k]
-                        for k in range(places):
-                            kept_free[num_waiting, k] = free[k]
-                        shared = kept[num_waiting]
-                        shared[0], shared[1], shared[2], shared[3] = middle, high, num_free, num_running
-                        shared[4], shared[5], shared[6], shared[7] = counts, solved, known_mask, completed
-                        num_waiting += 1
-                    high = middle
-                if (high - low) * tasks < _FEW * (tasks - completed):
-                    for i in range(low, high):
-                        crowded[name[i]] = True
-                    low = high
-            if low == high:
-                if num_waiting == 0:
-                    break
-                num_waiting -= 1
+                    num_moved = zero
+                    for line in range(rows):
+                        moved[num_moved] = line * width
+                        num_moved += one
+                    for column in range(num_columns):
+                        moved[num_moved] = column_row + column * width
+                        num_moved += np.uint64(varies[column])
+                    for line in range(num_counts * classes):
+                        if known[line // classes] & (np.uint64(255) * digit[line % classes]) > zero:
+                            moved[num_moved], moved[num_moved + one] = rate_row + line * width, pace_row + line * width
+                            num_moved += np.uint64(2)
+                    for k in range(num_running[at]):
+                        key, issued = key_row + run_place[at, k] * width, issued_row + run_place[at, k] * width
+                        moved[num_moved], moved[num_moved + one] = key, issued
+                        num_moved += np.uint64(2)
+                    _reorder(numbers, of_design, moved, num_moved, order, width, start, stop, spare, spare_index)
+                high = low + num_like
+                num_unused -= one
+                new = unused[num_unused]
+                live[num_live] = new
+                num_live += one
                 for t in range(tasks):
-                    pending[t] = kept_pending[num_waiting, t]
-                    staged[t] = kept_staged[num_waiting, t]
-                    stager[t] = kept_stager[num_waiting, t]
+                    pending[new, t] = pending[at, t]
+                    staged[new, t] = staged[at, t]
+                for t in range(stage_ptr[tasks]):
+                    stager[new, t] = stager[at, t]
                 for g in range(classes):
-                    size[g] = kept_size[num_waiting, g]
+                    size[new, g] = size[at, g]
                 for kind in range(kinds):
-                    running[kind] = kept_running[num_waiting, kind]
-                shared = kept[num_waiting]
-                low, high, num_free, num_running = shared[0], shared[1], shared[2], shared[3]
-                counts, solved, known_mask, completed = shared[4], shared[5], shared[6], shared[7]
-                for k in range(num_running):
-                    run_task[k], run_place[k] = kept_task[num_waiting, k], kept_place[num_waiting, k]
-                    is_later[k] = kept_later[num_waiting, k]
+                    running[new, kind] = running[at, kind]
+                for k in range(num_running[at]):
+                    run_task[new, k], run_place[new, k] = run_task[at, k], run_place[at, k]
+                    is_later[new, k] = is_later[at, k]
                 for k in range(places):
-                    free[k] = kept_free[num_waiting, k]
-                num_done = num_ready = zero
-                resumed = True
-                continue
+                    free[new, k] = free[at, k]
+                first[new], last[new], num_running[new] = high, last[at], num_running[at]
+                counts[new], completed[new], progress[new] = counts[at], completed[at], progress[at]
+                mark[new], num_frees[new], entry_of[new] = mark[at], num_frees[at], entry_of[at]
+                is_solved[new], alone[new], alone[at] = is_solved[at], zero, zero
+                last[at] = high
 
             # ---- what ends: work is done, or a delay is over and work begins
-            ended_code, still = code[low], zero
-            num_begun = zero
-            for k in range(num_running):
-                if (ended_code >> k) & one == zero:
-                    run_task[still], run_place[still], is_later[still] = run_task[k], run_place[k], is_later[k]
-                    still += one
-                elif is_later[k]:
-                    ready[num_begun], order[num_begun] = run_task[k], run_place[k]
-                    num_begun += one
-                else:
-                    done[num_done], done_place[num_done] = run_task[k], run_place[k]
+            ended_code, still, num_begun = of_design[code + low], zero, zero
+            num_active, num_free, solved = num_running[at], num_frees[at], counts[at]
+            now_counts, num_ended, state = counts[at], completed[at], mark[at]
+            for k in range(num_active):
+                task, place = np.uint64(run_task[at, k]), run_place[at, k]
+                ends_now, g = (ended_code >> k) & one == one, np.uint64(info[task, 1])
+                if ends_now and not is_later[at, k]:
+                    now_counts -= digit[g]
+                    size[at, g] -= unit
+                    is_now[g] = True
+                if ends_now and not (
+                    is_later[at, k] and numbers[column_row + np.uint64(info[task, 2]) * width + low] > 0.0
+                ):
+                    done[num_done], done_place[num_done] = task, place
                     num_done += one
-                    g = np.uint64(info[run_task[k], 1])
-                    counts -= digit[g]
-                    size[g] -= unit
-                    is_shifted[g] = True
-            num_running = still
+                    continue
+                if ends_now:
+                    order[num_begun] = still
+                    num_begun += one
+                    state ^= token[tasks + task]
+                run_task[at, still], run_place[at, still] = task, place
+                is_later[at, still] = is_later[at, k] and not ends_now
+                still += one
+            num_active = still
+            of_rate = rate_row + entry_of[at] * classes * width
             for g in range(classes):
-                if is_shifted[g]:
-                    is_shifted[g] = False
-                    virtual, updated, rate = virtual_row + g * width, updated_row + g * width, rate_row + g * width
+                if is_now[g]:
+                    virtual, updated, rate = virtual_row + g * width, updated_row + g * width, of_rate + g * width
                     for i in range(low, high):
                         numbers[virtual + i] += numbers[rate + i] * (numbers[i] - numbers[updated + i])
                         numbers[updated + i] = numbers[i]
             for k in range(num_begun):
-                task, place = np.uint64(ready[k]), order[k]
-                work_at, g = np.uint64(info[task, 2]) * designs, np.uint64(info[task, 1])
-                if not columns[work_at + name[low]] > 0.0:
-                    done[num_done], done_place[num_done] = task, place
-                    num_done += one
-                    continue
-                run_task[num_running], run_place[num_running], is_later[num_running] = task, place, False
-                num_running += one
-                key = key_row + place * width
-                virtual, updated, rate = virtual_row + g * width, updated_row + g * width, rate_row + g * width
-                for i in range(low, high):
-                    amount[i] = columns[work_at + name[i]]
-                if size[g] == np.uint32(0):
+                task, place = np.uint64(run_task[at, order[k]]), run_place[at, order[k]]
+                work, g = column_row + np.uint64(info[task, 2]) * width, np.uint64(info[task, 1])
+                key, virtual, updated = key_row + place * width, virtual_row + g * width, updated_row + g * width
+                if size[at, g] == np.uint32(0):
                     for i in range(low, high):
                         numbers[virtual + i] = 0.0
-                        numbers[key + i] = amount[i]
+                        numbers[key + i] = numbers[work + i]
                         numbers[updated + i] = numbers[i]
+                elif is_now[g]:
+                    for i in range(low, high):
+                        numbers[key + i] = numbers[virtual + i] + numbers[work + i]
                 else:
+                    rate = of_rate + g * width
                     for i in range(low, high):
                         numbers[virtual + i] += numbers[rate + i] * (numbers[i] - numbers[updated + i])
-                        numbers[key + i] = numbers[virtual + i] + amount[i]
+                        numbers[key + i] = numbers[virtual + i] + numbers[work + i]
                         numbers[updated + i] = numbers[i]
-                size[g] += unit
-                counts += digit[g]
-            for k in range(one, num_done):  # in order of their indices
-                task, place, at = done[k], done_place[k], k
-                while at > zero and done[at - one] > task:
-                    done[at], done_place[at] = done[at - one], done_place[at - one]
-                    at -= one
-                done[at], done_place[at] = task, place
-        block += width
-    return num_groups
+                is_now[g] = True
+                size[at, g] += unit
+                now_counts += digit[g]
+            progress[at] += num_begun
+
+            # ---- rounds of one instant: completions and newly ready tasks
+            is_over = rises = False
+            while True:
+                for k in range(num_done):
+                    task, place = np.uint64(done[k]), done_place[k]
+                    kind, members = np.uint64(info[task, 4]), np.float64(info[task, 8])
+                    state ^= token[task]
+                    running[at, kind] -= 1
+                    if place < places:
+                        issued, busy = issued_row + place * width, busy_row + kind * width
+                        begun, spent = begun_row + kind * width, spent_row + kind * width
+                        if running[at, kind] == 0:
+                            for i in range(low, high):
+                                numbers[busy + i] += numbers[i] - numbers[begun + i]
+                        for i in range(low, high):
+                            numbers[spent + i] += members * (numbers[i] - numbers[issued + i])
+                        if info[task, 5] != none:
+                            cus = column_row + np.uint64(info[task, 5]) * width
+                            for i in range(low, high):
+                                numbers[cu_row + i] += numbers[cus + i] * (numbers[i] - numbers[issued + i])
+                        free[at, num_free] = place
+                        num_free += one
+                    if staged[at, task] > np.uint32(0):
+                        for i in range(low, high):
+                            spare[i] = 0.0
+                        for j in range(staged[at, task]):
+                            stage = column_row + np.uint64(info[stager[at, stage_ptr[task] + np.uint32(j)], 6]) * width
+                            for i in range(low, high):
+                                spare[i] += numbers[stage + i]
+                        for i in range(low, high):
+                            numbers[level_row + i] -= spare[i]
+                        staged[at, task] = 0
+                    for j in range(succ_ptr[task], succ_ptr[task + one]):
+                        follower = succ[j]
+                        pending[at, follower] -= unit
+                        ready[num_ready] = follower
+                        num_ready += np.uint64(pending[at, follower] == np.uint32(0))
+                num_ended += num_done
+                num_done = zero
+                for k in range(num_ready):
+                    task = np.uint64(ready[k])
+                    kind = np.uint64(info[task, 4])
+                    begun = begun_row + kind * width
+                    if running[at, kind] == 0:
+                        for i in range(low, high):
+                            numbers[begun + i] = numbers[i]
+                    running[at, kind] += 1
+                    if info[task, 6] != none:
+                        stage, rises = column_row + np.uint64(info[task, 6]) * width, True
+                        for i in range(low, high):
+                            numbers[level_row + i] += numbers[stage + i]
+                        consumer = info[task, 7]
+                        if consumer != none:
+                            stager[at, stage_ptr[consumer] + staged[at, consumer]] = task
+                            staged[at, consumer] += unit
+                    work = column_row + np.uint64(info[task, 2]) * width
+                    delay = column_row + np.uint64(info[task, 3]) * width
+                    is_waiting, works = numbers[delay + low] > 0.0, numbers[work + low] > 0.0
+                    if not is_waiting and not works:
+                        done[num_done], done_place[num_done] = task, places
+                        num_done += one
+                        continue
+                    if num_free == zero:
+                        is_over = True  # too many tasks at once
+                        break
+                    num_free -= one
+                    place, g = free[at, num_free], np.uint64(info[task, 1])
+                    most_places = max(most_places, place + one)
+                    issued = issued_row + place * width
+                    spot = num_active
+                    while spot > zero and run_task[at, spot - one] > task:
+                        run_task[at, spot], run_place[at, spot] = run_task[at, spot - one], run_place[at, spot - one]
+                        is_later[at, spot] = is_later[at, spot - one]
+                        spot -= one
+                    run_task[at, spot], run_place[at, spot], is_later[at, spot] = task, place, is_waiting
+                    num_active += one
+                    for i in range(low, high):
+                        numbers[issued + i] = numbers[i]
+                    if is_waiting:
+                        key = key_row + place * width
+                        for i in range(low, high):
+                            numbers[key + i] = numbers[i] + numbers[delay + i]
+                        continue
+                    key, virtual, updated = key_row + place * width, virtual_row + g * width, updated_row + g * width
+                    if size[at, g] == np.uint32(0):
+                        for i in range(low, high):
+                            numbers[virtual + i] = 0.0
+                            numbers[key + i] = numbers[work + i]
+                            numbers[updated + i] = numbers[i]
+                    elif is_now[g]:
+                        for i in range(low, high):
+                            numbers[key + i] = numbers[virtual + i] + numbers[work + i]
+                    else:
+                        rate = of_rate + g * width
+                        for i in range(low, high):
+                            numbers[virtual + i] += numbers[rate + i] * (numbers[i] - numbers[updated + i])
+                            numbers[key + i] = numbers[virtual + i] + numbers[work + i]
+                            numbers[updated + i] = numbers[i]
+                    is_now[g] = True
+                    size[at, g] += unit
+                    now_counts += digit[g]
+                    is_over = is_over or size[at, g] > _MOST_ACTIVE
+                num_ready = zero
+                if num_done == zero or is_over:
+                    break
+            num_ready = num_done = zero
+            if rises:
+                for i in range(low, high):
+                    peak, level = numbers[peak_row + i], numbers[level_row + i]
+                    numbers[peak_row + i] = level if level > peak else peak
+
+            # ---- the rates of these counts
+            if now_counts != solved and not is_over:
+                entry = zero
+                while entry < num_counts and known[entry] != now_counts:
+                    entry += one
+                if entry == num_counts:
+                    is_over = num_counts == most_counts
+                    if not is_over:
+                        known[entry] = now_counts
+                        num_counts += one
+                if not is_over:
+                    here, of_new = one << entry, rate_row + entry * classes * width
+                    if is_solved[at] & here == zero:
+                        is_solved[at] |= here
+                        start, stop = low, high
+                        while start < stop and of_design[solved_in + start] & here > zero:
+                            start += one
+                        while start < stop and of_design[solved_in + stop - one] & here > zero:
+                            stop -= one
+                        for i in range(start, stop):
+                            of_design[solved_in + i] |= here
+                        _solve_together(
+                            numbers, width, column_row, of_new, pace_row + entry * classes * width, start, stop, short,
+                            loads, size[at], cap_at, weight_at, use_at, capacity_at, factor_at, cap, weight, use,
+                            capacity, factor, use_ptr, use_res, use_class, priority, group_of, slowed, active, load,
+                            left, demand, over, bound, rising, fresh,
+                        )  # fmt: skip
+                    for g in range(classes):
+                        if size[at, g] > np.uint32(0) and not is_now[g]:
+                            virtual, updated = virtual_row + g * width, updated_row + g * width
+                            rate, new_rate = of_rate + g * width, of_new + g * width
+                            for i in range(low, high):
+                                changes = numbers[new_rate + i] != numbers[rate + i]
+                                passed = numbers[i] - numbers[updated + i]
+                                gone = numbers[virtual + i] + numbers[rate + i] * passed
+                                numbers[virtual + i] = gone if changes else numbers[virtual + i]
+                                numbers[updated + i] = numbers[i] if changes else numbers[updated + i]
+                    entry_of[at] = entry
+            for g in range(classes):
+                is_now[g] = False
+
+            # ---- the next instant, and what ends in it
+            if num_active == zero and not is_over:
+                if num_ended != tasks:
+                    return -1
+                for i in range(low, high):
+                    totals[of_design[i]] = numbers[i]
+                    totals[designs + of_design[i]] = numbers[peak_row + i]
+                    totals[np.uint64(2) * designs + of_design[i]] = numbers[cu_row + i]
+                for kind in range(kinds):
+                    busy, spent = busy_row + kind * width, spent_row + kind * width
+                    of_busy = (np.uint64(3) + kind) * designs
+                    of_spent = of_busy + kinds * designs
+                    for i in range(low, high):
+                        totals[of_busy + of_design[i]] = numbers[busy + i]
+                        totals[of_spent + of_design[i]] = numbers[spent + i]
+            elif not is_over:
+                for i in range(low, high):
+                    spare[i] = inf
+                of_rate, of_pace = entry_of[at] * classes * width + rate_row, entry_of[at] * classes * width + pace_row
+                for k in range(num_active):
+                    line, key = k * width, key_row + run_place[at, k] * width
+                    if is_later[at, k]:
+                        for i in range(low, high):
+                            ended, soonest = numbers[key + i], spare[i]
+                            ends[line + i] = ended
+                            spare[i] = ended if ended < soonest else soonest
+                    else:
+                        g = np.uint64(info[run_task[at, k], 1])
+                        virtual, updated = virtual_row + g * width, updated_row + g * width
+                        rate, pace = of_rate + g * width, of_pace + g * width
+                        for i in range(low, high):
+                            ended, soonest = (
+                                (numbers[updated + i] + (numbers[key + i] - numbers[virtual + i]) * numbers[pace + i]),
+                                spare[i],
+                            )
+                            ended = ended if numbers[rate + i] > 0.0 else inf
+                            ends[line + i] = ended
+                            spare[i] = ended if ended < soonest else soonest
+                waiting = zero
+                for i in range(low, high):
+                    waiting += np.uint64(spare[i] == inf)
+                    numbers[i] = spare[i]
+                    spare[i] += 1e-12 * spare[i]
+                if waiting > zero:
+                    return -1
+                for i in range(low, high):
+                    of_design[code + i] = one
+                if num_active > one:
+                    for i in range(low, high):
+                        of_design[code + i] = zero
+                    for k in range(num_active):
+                        line, here = k * width, one << k
+                        for i in range(low, high):
+                            of_design[code + i] |= here if ends[line + i] <= spare[i] else zero
+            progress[at] += num_ended - completed[at]
+            counts[at], completed[at], mark[at] = now_counts, num_ended, state
+            num_running[at], num_frees[at] = num_active, num_free
+            alone[at] += one
+
+            # ---- a group that is alone for as long as its designs would take one by one is left to `run`
+            lanes = high - low
+            if not is_over and num_active > zero:
+                is_over = alone[at] * _FEW >= lanes * tasks and lanes * tasks < _FEW * (tasks - num_ended)
+            if is_over or num_active == zero:
+                for i in range(low, high):
+                    crowded[of_design[i]] = is_over
+                num_live -= one
+                live[chosen] = live[num_live]
+                unused[num_unused] = at
+                num_unused += one
+                continue
+
+            # ---- a group that is at the same point becomes one with it
+            for k in range(num_live):
+                other = live[k]
+                if other == at or mark[other] != state or progress[other] != progress[at]:
+                    continue
+                is_same = num_running[other] == num_active
+                for t in range(tasks):
+                    is_same &= pending[other, t] == pending[at, t]
+                    is_same &= staged[other, t] == staged[at, t]
+                for j in range(num_active):
+                    is_same &= run_task[other, j] == run_task[at, j] and is_later[other, j] == is_later[at, j]
+                for t in range(tasks):
+                    if is_same and staged[at, t] > unit:
+                        for j in range(stage_ptr[t], stage_ptr[t] + staged[at, t]):
+                            is_same &= stager[other, j] == stager[at, j]
+                if not is_same:
+                    continue
+                # the numbers of running tasks of the other one move to the places that they have in this one
+                start, stop = first[other], last[other]
+                for row in (key_row, issued_row):
+                    for j in range(num_active):
+                        for i in range(start, stop):
+                            ends[j * width + i] = numbers[row + run_place[other, j] * width + i]
+                    for j in range(num_active):
+                        for i in range(start, stop):
+                            numbers[row + run_place[at, j] * width + i] = ends[j * width + i]
+                # the later one of both moves to the end of the earlier one, and what is between them up
+                before = last[at] if first[at] < start else stop
+                after, stop = (start, stop) if first[at] < start else (first[at], last[at])
+                between, lanes = after - before, stop - after
+                if between > zero:
+                    for i in range(lanes):
+                        order[before + i] = after + i
+                    for i in range(between):
+                        order[before + lanes + i] = before + i
+                    num_moved = zero
+                    for line in range(rows):
+                        moved[num_moved] = line * width
+                        num_moved += one
+                    for column in range(num_columns):
+                        moved[num_moved] = column_row + column * width
+                        num_moved += np.uint64(varies[column])
+                    for line in range(num_counts * classes):
+                        if known[line // classes] & (np.uint64(255) * digit[line % classes]) > zero:
+                            moved[num_moved], moved[num_moved + one] = rate_row + line * width, pace_row + line * width
+                            num_moved += np.uint64(2)
+                    for place in range(most_places):
+                        moved[num_moved], moved[num_moved + one] = key_row + place * width, issued_row + place * width
+                        num_moved += np.uint64(2)
+                    _reorder(numbers, of_design, moved, num_moved, order, width, before, stop, spare, spare_index)
+                    for j in range(num_live):
+                        group = live[j]
+                        if first[group] >= before and last[group] <= after:
+                            first[group] += lanes
+                            last[group] += lanes
+                first[at] = min(first[at], first[other])
+                last[at] = before + lanes
+                is_solved[at] &= is_solved[other]
+                alone[at] = zero
+                num_live -= one
+                live[k] = live[num_live]
+                unused[num_unused] = other
+                num_unused += one
+                break
+        block += most
+        if num_alike < _FEW * np.uint64(num_steps - begun_at):  # so will it be with the others
+            for i in range(block, designs):
+                crowded[i] = True
+            block = designs
+    return num_steps
