@@ -45,7 +45,7 @@ class GraphBound:
 def bound(graph: TaskGraph) -> GraphBound:
     """The largest of the bounds by path, resource and slots, of every design."""
     durations = Durations.among(graph)
-    alone = _rows(graph, durations.columns)
+    alone = graph.rows(durations.columns)
     delay, delay_of = _distinct(graph, graph.at["delay"])
     loads, tasks, ptr, delayed = _loads(graph, durations, alone)
     seconds = np.empty((1 + len(loads), graph.num_designs))
@@ -66,17 +66,10 @@ def bound(graph: TaskGraph) -> GraphBound:
     return GraphBound(seconds.max(axis=0), binds, (PATH, *graph.resources, *graph.pools))
 
 
-def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
-    rows = np.empty((len(columns), graph.num_designs))
-    for row, column in zip(rows, columns, strict=True):
-        row[:] = graph.flat(column)
-    return rows
-
-
 def _distinct(graph: TaskGraph, columns: NDArray[np.int32]) -> tuple[Floats, Indices]:
     """Distinct columns as rows, and the row of each item."""
     used, places = np.unique(columns, return_inverse=True)
-    return _rows(graph, [graph.values[column] for column in used]), places.reshape(-1).astype(np.intp)
+    return graph.rows([graph.values[column] for column in used]), places.reshape(-1).astype(np.intp)
 
 
 def _loads(graph: TaskGraph, durations: Durations, alone: Floats) -> tuple[Floats, Indices, Indices, NDArray[np.bool_]]:

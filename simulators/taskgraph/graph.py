@@ -83,10 +83,14 @@ class TaskGraph:
 
     def columns(self) -> Floats:
         """All columns [K, B], each in one piece of memory."""
-        columns = np.empty((len(self.values), *self.shape))
-        for row, column in zip(columns, self.values, strict=True):
-            row[...] = column
-        return columns.reshape(len(self.values), self.num_designs)
+        return self.rows(self.values)
+
+    def rows(self, columns: Sequence[Floats]) -> Floats:
+        """Broadcast columns, over the grid or of [B], to rows [len(columns), B]."""
+        rows = np.empty((len(columns), *self.shape))
+        for row, column in zip(rows, columns, strict=True):
+            row[...] = self.on_grid(column)
+        return rows.reshape(len(columns), self.num_designs)
 
     def dense(self, columns: Sequence[Floats]) -> Floats:
         """Broadcast columns to a table [B, len(columns)]."""

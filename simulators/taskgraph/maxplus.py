@@ -97,7 +97,7 @@ class Alone:
     def totals(self) -> Totals:
         """Totals by closed forms, over the axes that each depends on; meaningless where there is no form."""
         graph, form, seconds = self.graph, self.form, self.seconds
-        durations = _rows(graph, seconds.columns)
+        durations = graph.rows(seconds.columns)
         peak = _peak_staging(graph, form, seconds=seconds, durations=durations)
         spent = {kind: _task_seconds(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
@@ -245,14 +245,6 @@ def _cu_seconds(graph: TaskGraph, seconds: Durations) -> Floats:
     return np.asarray(sum(parts), float)
 
 
-def _rows(graph: TaskGraph, columns: Sequence[Floats]) -> Floats:
-    """Columns over the grid as rows [len(columns), B]."""
-    rows = np.empty((len(columns), graph.num_designs))
-    for row, column in zip(rows, columns, strict=True):
-        row[:] = graph.flat(column)
-    return rows
-
-
 @dataclass(frozen=True)
 class _Staging:
     """Tasks that may hold staged bytes at once; the total peaks when one of the S staging tasks is issued.
@@ -306,7 +298,7 @@ def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations
     if not (durations > 0).all():
         return None
     sizes = np.unique(graph.at["staged_bytes"][staging.tasks])
-    peaks, held = np.empty(graph.num_designs), _rows(graph, [graph.values[column] for column in sizes])
+    peaks, held = np.empty(graph.num_designs), graph.rows([graph.values[column] for column in sizes])
     structure = (graph.pred_ptr.astype(np.intp), graph.pred.astype(np.intp), np.array(seconds.of, np.intp))
     parts = (staging.tasks, staging.consumers, staging.size, staging.surely, staging.held)
     pairs = (staging.issued_ptr, staging.issued, staging.freed_ptr, staging.freed)

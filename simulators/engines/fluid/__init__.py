@@ -27,8 +27,8 @@ Indices = NDArray[np.uint32]
 Flags = NDArray[np.bool_]
 
 _PREDECESSORS, _SLOTS, _TASKS, _PRIORITY, _CAP = 2, 3, 5, 10, 11  # places in the structure
-_MANY, _LONG, _TOO_LONG = 128, 64, 4096  # designs, and tasks of each from and to, that pay for lockstep
-_TASKS_OF_A_COMPILATION = 1 << 27  # tasks that are run one by one in the time that lockstep compiles
+_MANY, _LONG, _TOO_LONG = 128, 16, 4096  # designs, and tasks of each from and to, that pay for lockstep
+_TASKS_OF_A_COMPILATION = 1 << 28  # tasks that are run one by one in the time that lockstep compiles
 
 
 class FluidEngine:
