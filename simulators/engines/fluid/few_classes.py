@@ -703,6 +703,10 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     for t in range(tasks):
         if info[t, 6] != none and info[t, 7] != none:
             stage_ptr[np.uint64(info[t, 7]) + one] += unit
+    freeing, num_freeing = np.empty(tasks, np.uint64), zero  # consumers that free bytes of several tasks
+    for t in range(tasks):
+        freeing[num_freeing] = t
+        num_freeing += np.uint64(stage_ptr[t + one] > unit)
     for t in range(tasks):
         stage_ptr[t + one] += stage_ptr[t]
     cap, weight, use, capacity = np.empty(classes), np.empty(classes), np.empty(uses), np.empty(resources)
@@ -1114,10 +1118,10 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     is_same &= staged[other, t] == staged[at, t]
                 for j in range(num_active):
                     is_same &= run_task[other, j] == run_task[at, j] and is_later[other, j] == is_later[at, j]
-                for t in range(tasks):
-                    if is_same and staged[at, t] > unit:
-                        for j in range(stage_ptr[t], stage_ptr[t] + staged[at, t]):
-                            is_same &= stager[other, j] == stager[at, j]
+                for c in range(num_freeing):
+                    t = freeing[c]
+                    for j in range(stage_ptr[t], stage_ptr[t] + staged[at, t]):
+                        is_same &= stager[other, j] == stager[at, j]
                 if not is_same:
                     continue
                 # the numbers of running tasks of the other one move to the places that they have in this one
