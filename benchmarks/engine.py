@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -264,6 +264,13 @@ def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> S
     return Sweep(count / whole, lowering / batch.size / (whole / count))
 
 
+def settled_per_s(designs: int = 16384) -> float:
+    """Points per second of a space of 64 steps of which is found out where a priority changes nothing."""
+    space = space_of("fluid", num_chunks=64, designs=designs, rows=16384)
+    ranked = replace(space, knobs=(*space.knobs, Knob("schedule.priority", ("equal", "communication"))))
+    return ranked.size() / seconds(lambda: list(ranked.blocks(16384)), repeats=3)[0]
+
+
 def space_of(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
     """Four hardware knobs around an all-gather and GEMM in `num_chunks` steps: 8 * num_chunks tasks."""
     tree = {
@@ -336,6 +343,7 @@ def figures() -> tuple[dict[str, float], list[Case]]:
         "lowering_fraction": max(small.lowering, large.lowering),
         "analytic_kernel_per_s": closed_forms_per_s(),
         "analytic_designs_per_s": sweep("analytic", num_chunks=8, designs=279841).designs_per_s,
+        "settled_designs_per_s": settled_per_s(),
         **growth(),
         **in_lockstep(),
         "axis_runs_saved": values_a_run,

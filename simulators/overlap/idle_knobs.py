@@ -7,7 +7,8 @@ within its class, independent of priorities.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,76 +64,96 @@ def is_oversubscribed(graph: TaskGraph) -> Bools:
         return oversubscribed
     if graph.num_tasks > _MOST_TASKS:
         return ~oversubscribed  # the analysis would take longer than the runs
-    before, capacity = _ancestors(graph), graph["capacity"]
+    before = _ancestors(graph)
     for resource in range(len(graph.resources)):
         uses = np.flatnonzero(graph.use_resource == resource)
         if len(np.unique(graph.priority[graph.use_task[uses]])) > 1:
-            oversubscribed |= _Demand.of(graph, uses, before).most() > capacity[:, resource] * (1 + _ROUNDING)
+            capacity = graph.values[graph.at["capacity"][resource]]
+            exceeds = _Demand.of(graph, uses, before).most() > capacity * (1 + _ROUNDING)
+            oversubscribed |= graph.flat(exceeds) > 0
     return oversubscribed
 
 
 @dataclass(frozen=True)
-class _Demand:
-    """Demand of N tasks for one resource in B designs.
-
-    alone, capped [B, N]: of an isolated task, and by its cap alone. beside [N, N]: pairs that may run at once. chain
-    [N]: index of its chain, of which one task runs at a time. factors: (group slowed, group active) -> on the cap [B].
-    """
+class _Sort:
+    """Tasks of one demand for a resource: of an isolated task, and by its cap alone, over the grid; and their group."""
 
     alone: Floats
     capped: Floats
+    group: int
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """Demand of N tasks of a few sorts for one resource.
+
+    sort [N]: index of the sort. beside [N, N]: pairs that may run at once. chain [N]: index of its chain, of which one
+    task runs at a time. factors: (group slowed, group active) -> on the cap, over the grid.
+    """
+
+    sorts: Sequence[_Sort]
+    sort: NDArray[np.intp]
     beside: Bools
     chain: NDArray[np.intp]
     priority: NDArray[np.int32]
-    group: NDArray[np.int32]
     factors: Mapping[tuple[int, int], Floats]
 
     @classmethod
     def of(cls, graph: TaskGraph, uses: NDArray[np.intp], before: Bools) -> _Demand:
         """Build from the tasks of `uses` of a resource."""
-        tasks, use = graph.use_task[uses], graph["use"][:, uses]
-        factor = graph["factor"]
+        tasks, rates, values = graph.use_task[uses], graph.alone(), graph.values
+        numbers = np.array([rates[task][0] for task in tasks.tolist()])
+        keys = np.stack([numbers, graph.at["cap"][tasks], graph.at["use"][uses], graph.group[tasks]], axis=1)
+        _, first, sort = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        sorts = [
+            _Sort(rates[tasks[place]][1] * values[use], values[cap] * values[use], group)
+            for place, (_, cap, use, group) in zip(first.tolist(), keys[first].tolist(), strict=True)
+        ]
+        factors = [values[column] for column in graph.at["factor"].tolist()]
+        pairs = [(int(slowed), int(active)) for slowed, active in graph.slowed]
+        beside, chain = _beside(tasks, before), _chains(tasks, before)
         return cls(
-            graph.isolated_rate()[:, tasks] * use,
-            graph["cap"][:, tasks] * use,
-            _beside(tasks, before),
-            _chains(tasks, before),
-            graph.priority[tasks],
-            graph.group[tasks],
-            {(int(slowed), int(active)): factor[:, place] for place, (slowed, active) in enumerate(graph.slowed)},
+            sorts, sort.reshape(-1), beside, chain, graph.priority[tasks], dict(zip(pairs, factors, strict=True))
         )
 
     def most(self) -> Floats:
-        """Largest demand [B] while tasks of several classes run."""
+        """Largest demand, over the grid, while tasks of several classes run."""
         classes, counts = np.unique(self.priority, return_counts=True)
         fewer = np.flatnonzero(self.priority != classes[np.argmax(counts)])  # one of them runs whenever classes compete
-        order = np.argsort(self.chain, kind="stable")
-        starts = np.flatnonzero(np.diff(self.chain[order], prepend=-1))
-        most = np.zeros(len(self.alone))
-        for task in fewer:
-            concurrent = np.where(self.beside[task], self._slowed_by(int(self.group[task])), 0.0)[:, order]
-            demand = self._beside_others(task)
-            most = np.maximum(most, demand + np.maximum.reduceat(concurrent, starts, axis=1).sum(axis=1))
+        most: Floats = np.zeros(())
+        for sort, others, rivals in {self._situation(task) for task in fewer}:
+            wanted = [self._slowed_by(self.sorts[sort].group, other) for other in self.sorts]
+            demand = self._beside_rivals(self.sorts[sort], rivals)
+            for which, count in others:
+                demand = demand + count * functools.reduce(np.maximum, [wanted[other] for other in which])
+            most = np.maximum(most, demand)
         return most
 
-    def _slowed_by(self, group: int) -> Floats:
-        """Demand of each task [B, N] while a task of a group runs."""
-        wanted = self.alone.copy()
-        for (slowed, active), factor in self.factors.items():
-            if active == group:
-                where = self.group == slowed
-                wanted[:, where] = np.minimum(wanted[:, where], self.capped[:, where] * factor[:, None])
-        return wanted
+    def _situation(self, task: np.intp) -> tuple[int, frozenset[tuple[tuple[int, ...], int]], frozenset[int]]:
+        """Sort of a task; sorts in the chains beside it, with the number of such chains; groups of other classes there.
 
-    def _beside_others(self, task: np.intp) -> Any:
-        """Demand of a task [B] beside the task of another class that slows it least; 0 if none can run beside it."""
-        competitors = self.beside[task] & (self.priority != self.priority[task])
-        group = int(self.group[task])
-        factors = [self.factors.get((group, active), 1.0) for active in np.unique(self.group[competitors]).tolist()]
+        Tasks in the same situation have the same demand.
+        """
+        beside = np.flatnonzero(self.beside[task])
+        present = np.zeros((int(self.chain.max()) + 1, len(self.sorts)), np.bool_)
+        present[self.chain[beside], self.sort[beside]] = True
+        chains, counts = np.unique(present[present.any(axis=1)], axis=0, return_counts=True)
+        which = [tuple(np.flatnonzero(chain).tolist()) for chain in chains]
+        rivals = self.sort[beside[self.priority[beside] != self.priority[task]]]
+        groups = frozenset(self.sorts[rival].group for rival in np.unique(rivals).tolist())
+        return int(self.sort[task]), frozenset(zip(which, counts.tolist(), strict=True)), groups
+
+    def _slowed_by(self, group: int, other: _Sort) -> Floats:
+        """Demand of a task of a sort while a task of a group runs."""
+        factor = self.factors.get((other.group, group))
+        return other.alone if factor is None else np.minimum(other.alone, other.capped * factor)
+
+    def _beside_rivals(self, sort: _Sort, rivals: Iterable[int]) -> Floats:
+        """Demand of a task beside the task of another class that slows it least; 0 if none can run beside it."""
+        factors = [self.factors.get((sort.group, group), np.ones(())) for group in rivals]
         if not factors:
-            return 0.0
-        slowest = np.maximum.reduce(np.broadcast_arrays(*factors, self.alone[:, task])[:-1])
-        return np.minimum(self.alone[:, task], self.capped[:, task] * slowest)
+            return np.zeros(())
+        return np.minimum(sort.alone, sort.capped * functools.reduce(np.maximum, factors))
 
 
 def _ancestors(graph: TaskGraph) -> Bools:
