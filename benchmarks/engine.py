@@ -268,7 +268,8 @@ def settled_per_s(designs: int = 16384) -> float:
     """Points per second of a space of 64 steps of which is found out where a priority changes nothing."""
     space = space_of("fluid", num_chunks=64, designs=designs, rows=16384)
     ranked = replace(space, knobs=(*space.knobs, Knob("schedule.priority", ("equal", "communication"))))
-    return ranked.size() / seconds(lambda: list(ranked.blocks(16384)), repeats=3)[0]
+    points = sum(block.size for block in ranked.blocks(16384))
+    return points / seconds(lambda: list(ranked.blocks(16384)), repeats=3)[0]
 
 
 def space_of(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
