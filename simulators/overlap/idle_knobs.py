@@ -75,7 +75,7 @@ def is_oversubscribed(graph: TaskGraph) -> Bools:
 
 
 @dataclass(frozen=True)
-class _Sort:
+class _Variant:
     """Tasks of one demand for a resource: of an isolated task, and by its cap alone, over the grid; and their group."""
 
     alone: Floats
@@ -85,14 +85,14 @@ class _Sort:
 
 @dataclass(frozen=True)
 class _Demand:
-    """Demand of N tasks of a few sorts for one resource.
+    """Demand of N tasks of a few variants for one resource.
 
-    sort [N]: index of the sort. beside [N, N]: pairs that may run at once. chain [N]: index of its chain, of which one
-    task runs at a time. factors: (group slowed, group active) -> on the cap, over the grid.
+    variant [N]: index of the variant. beside [N, N]: pairs that may run at once. chain [N]: index of the chain of a
+    task, of which one runs at a time. factors: (group slowed, group active) -> on the cap, over the grid.
     """
 
-    sorts: Sequence[_Sort]
-    sort: NDArray[np.intp]
+    variants: Sequence[_Variant]
+    variant: NDArray[np.intp]
     beside: Bools
     chain: NDArray[np.intp]
     priority: NDArray[np.int32]
@@ -104,16 +104,16 @@ class _Demand:
         tasks, rates, values = graph.use_task[uses], graph.alone(), graph.values
         numbers = np.array([rates[task][0] for task in tasks.tolist()])
         keys = np.stack([numbers, graph.at["cap"][tasks], graph.at["use"][uses], graph.group[tasks]], axis=1)
-        _, first, sort = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        sorts = [
-            _Sort(rates[tasks[place]][1] * values[use], values[cap] * values[use], group)
+        _, first, variant = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        variants = [
+            _Variant(rates[tasks[place]][1] * values[use], values[cap] * values[use], group)
             for place, (_, cap, use, group) in zip(first.tolist(), keys[first].tolist(), strict=True)
         ]
         factors = [values[column] for column in graph.at["factor"].tolist()]
         pairs = [(int(slowed), int(active)) for slowed, active in graph.slowed]
         beside, chain = _beside(tasks, before), _chains(tasks, before)
         return cls(
-            sorts, sort.reshape(-1), beside, chain, graph.priority[tasks], dict(zip(pairs, factors, strict=True))
+            variants, variant.reshape(-1), beside, chain, graph.priority[tasks], dict(zip(pairs, factors, strict=True))
         )
 
     def most(self) -> Floats:
@@ -121,39 +121,39 @@ class _Demand:
         classes, counts = np.unique(self.priority, return_counts=True)
         fewer = np.flatnonzero(self.priority != classes[np.argmax(counts)])  # one of them runs whenever classes compete
         most: Floats = np.zeros(())
-        for sort, others, rivals in {self._situation(task) for task in fewer}:
-            wanted = [self._slowed_by(self.sorts[sort].group, other) for other in self.sorts]
-            demand = self._beside_rivals(self.sorts[sort], rivals)
+        for variant, others, rivals in {self._situation(task) for task in fewer}:
+            wanted = [self._slowed_by(self.variants[variant].group, other) for other in self.variants]
+            demand = self._beside_rivals(self.variants[variant], rivals)
             for which, count in others:
                 demand = demand + count * functools.reduce(np.maximum, [wanted[other] for other in which])
             most = np.maximum(most, demand)
         return most
 
     def _situation(self, task: np.intp) -> tuple[int, frozenset[tuple[tuple[int, ...], int]], frozenset[int]]:
-        """Sort of a task; sorts in the chains beside it, with the number of such chains; groups of other classes there.
+        """Variant of a task; variants in chains beside it, and the number of such chains; groups of rivals there.
 
-        Tasks in the same situation have the same demand.
+        Rivals are of another priority class. Tasks in the same situation have the same demand.
         """
         beside = np.flatnonzero(self.beside[task])
-        present = np.zeros((int(self.chain.max()) + 1, len(self.sorts)), np.bool_)
-        present[self.chain[beside], self.sort[beside]] = True
+        present = np.zeros((int(self.chain.max()) + 1, len(self.variants)), np.bool_)
+        present[self.chain[beside], self.variant[beside]] = True
         chains, counts = np.unique(present[present.any(axis=1)], axis=0, return_counts=True)
         which = [tuple(np.flatnonzero(chain).tolist()) for chain in chains]
-        rivals = self.sort[beside[self.priority[beside] != self.priority[task]]]
-        groups = frozenset(self.sorts[rival].group for rival in np.unique(rivals).tolist())
-        return int(self.sort[task]), frozenset(zip(which, counts.tolist(), strict=True)), groups
+        rivals = self.variant[beside[self.priority[beside] != self.priority[task]]]
+        groups = frozenset(self.variants[rival].group for rival in np.unique(rivals).tolist())
+        return int(self.variant[task]), frozenset(zip(which, counts.tolist(), strict=True)), groups
 
-    def _slowed_by(self, group: int, other: _Sort) -> Floats:
-        """Demand of a task of a sort while a task of a group runs."""
+    def _slowed_by(self, group: int, other: _Variant) -> Floats:
+        """Demand of a task of a variant while a task of a group runs."""
         factor = self.factors.get((other.group, group))
         return other.alone if factor is None else np.minimum(other.alone, other.capped * factor)
 
-    def _beside_rivals(self, sort: _Sort, rivals: Iterable[int]) -> Floats:
+    def _beside_rivals(self, variant: _Variant, rivals: Iterable[int]) -> Floats:
         """Demand of a task beside the task of another class that slows it least; 0 if none can run beside it."""
-        factors = [self.factors.get((sort.group, group), np.ones(())) for group in rivals]
+        factors = [self.factors.get((variant.group, group), np.ones(())) for group in rivals]
         if not factors:
             return np.zeros(())
-        return np.minimum(sort.alone, sort.capped * functools.reduce(np.maximum, factors))
+        return np.minimum(variant.alone, variant.capped * functools.reduce(np.maximum, factors))
 
 
 def _ancestors(graph: TaskGraph) -> Bools:
