@@ -152,7 +152,8 @@ def _design(planned: Plan, row: pd.Series[Any]) -> BaseModel | None:
 
 
 def _chosen(row: pd.Series[Any], knobs: Sequence[str]) -> dict[str, Any]:
-    return {path: _plain(row[path]) for path in knobs if path in row.dropna()}
+    present = row.dropna()
+    return {path: _plain(present[path]) for path in knobs if path in present}
 
 
 def _plain(value: Any) -> Any:
