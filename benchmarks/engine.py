@@ -147,11 +147,10 @@ def along_an_axis() -> float:
     graph = _graph_of(space)
     prepared, table = Prepared.of(graph), graph.table()
     _, left, steps = prepared.together(table)
-    _, _, steps_of_one = prepared.together(np.repeat(table[:1], len(table), axis=0))
+    _, _, steps_of_one = prepared.together(np.repeat(table[:1], few_classes.WIDTH, axis=0))
     scratch = np.empty((2, 1, graph.num_tasks))
     assert prepared.totals(table).makespan_s.tobytes() == prepared.run(table, scratch[0], scratch[1])[0].tobytes()
-    blocks = -(-len(table) // few_classes.WIDTH)
-    return len(table) / (steps * blocks / steps_of_one + int(left.sum()))
+    return len(table) / (steps / steps_of_one + int(left.sum()))
 
 
 def by_reuse() -> float:
@@ -265,7 +264,7 @@ def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> S
 
 
 def settled_per_s(designs: int = 16384) -> float:
-    """Points per second of a space of 64 steps of which is found out where a priority changes nothing."""
+    """Points per second at which a space of 64 steps is enumerated, priorities that change nothing left out."""
     space = space_of("fluid", num_chunks=64, designs=designs, rows=16384)
     ranked = replace(space, knobs=(*space.knobs, Knob("schedule.priority", ("equal", "communication"))))
     points = sum(block.size for block in ranked.blocks(16384))

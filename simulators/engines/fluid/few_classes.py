@@ -20,6 +20,7 @@ from simulators.compiled import compile_lazily, inline_never
 from simulators.taskgraph.graph import Floats
 
 Indices = NDArray[np.uint32]
+Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
 MOST_CLASSES = 6
@@ -493,7 +494,7 @@ def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
     pace_row: np.uint64,
     start: np.uint64,
     stop: np.uint64,
-    short: Indices,
+    short: Words,
     loads: Floats,
     size: Indices,
     cap_at: Indices,
@@ -593,18 +594,17 @@ def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
 @inline_never
 def _reorder(  # noqa: PLR0913, PLR0917
     numbers: Floats,
-    of_design: Indices,
-    moved: Indices,
-    num_moved: np.uint64,
-    order: Indices,
+    of_design: Words,
+    moved: Words,
+    order: Words,
     width: np.uint64,
     start: np.uint64,
     stop: np.uint64,
     spare: Floats,
-    spare_index: Indices,
+    spare_index: Words,
 ) -> None:
     """Take the lanes from `start` to `stop` in another order, in the rows that are `moved`."""
-    for line in range(num_moved):
+    for line in range(np.uint64(moved.size)):
         row = moved[line]
         for i in range(start, stop):
             spare[i] = numbers[row + order[i]]
@@ -671,7 +671,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     issued_row = key_row + places * width
     numbers = np.empty(issued_row + places * width)
     rows = column_row // width
-    varies, moved = np.zeros(num_columns, np.bool_), np.empty(numbers.size // width, np.uint64)
+    moved = np.empty(numbers.size // width, np.uint64)  # rows in use whose numbers differ from lane to lane
     # rows of the design in each lane, of what ends there next, and of the counts of which its rates are solved
     code, solved_in, of_design = width, np.uint64(2) * width, np.empty(np.uint64(3) * width, np.uint64)
     order, ends, spare = np.empty(width, np.uint64), np.empty(places * width), np.empty(width)
@@ -723,6 +723,9 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             of_design[i] = block + i
             of_design[code + i] = zero
             of_design[solved_in + i] = one
+        num_moved = rows
+        for line in range(rows):
+            moved[line] = line * width
         for i in range(rows * width):
             numbers[i] = 0.0
         for g in range(classes):  # of no active tasks
@@ -735,7 +738,8 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 numbers[row + i] = columns[column * designs + block + i]
             for i in range(num_lanes):
                 differing += np.uint64(numbers[row + i] != numbers[row])
-            varies[column] = differing > zero
+            moved[num_moved] = row
+            num_moved += np.uint64(differing > zero)
         at, num_counts, most_places = zero, one, zero
         for t in range(tasks):
             pending[at, t] = num_pred[t]
@@ -787,22 +791,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         else:
                             order[back] = i
                             back += one
-                    num_moved = zero
-                    for line in range(rows):
-                        moved[num_moved] = line * width
-                        num_moved += one
-                    for column in range(num_columns):
-                        moved[num_moved] = column_row + column * width
-                        num_moved += np.uint64(varies[column])
-                    for line in range(num_counts * classes):
-                        if known[line // classes] & (np.uint64(255) * digit[line % classes]) > zero:
-                            moved[num_moved], moved[num_moved + one] = rate_row + line * width, pace_row + line * width
-                            num_moved += np.uint64(2)
-                    for k in range(num_running[at]):
-                        key, issued = key_row + run_place[at, k] * width, issued_row + run_place[at, k] * width
-                        moved[num_moved], moved[num_moved + one] = key, issued
-                        num_moved += np.uint64(2)
-                    _reorder(numbers, of_design, moved, num_moved, order, width, start, stop, spare, spare_index)
+                    _reorder(numbers, of_design, moved[:num_moved], order, width, start, stop, spare, spare_index)
                 high = low + num_like
                 num_unused -= one
                 new = unused[num_unused]
@@ -950,7 +939,10 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         break
                     num_free -= one
                     place, g = free[at, num_free], np.uint64(info[task, 1])
-                    most_places = max(most_places, place + one)
+                    if place == most_places:
+                        moved[num_moved], moved[num_moved + one] = key_row + place * width, issued_row + place * width
+                        num_moved += np.uint64(2)
+                        most_places += one
                     issued = issued_row + place * width
                     spot = num_active
                     while spot > zero and run_task[at, spot - one] > task:
@@ -1004,6 +996,11 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if not is_over:
                         known[entry] = now_counts
                         num_counts += one
+                        for g in range(classes):
+                            if size[at, g] > np.uint32(0):
+                                line = (entry * classes + g) * width
+                                moved[num_moved], moved[num_moved + one] = rate_row + line, pace_row + line
+                                num_moved += np.uint64(2)
                 if not is_over:
                     here, of_new = one << entry, rate_row + entry * classes * width
                     if is_solved[at] & here == zero:
@@ -1142,21 +1139,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         order[before + i] = after + i
                     for i in range(between):
                         order[before + lanes + i] = before + i
-                    num_moved = zero
-                    for line in range(rows):
-                        moved[num_moved] = line * width
-                        num_moved += one
-                    for column in range(num_columns):
-                        moved[num_moved] = column_row + column * width
-                        num_moved += np.uint64(varies[column])
-                    for line in range(num_counts * classes):
-                        if known[line // classes] & (np.uint64(255) * digit[line % classes]) > zero:
-                            moved[num_moved], moved[num_moved + one] = rate_row + line * width, pace_row + line * width
-                            num_moved += np.uint64(2)
-                    for place in range(most_places):
-                        moved[num_moved], moved[num_moved + one] = key_row + place * width, issued_row + place * width
-                        num_moved += np.uint64(2)
-                    _reorder(numbers, of_design, moved, num_moved, order, width, before, stop, spare, spare_index)
+                    _reorder(numbers, of_design, moved[:num_moved], order, width, before, stop, spare, spare_index)
                     for j in range(num_live):
                         group = live[j]
                         if first[group] >= before and last[group] <= after:
