@@ -179,6 +179,7 @@ Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 _SUFFIXES = {
     "_bytes_per_s": "byte/second",
     "_flop_per_s": "flop/second",
+    "_gbit_per_s": "gigabit/second",
     "_bytes": "byte",
     "_flop": "flop",
     "_s": "second",
@@ -196,15 +197,18 @@ def unit_of(name: str) -> str:
 
 
 def quantity_text(value: float, path: str) -> str:
-    """Write a value of the field at a dotted path in the unit that its name says.
+    """Write a value of the field at a dotted path in the unit that its name says, or that of the table it is in.
 
     >>> quantity_text(46.6e9, "gpu.dma.bytes_per_s"), quantity_text(6e-6, "setup_s"), quantity_text(304, "num_cus")
     ('46.6 GB/s', '6 µs', '304')
-    >>> quantity_text(10.36e9, "system.gpu.cu_copy.bytes_per_s_per_cu")
-    '10.4 GB/s per cu'
+    >>> quantity_text(10.36e9, "system.gpu.cu_copy.bytes_per_s_per_cu"), quantity_text(400, "machine.nic_gbit_per_s")
+    ('10.4 GB/s per cu', '400 Gbit/s')
+    >>> quantity_text(989.4e12, "system.gpu.peak_flop_per_s.bf16")
+    '989 TFLOP/s'
     """
-    name, _, per = re.fullmatch(r"(.*?)(_per_(?!s(?:_|$))(\w+))?", path.rpartition(".")[2]).groups()  # type: ignore[union-attr]
-    unit = unit_of(name)
+    *_, table, last = ["", *path.split(".")]
+    name, _, per = re.fullmatch(r"(.*?)(_per_(?!s(?:_|$))(\w+))?", last).groups()  # type: ignore[union-attr]
+    unit = unit_of(name) or unit_of(table)
     text = with_prefix(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
     return text + (f" per {per}" if per else "")
 

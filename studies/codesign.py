@@ -21,6 +21,7 @@ from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
+from dse.units import quantity_text
 from simulators.codesign.backend import CodesignBackend, Judge
 from simulators.codesign.machine import Base, Machine, assumptions
 from simulators.codesign.workloads import steps_of
@@ -28,7 +29,7 @@ from simulators.hardware.device import scheduled_device_of
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
-from studies import codesign_figures
+from studies import codesign_figures, machine_slopes
 from studies.machine_worth import contributions, differences, front_odds, row_of, with_numbers, worths
 from studies.plain import Plain
 
@@ -92,6 +93,11 @@ class Machines:
         """Places of the machine for each workload, the robust one, and the one with most throughput for a dollar."""
         best = {f"fastest {name}": int(np.argmax(speed)) for name, speed in self.speeds.items()}
         return {**best, "robust": int(np.argmin(self.regret)), "most for a dollar": int(self.table["value_x"].argmax())}
+
+    @cached_property
+    def slopes(self) -> list[machine_slopes.Slope]:
+        """Slopes on the robust machine."""
+        return machine_slopes.slopes(self.judge, self.all[self.chosen["robust"]])
 
     @cached_property
     def front(self) -> NDArray[np.intp]:
@@ -164,6 +170,7 @@ class CodesignStudy(Plain):
         yield f"{len(machines.table):,} machines are within the limits, {on_front}"
         yield _chosen_table(machines)
         yield from _worth_table(machines)
+        yield from _slopes_table(machines)
         yield from _existing_table(machines)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
@@ -173,10 +180,12 @@ class CodesignStudy(Plain):
             return
         rows = worth_rows(machines)
         yield "worth", rows
+        yield "slopes", (slopes := slope_rows(machines))
         yield "contributions", contribution_rows(machines)
         yield "existing_machines", (existing := machines.existing_machines())
         yield "front", partial(codesign_figures.front, points_of(machines), existing)
         yield "tornado", partial(codesign_figures.worth, rows)
+        yield "elasticities", partial(codesign_figures.elasticities, slopes)
         yield "break_even", partial(codesign_figures.break_even, break_even_rows(machines))
         yield "roofline", partial(codesign_figures.roofline, *roofline_rows(machines))
 
@@ -202,6 +211,13 @@ def worth_rows(machines: Machines) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame([row_of(part) for part in worths(machines.judge, machines.all[machines.chosen["robust"]])])
+
+
+def slope_rows(machines: Machines) -> pd.DataFrame:
+    """A row for each number of the robust machine: what 1 % more of it does."""
+    import pandas as pd
+
+    return pd.DataFrame([machine_slopes.row_of(slope) for slope in machines.slopes])
 
 
 def contribution_rows(machines: Machines) -> pd.DataFrame:
@@ -298,6 +314,28 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
     parts = [f"{row['knob']} {row['speed']:.3f}x ({row['usd']:+,.0f} USD)" for row in shares.to_dict("records")]
     if parts:
         yield f"from the base to the robust machine (Shapley values): {', '.join(parts)}"
+
+
+def _slopes_table(machines: Machines) -> Iterator[Table | str]:
+    from rich.table import Table
+
+    columns = {**{name: name for name in machines.speeds}, **dict(zip(machine_slopes.METRICS, _SLOPES, strict=True))}
+    shown = Table(box=None, pad_edge=False)
+    for name in ("1 % more, in %", "now", *columns.values(), "pays"):
+        shown.add_column(name, justify="left" if name == "1 % more, in %" else "right")
+    for slope in machines.slopes:
+        cells = [f"{slope.mean(name) + 0.0:+.2f}{'*' if slope.has_kink(name) else ''}" for name in columns]
+        shown.add_row(slope.number, quantity_text(slope.value, slope.number), *cells, slope.pays or "–")
+    yield shown
+    if any(slope.has_kink(name) for slope in machines.slopes for name in columns):
+        yield "*: mean of both sides, which differ: plans change there, a cap begins to bind, or CUs make another wave"
+    for metric in machine_slopes.PRICES:
+        if trade := machine_slopes.best_trade(machines.slopes, metric):
+            moved = f"{trade.more:.2f} % more {trade.raised} for {trade.less:.2f} % less {trade.lowered}"
+            yield f"at the same {metric}: {moved} is {trade.gain:+.2f} % of speed"
+
+
+_SLOPES = ("speed", "for a dollar", "cost", "power", "area")
 
 
 def _usd(amount: float) -> str:

@@ -39,6 +39,20 @@ def worth(rows: pd.DataFrame) -> Sheet:
     return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
 
 
+def elasticities(rows: pd.DataFrame) -> Sheet:
+    """What 1 % more of each number of the robust machine does to its speed, cost and power."""
+    import pandas as pd
+
+    kinds = (("throughput_x", "speed"), ("cost_usd", "cost"), ("power_w", "power"))
+    sides = {name: rows[[f"{name}_below", f"{name}_above"]].mean(axis=1) for name, _ in kinds}
+    parts = [rows.assign(change=sides[name], kind=label) for name, label in kinds]
+    more = ", ".join(rows["number"][rows["pays"] == "more"]) or "nothing"
+    title = f"Throughput for a dollar rises with more of: {more}"
+    axis = Axis("change", "change for 1 % more [%]", centre=0.0)
+    frame = Frame(title, "the robust machine, with its best plans; mean of both sides")
+    return tables.dots(pd.concat(parts), axis, row="number", by="kind", frame=frame)
+
+
 def break_even(rows: pd.DataFrame) -> Sheet:
     """Throughput for a dollar over memory and links; above 1 a machine does more for a dollar than the robust one."""
     best = rows.iloc[rows["value"].argmax()]

@@ -24,7 +24,7 @@ from simulators.codesign.machine import Base, Machine
 from simulators.codesign.workloads import steps_of
 from simulators.hardware.device import SiteModel
 from simulators.hardware.technology import of_system
-from studies import machine_worth
+from studies import machine_slopes, machine_worth
 from studies.codesign import Machines
 
 QUIET = ["tracking=none", "fidelity=none", "figures=none"]
@@ -338,6 +338,63 @@ def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     assert all(0 <= worth.odds <= 1 for worth in found.values())
 
 
+@pytest.mark.slow
+def test_slopes_are_those_of_machines_beside_it_and_add_up() -> None:
+    start = machine_worth.with_numbers(judge(), machine(num_cus=120, clock=0.9, links=2.0))
+    found = {slope.number: slope for slope in machine_slopes.slopes(judge(), start)}
+    assert "cap_w" not in found
+    for name, slope in found.items():
+        if name == "num_cus":
+            continue
+        value = float(np.squeeze(getattr(start, name)))
+        low, high = (_metrics_of(start, **{name: value * factor}) for factor in (0.999, 1.001))
+        for metric in machine_slopes.METRICS:
+            expected = math.log(high[metric] / low[metric]) / math.log(1.001 / 0.999)
+            assert slope.mean(metric) == pytest.approx(expected, abs=1e-3), (name, metric)
+        for side in (slope.below, slope.above):
+            assert side["throughput_x"] == pytest.approx((side["decode"] + side["prefill"]) / 2, abs=1e-9)
+            assert side["value_x"] == pytest.approx(side["throughput_x"] - side["cost_usd"], abs=1e-9)
+    more = _metrics_of(start, num_cus=121)
+    expected = math.log(more["cost_usd"] / _metrics_of(start)["cost_usd"]) / math.log(121 / 120)
+    assert found["num_cus"].above["cost_usd"] == pytest.approx(expected, rel=1e-9)
+    assert found["nic_gbit_per_s"].pays == "less"  # no workload of these leaves a node
+    for name in (name for name, slope in found.items() if slope.pays and name != "num_cus"):
+        value = float(np.squeeze(getattr(start, name))) * (1.001 if found[name].pays == "more" else 0.999)
+        assert _metrics_of(start, **{name: value})["value_x"] > _metrics_of(start)["value_x"], name
+
+
+def _metrics_of(start: Machine, **changes: Any) -> dict[str, float]:
+    return metrics(**{**dict(start), **changes})
+
+
+def test_a_cap_is_a_kink_where_it_begins_to_bind_and_a_die_may_be_too_large() -> None:
+    capped = machine(cap_w=metrics()["power_w"])
+    found = {slope.number: slope for slope in machine_slopes.slopes(judge(), capped)}
+    assert found["cap_w"].above["throughput_x"] == pytest.approx(0, abs=1e-9)
+    assert found["cap_w"].below["throughput_x"] > 0.1
+    assert found["cap_w"].has_kink("throughput_x")
+    assert found["clock"].above["power_w"] == pytest.approx(0, abs=1e-9)
+    assert found["clock"].below["power_w"] > 0.9
+    assert math.isnan(found["num_cus"].above["throughput_x"])  # the base has the largest die
+    assert found["num_cus"].mean("throughput_x") == found["num_cus"].below["throughput_x"]
+
+
+@pytest.mark.parametrize("price", ["cost_usd", "power_w", "area_mm2"])
+def test_a_trade_gains_speed_at_the_same_price(price: str) -> None:
+    start = machine_worth.with_numbers(judge(), machine(num_cus=120, links=2.0))
+    trade = machine_slopes.best_trade(machine_slopes.slopes(judge(), start), price)
+    assert trade is not None
+    assert max(trade.more, trade.less) == 1
+    changes = {trade.raised: 1 + 1e-4 * trade.more, trade.lowered: 1 - 1e-4 * trade.less}
+    if "num_cus" in changes:  # which are whole: no small change of them is a machine
+        assert trade.gain > 0
+        return
+    before = _metrics_of(start)
+    after = _metrics_of(start, **{name: float(getattr(start, name)) * factor for name, factor in changes.items()})
+    assert after[price] == pytest.approx(before[price], rel=1e-6)
+    assert 1e4 * math.log(after["throughput_x"] / before["throughput_x"]) == pytest.approx(trade.gain, rel=1e-2)
+
+
 def test_odds_of_a_machine_that_is_worse_in_everything_are_none() -> None:
     machines = [Machine(), machine(num_cus=160), machine(links=2.0)]
     odds = machine_worth.front_odds(judge(), machines, [1.0, 1.2, 0.9])
@@ -354,12 +411,20 @@ def test_the_study_names_machines_for_each_workload_and_a_robust_one(
     words = ["codesign", "budget.power_w=700", space, "~workloads.training", "budget.trials=40", *QUIET]
     assert main(words) == 0
     told = capsys.readouterr().out
-    for part in ("fastest decode", "robust", "10 % more links", "Shapley", "existing machine", "to buy for prefill"):
+    for part in (
+        "fastest decode",
+        "robust",
+        "10 % more links",
+        "Shapley",
+        "1 % more, in %",
+        "existing machine",
+        "to buy for prefill",
+    ):
         assert part in told
     folder = next((tmp_path / "outputs" / "codesign").glob("2*"))
     found = Machines.of(Finished(folder).config, pd.read_parquet(folder / "results.parquet"))
     assert (found.regret >= 0).all()
     assert found.regret[found.chosen["robust"]] == found.regret.min()
-    assert {"worth.parquet", "contributions.parquet", "existing_machines.parquet"} <= {
+    assert {"worth.parquet", "slopes.parquet", "contributions.parquet", "existing_machines.parquet"} <= {
         path.name for path in folder.iterdir()
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from graphs import graphs, pipelines
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.analysis import one_sided
 from dse.backend import Batch
 from dse.cli import main
 from dse.space import get_path
@@ -137,6 +139,44 @@ def test_slopes_are_of_one_design_in_which_no_task_waits_for_ever() -> None:
         slopes(endless, np.zeros((len(endless.values), 1)))
 
 
+# Differences
+
+
+@drawn(100)
+@given(value=st.floats(1e-9, 1e15), power=st.floats(-3, 3), factor=st.floats(-1e9, 1e9).filter(lambda x: abs(x) > 1e-9))
+def test_a_power_of_a_number_has_its_exponent_on_both_sides(value: float, power: float, factor: float) -> None:
+    for side in (-1, 1):
+        assert one_sided.elasticity(factor * one_sided.beside(value, side) ** power, side) == pytest.approx(
+            power, abs=1e-8
+        )
+    assert one_sided.of_neighbours(factor * np.array([value, value + 1]) ** power, [value, value + 1]) == pytest.approx(
+        power, abs=1e-5 + 1e-15 * value
+    )
+
+
+@drawn(100)
+@given(value=st.floats(1e-9, 1e15), shape=st.floats(0.01, 100))
+def test_differences_are_good_to_eight_digits(value: float, shape: float) -> None:
+    """y = 1 + shape x, and exp(-shape x), of x = number / value."""
+    for side in (-1, 1):
+        x = one_sided.beside(value, side) / value
+        found = one_sided.elasticity(np.stack([1 + shape * x, np.exp(-shape * x)], axis=1), side)
+        assert found[0] == pytest.approx(shape / (1 + shape), abs=1e-8)
+        assert found[1] == pytest.approx(-shape, rel=1e-8, abs=1e-8)
+
+
+def test_a_kink_has_both_slopes_and_a_jump_none() -> None:
+    sides = {side: one_sided.beside(2.0, side) for side in (-1, 1)}
+    kinked = {side: float(one_sided.elasticity(np.maximum(3 * x, 1.5 * x**2), side)) for side, x in sides.items()}
+    assert kinked == {-1: pytest.approx(1, abs=1e-8), 1: pytest.approx(2, abs=1e-8)}
+    for jump in (1e-6, 0.5):
+        jumping = {side: float(one_sided.elasticity(x * (1 + jump * (x > 2)), side)) for side, x in sides.items()}
+        assert jumping == {-1: pytest.approx(1, abs=1e-8), 1: pytest.approx(math.nan, nan_ok=True)}
+    for values in ([0.0, 1.0, 2.0], [1.0, -1.0, 1.0], [1.0, math.inf, math.inf], [math.nan, 1.0, 1.0]):
+        assert math.isnan(one_sided.elasticity(np.array(values), 1))
+    assert math.isnan(one_sided.of_neighbours(np.array([1.0, math.inf]), [1, 2]))
+
+
 # Designs
 
 
@@ -170,7 +210,7 @@ def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
     few = ["schedule=chunked", "workload.only=[g1,g4]", "tracking=none", "store=none", "figures=none"]
     assert main(["study=ficco_sweep", *few]) == 0
     assert main(["robustness", "study=ficco_sweep", "samples=2", "range=2", "vary=system.gpu.dma.setup_s=0.1"]) == 0
-    assert "what 1 % more of a number does to the makespan" in capsys.readouterr().out
+    assert "what 1 % more of a number does to makespan_s of the winners [%]" in capsys.readouterr().out
     folder = tmp_path / "outputs" / "ficco_sweep" / "latest"
     rows = list(csv.DictReader((folder / "elasticities.csv").read_text("utf-8").splitlines()))
     assert {row["scenario"] for row in rows} == {"g1", "g4"}
@@ -181,3 +221,22 @@ def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
     document = json.loads((folder / "robustness.json").read_text("utf-8"))
     assert [row["above"] for row in document["elasticities"]] == [float(row["above"]) for row in rows]
     assert (folder / "figures" / "elasticities.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_backend_that_knows_no_derivatives_has_differences_of_the_objective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study=bert", "tracking=none", "figures=none"]) == 0
+    words = ["robustness", "study=bert", "samples=2", "range=2", "vary=system.gpu.peak_hbm_bytes_per_s=0.1"]
+    assert main(words) == 0
+    assert "to iteration_s of the winners [%, by differences]" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "outputs/bert/latest/elasticities.csv").read_text("utf-8").splitlines()))
+    assert {(row["metric"], row["exact"]) for row in rows} == {("iteration_s", "False")}
+    by_name = {row["number"]: float(row["above"]) for row in rows}
+    assert by_name["system.gpu.flop_vs_bw"] == pytest.approx(-1, abs=1e-6)  # all of a GPU is faster
+    assert -1 < by_name["system.gpu.peak_hbm_bytes_per_s"] < -0.3
+    assert by_name["system.gpu.efficiency.mixed.launch_s"] > 0
+    times = ["system.gpu.peak_hbm_bytes_per_s", "system.gpu.clock", "system.gpu.efficiency.mixed.launch_s"]
+    assert by_name[times[0]] + by_name[times[1]] - by_name[times[2]] == pytest.approx(-1, abs=1e-3)

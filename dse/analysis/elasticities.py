@@ -1,7 +1,8 @@
-"""Elasticities of a run's answer: what one percent more of each number of the machine does to the winners' time.
+"""Elasticities of a run's answer: what one percent more of each number of the machine does to the winners.
 
-A backend that knows how its time changes says so on either side of a design; where the sides differ, the number is at a
-kink.
+A backend that knows how its time changes says so on either side of a design; of any other one, the objective is
+evaluated a little beside each number that may be an axis (`dse.analysis.one_sided`). Where the sides differ, the number
+is at a kink.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from pydantic import BaseModel
 
-from dse.analysis.perturbation import Constant, Points, legal
+from dse.analysis.one_sided import beside, elasticity
+from dse.analysis.perturbation import Constant, Points, evaluate_batches, legal
 from dse.analysis.standings import Standing
+from dse.backend import Batch
 from dse.space import get_path
 from dse.units import quantity_text
 from dse.values import leaves
@@ -23,6 +26,7 @@ from dse.values import leaves
 if TYPE_CHECKING:
     from rich.table import Table
 
+MAKESPAN = "makespan_s"  # what a backend that is `Elastic` knows about
 _STEP = 1e-3  # relative: a number that may not be moved by so much on a side has no elasticity there
 _NONE = 1e-6  # elasticity that is none, or of sides that are alike
 _SHOWN = 12  # numbers in a table and in a figure
@@ -41,12 +45,15 @@ class Elastic(Protocol):
 
 @dataclass(frozen=True)
 class Elasticity:
-    """Change of a scenario's best makespan [%] for 1 % more of a number, `below` and `above` its value.
+    """Change of a metric of a scenario's winner [%] for 1 % more of a number, `below` and `above` its value.
 
-    NaN on a side on which the makespan jumps, or the model does not accept the number.
+    NaN on a side on which the metric jumps, or the model does not accept the number. exact: a derivative that the
+    backend knows, not a difference.
     """
 
     scenario: str
+    metric: str
+    exact: bool
     path: str
     value: float
     below: float
@@ -76,6 +83,8 @@ class Elasticity:
         """Return a row of `elasticities.csv`."""
         return {
             "scenario": self.scenario,
+            "metric": self.metric,
+            "exact": self.exact,
             "number": self.path,
             "value": self.value,
             "below": self.below,
@@ -88,27 +97,37 @@ class Elasticity:
         return {name: None if value != value else value for name, value in self.row().items()}
 
 
-def elasticities(run_points: Points, standings: Sequence[Standing]) -> list[Elasticity]:
-    """Elasticities of each scenario's winner, for all numbers of its machine that its time depends on.
+def elasticities(run_points: Points, standings: Sequence[Standing], objective: str) -> list[Elasticity]:
+    """Elasticities of each scenario's winner, for all numbers of its machine that its metric depends on.
 
-    Empty where the backend knows none.
+    Of the makespan where the backend knows its derivatives, else of the objective, by differences. Empty where no
+    number of the machine may be an axis.
     """
-    backend, rows = run_points.plan.backend, list[Elasticity]()
-    if not isinstance(backend, Elastic):
-        return rows
-    legal_sides: dict[Side, bool] = {}
+    backend, rows, legal_sides = run_points.plan.backend, list[Elasticity](), dict[Side, bool]()
     for standing in standings:
         design = run_points.designs[standing.point]
         values = dict(_numbers(run_points, design))
         both = [(path, sign) for path in values for sign in (-1, 1)]
         legal_sides |= {side: _is_legal(run_points, side) for side in both if side not in legal_sides}
         sides = [side for side in both if legal_sides[side]]
-        slopes = dict(zip(sides, backend.elasticities(design, sides) or (), strict=False))
-        for path, value in values.items() if slopes else ():
+        exact = backend.elasticities(design, sides) if isinstance(backend, Elastic) else None
+        metric = objective if exact is None else MAKESPAN
+        sloped = _differences(run_points, design, sides, objective) if exact is None else exact
+        slopes = dict(zip(sides, sloped, strict=True))
+        for path, value in values.items():
             below, above = (slopes.get((path, sign), math.nan) for sign in (-1, 1))
-            rows.append(Elasticity(standing.scenario, path, value, below, above))
+            rows.append(Elasticity(standing.scenario, metric, exact is not None, path, value, below, above))
     moving = {row.path for row in rows if row.size > _NONE}
     return [row for row in rows if row.path in moving]
+
+
+def _differences(run_points: Points, design: BaseModel, sides: Sequence[Side], objective: str) -> list[float]:
+    """Elasticity of the objective on each side of a number, by differences."""
+    axes = [{path: beside(get_path(design, path), sign)} for path, sign in sides]
+    batches = [Batch(design, axis) for axis in axes]
+    column = evaluate_batches(run_points, batches, {objective: "minimize"}, lambda _: None)
+    values = column.reshape(len(sides), 3)
+    return [float(elasticity(row, sign)) for row, (_, sign) in zip(values, sides, strict=True)]
 
 
 def _numbers(run_points: Points, design: BaseModel) -> Iterator[tuple[str, float]]:
@@ -138,7 +157,8 @@ def table(rows: Sequence[Elasticity]) -> Table:
     """Table of the numbers that matter most: least, median and largest elasticity over scenarios, and kinks."""
     from rich.table import Table
 
-    shown = Table(title="what 1 % more of a number does to the makespan of the winners [%]")
+    how = "" if all(row.exact for row in rows) else ", by differences"
+    shown = Table(title=f"what 1 % more of a number does to {rows[0].metric} of the winners [%{how}]")
     shown.add_column("number", no_wrap=True)
     for name in ("now", "least", "median", "most", "kinks"):
         shown.add_column(name, justify="right")

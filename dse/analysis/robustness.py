@@ -3,8 +3,8 @@
 Constants are declared uncertain by a relative half-width. All of them are drawn at once by a seeded Latin hypercube,
 uniformly within their widths, and the points of the run are evaluated again for each draw: how often do members of the
 front and the winner stay the best, and what does keeping the winner cost? Each constant alone is then moved over a wide
-range: where does another option win? A backend that knows derivatives adds what 1 % more of each number of the machine
-does to the winners (`dse.analysis.elasticities`).
+range: where does another option win? What 1 % more of each number of the machine does to the winners is added
+(`dse.analysis.elasticities`).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def examine(request: Asked, present: Present, typed: str) -> Found:
             for constant in changing
             for flip in breaks(run_points, constant, request.objective, request.span, advance)
         ]
-        slopes = elasticities(run_points, scenario_standings)
+        slopes = elasticities(run_points, scenario_standings, next(iter(request.goals)))
     return Found(request, run_points, changing, scenario_standings, flips, slopes, absent)
 
 

@@ -202,16 +202,18 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -
 
 
 def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
-    """Plot what 1 % of each number does to the makespan of each scenario's winner: a dot, or both sides of a kink.
+    """Plot what 1 % of each number does to a metric of each scenario's winner: a dot, or both sides of a kink.
 
-    rows: `number`, `scenario`, `below`, `above` (NaN in one of them: none on that side), `kink`.
+    rows: `metric`, `exact`, `number`, `scenario`, `below`, `above` (NaN in one of them: none on that side), `kink`.
     """
+    metric, exact = words(rows[0]["metric"]), all(row["exact"] for row in rows)
     numbers = list(dict.fromkeys(row["number"] for row in rows))
     largest = max(rows, key=lambda row: np.nanmax([abs(row["below"]), abs(row["above"]), 0.0]))
     change = np.nanmean([largest["below"], largest["above"]])
-    title = f"{numbers[0].partition('.')[2]} matters most: 1 % more changes the makespan of "
+    title = f"{numbers[0].partition('.')[2]} matters most: 1 % more changes {metric} of "
     title += f"{label(str(largest['scenario']))} by {change:+.2f} %"
-    note = "elasticity of each scenario's winner: one-sided derivatives by each number of the machine"
+    how = "derivatives" if exact else "differences"
+    note = f"elasticity of each scenario's winner: one-sided {how} by each number of the machine"
     drawn = sheet(1, Frame(title, note), height=row_inches(1.3) * max(len(numbers), 3))
     (panel,) = drawn.panels
     panel.axvline(0, color=INK, lw=0.6)
@@ -223,7 +225,7 @@ def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
             panel.plot(np.nanmean(sides), place, marker="o", color=_MAIN, alpha=0.6, ms=4.5, mew=0, zorder=2)
     name_rows(panel, numbers, labelled=True)
     plain_ticks(panel.xaxis, Scale(1.0, "", ""))
-    drawn.xlabel = "change of the makespan for 1 % more [%]"
+    drawn.xlabel = f"change of {metric} for 1 % more [%]"
     handles = [mark_handle("a scenario's winner", marker="o", color=_MAIN)]
     if any(row["kink"] for row in rows):
         handles.append(mark_handle("kink: below and above differ", marker="|", color=_STRONG))

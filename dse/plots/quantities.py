@@ -23,7 +23,7 @@ _EXACT = 1e7  # whole numbers below it are written with all digits
 _STEPS = (1.0, 2.0, 5.0)
 _FINE_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _ENOUGH = 3  # powers of ten that need no ticks between them
-_ENDINGS = ("_bytes_per_s", "_flop_per_s", "_bytes", "_flop", "_J", "_s")
+_ENDINGS = ("_bytes_per_s", "_flop_per_s", "_gbit_per_s", "_bytes", "_flop", "_J", "_s")
 
 
 @dataclass(frozen=True)
