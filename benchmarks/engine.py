@@ -30,15 +30,16 @@ from dse.backend import Batch
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space
+from dse.space.grids import grids
 from simulators.engines import simgrid
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
 from simulators.engines.fluid import Prepared, few_classes, many_classes
 from simulators.hardware.parts import Contention
-from simulators.overlap.batch import grids
+from simulators.overlap.design import Design
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.design import Design
+from simulators.steps.design import Design as StepDesign
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
@@ -164,7 +165,7 @@ def by_reuse() -> float:
     }
     batch = Batch(Batch(design, axes).at(0), axes)
     arrays = batch.arrays
-    assert isinstance(arrays, Design)
+    assert isinstance(arrays, StepDesign)
     each, reused = seconds(lambda: metrics_of(arrays), lambda: backend.evaluate([batch]), repeats=4)
     return each / reused
 
@@ -255,7 +256,7 @@ def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> S
     assert count == space.size()
 
     def lower() -> None:
-        ((_, grid),) = grids([batch])
+        ((_, grid),) = grids([batch], Design)
         for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
             reduce_graph(graph)
 
@@ -315,7 +316,7 @@ def _graph_of(space: Space) -> TaskGraph:
     """The reduced graph of the grid that a space is."""
     block = next(iter(space.blocks(1 << 20)))
     assert block.batch is not None
-    ((_, grid),) = grids([block.batch])
+    ((_, grid),) = grids([block.batch], Design)
     return reduce_graph(grid.design.schedule.lower(grid.design.system, grid.design.workload)).graph
 
 

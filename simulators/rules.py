@@ -36,7 +36,8 @@ class Rule:
 
     def problem(self, value: Any, numbers: Sequence[Any]) -> Problem:
         """Return the rule as a problem of a design with these numbers."""
-        return Problem(self.path, self.rule.format(*numbers), value, self.way_out.format(*numbers))
+        plain = [_plain(number) for number in numbers]
+        return Problem(self.path, self.rule.format(*plain), _plain(value), self.way_out.format(*plain))
 
 
 def problems(rules: Sequence[Rule]) -> list[Problem]:
@@ -57,7 +58,7 @@ def reasons(rules: Sequence[Rule], shape: tuple[int, ...]) -> tuple[NDArray[np.i
         codes = []
         for before, *values in cases.T.tolist():
             varied_values = iter(values)
-            value, *arguments = (_plain(next(varied_values)) if np.ndim(number) else number for number in numbers)
+            value, *arguments = (next(varied_values) if np.ndim(number) else number for number in numbers)
             text = str(rule.problem(value, arguments))
             earlier = list(texts)[int(before)]
             codes.append(texts.setdefault(f"{earlier}; {text}" if earlier else text, len(texts)))
@@ -65,6 +66,8 @@ def reasons(rules: Sequence[Rule], shape: tuple[int, ...]) -> tuple[NDArray[np.i
     return code.reshape(-1), tuple(texts)
 
 
-def _plain(number: float) -> float | int:
-    """Convert an integral number of a table to int."""
-    return int(number) if float(number).is_integer() else float(number)
+def _plain(value: Any) -> Any:
+    """Convert a number that is integral to int, one of NumPy to one of Python; other values are as they are."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -92,12 +92,12 @@ def _elasticities(
     judge: Judge, machine: Machine, judged: Judged, where: tuple[Floats, int, bool]
 ) -> Mapping[str, float]:
     """Elasticities by numbers on a side, whole or not; none of a die that is too large."""
-    numbers, side, whole = where
+    numbers, side, is_whole = where
     columns = metrics_of(judge, machine, judged)
     fits = columns["die_mm2"] <= largest_die_mm2(judge.base)
     rows = {**judged.speeds, **{name: columns[name] for name in METRICS}}
     table = np.where(fits[:, None], np.column_stack(list(rows.values())), np.nan)
-    slope = of_neighbours(table, numbers) if whole else elasticity(table, side)
+    slope = of_neighbours(table, numbers) if is_whole else elasticity(table, side)
     return dict(zip(rows, slope.tolist(), strict=True))
 
 

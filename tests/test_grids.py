@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
+from dse.space.grids import grids
 from dse.testing import check_screening
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.batch import grids
+from simulators.overlap.design import Design
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.graph import TaskGraph
 
@@ -153,7 +154,7 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
 def test_rules_over_a_grid_say_what_they_say_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Text included, and several broken rules in one line."""
     batch = data.draw(batches(schedule))
-    ((_, grid),) = grids([batch])
+    ((_, grid),) = grids([batch], Design)
     code, texts = reasons(grid.design.schedule.rules(grid.design.system, grid.design.workload), grid.shape)
     found = [texts[index] for index in code.tolist()]
     assert found == ["; ".join(map(str, backend("event").problems(one))) for one in batch.designs()]
@@ -212,7 +213,7 @@ def test_reasons_of_any_rules_are_the_problems_of_each_design(
 def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Contention laws may be of other groups, as designs whose factors differ have more; they say the same."""
     batch = data.draw(batches(schedule))
-    ((_, grid),) = grids([batch])
+    ((_, grid),) = grids([batch], Design)
     assume(not any(backend("event").problems(one) for one in batch.designs()))
     graph = lower(grid.design)
     places = np.broadcast_to(np.arange(graph.num_designs).reshape(graph.shape), grid.shape).reshape(-1)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from benchmarks.engine import space_of
 from benchmarks.graphs import pipeline
 from dse.space import Knob, Space
+from dse.space.grids import grids
 from simulators.engines import fluid
 from simulators.engines.fluid import Prepared, few_classes, many_classes
-from simulators.overlap.batch import grids
+from simulators.overlap.design import Design
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 
@@ -166,7 +167,7 @@ def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
     space = space_of("fluid", num_chunks=16, designs=2401, rows=16384)
     block = next(iter(space.blocks(4096)))
     assert block.batch is not None
-    ((_, grid),) = grids([block.batch])
+    ((_, grid),) = grids([block.batch], Design)
     for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
         small = reduce_graph(graph).graph
         prepared, table = Prepared.of(small), small.table()
@@ -181,7 +182,7 @@ def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
     space = Space(base.base, (Knob("system.gpu.num_cus", tuple(range(64, 304))),), {}, base.backend)
     block = next(iter(space.blocks(256)))
     assert block.batch is not None
-    ((_, grid),) = grids([block.batch])
+    ((_, grid),) = grids([block.batch], Design)
     graph = reduce_graph(grid.design.schedule.lower(grid.design.system, grid.design.workload)).graph
     prepared, table = Prepared.of(graph), graph.table()
     rows, left, steps = prepared.together(table)

@@ -91,16 +91,13 @@ def link_share(node: LibraryNode, gpus: ArrayLike) -> Floats:
     return np.asarray(np.clip((count - 1) / np.maximum(np.asarray(node.num_gpus) - 1, 1), 1e-9, 1.0))
 
 
-def exchange_seconds(library: ExpertLibrary, direction: Direction, routed: RoutedTokens) -> Floats | None:
-    """Time [s] of a dispatch or combine by the fastest kernel that a library has for it; None if it has none."""
+def exchange_seconds(library: ExpertLibrary, direction: Direction, routed: RoutedTokens) -> Floats:
+    """Time [s] of a dispatch or combine by the fastest kernel that a library has for it; NaN where it has none."""
     kernels = {str(kind): kernel for kind, kernel in library.kernels.items()}
     leaves = np.asarray(routed.nodes) > 1
     inside = _fastest(kernels, ("node",), direction, routed, library)
     across = _fastest(kernels, ("network", "network_low_latency"), direction, routed, library)
-    if (inside is None and not np.all(leaves)) or (across is None and np.any(leaves)):
-        return None
-    absent = np.zeros(())
-    return np.where(leaves, absent if across is None else across, absent if inside is None else inside)
+    return np.where(leaves, across, inside)
 
 
 def _fastest(
@@ -109,10 +106,10 @@ def _fastest(
     direction: Direction,
     routed: RoutedTokens,
     library: ExpertLibrary,
-) -> Floats | None:
+) -> Floats:
     times = [
         kernel_seconds(getattr(kernels[kind], direction), routed, num_sms=library.num_sms)
         for kind in kinds
         if kind in kernels
     ]
-    return np.minimum.reduce(times) if times else None
+    return np.minimum.reduce(times) if times else np.full((), np.nan)

@@ -92,10 +92,13 @@ class Events:
 
 
 def turns(layers: Layers, memory: Memory) -> Turns:
-    """Run B designs."""
-    times = np.empty((len(layers.many), 4))
-    _run(*layers, memory.table(len(layers.many)), times, np.empty((0, 5)))
-    return Turns(*times.T)
+    """Run B designs, those with the same numbers once."""
+    columns = (*layers[3:], memory.table(len(layers.many)))
+    rows = np.column_stack(columns)
+    _, first, which = np.unique(rows.view(f"V{rows.strides[0]}"), return_index=True, return_inverse=True)
+    times = np.empty((len(first), 4))
+    _run(*layers[:3], *(column[first] for column in columns), times, np.empty((0, 5)))
+    return Turns(*times[which.reshape(-1)].T)
 
 
 def events(layers: Layers, memory: Memory) -> Events:

@@ -15,11 +15,11 @@ from dse import plugins
 from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Result, Results, Tree, pieces
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
+from dse.space.grids import Grid, grids, results_by_batch
 from dse.values import LABELS, condition, leaves, put
 from simulators.hardware.machine import reads
 from simulators.hardware.network import link_rules
 from simulators.hardware.system import System, WholeNode
-from simulators.overlap.batch import Grid, grids
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import Bound, Design, Schedule, ScheduleKnobs
 from simulators.overlap.elasticities import elasticities
@@ -193,12 +193,12 @@ class OverlapBackend(Backend):
     def idle(self, batches: Sequence[Batch], path: str, value: Any) -> list[NDArray[np.bool_]]:
         """Masks of designs with the same task graph, with priorities of no effect, or with the same broken rule."""
         masks: dict[int, NDArray[np.bool_]] = {}
-        for indices, grid in grids(batches):
+        for indices, grid in grids(batches, Design):
             same = self._idle_designs(grid, path, value).reshape(len(indices), -1)
             masks |= dict(zip(indices, same, strict=True))
         return [masks[index] for index in range(len(batches))]
 
-    def _idle_designs(self, grid: Grid, path: str, value: Any) -> NDArray[np.bool_]:
+    def _idle_designs(self, grid: Grid[Design], path: str, value: Any) -> NDArray[np.bool_]:
         """Mask [B] of the designs of a grid in which `path` may have the value."""
         other = replace(grid, design=put(grid.design, path, value))
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
@@ -214,12 +214,12 @@ class OverlapBackend(Backend):
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Check the rules of all designs of one structure at once."""
-        return _results_by_batch(batches, self._screen_grid)
+        return results_by_batch(batches, Design, self._screen_grid)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
         settled = [self._settled(batch) for batch in batches]
-        results = iter(_results_by_batch([part for parts in settled for part in parts], self._evaluate_grid))
+        results = iter(results_by_batch([part for parts in settled for part in parts], Design, self._evaluate_grid))
         return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
 
     def _settled(self, batch: Batch) -> list[Batch]:
@@ -237,13 +237,13 @@ class OverlapBackend(Backend):
         assert isinstance(design.schedule, ScheduleKnobs)
         return design.model_copy(update={"schedule": design.schedule.settle(design.system, design.workload)})
 
-    def _screen_grid(self, grid: Grid) -> Results:
+    def _screen_grid(self, grid: Grid[Design]) -> Results:
         """Check the rules of a grid's designs, without metrics."""
         reason, texts = reasons(self._rules(grid.design), grid.shape)
         status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
         return Results(status, {}, reason, np.zeros_like(reason), texts)
 
-    def _evaluate_grid(self, grid: Grid) -> Results:
+    def _evaluate_grid(self, grid: Grid[Design]) -> Results:
         """Results of a grid; designs that break a rule are infeasible."""
         screened = self._screen_grid(grid)
         if screened.ok.all():
@@ -252,7 +252,7 @@ class OverlapBackend(Backend):
             return screened
         return _replace_results(screened, screened.ok, self._feasible(grid.take(screened.ok)))
 
-    def _feasible(self, grid: Grid) -> Results:
+    def _feasible(self, grid: Grid[Design]) -> Results:
         """Results of designs that break no rule; designs with equal graphs share a run."""
         graph = self._lower(grid.design)
         measure_graph: _Measure = _measure_one if self._imbalance is None else _measure_all
@@ -294,14 +294,14 @@ class OverlapBackend(Backend):
             self._bounds[key] = (design, self._schedule_bound(Batch(design, shared)))  # holds it: its ids stay its own
         proven = self._bounds[key][1]
         if proven is None:
-            ((_, grid),) = grids([batch])
+            ((_, grid),) = grids([batch], Design)
             graph = reduce_graph(self._lower(grid.design)).graph
             return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
         aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
         return np.broadcast_to(aligned, batch.shape).reshape(-1)
 
     def _schedule_bound(self, batch: Batch) -> Floats | None:
-        ((_, grid),) = grids([batch])
+        ((_, grid),) = grids([batch], Design)
         proven = _proven(grid.design)
         return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
 
@@ -366,16 +366,6 @@ def _proven(design: Design) -> Bound | None:
     if not isinstance(design.schedule, ScheduleKnobs):
         return None
     return design.schedule.bound(design.system, design.workload)
-
-
-def _results_by_batch(batches: Sequence[Batch], results: Callable[[Grid], Results]) -> list[Results]:
-    """Compute the results of grids of batches, and split them by batch."""
-    by_batch: dict[int, Results] = {}
-    for indices, grid in grids(batches):
-        grid_results, num_designs = results(grid), grid.size // len(indices)
-        for place, index in enumerate(indices):
-            by_batch[index] = grid_results.take(slice(place * num_designs, (place + 1) * num_designs))
-    return [by_batch[index] for index in range(len(batches))]
 
 
 def _fill_shards(tree: Tree) -> Any:

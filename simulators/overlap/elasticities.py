@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dse.backend import Batch
 from dse.space import get_path
+from dse.space.grids import grids
 from dse.values import put
-from simulators.overlap.batch import grids
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.slopes import slopes
@@ -38,7 +38,7 @@ def elasticities(
     """
     steps = [(path, sign * _STEP * times) for path, sign in sides for times in (1, 2)]
     designs = [put(design, path, get_path(design, path) * (1 + step)) for path, step in steps]
-    ((_, grid),) = grids([Batch(point) for point in (design, *designs)])
+    ((_, grid),) = grids([Batch(point) for point in (design, *designs)], Design)
     graph = reduce_graph(lower(grid.design)).graph
     columns = np.broadcast_to(graph.columns(), (len(graph.values), len(designs) + 1))
     directions, jumps = _directions(columns)

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import LABELS, leaves, put
+from dse.space.grids import Grid, results_by_batch
+from dse.values import LABELS, Frozen, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm_waves import WaveGpu
 from simulators.costs.power import sustained_clock
@@ -47,10 +48,31 @@ from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, si
 from simulators.steps.task_graph import intervals, run
 from simulators.steps.transformer import transformer_blocks
 from simulators.taskgraph.timeline import Timeline
-from simulators.workloads.model import Kernels, Optimizer, Speech, Transformer, Translation
+from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 _VERSION = "6"
+
+
+class _AnyModel(Frozen):
+    """A model of whichever kind."""
+
+    model: Model
+
+
+_KINDS: Mapping[str, Any] = {
+    "model": _AnyModel,
+    "run": Run,
+    "parallel": Parallel,
+    "optimizer": Optimizer,
+    "kernels": Kernels,
+    "lengths": Lengths,
+    "iterations": Iterations,
+    "quantised": Quantised,
+    "format": Format,
+    "instructions": InstructionSet,
+}
+"""What sections other than `system` are validated as."""
 _MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
@@ -115,7 +137,7 @@ def _beside(design: Design, platform: Platform) -> Beside | None:
     gpu, library, how = design.system.gpu, platform.groups["ep"].experts, design.parallel.exchanges
     if how == "waited":
         return None
-    of_copies = 0 if gpu.cu_copy is None else int(np.max(gpu.cu_copy.num_cus))
+    of_copies: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
     return Beside(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
 
 
@@ -137,19 +159,24 @@ def _scheduled(design: Design) -> Scheduled | None:
 
 
 def _rules(design: Design) -> Iterator[Rule]:
-    """Rules between sections, and those of the schedules of sites where no other is broken everywhere."""
-    broken = False
+    """Rules between sections, and those of the schedules of sites where no other is broken."""
+    broken: NDArray[np.bool_] = np.zeros((), np.bool_)
     for rule in rules(design):
-        broken = broken or bool(np.all(rule.broken))
+        broken = broken | np.asarray(rule.broken, np.bool_)
         yield rule
-    if broken or not isinstance(design, ScheduledDesign) or not design.sites:
+    if not isinstance(design, ScheduledDesign) or not design.sites:
         return
-    tp, gpus = int(design.parallel.tp), design.system.node.num_gpus
-    beyond = tp > np.asarray(gpus)
+    tp, gpus = int(design.parallel.tp), np.asarray(design.system.node.num_gpus)
     text = "is beyond a node, in which alone sites have schedules (system.node.num_gpus = {0})"
-    yield Rule("parallel.tp", beyond, text, tp, (gpus,), "leave their schedules out: sites={{}}")
-    if np.all(beyond):
-        return
+    way = "leave their schedules out: sites={{}}"
+    yield Rule("parallel.tp", (tp > gpus) & ~broken, text, tp, (design.system.node.num_gpus,), way)
+    broken = broken | (tp > gpus)
+    for rule in _rules_of_sites(design, tp) if not broken.all() else ():
+        yield replace(rule, broken=np.asarray(rule.broken, np.bool_) & ~broken)
+
+
+def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
+    """Rules of the schedules of sites in a node."""
     if tp < 2:
         name, schedule = next(iter(design.sites.items()))
         yield Rule(f"sites.{name}", True, "is the collective of one GPU: it needs parallel.tp > 1", str(schedule))
@@ -246,7 +273,7 @@ class StepBackend(Backend):
     }
 
     def __init__(self) -> None:
-        self._sections: dict[tuple[Any, int], tuple[Any, Any]] = {}  # by identity; trees keep their ids
+        self._sections: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # by identity; trees keep their ids
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
@@ -275,23 +302,30 @@ class StepBackend(Backend):
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
         kind = Design if sites is None else ScheduledDesign
-        sections, machine = own_sections(tree), Device if sites is None else ScheduledDevice
-        kinds = {"system": machine, "optimizer": Optimizer, "kernels": Kernels}
-        sections |= {name: self._section(name, part, sections.get(name)) for name, part in kinds.items()}
-        design = check.model(kind, sections, path="")
+        kinds = {**_KINDS, "system": Device if sites is None else ScheduledDevice}
+        sections = {
+            name: self._section(kinds[name], section, tree[name]) if name in kinds else section
+            for name, section in own_sections(tree).items()
+        }
+        valid = all(isinstance(section, BaseModel) for name, section in sections.items() if name != "sites")
+        design = kind.model_construct(**sections) if valid else check.model(kind, sections, path="")
         schedules = {} if sites is None else read_sites(check, sites)
         check.done()
         assert design is not None
         return design if sites is None else design.model_copy(update={"sites": schedules})
 
-    def _section(self, name: str, kind: Any, tree: Any) -> Any:
-        """A section that many designs share is validated once; the tree itself where it is invalid."""
-        at = kind, id(tree)
+    def _section(self, kind: Any, tree: Any, original: Any) -> Any:
+        """A section that many designs share is validated once; the tree itself where it is invalid.
+
+        original: the section in the configuration, which means the same to all of them.
+        """
+        at = kind, id(original), tree is original
         if at not in self._sections:
             if len(self._sections) >= _MOST_SECTIONS:
                 self._sections.clear()
-            section = Problems().model(kind, tree, path=name)
-            self._sections[at] = tree, tree if section is None else section
+            of_model = kind is _AnyModel
+            section = Problems().model(kind, {"model": tree} if of_model else tree, path="")
+            self._sections[at] = original, tree if section is None else section.model if of_model else section
         return self._sections[at][1]
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
@@ -321,12 +355,12 @@ class StepBackend(Backend):
         return design.lengths is None and any(leaf == path and not structural for leaf, _, structural in leaves(design))
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
-        """Look at the rules of a whole grid at once."""
-        return [_screen_batch(batch, _grid_design(batch)) for batch in batches]
+        """Look at the rules of all designs of one structure at once."""
+        return results_by_batch(batches, Design, _screen_grid, _apart)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
-        """All designs of a grid at once."""
-        return [_evaluate_batch(batch) for batch in batches]
+        """All designs of one structure at once."""
+        return results_by_batch(batches, Design, _evaluate_grid, _apart)
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up, by what is projected of both, and how far it is off."""
@@ -385,26 +419,19 @@ def _fields(tree: Tree, section: str) -> set[str]:
         return set(Transformer.model_fields) if tree["model"].get("kind", "transformer") == "transformer" else set()
     if section in OPTIONAL and tree.get(section) is None:
         return set()
-    optional: dict[str, Any] = {"lengths": Lengths, "iterations": Iterations, "quantised": Quantised, "format": Format}
-    optional["instructions"] = InstructionSet
-    kind: Any = optional.get(section, Design.model_fields[section].annotation)
+    kind: Any = _KINDS.get(section, Design.model_fields[section].annotation)
     return set(kind.model_fields)
 
 
-def _grid_design(batch: Batch) -> Design:
-    """The design of a batch with its axes as arrays over the grid, so that a cost is computed once for all designs that
-    share what it depends on.
-    """
-    design = batch.design
-    for place, (path, values) in enumerate(batch.axes.items()):
-        design = put(design, path, values.reshape([-1 if axis == place else 1 for axis in range(len(batch.axes))]))
-    assert isinstance(design, Design)
-    return design
+def _apart(design: Design) -> Any:
+    """What is the same in all designs of a grid beside their structure: an epoch is computed alone."""
+    tp = design.parallel.tp if isinstance(design, ScheduledDesign) else 0
+    return type(design), tp, 0 if design.lengths is None else id(design)
 
 
-def _screen_batch(batch: Batch, design: Design) -> Results:
+def _screen_grid(grid: Grid[Design]) -> Results:
     """Results of the designs that break a rule, with the rule; the others are ok, without metrics."""
-    reason, texts = reasons(list(_rules(design)), batch.shape)
+    reason, texts = reasons(list(_rules(grid.design)), grid.shape)
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
 
@@ -421,15 +448,14 @@ def _step(design: Design) -> tuple[Iteration, Floats]:
     return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
 
 
-def _evaluate_batch(batch: Batch) -> Results:
-    design = _grid_design(batch)
-    screened = _screen_batch(batch, design)
+def _evaluate_grid(grid: Grid[Design]) -> Results:
+    screened = _screen_grid(grid)
     if not screened.ok.any():
         return screened
     with np.errstate(all="ignore"):  # of those that break a rule
-        metrics = metrics_of(design)
+        metrics = metrics_of(grid.design)
     columns = {
-        name: np.where(screened.ok, np.broadcast_to(value, batch.shape).reshape(-1), np.nan)
+        name: np.where(screened.ok, np.broadcast_to(value, grid.shape).reshape(-1), np.nan)
         for name, value in metrics.items()
     }
     texts = (*screened.texts, "operators")

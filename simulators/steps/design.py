@@ -210,7 +210,7 @@ def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0) & (model.latent is None)
     rule = "neither divides the heads of keys ({0}) nor is a multiple of them"
     yield Rule("parallel.tp", uneven, rule, parallel.tp, (kv,), "take one that does")
-    dense = model.moe is None or bool(np.any(np.asarray(model.moe.dense_layers) > 0))
+    dense = model.moe is None or np.asarray(model.moe.dense_layers) > 0
     yield Rule("parallel.tp", (ffn % tp != 0) & dense, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
     for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
         yield Rule(

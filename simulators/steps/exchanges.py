@@ -67,7 +67,7 @@ class Beside:
     how: Exchanges
     platform: Platform
     contention: Contention | None
-    num_cus: int
+    num_cus: ArrayLike
 
     @property
     def taken(self) -> Any:

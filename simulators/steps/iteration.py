@@ -372,7 +372,8 @@ class Iteration:
             return np.zeros(())
         if self.parallel.reductions == "after":
             return self.dp_s
-        return exposed_s(self.buckets, self.slowdowns) if self.slowdowns else self._exposed_without_contention
+        longer = exposed_s(self.buckets, self.slowdowns) if self.slowdowns else self._exposed_without_contention
+        return np.where(np.asarray(self.parallel.replicas) == 1, 0.0, longer)  # which has no others to reduce with
 
     @property
     def _exposed_without_contention(self) -> Floats:

@@ -315,7 +315,9 @@ def collective(work: Exchange, group: Group) -> CollectiveCost:
     if work.pattern == "all_to_all":
         direct = collective_cost(work.pattern, "direct", work.payload_bytes, group, element_bytes=2)
         seconds = work.library_seconds(group)
-        return direct if seconds is None else replace(direct, seconds=seconds + 0 * direct.seconds)
+        if seconds is None:
+            return direct
+        return replace(direct, seconds=np.where(np.isnan(seconds), direct.seconds, seconds + 0 * direct.seconds))
     ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
     return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
 

@@ -52,7 +52,7 @@ class MixtureOfExperts(Grown):
     expert_ffn: Width
     groups: Annotated[Integer, knob(structural=True, ge=1, le=2**10)] = 1
     groups_per_token: Annotated[Integer | None, knob(structural=True, ge=1, le=2**10)] = None
-    shared_experts: Annotated[Integer, Field(ge=0, le=2**20)] = 0
+    shared_experts: Annotated[Integer, knob(structural=True, ge=0, le=2**20)] = 0
     shared_ffn: Width | None = None
     dense_layers: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     imbalance: Annotated[Number, Field(ge=0, le=1e3)] = 0.0

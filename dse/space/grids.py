@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import Batch
-from dse.values import LABELS, leaves, put
-from simulators.overlap.design import Design
+from dse.backend import Batch, Results
+from dse.values import LABELS, iter_leaves, put
+
+D = TypeVar("D", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Generic[D]):
     """A design whose numbers may be arrays that broadcast to `shape`: properties and equations broadcast over them."""
 
-    design: Design
+    design: D
     shape: tuple[int, ...]
 
     @property
@@ -27,40 +28,57 @@ class Grid:
         """Number of designs."""
         return int(np.prod(self.shape))
 
-    def take(self, keep: NDArray[np.bool_]) -> Grid:
+    def take(self, keep: NDArray[np.bool_]) -> Grid[D]:
         """Select designs by a mask [size], as a grid of one axis."""
         mask = keep.reshape(self.shape)
         picked = _map_arrays(self.design, lambda array: np.broadcast_to(array, self.shape)[mask])
         return Grid(picked, (int(keep.sum()),))
 
 
-def grids(batches: Sequence[Batch]) -> Iterator[tuple[list[int], Grid]]:
+def results_by_batch(
+    batches: Sequence[Batch], kind: type[D], results: Callable[[Grid[D]], Results], apart: Callable[[D], Any] = type
+) -> list[Results]:
+    """Results of each batch, from the results of the grids that `grids` makes of all of them."""
+    by_batch: dict[int, Results] = {}
+    for indices, grid in grids(batches, kind, apart):
+        grid_results, num_designs = results(grid), grid.size // len(indices)
+        for place, index in enumerate(indices):
+            by_batch[index] = grid_results.take(slice(place * num_designs, (place + 1) * num_designs))
+    return [by_batch[index] for index in range(len(batches))]
+
+
+def grids(
+    batches: Sequence[Batch], kind: type[D], apart: Callable[[D], Any] = type
+) -> Iterator[tuple[list[int], Grid[D]]]:
     """Yield (indices of batches, their grid) for batches with equal axes that differ only in non-structural numbers.
 
-    The first axis of the grid is that of the batches, the others are the axes of a batch.
+    The first axis of the grid is that of the batches, the others are the axes of a batch. kind: of their designs.
+    apart: what else must be equal of the designs of a grid; may be hashed.
     """
     structures: dict[int, tuple[Any, ...]] = {}
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, batch in enumerate(batches):
         design = batch.design
-        assert isinstance(design, Design)
-        parts = tuple(_structure(part, structures) for part in (design.system, design.workload, design.schedule))
+        assert isinstance(design, kind)
+        parts = tuple(_structure(part, structures) for _, part in design)
         axes = tuple((path, values.tobytes()) for path, values in batch.axes.items())
-        groups.setdefault((parts, axes), []).append(index)
+        groups.setdefault((apart(design), parts, axes), []).append(index)
     for indices in groups.values():
         first = batches[indices[0]]
         shape = (len(indices), *first.shape)
         aligned = (-1, *(1 for _ in first.shape))
-        design = _merge([batches[index].design for index in indices], aligned)
+        merged = _merge([batches[index].design for index in indices], aligned)
         for place, (path, values) in enumerate(first.axes.items(), start=1):
-            design = put(design, path, values.reshape([-1 if axis == place else 1 for axis in range(len(shape))]))
-        yield indices, Grid(design, shape)
+            merged = put(merged, path, values.reshape([-1 if axis == place else 1 for axis in range(len(shape))]))
+        yield indices, Grid(merged, shape)
 
 
 def _structure(part: Any, structures: dict[int, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Structural leaves of a part; parts shared by many designs are walked once."""
+    """Structural leaves of a section; sections shared by many designs are walked once."""
     if id(part) not in structures:
-        structures[id(part)] = tuple((path, value if marked else None) for path, value, marked in leaves(part))
+        kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
+        walked = ((path, value if marked else None) for path, value, marked in iter_leaves(part, ""))
+        structures[id(part)] = *kinds, *walked
     return structures[id(part)]
 
 
@@ -69,6 +87,10 @@ def _merge(values: Sequence[Any], aligned: tuple[int, ...]) -> Any:
     first = values[0]
     if all(value is first for value in values):
         return first
+    if len(different := list({id(value): value for value in values}.values())) < len(values):
+        places = {id(value): place for place, value in enumerate(different)}
+        at = [places[id(value)] for value in values]
+        return _map_arrays(_merge(different, aligned), lambda array: array[at])
     if isinstance(first, BaseModel):
         columns = {name: [getattr(value, name) for value in values] for name in type(first).model_fields}
         parts = {name: column[0] if name in LABELS else _merge(column, aligned) for name, column in columns.items()}

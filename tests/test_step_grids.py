@@ -1,0 +1,113 @@
+"""Steps in one call: designs of one structure are computed together, and each is as it is alone, to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import drawn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.backend import Batch, Tree
+from dse.config.compose import request
+from dse.space import get_path, set_path
+from dse.values import leaves, put
+from simulators.steps import backend
+from simulators.steps.backend import StepBackend
+from simulators.steps.design import Design
+
+STUDIES = ("bert", "comp_vs_comm", "jitq", "plan", "whole_models")
+SITES = {
+    "attention_out": "hetero_fused_1d num_chunks=4",
+    "ffn_in": "uniform_fused_1d num_chunks=2",
+    "ffn_out": "shard_p2p",
+}
+
+
+@cache
+def trees(study: str) -> Mapping[str, Tree]:
+    return StepBackend().scenarios(request([f"study={study}"]).tree)
+
+
+def design_of(study: str, chance: random.Random) -> Design:
+    """A design of one of the scenarios of a study; of `plan`, some sites have schedules."""
+    tree = dict(chance.choice(list(trees(study).values())))
+    if study == "plan":
+        tree["sites"] = {**tree["sites"], **SITES}
+    return StepBackend().design(tree)
+
+
+def changed(design: Design, path: str, chance: random.Random) -> Any:
+    value = get_path(design, path)
+    if isinstance(value, int):
+        return max(1, round(value * chance.choice([0.5, 1, 1, 2, chance.uniform(0.5, 2)])))
+    return value * chance.uniform(0.8, 1.2)
+
+
+def beside(design: Design, chance: random.Random, count: int) -> list[Design]:
+    """Designs with some other numbers than those of a design."""
+    paths = [path for path, value, _ in leaves(design) if value and StepBackend().is_axis(path, design)]
+    designs = []
+    for _ in range(count):
+        other = design
+        for path in chance.sample(paths, min(len(paths), chance.choice([1, 3, 10, len(paths)]))):
+            if get_path(other, path) is not None:
+                other = put(other, path, changed(other, path, chance))
+        designs.append(other)
+    return designs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
+@drawn(12)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_designs_in_one_call_are_as_they_are_alone(study: str, seed: int) -> None:
+    chance, simulator = random.Random(seed), StepBackend()
+    designs = [one for _ in range(2) for one in beside(design_of(study, chance), chance, 6)]
+    chance.shuffle(designs)
+    batches = [Batch(one) for one in designs]
+    together, screened = simulator.evaluate(batches), simulator.screen(batches)
+    for place, batch in enumerate(batches):
+        (alone,) = simulator.evaluate([batch])
+        assert together[place][0] == alone[0]
+        assert screened[place].ok[0] == (simulator.screen([batch])[0]).ok[0]
+
+
+def test_designs_of_one_structure_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[tuple[int, ...]]()
+    original = backend._evaluate_grid
+
+    def counted(grid: Any) -> Any:
+        calls.append(grid.shape)
+        return original(grid)
+
+    monkeypatch.setattr(backend, "_evaluate_grid", counted)
+    chance, simulator = random.Random(0), StepBackend()
+    base = design_of("bert", chance)
+    rates = [put(base, "system.gpu.peak_hbm_bytes_per_s", rate) for rate in (1e12, 2e12, 3e12)]
+    other = put(base, "run.precision", "fp32" if base.run.precision == "mixed" else "mixed")
+    axes = {"run.batch": np.array([2, 4])}
+    batches = [Batch(rates[0]), Batch(other), Batch(rates[1]), Batch(rates[0], axes), Batch(rates[2], axes)]
+    found = simulator.evaluate(batches)
+    assert calls == [(2,), (1,), (2, 2)]
+    assert [one.size for one in found] == [1, 1, 1, 2, 2]
+    assert found[0][0] != found[2][0]
+
+
+def test_sections_are_validated_once_for_all_designs_that_share_them() -> None:
+    simulator, tree = StepBackend(), dict(next(iter(trees("jitq").values())))
+    first = simulator.design(tree)
+    second = simulator.design({**tree, "run": {**tree["run"], "batch": 3}})
+    assert second == simulator.design({**tree, "run": {**tree["run"], "batch": 3}})
+    assert second != first
+    for name in ("system", "model", "optimizer", "kernels", "quantised", "format"):
+        assert getattr(first, name) is getattr(second, name)
+    set_path(wrong := {**tree, "run": dict(tree["run"])}, "run.batch", -1)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"run\.batch"):
+            simulator.design(wrong)
