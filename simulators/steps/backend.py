@@ -51,7 +51,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "6"
+_VERSION = "7"
 
 
 class _AnyModel(Frozen):
