@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.analysis.one_sided import beside, elasticity, of_neighbours
+from dse.analysis.one_sided import KINK, beside, elasticity, of_neighbours
 from simulators.codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
 from simulators.codesign.machine import Machine
 from studies.machine_worth import with_numbers
@@ -31,7 +31,7 @@ _SMOOTH = (
     "cap_w",
 )
 _WHOLE = ("num_cus",)
-_ALIKE = 1e-4  # difference of two sides that are alike
+_NONE = 1e-4  # elasticity that is none
 _SIDES = (-1, 1)
 
 
@@ -54,14 +54,14 @@ class Slope:
 
     def has_kink(self, name: str) -> bool:
         """True if the sides differ."""
-        return abs(self.above[name] - self.below[name]) > _ALIKE
+        return abs(self.above[name] - self.below[name]) > KINK
 
     @property
     def pays(self) -> str:
         """The direction in which throughput for a dollar rises: `more`, `less`, or neither."""
         gains = {"more": self.above["value_x"], "less": -self.below["value_x"]}
         best = max(gains, key=lambda name: -math.inf if math.isnan(gains[name]) else gains[name])
-        return best if gains[best] > _ALIKE else ""
+        return best if gains[best] > _NONE else ""
 
 
 def slopes(judge: Judge, machine: Machine) -> list[Slope]:
@@ -135,8 +135,8 @@ def best_trade(numbers: Sequence[Slope], price: str) -> Trade | None:
 
 def _trade(raised: Slope, lowered: Slope, price: str) -> Trade | None:
     takes, gives = raised.above[price], lowered.below[price]
-    if not (takes > _ALIKE and gives > _ALIKE):
+    if not (takes > _NONE and gives > _NONE):
         return None
     more, less = min(1.0, gives / takes), min(1.0, takes / gives)
     gain = more * raised.above["throughput_x"] - less * lowered.below["throughput_x"]
-    return Trade(price, raised.number, lowered.number, more, less, gain) if gain > _ALIKE else None
+    return Trade(price, raised.number, lowered.number, more, less, gain) if gain > _NONE else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from pydantic import BaseModel
 
-from dse.analysis.one_sided import beside, elasticity
+from dse.analysis.one_sided import KINK, beside, elasticity
 from dse.analysis.perturbation import Constant, Points, evaluate_batches, legal
 from dse.analysis.standings import Standing
 from dse.backend import Batch
@@ -77,7 +77,7 @@ class Elasticity:
     @property
     def kink(self) -> bool:
         """True if the sides differ."""
-        return abs(self.above - self.below) > _NONE
+        return abs(self.above - self.below) > (_NONE if self.exact else KINK)
 
     def row(self) -> dict[str, Any]:
         """Return a row of `elasticities.csv`."""

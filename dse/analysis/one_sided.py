@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 STEP = 1e-5  # of the logarithm of a number
+KINK = 1e-3
+"""Difference of two sides from which on a number is at a kink: models of events are rough at the scale of a step."""
 _BENT = 1e-2  # share by which the change over two steps may be off twice that over one
 _CURVED = 1e-8  # change that a jump has at least: a smooth function is off by its curvature times the step squared
 
