@@ -99,6 +99,14 @@ def test_designs_of_one_structure_are_computed_once(monkeypatch: pytest.MonkeyPa
     assert found[0][0] != found[2][0]
 
 
+def test_a_number_that_is_none_is_no_number_of_another_design() -> None:
+    simulator, base = StepBackend(), design_of("plan", random.Random(0))
+    designs = [put(base, "model.kv_heads", heads) for heads in (None, 8, None, 4)]
+    found = simulator.evaluate([Batch(one) for one in designs])
+    assert [one[0] for one in found] == [simulator.evaluate([Batch(one)])[0][0] for one in designs]
+    assert found[0][0] == found[2][0] != found[1][0]
+
+
 def test_sections_are_validated_once_for_all_designs_that_share_them() -> None:
     simulator, tree = StepBackend(), dict(next(iter(trees("jitq").values())))
     first = simulator.design(tree)

@@ -77,7 +77,7 @@ def _structure(part: Any, structures: dict[int, tuple[Any, ...]]) -> tuple[Any, 
     """Structural leaves of a section; sections shared by many designs are walked once."""
     if id(part) not in structures:
         kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
-        walked = ((path, value if marked else None) for path, value, marked in iter_leaves(part, ""))
+        walked = ((path, value) if marked else path for path, value, marked in iter_leaves(part, ""))
         structures[id(part)] = *kinds, *walked
     return structures[id(part)]
 
