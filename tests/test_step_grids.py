@@ -1,9 +1,13 @@
-"""Steps in one call: designs of one structure are computed together, and each is as it is alone, to the bit."""
+"""Steps in one call: designs of one structure are computed together, and each is as it is alone.
+
+To the bit; to rounding where schedules run at sites.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +17,7 @@ from conftest import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.backend import Batch, Tree
+from dse.backend import Batch, Result, Tree
 from dse.config.compose import request
 from dse.space import get_path, set_path
 from dse.values import leaves, put
@@ -22,11 +26,7 @@ from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
 
 STUDIES = ("bert", "comp_vs_comm", "jitq", "plan", "whole_models")
-SITES = {
-    "attention_out": "hetero_fused_1d num_chunks=4",
-    "ffn_in": "uniform_fused_1d num_chunks=2",
-    "ffn_out": "shard_p2p",
-}
+SITES = {"attention_out": "hetero_fused_1d num_chunks=4", "ffn_out": "shard_p2p"}
 
 
 @cache
@@ -46,7 +46,7 @@ def changed(design: Design, path: str, chance: random.Random) -> Any:
     value = get_path(design, path)
     if isinstance(value, int):
         return max(1, round(value * chance.choice([0.5, 1, 1, 2, chance.uniform(0.5, 2)])))
-    return value * chance.uniform(0.8, 1.2)
+    return value * chance.uniform(0.8, 1.0 if value <= 1 else 1.2)  # shares stay shares
 
 
 def beside(design: Design, chance: random.Random, count: int) -> list[Design]:
@@ -62,6 +62,13 @@ def beside(design: Design, chance: random.Random, count: int) -> list[Design]:
     return designs
 
 
+def same(first: Result, second: Result, *, exact: bool) -> bool:
+    if exact or first.status != "ok":
+        return first == second
+    close = second.metrics == pytest.approx(first.metrics, rel=1e-12, abs=1e-15)
+    return close and replace(first, metrics={}) == replace(second, metrics={})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 @drawn(12)
@@ -74,7 +81,7 @@ def test_designs_in_one_call_are_as_they_are_alone(study: str, seed: int) -> Non
     together, screened = simulator.evaluate(batches), simulator.screen(batches)
     for place, batch in enumerate(batches):
         (alone,) = simulator.evaluate([batch])
-        assert together[place][0] == alone[0]
+        assert same(together[place][0], alone[0], exact=study != "plan")
         assert screened[place].ok[0] == (simulator.screen([batch])[0]).ok[0]
 
 
@@ -101,6 +108,7 @@ def test_designs_of_one_structure_are_computed_once(monkeypatch: pytest.MonkeyPa
 
 def test_a_number_that_is_none_is_no_number_of_another_design() -> None:
     simulator, base = StepBackend(), design_of("plan", random.Random(0))
+    assert simulator.evaluate([Batch(base)])[0].ok.all()
     designs = [put(base, "model.kv_heads", heads) for heads in (None, 8, None, 4)]
     found = simulator.evaluate([Batch(one) for one in designs])
     assert [one[0] for one in found] == [simulator.evaluate([Batch(one)])[0][0] for one in designs]

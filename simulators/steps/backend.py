@@ -449,15 +449,19 @@ def _step(design: Design) -> tuple[Iteration, Floats]:
 
 
 def _evaluate_grid(grid: Grid[Design]) -> Results:
+    """Results of a grid; of one without axes, designs that break a rule are not computed."""
     screened = _screen_grid(grid)
-    if not screened.ok.any():
+    ok = screened.ok
+    if not ok.any():
         return screened
+    some = len(grid.shape) == 1 and not ok.all()
+    computed = grid.take(ok) if some else grid
     with np.errstate(all="ignore"):  # of those that break a rule
-        metrics = metrics_of(grid.design)
-    columns = {
-        name: np.where(screened.ok, np.broadcast_to(value, grid.shape).reshape(-1), np.nan)
-        for name, value in metrics.items()
-    }
+        metrics = metrics_of(computed.design)
+    columns = {name: np.full(grid.size, np.nan) for name in metrics}
+    for name, value in metrics.items():
+        values = np.broadcast_to(value, computed.shape).reshape(-1)
+        columns[name][ok] = values if some else values[ok]
     texts = (*screened.texts, "operators")
-    engine = np.where(screened.ok, len(texts) - 1, 0).astype(np.int32)
+    engine = np.where(ok, len(texts) - 1, 0).astype(np.int32)
     return replace(screened, metrics=columns, engine=engine, texts=texts)
