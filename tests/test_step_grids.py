@@ -69,6 +69,7 @@ def same(first: Result, second: Result, *, exact: bool) -> bool:
     return close and replace(first, metrics={}) == replace(second, metrics={})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 @drawn(12)
