@@ -328,7 +328,8 @@ def _slopes_table(machines: Machines) -> Iterator[Table | str]:
         shown.add_row(slope.number, quantity_text(slope.value, slope.number), *cells, slope.pays or "–")
     yield shown
     if any(slope.has_kink(name) for slope in machines.slopes for name in columns):
-        yield "*: mean of both sides, which differ: plans change there, a cap begins to bind, or CUs make another wave"
+        why = "plans change there, a cap begins to bind, or CUs, which are whole, make another wave or need a spare one"
+        yield f"*: mean of both sides, which differ: {why}"
     for metric in machine_slopes.PRICES:
         if trade := machine_slopes.best_trade(machines.slopes, metric):
             moved = f"{trade.more:.2f} % more {trade.raised} for {trade.less:.2f} % less {trade.lowered}"
