@@ -130,7 +130,7 @@ def number(value: float) -> str:
     if rounded == int(rounded):
         return f"{int(rounded):,}" if abs(rounded) >= _LONG else str(int(rounded))
     digits = max(0, 3 - math.floor(math.log10(abs(rounded))))
-    return f"{rounded:.{digits}f}".rstrip("0").rstrip(".") if digits < 12 else f"{rounded:g}"
+    return f"{rounded:.{digits}f}".rstrip("0").rstrip(".") if digits <= 12 else f"{rounded:g}"
 
 
 def with_unit(value: float, unit: str) -> str:
