@@ -324,7 +324,7 @@ def _slopes_table(machines: Machines) -> Iterator[Table | str]:
     for name in ("1 % more, in %", "now", *columns.values(), "pays"):
         shown.add_column(name, justify="left" if name == "1 % more, in %" else "right")
     for slope in machines.slopes:
-        cells = [f"{slope.mean(name) + 0.0:+.2f}{'*' if slope.has_kink(name) else ''}" for name in columns]
+        cells = [_slope_text(slope, name) for name in columns]
         shown.add_row(slope.number, quantity_text(slope.value, slope.number), *cells, slope.pays or "–")
     yield shown
     if any(slope.has_kink(name) for slope in machines.slopes for name in columns):
@@ -334,6 +334,12 @@ def _slopes_table(machines: Machines) -> Iterator[Table | str]:
         if trade := machine_slopes.best_trade(machines.slopes, metric):
             moved = f"{trade.more:.2f} % more {trade.raised} for {trade.less:.2f} % less {trade.lowered}"
             yield f"at the same {metric}: {moved} is {trade.gain:+.2f} % of speed"
+
+
+def _slope_text(slope: machine_slopes.Slope, name: str) -> str:
+    """The mean of both sides [%], with a star at a kink; a dash where a metric jumps on both."""
+    mean = slope.mean(name)
+    return "–" if mean != mean else f"{mean + 0.0:+.2f}{'*' if slope.has_kink(name) else ''}"
 
 
 _SLOPES = ("speed", "for a dollar", "cost", "power", "area")

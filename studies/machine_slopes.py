@@ -1,9 +1,9 @@
 """Slopes on a machine: what 1 % more of each of its numbers does to speed, price and power.
 
 Each is an elasticity, d log metric / d log number, on either side of the machine, by differences of its best plans
-(`dse.analysis.one_sided`); of CUs, which are whole, the change to one fewer and to one more. Where the plans change, or
-a cap begins to bind, the sides differ: a kink. Throughput for a dollar rises with a number whose elasticity of speed is
-above that of cost, and that of power says what a watt buys.
+(`dse.analysis.one_sided`); of CUs, which are whole, the change to one fewer and to one more; HBM is taken to come in
+any size. Where the plans change, or a cap begins to bind, the sides differ: a kink. Throughput for a dollar rises with
+a number whose elasticity of speed is above that of cost, and that of power says what a watt buys.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dse.backend import Batch, Result, Tree
 from dse.config.compose import request
+from dse.errors import ConfigError
 from dse.space import get_path, set_path
 from dse.values import leaves, put
 from simulators.steps import backend
@@ -124,7 +125,9 @@ def test_sections_are_validated_once_for_all_designs_that_share_them() -> None:
     assert second != first
     for name in ("system", "model", "optimizer", "kernels", "quantised", "format"):
         assert getattr(first, name) is getattr(second, name)
+    with pytest.raises(ConfigError, match="model"):
+        simulator.design({name: section for name, section in tree.items() if name != "model"})
     set_path(wrong := {**tree, "run": dict(tree["run"])}, "run.batch", -1)
     for _ in range(2):
-        with pytest.raises(Exception, match=r"run\.batch"):
+        with pytest.raises(ConfigError, match=r"run\.batch"):
             simulator.design(wrong)

@@ -210,7 +210,7 @@ def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     numbers = list(dict.fromkeys(row["number"] for row in rows))
     largest = max(rows, key=lambda row: np.nanmax([abs(row["below"]), abs(row["above"]), 0.0]))
     change = np.nanmean([largest["below"], largest["above"]])
-    title = f"{numbers[0].partition('.')[2]} matters most: 1 % more changes {metric} of "
+    title = f"{numbers[0].partition('.')[2]} matters most: 1 % more changes the {metric} of "
     title += f"{label(str(largest['scenario']))} by {change:+.2f} %"
     how = "derivatives" if exact else "differences"
     note = f"elasticity of each scenario's winner: one-sided {how} by each number of the machine"
@@ -225,7 +225,7 @@ def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
             panel.plot(np.nanmean(sides), place, marker="o", color=_MAIN, alpha=0.6, ms=4.5, mew=0, zorder=2)
     name_rows(panel, numbers, labelled=True)
     plain_ticks(panel.xaxis, Scale(1.0, "", ""))
-    drawn.xlabel = f"change of {metric} for 1 % more [%]"
+    drawn.xlabel = f"change of the {metric} for 1 % more [%]"
     handles = [mark_handle("a scenario's winner", marker="o", color=_MAIN)]
     if any(row["kink"] for row in rows):
         handles.append(mark_handle("kink: below and above differ", marker="|", color=_STRONG))

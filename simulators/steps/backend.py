@@ -307,7 +307,8 @@ class StepBackend(Backend):
             name: self._section(kinds[name], section, tree[name]) if name in kinds else section
             for name, section in own_sections(tree).items()
         }
-        valid = all(isinstance(section, BaseModel) for name, section in sections.items() if name != "sites")
+        names = {*sections, *(name for name, field in kind.model_fields.items() if field.is_required())} - {"sites"}
+        valid = all(isinstance(sections.get(name), BaseModel) for name in names)
         design = kind.model_construct(**sections) if valid else check.model(kind, sections, path="")
         schedules = {} if sites is None else read_sites(check, sites)
         check.done()

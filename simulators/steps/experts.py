@@ -61,7 +61,7 @@ class TokenExchange(Exchange):
         return replace(self, direction=other)
 
     def library_seconds(self, group: Group) -> Floats | None:
-        """Time [s] by the library of expert parallelism, of the busiest GPU; None if there is none."""
+        """Time [s] of the busiest GPU by the library of expert parallelism; None without one, NaN without a kernel."""
         if group.experts is None:
             return None
         small = self.fp8 and self.direction == "dispatch"
