@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import signal
@@ -18,6 +19,7 @@ import pytest
 import toy
 from sqlalchemy import select
 
+from dse import plugins
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation.signals import Interrupted
@@ -192,6 +194,33 @@ def test_results_of_an_older_version_count_where_they_are_accepted_and_only_ther
     other = planned((Knob("thing.x", (1, 2)),), ["another command"], faults=((2, "versions"),))
     study(other, store, tmp_path / "other")
     assert evaluated(plan) == count + 2 * (2 + 1)
+
+
+def test_results_of_other_code_are_evaluated_again_unless_they_are_accepted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A backend of a user whose name, version and parameters stay as they are."""
+    toy.distribution(tmp_path, "ownbox", simulators="own = own_backend")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = "from toy import Fixed\n\nclass BACKEND(Fixed):\n    scale = 1.0\n"
+
+    def evaluations(text: str, place: str, resume: str = "auto") -> tuple[int, int]:
+        """Number of the study, and how many designs were evaluated."""
+        (tmp_path / "own_backend.py").write_text(text)
+        sys.modules.pop("own_backend", None)
+        importlib.invalidate_caches()
+        plugins.refresh()
+        plan = planned(simulator={"name": "own", "backend": "own"}, resume=resume)
+        return study(plan, store, tmp_path / place).study, evaluated(plan)
+
+    first, count = evaluations(code, "first")
+    assert evaluations(code.replace("1.0", "1.0  # a comment"), "comment") == (first, 0)
+    capsys.readouterr()
+    accepted = evaluations(code.replace("1.0", "2.0"), "accepted", "accept")
+    assert accepted == (first, 0)
+    assert evaluations(code.replace("1.0", "3.0"), "again") == (first + 1, count)
+    assert "the code or the data of its simulator has changed" in capsys.readouterr().err
+    assert evaluations(code, "back")[1] == 0
 
 
 def test_no_study_stands_in_the_way_of_another_command_and_an_unfinished_one_is_named(

@@ -9,6 +9,7 @@ from typing import Any
 from dse import plugins
 from dse.backend import Backend, complete
 from dse.errors import ConfigError, Problem, Problems
+from dse.results.fingerprint import fingerprint
 from dse.store.result_store import Context
 
 
@@ -33,9 +34,15 @@ class BackendSpec:
 
     @property
     def context(self) -> Context:
-        """The part of this that results depend on: name, version, parameters and metrics."""
+        """The part of this that results depend on: name, version with its code, parameters and metrics."""
         backend = self.make()
-        return Context(self.name, backend.version, repr(self.parameters), tuple(backend.metrics))
+        return Context(self.name, self.version, repr(self.parameters), tuple(backend.metrics))
+
+    @property
+    def version(self) -> str:
+        """Version of the backend, and the fingerprint of the code and the data that it runs on."""
+        module = plugins.target("backend", self.name).partition(":")[0]
+        return f"{self.make().version}+code.{fingerprint(module)}"
 
     def __hash__(self) -> int:
         return hash(str(self))  # parameters may be lists

@@ -85,7 +85,7 @@ def opened(spec: BackendSpec, executor: Executor, services: Services) -> Iterato
         host=me().host,
         folder=str(Path.cwd()),
         spec=spec,
-        version=spec.make().version,
+        version=spec.version,
         executor=executor,
         url=store.url,
         patience_s=store.patience_s,

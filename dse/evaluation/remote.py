@@ -71,7 +71,7 @@ class Order:
             os.chdir(self.folder)
         refresh()  # a backend may have been made elsewhere
         try:
-            version = self.spec.make().version
+            version = self.spec.version
         except ConfigError as error:
             return "cannot run the simulator: " + "; ".join(map(str, error.problems))
         same = version == self.version

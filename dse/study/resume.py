@@ -48,7 +48,9 @@ class Begun:
     def __str__(self) -> str:
         flight = f", {self.session.lost} were in flight" if self.session.lost else ""
         joined = "" if self.session.alone else "; another process is at work on it, too"
-        fitting = f" and what fits of {self.before} from before the study was changed" if self.before else ""
+        versions = ", ".join(dict.fromkeys(context.version for context in self.session.hold.accepted))
+        of_code = f", kept though made by other code (simulator.version {versions})" if versions else ""
+        fitting = f" and what fits of {self.before} from before the study was changed{of_code}" if self.before else ""
         return f"{self.done} done{fitting}{flight}{joined}"
 
 
@@ -243,9 +245,22 @@ def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> st
         asked = f"with `{' '.join(typed)}`"
     else:
         paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+        if paths == [_VERSION]:
+            return _changed_code(old, before[_VERSION])
         shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]
         asked = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
     return f"new study: {old.name} {old.id} {state} ({asked}) and stays as it is; resume=accept goes on with that one"
+
+
+def _changed_code(old: Row[Any], version: str) -> str:
+    """Say that the results of an earlier study are of other code."""
+    cause = f"the code or the data of its simulator has changed (simulator.version was {version})"
+    return (
+        f"new study: {cause}, so its points are evaluated again; resume=accept keeps the results of {old.name} {old.id}"
+    )
+
+
+_VERSION = "simulator.version"
 
 
 def _without_resume(words: Sequence[str]) -> list[str]:
@@ -257,7 +272,7 @@ def question(plan: Plan) -> dict[str, str]:
     """Return all that determines the results of a study, as path -> value, without labels, units and order."""
     settings, context = plan.settings, plan.context
     definition = {f"simulator.{name}": repr(value) for name, value in plan.spec.parameters}
-    definition |= {"simulator": context.backend, "simulator.version": context.version}
+    definition |= {"simulator": context.backend, _VERSION: context.version}
     definition |= {
         f"study.{name}": str(getattr(settings.study, name)) for name in ("module", "objectives", "hardware_objectives")
     }

@@ -28,7 +28,7 @@ from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
 from simulators.external.outcome import complaint, judge_run, kills_for_memory, read_output
 from simulators.external.process import check_room, run, scratch
-from simulators.external.program import PLACE, Command, Program, improvement
+from simulators.external.program import PLACE, Command, Program, hash_of_environment, improvement
 
 _VERSION = "1"  # of the interface: the input of a program and the parsing of its answer
 
@@ -63,7 +63,8 @@ class ExternalBackend(Backend):
         self._command = Command.find(program, Path.cwd())
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
         self.relations = dict(_relations(self.metrics))
-        self.version = "+".join(filter(None, [_VERSION, program.version, self._command.content()]))
+        parts = [_VERSION, program.version, self._command.content(), hash_of_environment(program.env)]
+        self.version = "+".join(filter(None, parts))
 
     @property
     def program(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -89,9 +89,10 @@ class Program(Frozen):
     command: the program and its arguments. A program with a `/` is relative to the folder that dse was started in,
     others are looked up on PATH. `{input}` and `{output}` stand for the files of the design and of the metrics (without
     them: standard input and output), `{here}` for the folder that dse was started in, `{a.b}` for the design's value
-    a.b. version: of the program, part of every key, as are the contents of `files` and of the files that `command`
-    names. metrics: metrics of its answer. timeout_s: wall-clock time. cpu_s, memory_bytes: CPU time [s] and address
-    space [B] of each process, file_bytes: size of a file [B]; null for no limit. output_bytes: size of its answer [B].
+    a.b. version: of the program, part of every key, as are the contents of the program, of `files` and of the files
+    that `command` names, and the values of `env`. metrics: metrics of its answer. timeout_s: wall-clock time. cpu_s,
+    memory_bytes: CPU time [s] and address space [B] of each process, file_bytes: size of a file [B]; null for no limit.
+    output_bytes: size of its answer [B].
     error_chars: stored characters of standard error. env: names of variables passed on beside PATH, HOME and LANG.
     """
 
@@ -138,7 +139,7 @@ class Command:
             if not Path(word).is_absolute() and Path(word).suffix and (here / word).is_file():
                 rule = "is a file of this folder, but the program runs in a scratch folder of its own"
                 check.add("simulator.command", rule, value=word, way_out=f"write {{here}}/{word}")
-        named = [Path(word) for word in words[0 if "/" in first else 1 :] if Path(word).is_absolute()]
+        named = [Path(word) for word in words if Path(word).is_absolute()]
         listed = [here / word.replace("{here}", str(here)) for word in program.files]
         for index, path in enumerate(listed):
             if not path.exists():
@@ -167,13 +168,20 @@ class Command:
         return [name for word in self.words for name in PLACE.findall(word)]
 
     def content(self) -> str:
-        """Content hash of the files, independent of the location of the folder; "" if there are none."""
+        """Content hash of the program and the files, independent of where PATH and the folder are; "" if none are."""
         total = hashlib.blake2b(digest_size=6)
         for path in self.files:
             with open_plain_file(path, "simulator.files", most=_MOST_BYTES) as file:
                 digest = hashlib.file_digest(file, "blake2b").hexdigest()
-            total.update(f"{os.path.relpath(path, self.here)}\0{digest}\0".encode())
+            label = path.relative_to(self.here) if path.is_relative_to(self.here) else path.name
+            total.update(f"{label}\0{digest}\0".encode())
         return total.hexdigest() if self.files else ""
+
+
+def hash_of_environment(names: Sequence[str]) -> str:
+    """Hash of the values of environment variables, none of which it tells; "" for no names."""
+    values = {name: os.environ.get(name) for name in sorted(set(names))}
+    return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if values else ""
 
 
 def _executable(check: Problems, program: str, here: Path) -> str:
