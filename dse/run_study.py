@@ -27,6 +27,7 @@ from dse.store.result_store import Store
 from dse.study import resume
 from dse.study.drawing import Drawing
 from dse.study.fidelity import Climb, climb, texts_of
+from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.record import search_with_probes, write_files, write_provenance
 from dse.study.run import Findings, Support
@@ -46,6 +47,8 @@ def run(request: Request) -> int:
 def run_in_folder(request: Request) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
     planned = plan(request)
+    for note in check_typed(planned):
+        print(f"note: {note}", file=sys.stderr)
     drawing = Drawing(planned.settings.figures)
     with background_tracking(planned.settings.tracking) as background, closing(drawing):
         outputs, findings = _run(planned, background, drawing)

@@ -157,8 +157,11 @@ class Source(Frozen):
     spread: float | None = Field(default=None, gt=0, lt=1)
 
 
-LABELS = frozenset({"name", "description", "note", "sources"})
-"""Fields that say what a value is called or where it is from; two values that differ only there are equal."""
+LABELS = frozenset({"name", "description", "note", "sources", "unread"})
+"""Fields that say what a value is called or where it is from; two values that differ only there are equal.
+
+unread: keys of a foreign file that may change the answer and that no model reads; they are reported before the answer.
+"""
 
 
 def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:

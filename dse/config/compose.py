@@ -274,6 +274,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     whole = {line.key: str(line.value) for line in good if line not in described}
     composer.problems.extend(put_catalogued(tree, whole))
     values = [line for line in lines if line not in chosen]
+    _check_swept(composer, [*good, *values])
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
@@ -292,6 +293,20 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     groups_fixed = frozenset(line.key for line in good)
     levels = _levels(composer, tree, picks, groups.get("simulator", []))
     return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder, levels)
+
+
+def _check_swept(composer: _Composer, lines: Sequence[_Line]) -> None:
+    """Note paths that are given one value and a sweep of several on one command line."""
+    groups = composer.groups()
+    fixed = {
+        f"{line.key}.name" if line.key in groups else line.key: line.text for line in lines if line.kind != "delete"
+    }
+    for line in lines:
+        path = line.key.removeprefix("space.")
+        path = f"{path}.name" if path in groups else path
+        if line.key.startswith("space.") and line.kind != "delete" and path in fixed:
+            rule = f"is swept here, and fixed by `{fixed[path]}`"
+            composer.note(line.key, rule, line.text.partition("=")[2], "keep one of them")
 
 
 def _mappings(tree: Any) -> list[Mapping[str, Any]]:

@@ -2,17 +2,20 @@
 
 No code of a hub is run. `model_type` says which keys count; keys that other types of a family call otherwise are looked
 up under all of their names. What cannot be expressed is refused with file, key and way out: a model of another type,
-experts in every other layer.
+experts in every other layer. Which keys were read is recorded: others that may change a cost are listed in the tree.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.files import read_text
 
@@ -53,12 +56,46 @@ _NEEDED_BY: Mapping[str, tuple[str, ...]] = {"gpt2": (), "gpt_neox": ("ffn",)}  
 _TIED = ("gpt2",)  # types whose embeddings are tied unless the file says otherwise
 
 
+@functools.cache
+def _keys_without_effect() -> frozenset[str]:
+    """Keys that change no cost."""
+    return frozenset(load_yaml(conf_dir() / "data" / "hub_keys.yaml")["without_effect"])
+
+
+class _Recording(dict[str, Any]):
+    """Keys of a file, and which of them were looked up."""
+
+    def __init__(self, keys: Mapping[str, Any]) -> None:
+        super().__init__(keys)
+        self.looked_up = set[str]()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or a default."""
+        self.looked_up.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.looked_up.add(key)
+        return super().__getitem__(key)
+
+    @property
+    def unread(self) -> list[str]:
+        """Keys with a value that nothing looked up, and that may change a cost."""
+        return [
+            key
+            for key, value in self.items()
+            if key not in self.looked_up | _keys_without_effect()
+            and value not in (None, False, [], {}, "")
+            and not key.startswith("_")
+        ]
+
+
 @dataclass
 class _Config:
     """A parsed file, and what is wrong with it so far."""
 
     path: Path
-    keys: Mapping[str, Any]
+    keys: _Recording
     problems: list[Problem] = field(default_factory=list)
 
     def note(self, key: str, rule: str, value: object, way_out: str) -> None:
@@ -80,7 +117,7 @@ class _Config:
 
 def hub_tree(path: Path) -> dict[str, Any]:
     """Tree of a model from its `config.json`. Raises ConfigError with file, key and way out of every problem."""
-    config = _Config(path, _parsed(path))
+    config = _Config(path, _Recording(_parsed(path)))
     kind = config.keys.get("model_type")
     if kind not in TYPES:
         way = did_you_mean(str(kind), TYPES) if kind else f"add one of {', '.join(TYPES)}"
@@ -89,7 +126,8 @@ def hub_tree(path: Path) -> dict[str, Any]:
     tree = _tree(config, str(kind))
     if config.problems:
         raise ConfigError(config.problems)
-    return tree
+    unread = [f"{path}: {key}" for key in config.keys.unread]
+    return tree | ({"unread": unread} if unread else {})
 
 
 def _parsed(path: Path) -> Mapping[str, Any]:
@@ -141,8 +179,8 @@ def _experts(config: _Config, kind: str) -> dict[str, int]:
     moe = _part(config, _EXPERTS)
     if shared := config.whole(("shared_expert_intermediate_size",), needed=kind == "qwen2_moe"):
         moe |= {"shared_experts": 1, "shared_ffn": shared}
-    for key in ("decoder_sparse_step", "moe_layer_freq"):
-        if config.keys.get(key) not in (None, 1):
+    for key in ("decoder_sparse_step", "moe_layer_freq", "mlp_only_layers"):
+        if config.keys.get(key) not in (None, 1, []):
             rule, way = "has experts in some layers alone, which is not modelled", "describe its layers in a YAML file"
             config.note(key, rule, config.keys[key], way)
     return moe

@@ -36,7 +36,8 @@ class Transformer(Frozen):
     before it alone, which attention in one kernel does not compute for the others. rotary: positions turn queries and
     keys. moe: experts in place of feed-forward layers. latent: attention from latents; kv_heads and head_dim mean
     nothing then. window: tokens that attention of a share `windowed` of the layers goes back to, None for all of them;
-    attention in one kernel computes no others. A design without these says nothing of them, so that old designs keep
+    attention in one kernel computes no others. unread: keys of the file that it was read from (`file: key`) which may
+    change the answer and are not modelled. A design without these says nothing of them, so that old designs keep
     their keys.
     """
 
@@ -62,6 +63,7 @@ class Transformer(Frozen):
     window: Size | None = None
     windowed: Share = 1.0
     note: Any = None
+    unread: tuple[str, ...] = ()
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; `moe`, `latent` and `window` only where they are given."""

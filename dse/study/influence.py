@@ -1,0 +1,348 @@
+"""Influence of typed numbers: a number that changes no metric of a study is refused, with those that do.
+
+What a model reads is found by experiment: the designs of a sample of the space are evaluated with the number as it was
+typed, and with multiples of it. A number that changes nothing at any multiple is not read. One that hardly counts, or
+in some designs only, is reported before the answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from dse.backend import Backend, Batch, Result, Results
+from dse.config.yaml_checks import load_yaml
+from dse.errors import ConfigError, Problem
+from dse.space import Knob, Space, get_path, has_path, set_path
+from dse.study.plan import Plan
+from dse.study.settings import SECTIONS
+from dse.units import amount, unit_of
+from dse.values import LABELS
+
+TENTH = 1.1
+MULTIPLES = (TENTH, 1 / TENTH, 8.0, 1 / 8, 1000.0, 1 / 1000)
+_SAMPLE = 16  # designs of a scenario
+_SCENARIOS = 6
+_WEAK = 1e-3  # relative change of an objective
+_ROUNDING = 1e-12
+_STATUS = "status"
+_NAMED = 3  # numbers that are proposed instead
+_TRIED = 12  # numbers that are looked at for this
+_MOST_OF_A_FILE = 24  # numbers of a user's file that are looked at
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Largest relative change of each metric that changes, inf where a rule breaks.
+
+    tenth: with a tenth more or less of the number. most: with any of `MULTIPLES`, as far as they were tried. base:
+    whether it is the base design that changes; else other designs of the sample do.
+    """
+
+    tenth: Mapping[str, float]
+    most: Mapping[str, float]
+    base: bool
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the number changes anything at all."""
+        return bool(self.most)
+
+    def objective(self, goals: Iterable[str]) -> float:
+        """Largest change of an objective with a tenth more or less."""
+        return max((self.tenth.get(name, 0.0) for name in (*goals, _STATUS)), default=0.0)
+
+
+def check_typed(planned: Plan) -> list[str]:
+    """Notes on typed numbers that count little, or that a user's file holds for nothing.
+
+    Raises ConfigError for numbers of the command line that nothing reads, all at once.
+    """
+    notes = [f"{key} is not modelled: the answer is as without it" for key in _unread_keys(planned)]
+    sample = _Sample.of(planned)
+    if sample is None:
+        return notes
+    problems = list[Problem]()
+    for path, typed in _typed_numbers(planned).items():
+        influence = sample.influence(path)
+        if not influence.is_read:
+            problems.append(_unread(sample, path, typed))
+        elif not influence.base:
+            notes.append(_partial(sample, path, typed))
+        elif influence.objective(planned.goals) < _WEAK:
+            notes.append(_weak(path, typed, influence, tuple(planned.goals)))
+    if problems:
+        raise ConfigError(problems)
+    return [*notes, *_notes_on_files(sample)]
+
+
+def _unread_keys(planned: Plan) -> list[str]:
+    """Keys of foreign files that may change the answer and that no model reads, as their sections list them."""
+    stack: list[Any] = [planned.request.tree, *(space.base for space in planned.spaces.values())]
+    keys = dict[str, None]()
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            keys |= dict.fromkeys(map(str, value.get("unread") or ()))
+            stack += value.values()
+    return list(keys)
+
+
+def _unread(sample: _Sample, path: str, typed: object) -> Problem:
+    names = ", ".join(f"`{other}`" for other in sample.alternatives(path))
+    way = f"set {names}, or leave it out" if names else "leave it out"
+    return Problem(path, f"is not read by {sample.model}: it changes no metric here", typed, way)
+
+
+def _partial(sample: _Sample, path: str, typed: object) -> str:
+    names = ", ".join(f"`{other}`" for other in sample.alternatives(path))
+    text = f"{path} = {typed}: is read in some points of the space, and not in the base design ({sample.model})"
+    return f"{text}; what counts there: {names}" if names else text
+
+
+def _weak(path: str, typed: object, influence: Influence, goals: Sequence[str]) -> str:
+    """Note that a number changes no objective, or hardly."""
+    start, change = f"{path} = {typed}: a tenth more or less changes", influence.objective(goals)
+    others = [name for name in influence.tenth if name not in goals]
+    if change:
+        return f"{start} {goals[0]} by {100 * change:.2g} % at most"
+    return f"{start} {', '.join(others) or 'no metric'}, and not {goals[0]}, which other limits bind"
+
+
+def _notes_on_files(sample: _Sample) -> Iterator[str]:
+    """Yield a note on each file of the user's folder that holds numbers which change nothing."""
+    for file, numbers in _numbers_of_files(sample.planned).items():
+        unread = [path for path in numbers if not sample.influence(path).tenth]
+        if unread:
+            shown = ", ".join(f"{path} = {numbers[path]}" for path in unread)
+            yield f"{file}: a tenth more or less of these changes no metric of this study: {shown}"
+
+
+def _typed_numbers(planned: Plan) -> dict[str, object]:
+    """Dotted path -> value of the numbers of the design that were typed; those of the space are knobs."""
+    numbers: dict[str, object] = {}
+    for text in planned.request.overrides:
+        path, equals, _ = text.lstrip("+").partition("=")
+        value = get_path(planned.request.tree, path) if equals else None
+        if path.partition(".")[0] not in SECTIONS and path.rpartition(".")[2] not in LABELS and _multiple(value, 2.0):
+            numbers[path] = value
+    return numbers
+
+
+def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
+    """Name of each chosen file of the user's folder that changes a shipped option -> the numbers that it changes."""
+    folder, numbers = planned.request.folder, dict[str, dict[str, object]]()
+    for section in planned.request.tree if folder is not None else ():
+        file = Path(str(folder)) / section / f"{get_path(planned.request.tree, f'{section}.name')}.yaml"
+        if section in SECTIONS or not file.is_file():
+            continue
+        own = load_yaml(file)
+        if isinstance(own, dict) and own.pop("defaults", None):
+            leaves = dict(list(number_leaves(own, section))[:_MOST_OF_A_FILE])
+            numbers[str(file)] = {
+                path: value for path, value in leaves.items() if get_path(planned.request.tree, path) == value
+            }
+    return numbers
+
+
+def number_leaves(tree: Any, path: str) -> Iterator[tuple[str, object]]:
+    """Yield (dotted path, value) of the numbers and quantities of a tree that can be typed, labels left out."""
+    for name, value in tree.items() if isinstance(tree, Mapping) else ():
+        if name in LABELS or "." in str(name):
+            continue
+        if isinstance(value, Mapping):
+            yield from number_leaves(value, f"{path}.{name}")
+        elif _multiple(value, 2.0) is not None:
+            yield f"{path}.{name}", value
+
+
+def _multiple(value: object, factor: float) -> object:
+    """A multiple of a number or of a quantity such as `5 TB/s`, not the same; None for what is neither, or zero."""
+    if isinstance(value, str) and (pair := amount(value)) is not None:
+        return f"{pair[0] * factor!r} {pair[1]}" if pair[0] else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+        return None
+    if isinstance(value, float):
+        return value * factor
+    return max(value + 1, round(value * factor)) if factor > 1 else max(1, min(value - 1, round(value * factor)))
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Designs of a study that stand for all: in some scenarios, assignments of the knobs, the base design first."""
+
+    planned: Plan
+    points: Mapping[str, Sequence[Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, planned: Plan) -> _Sample | None:
+        """Draw a sample; None where a design takes long, or a program of its own is asked about each."""
+        backend, spaces = planned.backend, planned.spaces
+        names = list(spaces)[:: max(1, -(-len(spaces) // _SCENARIOS))]
+        if backend.batch == 1 or any(backend.takes_long(backend.design(spaces[name].base)) for name in names):
+            return None
+        return cls(planned, {name: [{}, *_drawn_points(spaces[name])] for name in names})
+
+    @property
+    def model(self) -> str:
+        """The simulator, with the models by which it costs operators."""
+        backend, space = self.planned.backend, next(iter(self.planned.spaces.values()))
+        models = ", ".join(f"{kind} by {model}" for kind, model in backend.models(backend.design(space.base)).items())
+        return f"simulator={self.planned.settings.simulator.get('name')}" + (f" ({models})" if models else "")
+
+    def influence(self, path: str) -> Influence:
+        """Change the number at a path in the base designs, and, where that changes nothing, in the whole sample."""
+        base = self._influence(path, whole=False)
+        return base if base.is_read else self._influence(path, whole=True)
+
+    def _influence(self, path: str, *, whole: bool) -> Influence:
+        tenth, most = dict[str, float](), dict[str, float]()
+        for factor in MULTIPLES:
+            if most and factor not in MULTIPLES[:2]:
+                break
+            change = self._change(path, factor, whole=whole)
+            most = _largest(most, change)
+            tenth = most if factor in MULTIPLES[:2] else tenth
+            if any(tenth.get(name, 0.0) >= _WEAK for name in (*self.planned.goals, _STATUS)):
+                break
+        return Influence(tenth, most, base=not whole)
+
+    def alternatives(self, path: str) -> list[str]:
+        """Paths of numbers near by that count in the base design, those with the most similar names first."""
+        tree = next(iter(self.planned.spaces.values())).base
+        owner = ".".join(path.split(".")[:2])
+        near = [other for other, _ in number_leaves(get_path(tree, owner), owner) if other != path]
+        words = set(re.split(r"[._]", path))
+        near.sort(key=lambda other: (unit_of(other) != unit_of(path), -_likeness(words, other)))
+        goals = self.planned.goals
+        counting = (name for name in near[:_TRIED] if self._influence(name, whole=False).objective(goals) >= _WEAK)
+        return [other for other, _ in zip(counting, range(_NAMED), strict=False)]
+
+    def _change(self, path: str, factor: float, *, whole: bool) -> dict[str, float]:
+        """Largest change of each metric in any scenario; none is looked at after one in which an objective changes."""
+        spaces, change = _changed_spaces(self.planned, path, factor), dict[str, float]()
+        if spaces is None or not set(self.points) <= set(spaces):
+            return {_STATUS: math.inf}
+        for name in self.points:
+            before, after = self._typed(name, whole), self._results(spaces[name], name, whole, (path, factor))
+            change = _largest(change, _differences(before, after))
+            if any(change.get(goal, 0.0) >= _WEAK for goal in self.planned.goals):
+                break
+        return change
+
+    def _typed(self, name: str, whole: bool) -> Results:
+        """Results of a scenario with all numbers as they were typed."""
+        if (name, whole) not in self._remembered:
+            self._remembered[name, whole] = self._results(self.planned.spaces[name], name, whole)
+        return self._remembered[name, whole]
+
+    @functools.cached_property
+    def _remembered(self) -> dict[tuple[str, bool], Results]:
+        return {}
+
+    def _results(self, space: Space, name: str, whole: bool, change: tuple[str, float] = ("", 1.0)) -> Results:
+        """Results of points of a scenario, `infeasible` where a design is refused.
+
+        change: path and factor of a number that is changed below the options that points choose, too.
+        """
+        backend, parts = self.planned.backend, list[BaseModel | None]()
+        for point in self.points[name][: None if whole else 1]:
+            try:
+                parts.append(backend.design(_changed(space.tree(point), *change, space.base)))
+            except ConfigError:
+                parts.append(None)
+        results = iter(backend.evaluate([Batch(design) for design in parts if design is not None]))
+        refused = Results.all_alike(Result("infeasible"), 1)
+        return Results.join([refused if design is None else next(results) for design in parts])
+
+
+def _changed(tree: dict[str, Any], path: str, factor: float, base: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree with a number changed that lies in an option which the point has chosen."""
+    section = path.partition(".")[0]
+    if not path or tree.get(section) is base.get(section) or not has_path(tree, path):
+        return tree
+    value = get_path(tree, path)
+    if value == get_path(base, path) or (multiple := _multiple(value, factor)) is None:
+        return tree
+    tree = {**tree, section: copy.deepcopy(tree[section])}
+    set_path(tree, path, multiple)
+    return tree
+
+
+def _changed_spaces(planned: Plan, path: str, factor: float) -> Mapping[str, Space] | None:
+    """The spaces of the scenarios with a number changed; None where the scenarios refuse it."""
+    base = next(iter(planned.spaces.values())).base
+    tree = {key: value for key, value in planned.request.tree.items() if key not in SECTIONS}
+    if data_dir := get_path(planned.request.tree, "study.data_dir"):
+        tree["data_dir"] = data_dir
+    value = get_path(tree, path)
+    value = get_path(base, path) if value is None else value
+    multiple = _multiple(value, factor)
+    if multiple is None:
+        return planned.spaces
+    if get_path(base, path) == value:
+        return {
+            name: replace(space, base=with_value(space.base, path, factor)) for name, space in planned.spaces.items()
+        }
+    backend: Backend = planned.backend
+    try:
+        bases = backend.scenarios(with_value(tree, path, factor))
+    except ConfigError:
+        return None
+    first = next(iter(planned.spaces.values()))
+    return {name: replace(first, base=changed) for name, changed in bases.items()}
+
+
+def with_value(tree: Mapping[str, Any], path: str, factor: float) -> dict[str, Any]:
+    """A tree with a multiple of the number at a path; the tree as it is where there is none."""
+    multiple, section = _multiple(get_path(tree, path), factor), path.partition(".")[0]
+    if multiple is None:
+        return dict(tree)
+    changed = {**tree, section: copy.deepcopy(tree[section])}
+    set_path(changed, path, multiple)
+    return changed
+
+
+def _drawn_points(space: Space) -> Iterator[Mapping[str, Any]]:
+    """Yield the base design, then points in which every value of every knob occurs, then random ones."""
+    yield {}
+    draw = random.Random(0)
+    for row in range(_SAMPLE):
+        yield space.walk(lambda knob, row=row: _value(knob, row, draw))  # type: ignore[misc]
+
+
+def _value(knob: Knob, row: int, draw: random.Random) -> Any:
+    if not knob.values:
+        return knob.low if row % 2 else knob.high
+    return knob.values[row % len(knob.values)] if row < _SAMPLE // 2 else draw.choice(knob.values)
+
+
+def _differences(before: Results, after: Results) -> dict[str, float]:
+    """Largest relative change of each metric that changes; inf as `_STATUS` where other designs are refused."""
+    changes = {} if np.array_equal(before.status, after.status) else {_STATUS: math.inf}
+    both = before.ok & after.ok
+    for name in before.metrics:
+        old, new = before.column(name)[both], after.column(name)[both]
+        scale = np.maximum(np.abs(old), np.abs(new))
+        change = float(np.nanmax(np.abs(old - new) / np.where(scale > 0, scale, 1.0), initial=0.0))
+        changes |= {name: change} if change > _ROUNDING else {}
+    return changes
+
+
+def _largest(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in {**first, **second}}
+
+
+def _likeness(words: set[str], path: str) -> float:
+    """Share of the words of a path that another one has, too."""
+    return len(words & set(re.split(r"[._]", path))) / len(set(re.split(r"[._]", path)))

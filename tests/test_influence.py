@@ -1,0 +1,103 @@
+"""Nothing that a user typed, or a file says, is ignored in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import drawn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.silent_leaves import silent_leaves
+from dse.config.compose import request
+from dse.errors import ConfigError
+from dse.study.influence import check_typed, with_value
+from dse.study.plan import Plan, plan
+
+PREFILL = ["study=plan", "model=llama3_70b", "parallel.tp=8", "run.mode=prefill", "run.batch=4"]
+DECODE = ["study=plan", "model=llama3_70b", "system=h100_8", "parallel.tp=8", "run.mode=decode", "run.batch=64"]
+
+
+def _planned(*words: str, folder: Path | None = None) -> Plan:
+    return plan(request(list(words), folder))
+
+
+@pytest.mark.slow
+def test_a_rate_that_only_another_cost_model_reads_is_refused_with_the_one_that_counts() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_typed(_planned(*PREFILL, "system.gpu.matrix_flop_per_s_per_cu='10 TFLOP/s'"))
+    text = "\n".join(map(str, error.value.problems))
+    assert "is not read by simulator=step (gemm by fitted" in text
+    assert "peak_flop_per_s" in text
+
+
+@pytest.mark.slow
+def test_a_number_that_only_some_schedules_read_is_reported_with_those_that_count_everywhere() -> None:
+    (note,) = check_typed(_planned(*DECODE, "system.gpu.hbm_bytes_per_s='5 TB/s'"))
+    assert note.startswith("system.gpu.hbm_bytes_per_s = 5 TB/s")
+    assert "system.gpu.peak_hbm_bytes_per_s" in note
+
+
+@pytest.mark.slow
+def test_a_count_that_hardly_changes_the_objective_is_reported_with_its_effect() -> None:
+    (note,) = check_typed(_planned(*PREFILL, "system.gpu.num_cus=200"))
+    assert "changes iteration_s by 0.0" in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["system.node.link_bytes_per_s='90 GB/s'", "system.node.num_gpus=4"])
+def test_numbers_that_count_are_taken_without_a_word(word: str) -> None:
+    assert check_typed(_planned("study=ficco_sweep", word)) == []
+
+
+@pytest.mark.slow
+def test_a_file_of_the_user_that_changes_nothing_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "system").mkdir()
+    tree: dict[str, object] = {"defaults": ["h100_8", "_self_"], "name": "my_gpu"}
+    tree["gpu"] = {"matrix_flop_per_s_per_cu": "9 TFLOP/s", "peak_hbm_bytes_per_s": "4 TB/s"}
+    (tmp_path / "system" / "my_gpu.yaml").write_text(yaml.safe_dump(tree))
+    (note,) = check_typed(_planned(*PREFILL, "system=my_gpu", folder=tmp_path))
+    assert "my_gpu.yaml" in note
+    assert "matrix_flop_per_s_per_cu = 9 TFLOP/s" in note
+    assert "peak_hbm" not in note
+
+
+def test_a_value_that_is_fixed_and_swept_on_one_line_is_refused() -> None:
+    asked = request(["study=ficco_sweep", "schedule.num_chunks=4", "space.schedule.num_chunks=choice(2,8)"])
+    (problem,) = asked.problems
+    assert "is swept here, and fixed by `schedule.num_chunks=4`" in str(problem)
+    assert request(["study=ficco_sweep", "schedule=serial", "space.schedule.name=choice(serial,shard_p2p)"]).problems
+    assert not request(["study=ficco_sweep", "schedule.num_chunks=4"]).problems  # one of the study's own sweeps
+
+
+@pytest.mark.slow
+def test_keys_of_a_model_file_that_no_model_reads_are_reported(tmp_path: Path) -> None:
+    keys = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 99,
+    }
+    keys |= {"intermediate_size": 2048, "rope_theta": 1e4, "bos_token_id": 1, "quantization_config": {"bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    words = [f"model={tmp_path / 'config.json'}", *(word for word in DECODE if not word.startswith("model="))]
+    (note,) = check_typed(_planned(*words))
+    assert "quantization_config is not modelled" in note
+
+
+@given(st.sampled_from([2, 132, 1.5, "5 TB/s", "64 GB/s", 1]), st.sampled_from([1.1, 1 / 1.1, 8.0, 1 / 8]))
+def test_a_multiple_of_a_number_is_another_number_of_its_kind(value: object, factor: float) -> None:
+    tree = {"part": {"number": value}}
+    changed = with_value(tree, "part.number", factor)["part"]["number"]
+    assert type(changed) is type(value)
+    assert changed != value or (value == 1 and factor < 1)
+    assert tree == {"part": {"number": value}}
+
+
+@pytest.mark.slow
+def test_no_number_of_hardware_is_silent() -> None:
+    assert silent_leaves(drawn(8).max_examples, seed=3) == []
