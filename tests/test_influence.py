@@ -89,6 +89,38 @@ def test_keys_of_a_model_file_that_no_model_reads_are_reported(tmp_path: Path) -
     assert "quantization_config is not modelled" in note
 
 
+def test_a_typed_number_has_the_command_line_as_its_source() -> None:
+    asked = request(["study=ficco_sweep", "system.gpu.hbm_bytes_per_s='5 TB/s'", "system=h100_8"])
+    assert asked.tree["system"]["sources"]["gpu.hbm_bytes_per_s"]["source"] == "typed on the command line"
+    planned = plan(asked)
+    design = planned.backend.design(next(iter(planned.spaces.values())).base)
+    facts = {path: (value, provenance) for path, value, provenance, _ in planned.backend.facts(design)}
+    assert facts["system.gpu.hbm_bytes_per_s"] == (5e12, "assumed")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["study=plan", "system.node.library.network_bytes_per_s=1"], "did you mean `system.node"),
+        (["study=ficco_sweep", "space.schedule.num_chunks=range(1,200000000)"], "take a larger step"),
+    ],
+)
+def test_a_way_out_is_one(words: list[str], hint: str) -> None:
+    (problem,) = request(words).problems
+    assert hint in str(problem)
+    assert "study.uncertainty" not in str(problem)
+
+
+@pytest.mark.slow
+def test_the_way_out_of_a_missing_network_is_taken() -> None:
+    words = ["study=plan", "model=llama3_8b", "system=b200_8", "parallel.dp=8", "run.mode=training"]
+    with pytest.raises(ConfigError) as error:
+        plan(request(words))
+    (problem,) = error.value.problems
+    typed = problem.way_out.partition("`")[2].partition("`")[0]
+    assert check_typed(plan(request([*words, typed]))) == []
+
+
 @given(st.sampled_from([2, 132, 1.5, "5 TB/s", "64 GB/s", 1]), st.sampled_from([1.1, 1 / 1.1, 8.0, 1 / 8]))
 def test_a_multiple_of_a_number_is_another_number_of_its_kind(value: object, factor: float) -> None:
     tree = {"part": {"number": value}}

@@ -24,6 +24,7 @@ from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, has_path, set_path
+from dse.units import amount
 
 
 @dataclass(frozen=True)
@@ -409,6 +410,17 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
         else:
             value = line.text.partition("=")[2] if line.sweep else line.value
             _set(composer, tree, line.key, value)
+            _note_source(tree, line.key, value)
+
+
+def _note_source(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Say in the `sources` of a section that a number was typed: the source of the former value is not its own."""
+    section, _, path = key.partition(".")
+    inner = tree.get(section)
+    sources = inner.get("sources") if isinstance(inner, dict) else None
+    is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
+    if path and is_number and isinstance(sources, dict):
+        sources[path] = {"provenance": "assumed", "source": "typed on the command line"}
 
 
 def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, exists: bool) -> None:
@@ -472,6 +484,9 @@ def _knob(composer: _Composer, path: str, leaf: Any, groups: Mapping[str, list[s
         knob = sweep_knob(path, value, groups)
     except (HydraException, ValueError, OverflowError) as error:
         meant = spelling.meant_sweep(str(leaf))
+        if "".join(meant.split()) == "".join(str(leaf).split()):
+            composer.note(f"space.{path}", str(error).splitlines()[0], leaf, FEWER_VALUES)
+            return None
         way = f"write `{assignment(f'space.{path}', meant)}`" if meant else "write choice(a,b), range(a,b,step)"
         composer.note(f"space.{path}", f"is no sweep: {str(error).splitlines()[0]}", leaf, way)
         return None
@@ -510,4 +525,5 @@ def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping
     for key, value in typed.items():
         if has_path(tree, key):
             set_path(tree, key, value)
+            _note_source(tree, key, value)
     return dict(tree.get(section, {}))

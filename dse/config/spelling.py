@@ -198,10 +198,13 @@ def _has(tree: Any, parts: Sequence[str]) -> bool:
     return True
 
 
+_MENTIONS = ("study.uncertainty.", "study.baseline.", "study.probes.")  # keys there are paths of other values
+
+
 def _elsewhere(tree: Mapping[str, Any], key: str) -> str:
     """The one path of a tree that is a key written differently, ends with it, or ends with its last name; or ""."""
     plain = re.sub(r"[-\s]+", "_", key.replace("/", ".").strip(".").lower())
-    paths = {path.lower(): path for path in _paths(tree)}
+    paths = {path.lower(): path for path in _paths(tree) if not path.startswith(_MENTIONS)}
     if plain in paths:
         return paths[plain]
     for ending in (plain, plain.rpartition(".")[2]):

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from dse.config.compose import Request, request
 from dse.config.flags import overrides, own_folder
-from dse.errors import Problems
+from dse.errors import Problems, did_you_mean
 from dse.run_study import run
 from dse.space import Knob
 from dse.units import Number
@@ -52,6 +52,11 @@ def codesign(words: Sequence[str]) -> int:
     """
     pairs = dict(word.split("=", 1) for word in words if word.partition("=")[0].removeprefix("budget.") in _METRICS)
     check = Problems()
+    for word in words:
+        path, _, value = word.partition("=")
+        if path.startswith("budget.") and path not in pairs and path != "budget.trials":
+            way = did_you_mean(path, [f"budget.{name}" for name in _METRICS])
+            check.add(path, "is no budget", value=value, way_out=way)
     values = {name.removeprefix("budget."): _number(value) for name, value in pairs.items()}
     budget = check.model(MachineBudget, values, path="budget")
     check.done()

@@ -249,8 +249,9 @@ def _node_rules(design: Design) -> Iterator[Rule]:
         yield Rule("system.node.library", gpus > 1, rule, given=(gpus,), way_out=way)
     elif node.library.network_bytes_per_s is None:
         rule = f"is missing: {degrees} is {{0}} GPUs, a node has {{1}}"
-        beyond = leaves_node(node, parallel)
-        yield Rule("system.node.library.network_bytes_per_s", beyond, rule, given=(gpus, node.num_gpus), way_out=way)
+        path = "system.node.library.network_bytes_per_s"
+        way = f"type it (`+{path}='50 GB/s'`, say), give it with its source in a system of your own, or take another"
+        yield Rule(path, leaves_node(node, parallel), rule, given=(gpus, node.num_gpus), way_out=way)
     yield from _link_rules(design)
     if parallel.collectives == "in_switch" and (node is None or node.in_switch is None):
         rule = "needs a switch that adds (system.node.in_switch), which the node lacks"
