@@ -30,7 +30,7 @@ from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
 from studies import codesign_figures, machine_slopes
-from studies.machine_worth import contributions, differences, front_odds, row_of, with_numbers, worths
+from studies.machine_worth import Limits, contributions, differences, front_odds, row_of, with_numbers, worths
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -53,10 +53,16 @@ class Machines:
     def of(cls, config: Mapping[str, Any], table: pd.DataFrame) -> Machines:
         """Build from a table of results."""
         ok = table[table["status"] == "ok"]
-        for name, limit in (config["study"].get("limits") or {}).items():
+        machines = cls(config, ok)
+        for name, limit in machines.limits.items():
             ok = ok[ok[name] <= limit["high"]] if limit.get("high") is not None else ok
             ok = ok[ok[name] >= limit["low"]] if limit.get("low") is not None else ok
         return cls(config, ok.reset_index(drop=True))
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the study by metric, those of the budget among them."""
+        return self.config["study"].get("limits") or {}
 
     @cached_property
     def judge(self) -> Judge:
@@ -97,7 +103,7 @@ class Machines:
     @cached_property
     def slopes(self) -> list[machine_slopes.Slope]:
         """Slopes on the robust machine."""
-        return machine_slopes.slopes(self.judge, self.all[self.chosen["robust"]])
+        return machine_slopes.slopes(self.judge, self.all[self.chosen["robust"]], self.limits)
 
     @cached_property
     def front(self) -> NDArray[np.intp]:
@@ -210,7 +216,8 @@ def worth_rows(machines: Machines) -> pd.DataFrame:
     """A row for each feature of the robust machine."""
     import pandas as pd
 
-    return pd.DataFrame([row_of(part) for part in worths(machines.judge, machines.all[machines.chosen["robust"]])])
+    robust = machines.all[machines.chosen["robust"]]
+    return pd.DataFrame([row_of(part) for part in worths(machines.judge, robust, machines.limits)])
 
 
 def slope_rows(machines: Machines) -> pd.DataFrame:
@@ -300,16 +307,20 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
 
     rows = worth_rows(machines)
     shown = Table(box=None, pad_edge=False)
-    for name in ("on the robust machine", "speed", "takes", "worth", "area", "power", "pays"):
+    for name in ("on the robust machine", "speed", "takes", "worth", "area", "power", "within the budget", "pays"):
         shown.add_column(name, justify="left" if name == "on the robust machine" else "right")
     for row in rows.to_dict("records"):
         gain = f"{100 * (row['gain'] - 1):+.1f} %"
         pays = f"{'yes' if row['pays'] else 'no'} ({100 * row['odds']:.0f} %)"
         dollars = [_usd(row[name]) for name in ("usd", "usd_worth")]
         prices = [*dollars, f"{row['area_mm2']:.1f} mm2", f"{row['power_w']:.1f} W"]
-        shown.add_row(row["feature"], gain, *prices, pays)
+        within = "yes" if row["within_budget"] else f"no: {row['beyond']}"
+        shown.add_row(row["feature"], gain, *prices, within, pays)
     yield shown
-    yield "worth: at which throughput for a dollar is as without it; pays: and in how many of the drawn technologies"
+    yield (
+        "worth: at which throughput for a dollar is as without it; pays: it takes less, within the budget, and in how"
+        " many of the drawn technologies it takes less"
+    )
     shares = contribution_rows(machines)
     parts = [f"{row['knob']} {row['speed']:.3f}x ({row['usd']:+,.0f} USD)" for row in shares.to_dict("records")]
     if parts:

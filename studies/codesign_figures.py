@@ -34,7 +34,7 @@ def worth(rows: pd.DataFrame) -> Sheet:
 
     kinds = (("usd", "takes"), ("usd_worth", "is worth"))
     parts = [rows.assign(usd_of=rows[name], kind=label) for name, label in kinds]
-    title = f"{int(rows['pays'].sum())} of {len(rows)} features of the robust machine are worth more than they take"
+    title = f"{int(rows['pays'].sum())} of {len(rows)} features of the robust machine pay within the budget"
     axis, frame = Axis("usd_of", "USD of a GPU", centre=0.0), Frame(title, "at equal throughput for a dollar")
     return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
 

@@ -1,9 +1,10 @@
 """Slopes on a machine: what 1 % more of each of its numbers does to speed, price and power.
 
 Each is an elasticity, d log metric / d log number, on either side of the machine, by differences of its best plans
-(`dse.analysis.one_sided`); of CUs, which are whole, the change to one fewer and to one more; HBM is taken to come in
-any size. Where the plans change, or a cap begins to bind, the sides differ: a kink. Throughput for a dollar rises with
-a number whose elasticity of speed is above that of cost, and that of power says what a watt buys.
+(`dse.analysis.one_sided`); of CUs, which are whole and make whole waves, the change to a tenth fewer and a tenth
+more, as the worth of 10 % more CUs is (`studies.machine_worth`); HBM is taken to come in any size. Where the plans
+change, or a cap begins to bind, the sides differ: a kink. Throughput for a dollar rises with a number whose
+elasticity of speed is above that of cost, and that of power says what a watt buys.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from dse.analysis.one_sided import KINK, beside, elasticity, of_neighbours
 from simulators.codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
 from simulators.codesign.machine import Machine
-from studies.machine_worth import with_numbers
+from studies.machine_worth import STEP, Limits, beyond_limits, with_numbers
 
 Floats = NDArray[np.float64]
 PRICES = ("cost_usd", "power_w", "area_mm2")
@@ -39,13 +41,15 @@ _SIDES = (-1, 1)
 class Slope:
     """Elasticities by a number of a machine, below and above its value, by metric and by workload.
 
-    NaN on a side to which a metric jumps, or to which a die would be too large.
+    NaN on a side to which a metric jumps, or to which a die would be too large. fits: whether a little less, and a
+    little more, of the number is within the limits.
     """
 
     number: str
     value: float
     below: Mapping[str, float]
     above: Mapping[str, float]
+    fits: tuple[bool, bool] = (True, True)
 
     def mean(self, name: str) -> float:
         """Mean of the sides that have an elasticity; NaN where none has."""
@@ -58,21 +62,21 @@ class Slope:
 
     @property
     def pays(self) -> str:
-        """The direction in which throughput for a dollar rises: `more`, `less`, or neither."""
-        gains = {"more": self.above["value_x"], "less": -self.below["value_x"]}
-        best = max(gains, key=lambda name: -math.inf if math.isnan(gains[name]) else gains[name])
-        return best if gains[best] > _NONE else ""
+        """The direction within the limits in which throughput for a dollar rises: `more`, `less`, or neither."""
+        gains = {"less": (-self.below["value_x"], self.fits[0]), "more": (self.above["value_x"], self.fits[1])}
+        paying = {name: gain for name, (gain, fits) in gains.items() if fits and gain > _NONE}
+        return max(paying, key=lambda name: paying[name], default="")
 
 
-def slopes(judge: Judge, machine: Machine) -> list[Slope]:
-    """Slopes by each number of a machine, those of an absent cap left out."""
+def slopes(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})) -> list[Slope]:
+    """Slopes by each number of a machine, those of an absent cap left out. limits: as of `machine_worth.worths`."""
     start = with_numbers(judge, machine)
     values = {name: float(np.squeeze(getattr(start, name))) for name in (*_WHOLE, *_SMOOTH)}
     numbers = {
-        (name, side): np.array([value, value + side]) if name in _WHOLE else beside(value, side)
+        (name, side): np.array([value, _whole_beside(value, side)]) if name in _WHOLE else beside(value, side)
         for name, value in values.items()
         for side in _SIDES
-        if value > 0 and (name not in _WHOLE or value + side > 0)
+        if value > 0 and (name not in _WHOLE or _whole_beside(value, side) > 0)
     }
     machines = [(start.model_copy(update={name: array}), array.size) for (name, _), array in numbers.items()]
     judged = judge.judge_all(machines)
@@ -80,12 +84,27 @@ def slopes(judge: Judge, machine: Machine) -> list[Slope]:
         (name, side): _elasticities(judge, moved, part, (numbers[name, side], side, name in _WHOLE))
         for (name, side), (moved, _), part in zip(numbers, machines, judged, strict=True)
     }
+    fitting = {
+        place: not beyond_limits(judge, moved, part, limits)
+        for place, (moved, _), part in zip(numbers, machines, judged, strict=True)
+    }
     nowhere = dict.fromkeys((*judge.steps, *METRICS), math.nan)
     return [
-        Slope(name, value, *(by_side.get((name, side), nowhere) for side in _SIDES))
+        Slope(
+            name,
+            value,
+            by_side.get((name, -1), nowhere),
+            by_side.get((name, 1), nowhere),
+            (fitting.get((name, -1), False), fitting.get((name, 1), False)),
+        )
         for name, value in values.items()
         if value > 0
     ]
+
+
+def _whole_beside(value: float, side: int) -> float:
+    """A whole number a tenth below or above another one, and at least one."""
+    return value + side * max(1.0, round(value * (STEP - 1)))
 
 
 def _elasticities(

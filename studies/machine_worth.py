@@ -11,20 +11,23 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.codesign.backend import Judge, Judged
+from simulators.codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
 from simulators.codesign.machine import Machine
 from simulators.hardware.technology import Coefficients, price
 
 Floats = NDArray[np.float64]
-_STEP = 1.1
+Limits = Mapping[str, Mapping[str, float | None]]
+STEP = 1.1
+"""Factor by which features scale numbers, and slopes change whole ones."""
 _SAMPLES = 256
 _MOST_ORDERED = 6  # knobs whose orders are enumerated: 64 machines in 720 orders
 _ORDERS = 16  # that are drawn, beside the same backwards
@@ -48,7 +51,8 @@ class Worth:
     """A feature of a machine. gains: speed with it over that without, by workload; gain: of all by weight.
 
     area_mm2, power_w, usd: that it takes. usd_worth, power_worth_w: at which throughput for a dollar (a watt) is as
-    without it. odds: share of drawn technologies in which it costs less than it is worth.
+    without it. odds: share of drawn technologies in which it costs less than it is worth. beyond: metrics of the
+    machine with it that are beyond a limit.
     """
 
     name: str
@@ -60,11 +64,12 @@ class Worth:
     usd_worth: float
     power_worth_w: float
     odds: float
+    beyond: tuple[str, ...] = ()
 
     @property
     def pays(self) -> bool:
-        """True if it costs less than it is worth."""
-        return self.usd < self.usd_worth
+        """True if it costs less than it is worth, and the machine with it is within the limits."""
+        return self.usd < self.usd_worth and not self.beyond
 
     @property
     def area_worth_mm2(self) -> float:
@@ -76,7 +81,7 @@ def features(judge: Judge, machine: Machine) -> Iterator[tuple[str, Machine, Mac
     """Yield (feature, machine without it, machine with it)."""
     start = with_numbers(judge, machine)
     for name, knob in _SCALED.items():
-        yield name, start, start.model_copy(update={knob: getattr(start, knob) * _STEP})
+        yield name, start, start.model_copy(update={knob: getattr(start, knob) * STEP})
     changed = partial(_changed, start)
     yield "a copy engine more", start, changed(copy_engines=(start.copy_engines or 1) + 1)
     if judge.base.system.node.in_switch is not None and start.topology == "switch":
@@ -114,15 +119,30 @@ def with_numbers(judge: Judge, machine: Machine) -> Machine:
     return machine.model_copy(update={name: value for name, value in numbers.items() if getattr(machine, name) is None})
 
 
-def worths(judge: Judge, machine: Machine) -> list[Worth]:
-    """Worth of each feature on a machine."""
+def worths(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})) -> list[Worth]:
+    """Worth of each feature on a machine. limits: by metric, as of a study, with `low` or `high`."""
     shares = list(features(judge, machine))
     judged = judge.judge_all([(machine, 1) for _, *pair in shares for machine in pair])
     drawn = judge.base.technology.sample(_SAMPLES, seed=0)
     return [
-        _worth(judge, feature, (judged[2 * place], judged[2 * place + 1]), drawn)
+        replace(
+            _worth(judge, feature, (judged[2 * place], judged[2 * place + 1]), drawn),
+            beyond=beyond_limits(judge, feature[2], judged[2 * place + 1], limits),
+        )
         for place, feature in enumerate(shares)
     ]
+
+
+def beyond_limits(judge: Judge, machine: Machine, judged: Judged, limits: Limits) -> tuple[str, ...]:
+    """Metrics of a machine, the last of those judged, that are beyond a limit; a die that cannot be made is."""
+    columns = {name: float(column[-1]) for name, column in metrics_of(judge, machine, judged).items()}
+    bounds = {name: (limit.get("low"), limit.get("high")) for name, limit in limits.items() if name in columns}
+    bounds.setdefault("die_mm2", (None, largest_die_mm2(judge.base)))
+    return tuple(
+        name
+        for name, (low, high) in bounds.items()
+        if (low is not None and columns[name] < low) or (high is not None and columns[name] > high)
+    )
 
 
 def _worth(
@@ -136,9 +156,17 @@ def _worth(
     (area, power, usd), (more_area, more_power, more_usd) = ([float(value) for value in part] for part in prices)
     samples = [_prices(judge, part, drawn)[2] for part in machines]
     pays = samples[1] - samples[0] < (gain - 1) * samples[0]
-    takes = {"area_mm2": more_area - area, "power_w": more_power - power, "usd": more_usd - usd}
-    worth = {"usd_worth": (gain - 1) * usd, "power_worth_w": (gain - 1) * power}
-    return Worth(name, gain, gains, **takes, **worth, odds=float(np.mean(pays)))
+    return Worth(
+        name,
+        gain,
+        gains,
+        area_mm2=more_area - area,
+        power_w=more_power - power,
+        usd=more_usd - usd,
+        usd_worth=(gain - 1) * usd,
+        power_worth_w=(gain - 1) * power,
+        odds=float(np.mean(pays)),
+    )
 
 
 def _prices(judge: Judge, machine: Machine, technology: Coefficients) -> tuple[Floats, Floats, Floats]:
@@ -208,4 +236,5 @@ def row_of(worth: Worth) -> dict[str, Any]:
     odds = {"usd": worth.usd, "usd_worth": worth.usd_worth, "power_w": worth.power_w}
     odds |= {"power_worth_w": worth.power_worth_w, "area_mm2": worth.area_mm2, "area_worth_mm2": worth.area_worth_mm2}
     gains = {f"gain_{name}": gain for name, gain in worth.gains.items()}
-    return {"feature": worth.name, "gain": worth.gain, **odds, "pays": worth.pays, "odds": worth.odds, **gains}
+    within = {"within_budget": not worth.beyond, "beyond": ", ".join(worth.beyond), "pays": worth.pays}
+    return {"feature": worth.name, "gain": worth.gain, **odds, **within, "odds": worth.odds, **gains}

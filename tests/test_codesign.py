@@ -331,11 +331,34 @@ def test_a_row_with_an_empty_cell_is_of_the_base_whatever_was_typed() -> None:
 def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     found = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}
     before, links = metrics(), metrics(links=1.1)
-    assert found["10 % more links"].pays == (links["value_x"] > before["value_x"])
+    more_links = found["10 % more links"]
+    assert (more_links.usd < more_links.usd_worth) == (links["value_x"] > before["value_x"])
+    assert more_links.pays == (more_links.usd < more_links.usd_worth and not more_links.beyond)
     assert found["10 % more links"].usd == pytest.approx(links["cost_usd"] - before["cost_usd"], rel=1e-6)
     assert 0 < found["sums in the switch"].usd < found["sums in the switch"].usd_worth
     assert found["NICs at the GPU"].usd < 0
     assert all(0 <= worth.odds <= 1 for worth in found.values())
+
+
+@pytest.mark.slow
+def test_nothing_beyond_the_budget_pays_and_slopes_agree_with_worths() -> None:
+    start = machine_worth.with_numbers(judge(), machine(num_cus=120, clock=0.9, links=2.0))
+    now = _metrics_of(start)
+    free = {worth.name: worth for worth in machine_worth.worths(judge(), start)}
+    limits = {name: {"high": now[name] * (1 + 1e-12)} for name in machine_slopes.PRICES}
+    bound = {worth.name: worth for worth in machine_worth.worths(judge(), start, limits)}
+    assert any(worth.pays for worth in free.values())
+    for name, worth in bound.items():
+        grows = worth.area_mm2 > 0.01 or worth.power_w > 0.01 or worth.usd > 0.01
+        assert worth.beyond or not (grows and name.startswith("10 % more")), name
+        assert not (worth.pays and worth.beyond)
+        assert machine_worth.row_of(worth)["within_budget"] == (not worth.beyond)
+    bound_slopes = {slope.number: slope for slope in machine_slopes.slopes(judge(), start, limits)}
+    for number, slope in bound_slopes.items():
+        if slope.pays == "more":
+            assert all(slope.above[name] <= 1e-9 for name in machine_slopes.PRICES), number
+    cus = {slope.number: slope for slope in machine_slopes.slopes(judge(), start)}["num_cus"]
+    assert (cus.pays == "more") == free["10 % more CUs"].pays
 
 
 @pytest.mark.slow
@@ -354,9 +377,9 @@ def test_slopes_are_those_of_machines_beside_it_and_add_up() -> None:
         for side in (slope.below, slope.above):
             assert side["throughput_x"] == pytest.approx((side["decode"] + side["prefill"]) / 2, abs=1e-9)
             assert side["value_x"] == pytest.approx(side["throughput_x"] - side["cost_usd"], abs=1e-9)
-    more = _metrics_of(start, num_cus=121)
-    expected = math.log(more["cost_usd"] / _metrics_of(start)["cost_usd"]) / math.log(121 / 120)
-    assert found["num_cus"].above["cost_usd"] == pytest.approx(expected, rel=1e-9)
+    fewer = _metrics_of(start, num_cus=108)
+    expected = math.log(fewer["cost_usd"] / _metrics_of(start)["cost_usd"]) / math.log(108 / 120)
+    assert found["num_cus"].below["cost_usd"] == pytest.approx(expected, rel=1e-9)
     assert found["nic_gbit_per_s"].pays == "less"  # no workload of these leaves a node
     for name in (name for name, slope in found.items() if slope.pays and name != "num_cus"):
         value = float(np.squeeze(getattr(start, name))) * (1.001 if found[name].pays == "more" else 0.999)
