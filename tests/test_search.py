@@ -23,14 +23,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks import valid_shares
 from dse import plugins
 from dse.backend import STATUSES
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.results.pareto import Standings, winners
+from dse.search import METHODS as METHODS_BY_NAME
 from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes
-from dse.search.methods import portfolio
+from dse.search.methods import portfolio, samplers
 from dse.search.surrogate import Surrogate
 from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.study import warm_start
@@ -491,6 +493,64 @@ def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
         return min(float(toy.formula(toy.Fixed().design(space.tree(point)))["time_s"]) for point in recorder.points)
 
     assert best(method) < best("random")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", valid_shares.KINDS)
+@pytest.mark.parametrize("method", ["auto", "screened", "tpe", "archive", "nsga2", "nsga3"])
+def test_where_most_values_never_give_a_result_a_search_learns_to_avoid_them(method: str, kind: str) -> None:
+    faults = valid_shares.KINDS[kind]
+    first, second = np.split(np.array([valid_shares.validity(method, faults, seed=seed) for seed in range(3)]), 2, 1)
+    even = np.mean([valid_shares.validity("random", faults, seed=seed) for seed in range(3)])
+    assert second.mean() >= first.mean()
+    assert second.mean() > even
+
+
+class Twice:
+    """A method that proposes every point twice, and notes what it is told of them."""
+
+    def __init__(self, question: Question, options: Mapping[str, Any]) -> None:
+        self.points, self.outcomes = question.space.points(), list[tuple[Assignment, Any]]()
+        TWICE.append(self)
+
+    def ask(self, count: int) -> list[Assignment]:
+        return [dict(point) for point in itertools.islice(self.points, count) for _ in range(2)]
+
+    def tell(self, points: Sequence[Assignment], outcomes: Sequence[Any]) -> None:
+        self.outcomes += zip(points, outcomes, strict=True)
+
+
+TWICE: list[Twice] = []
+
+
+def test_a_method_is_told_of_a_point_once_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS_BY_NAME, "random", f"{__name__}:Twice")
+    plugins.refresh()
+    recorder = Recorder(SPACE, fails=lambda point: point["thing.x"] == 2)
+    explore(recorder.question(24), Search(name="random", batch=8))
+    plugins.refresh()
+    outcomes = TWICE.pop().outcomes
+    assert len(outcomes) == 48
+    assert {point["thing.x"] for point, outcome in outcomes if outcome is None} == {2}
+    assert all(outcome is None for point, outcome in outcomes if point["thing.x"] == 2)
+
+
+def test_a_sampler_of_the_library_learns_a_failure_as_a_violated_constraint() -> None:
+    question = Recorder(SPACE).question(10, limits={"time_s": Limit(high=5.0)})
+    sampled = samplers.TPE(question, {})
+    points = [*sampled.ask(2), *itertools.islice(SPACE.points(), 2)]
+    sampled.tell(points, [{"time_s": 9.0, "gain": 1.0}, None, {"time_s": 1.0, "gain": 3.0}, None])
+    trials = sampled._study.trials  # type: ignore[attr-defined]
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    assert [[value > 0 for value in trial.constraints.values()] for trial in trials] == [
+        [False, True],
+        [True, False],
+        [False, False],
+        [True, False],
+    ]
+    assert trials[1].values == trials[0].values  # the worst known ones
+    assert trials[3].values == [9.0, 1.0]
+    assert len({tuple(trial.constraints) for trial in trials}) == 1
 
 
 # Fronts and winners

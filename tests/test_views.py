@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from folders import finished, key, odd_table, wide_table
+from folders import GOALS, finished, key, odd_table, wide_table
 
 from dse.cli import main
 from dse.results.selection import Rule
@@ -319,9 +320,30 @@ def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
     }
     assert first.trials[1].params == {"schedule.name": "ring", "chunks": 2, "fused": False}
     assert {trial.number for trial in first.best_trials} == {0, 2}
-    assert [trial.state.name for trial in second.trials] == ["COMPLETE", "FAIL", "FAIL"]
+    assert [trial.state.name for trial in second.trials] == ["COMPLETE", "PRUNED", "PRUNED"]
+    assert [[max(trial.constraints.values()) > 0 for trial in study.trials] for study in (first, second)] == [
+        [False] * 3,
+        [False, True, True],
+    ]
     assert second.trials[1].user_attrs["reason"] == "needs 2 GiB more"
     assert second.trials[1].user_attrs["key"] == key(4)
+
+
+def test_a_sampler_that_goes_on_from_the_view_avoids_what_failed(here: Path) -> None:
+    import optuna
+
+    from dse.tracking.optuna_storage import _open
+
+    rows = wide_table(60)
+    modes = np.array(["plain", "bad", "worse", "worst"])[np.arange(60) % 4]
+    rows["mover"], rows["status"] = modes, np.where(modes == "plain", "ok", "invalid")
+    rows["reason"] = np.where(modes == "plain", "", "is no number")
+    rows.loc[modes != "plain", list(GOALS)] = float("nan")
+    show_in_optuna(finished(here / "outputs", rows), "trials.log", ALL)
+    (name,) = optuna.get_all_study_names(storage=_open("trials.log"))
+    study = optuna.load_study(study_name=name, storage=_open("trials.log"), sampler=optuna.samplers.TPESampler(seed=0))
+    movers = [study.ask().suggest_categorical("mover", sorted(set(modes.tolist()))) for _ in range(20)]
+    assert movers.count("plain") >= 15
 
 
 def test_a_journal_with_a_torn_last_line_is_mended(here: Path) -> None:

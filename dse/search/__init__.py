@@ -108,15 +108,15 @@ def explore(question: Question, search: Search, *, first: Iterable[Assignment] =
     while (left := question.trials - len(sieve.known)) > 0:
         fresh, wanted = dict[str, Assignment](), min(most, left)
         _take(sieve, first_points, fresh, wanted)
-        _ask(sieve, asker, fresh, wanted)
+        waiting = _ask(sieve, asker, fresh, wanted)
         if not getattr(asker, "finishes", False):
             _take(sieve, random_points, fresh, wanted)
         if not fresh:
             break
         points = list(fresh.values())
-        outcomes = question.evaluate(points)
-        sieve.known.update(zip(fresh, outcomes, strict=True))
-        asker.tell(points, outcomes)
+        sieve.known.update(zip(fresh, question.evaluate(points), strict=True))
+        points += waiting
+        asker.tell(points, [sieve.outcome(point) for point in points])
     return Chosen(len(sieve.known), search.name, sieve.duplicates, len(sieve.illegal))
 
 
@@ -150,23 +150,34 @@ class _Sieve:
         self.illegal.update(illegal)
         return duplicates, list(illegal.values())
 
+    def is_decided(self, point: Assignment) -> bool:
+        """Tell whether a point was evaluated, or is illegal."""
+        name = self._question.identify(point)
+        return name in self.known or name in self.illegal
+
     def outcome(self, point: Assignment) -> Outcome:
-        """Return the outcome of a point, None if it has none."""
+        """Return the outcome of a point that is decided, None if it has none."""
         return self.known.get(self._question.identify(point))
 
 
-def _ask(sieve: _Sieve, asker: Method, fresh: dict[str, Assignment], wanted: int) -> None:
-    """Add proposals until there are `wanted` fresh points, or too many that are not."""
-    stale = 0
+def _ask(sieve: _Sieve, asker: Method, fresh: dict[str, Assignment], wanted: int) -> list[Assignment]:
+    """Add proposals until there are `wanted` fresh points, or too many that are not.
+
+    Returns the proposals that repeat a fresh point: their outcomes are known once it is evaluated.
+    """
+    stale, waiting = 0, list[Assignment]()
     while len(fresh) < wanted and stale < _ASKS_PER_POINT * wanted:
         points = asker.ask(wanted - len(fresh))
         duplicates, illegal = sieve.sort(points, fresh)
-        if duplicates or illegal:
-            asker.tell([*duplicates, *illegal], [*map(sieve.outcome, duplicates), *[None] * len(illegal)])
+        decided = [point for point in (*duplicates, *illegal) if sieve.is_decided(point)]
+        waiting += [point for point in duplicates if not sieve.is_decided(point)]
+        if decided:
+            asker.tell(decided, [sieve.outcome(point) for point in decided])
         sieve.duplicates += len(duplicates)
         stale += len(duplicates) + len(illegal)
         if not points:
             break
+    return waiting
 
 
 def _take(sieve: _Sieve, source: Iterator[Assignment], fresh: dict[str, Assignment], wanted: int) -> None:

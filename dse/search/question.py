@@ -16,11 +16,12 @@ from dse.values import Frozen
 
 Goal = Literal["minimize", "maximize"]
 Outcome = Mapping[str, float] | None
-"""Metrics of a point, or None if it has none (failed, or not evaluated)."""
+"""Metrics of a point, or None if it can have none: it failed, is infeasible or invalid, or breaks a rule."""
 Evaluate = Callable[[Sequence[Assignment]], Sequence[Outcome]]
 Identify = Callable[[Assignment], str]
 Legal = Callable[[Sequence[Assignment]], Sequence[bool]]
 _TINY = 1e-30
+_NO_RESULT = 1e9  # excess of a point without a result: more than that over any limit, so that it ranks last
 
 
 class Limit(Frozen):
@@ -76,17 +77,31 @@ class Question:
         rows = [[outcome[name] for name in self.goals] for outcome in outcomes]
         return np.array(rows, float).reshape(len(rows), len(signs)) * signs
 
-    def constraints(self, outcome: Mapping[str, float]) -> dict[str, float]:
+    def excess(self, outcome: Mapping[str, float]) -> dict[str, float]:
         """Excess of an outcome over each bound of the limits, by name; at most 0 within the bound."""
-        excess: dict[str, float] = {}
-        for name, limit in self.limits.items():
-            beyond = limit.beyond(np.array([outcome[name]]))
-            excess |= {f"{name}.{bound}": float(values[0]) for bound, values in beyond.items()}
-        return excess
+        return excess(self.limits, outcome)
 
     def violation(self, outcome: Mapping[str, float]) -> float:
         """Total excess of an outcome over the limits; 0 if it is feasible."""
-        return sum(max(0.0, value) for value in self.constraints(outcome).values())
+        return sum(max(0.0, value) for value in self.excess(outcome).values())
+
+
+def excess(limits: Mapping[str, Limit], outcome: Mapping[str, float]) -> dict[str, float]:
+    """Excess of an outcome over each bound of some limits, by name; at most 0 within the bound."""
+    beyond = {name: limit.beyond(np.array([outcome[name]])) for name, limit in limits.items()}
+    return {f"{name}.{bound}": float(values[0]) for name, sides in beyond.items() for bound, values in sides.items()}
+
+
+def constraints(limits: Mapping[str, Limit], outcome: Outcome) -> dict[str, float]:
+    """Constraints of a point as Optuna knows them, met where at most 0: `result`, and every bound of the limits.
+
+    `result` is violated by more than any limit where there is no outcome; the limits are then neither met nor violated.
+    All points have the same constraints, in the same order.
+    """
+    if outcome is not None:
+        return {"result": -_NO_RESULT, **excess(limits, outcome)}
+    bounds = [f"{name}.{bound}" for name, limit in limits.items() for bound in limit.beyond(np.zeros(1))]
+    return {"result": _NO_RESULT, **dict.fromkeys(bounds, 0.0)}
 
 
 class Method(Protocol):
@@ -99,7 +114,11 @@ class Method(Protocol):
         """Propose up to `count` points, which may be known already; none if it has no more proposals."""
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
-        """Learn the outcomes of points: of its proposals, as the same objects, and of others."""
+        """Learn the outcomes of points: of its proposals, as the same objects, and of others.
+
+        A point without an outcome is worse than every other: a method that ignores it takes it for unknown, and so for
+        promising.
+        """
 
 
 MakeMethod = Callable[[Question, Mapping[str, Any]], Method]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, Field
 from dse.evaluation.settings import Executor
 from dse.results.selection import Rule
 from dse.search import Limit, Search
+from dse.search.question import constraints
 from dse.store.settings import StoreAt
 from dse.study.levels import Fidelity
 from dse.units import Integer, Number, illegal
@@ -149,3 +151,20 @@ class Settings(Frozen):
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "accept"] = "auto"
     fidelity: Fidelity = Fidelity(name="none")
+
+
+def constraints_of(study: Mapping[str, Any], row: Mapping[str, Any], goals: Iterable[str]) -> dict[str, float]:
+    """Constraints of a row of a finished run's table, as a search knows them.
+
+    study: the section of the run's configuration. A row has a result where it is ok, or infeasible for a limit alone.
+    """
+    limits = {name: Limit.model_validate(limit) for name, limit in study.get("limits", {}).items()}
+    outcome = {name: row.get(name, math.nan) for name in (*goals, *limits)}
+    if row["status"] not in ("ok", "infeasible") or not all(map(_is_finite, outcome.values())):
+        return constraints(limits, None)
+    beyond = constraints(limits, outcome)
+    return beyond if row["status"] == "ok" or max(beyond.values()) > 0 else constraints(limits, None)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)

@@ -1,7 +1,9 @@
 """Optuna's storage as a view of finished study runs, for optuna-dashboard and other readers.
 
 One Optuna study per scenario of a study run, `<study>/<time>/<scenario>`: the points are its trials, COMPLETE with the
-values of the objectives or FAIL with the reason. Trials present already, by their key, are not written again.
+values of the objectives, or PRUNED with the reason where there are none. Constraints tell which are feasible, as in a
+search (`dse.search.question.constraints`): samplers ignore trials that FAIL. Trials present already, by their key, are
+not written again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dse.errors import hidden
 from dse.results.run_folder import Outputs
 from dse.results.selection import NUMBER, Rule, shown_rows
 from dse.store.owner import lock_file
+from dse.study.settings import constraints_of
 
 _ABOUT = ("key", "status", "reason", "engine", "on_front")
 
@@ -30,10 +33,13 @@ class StorageError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Shared:
-    """Properties that all trials of a study run share: distributions by knob, goals by objective, time of the end."""
+    """Properties that all trials of a study run share: distributions by knob, goals by objective, the section `study`
+    of its configuration, time of the end.
+    """
 
     distributions: Mapping[str, Any]
     goals: Mapping[str, str]
+    study: Mapping[str, Any]
     time: datetime
 
 
@@ -138,7 +144,8 @@ def _write_trials(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[
     table = pd.concat(parts).sort_values(NUMBER)
     knobs = [path for path in summary["knobs"] if path in table]
     time = datetime.fromisoformat(outputs.read_json("provenance")["time"]).astimezone().replace(tzinfo=None)
-    shared = _Shared({path: _distribution(table[path]) for path in knobs}, summary["goals"], time)
+    distributions = {path: _distribution(table[path]) for path in knobs}
+    shared = _Shared(distributions, summary["goals"], outputs.read_config()["study"], time)
     count = 0
     for scenario, rows in table.groupby("scenario", sort=False):
         study = _study(storage, f"{summary['study']}/{outputs.folder.name}/{scenario}", shared)
@@ -167,13 +174,14 @@ def _trial(row: Mapping[str, Any], shared: _Shared) -> Any:
     from optuna.trial import FrozenTrial, TrialState
 
     params = {path: _plain(row[path]) for path in shared.distributions if not _is_missing(row[path])}
-    ok = row["status"] == "ok"
-    return FrozenTrial(
+    constraints = constraints_of(shared.study, row, shared.goals)
+    has_result = constraints["result"] <= 0
+    trial = FrozenTrial(
         number=-1,  # the storage counts
         trial_id=-1,
-        state=TrialState.COMPLETE if ok else TrialState.FAIL,
+        state=TrialState.COMPLETE if has_result else TrialState.PRUNED,
         value=None,
-        values=[float(row[name]) for name in shared.goals] if ok else None,
+        values=[float(row[name]) for name in shared.goals] if has_result else None,
         datetime_start=shared.time,
         datetime_complete=shared.time,
         params=params,
@@ -182,6 +190,9 @@ def _trial(row: Mapping[str, Any], shared: _Shared) -> Any:
         system_attrs={},
         intermediate_values={},
     )
+    for name, beyond in constraints.items():
+        trial.set_constraint(name, beyond)
+    return trial
 
 
 def _distribution(column: Any) -> Any:

@@ -66,9 +66,11 @@ class Archive:
         """Learn outcomes: keep the points of the front."""
         rows = self._genes.rows(points)
         self._seen.update(map(np.ndarray.tobytes, rows))
-        ok = [place for place, outcome in enumerate(outcomes) if outcome is not None]
-        if ok:
+        ok = np.array([outcome is not None for outcome in outcomes], bool)
+        if ok.any():
             self._learn(rows[ok], [outcome for outcome in outcomes if outcome is not None])
+        if not ok.all():
+            self._learn_failures(rows[~ok])
 
     def _learn(self, rows: Rows, outcomes: Sequence[Mapping[str, float]]) -> None:
         """Add points with an outcome."""
@@ -77,6 +79,9 @@ class Archive:
         self._beyond = np.concatenate([self._beyond, [self._question.violation(outcome) for outcome in outcomes]])
         places = self._select_rows()
         self._rows, self._values, self._beyond = self._rows[places], self._values[places], self._beyond[places]
+
+    def _learn_failures(self, rows: Rows) -> None:
+        """Add points without an outcome: they are never parents, so nothing is to be learnt."""
 
     def _select_rows(self) -> NDArray[np.intp]:
         """Places of the front and of the next fronts until there are `fewest`; then of the least infeasible points."""

@@ -92,7 +92,7 @@ class Portfolio:
 
 
 class _Front:
-    """Front of the feasible points. num_known: points with an outcome."""
+    """Front of the feasible points. num_known: points that were evaluated or refused."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -102,10 +102,8 @@ class _Front:
     def add(self, outcome: Outcome) -> float:
         """Add an outcome. Returns the hypervolume that it adds, as a share of the box from the best of the new front to
         its worst and a little beyond."""
-        if outcome is None:
-            return 0.0
         self.num_known += 1
-        if self._question.violation(outcome) > 0.0:
+        if outcome is None or self._question.violation(outcome) > 0.0:
             return 0.0
         values = np.vstack([self._values, self._question.values([outcome])])
         on_front = moocore.is_nondominated(values)

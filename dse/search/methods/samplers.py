@@ -1,4 +1,8 @@
-"""Search methods from samplers of Optuna, on a study in memory."""
+"""Search methods from samplers of Optuna, on a study in memory.
+
+A point without an outcome is a trial that violates a constraint: of failed trials Optuna's samplers learn nothing, so
+the values that lead to them would look as promising as any unknown ones (optuna/optuna issues 2727 and 5664).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dse.errors import ConfigError, Problem
-from dse.search.question import MakeMethod, Method, Outcome, Question
+from dse.search.question import MakeMethod, Method, Outcome, Question, constraints
 from dse.space import Assignment, Knob
 
 
@@ -58,6 +62,7 @@ class Sampled:
         self._knobs = {knob.path: knob for knob in question.space.knobs}
         self._flat = {path: self._distribution(knob) for path, knob in self._knobs.items()} if all_knobs else None
         self._open: dict[int, tuple[Assignment, Any]] = {}
+        self._worst: list[float] = []  # objectives of all outcomes so far
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose `count` points."""
@@ -73,26 +78,33 @@ class Sampled:
         """Finish the trials of proposals, and add finished trials for other points."""
         for point, outcome in zip(points, outcomes, strict=True):
             _, trial = self._open.pop(id(point), (None, None))
-            if trial is not None:
-                self._report(trial, outcome)
-            elif outcome is not None:
-                self._study.add_trial(self._finished_trial(point, outcome))
+            beyond, values = constraints(self._question.limits, outcome), self._objectives(outcome)
+            if trial is None:
+                self._study.add_trial(self._finished_trial(point, beyond, values))
+                continue
+            for name, value in beyond.items():
+                trial.set_constraint(name, value)
+            self._study.tell(trial.number, values)
 
-    def _report(self, trial: Any, outcome: Outcome) -> None:
+    def _objectives(self, outcome: Outcome) -> list[float]:
+        """Objectives of a point; the worst known ones where it has none.
+
+        No sampler takes a point without an outcome for a good one by these, as its constraints are violated; but each
+        wants finite values, and one models them.
+        """
         if outcome is None:
-            self._study.tell(trial.number, state=self._library.trial.TrialState.FAIL)
-            return
-        for name, beyond in self._question.constraints(outcome).items():
-            trial.set_constraint(name, beyond)
-        self._study.tell(trial.number, [outcome[name] for name in self._question.goals])
+            return self._worst or [0.0] * len(self._question.goals)
+        values = [outcome[name] for name in self._question.goals]
+        pairs = zip(self._question.goals.values(), values, self._worst or values, strict=True)
+        self._worst = [max(pair) if goal == "minimize" else min(pair) for goal, *pair in pairs]
+        return values
 
-    def _finished_trial(self, point: Assignment, outcome: Mapping[str, float]) -> Any:
-        beyond = self._question.constraints(outcome)
+    def _finished_trial(self, point: Assignment, beyond: Mapping[str, float], values: Sequence[float]) -> Any:
         return self._library.create_trial(
             params={path: _encode(self._knobs[path], value) for path, value in point.items()},
             distributions={path: self._distribution(self._knobs[path]) for path in point},
-            values=[outcome[name] for name in self._question.goals],
-            system_attrs={f"constraints:{name}": value for name, value in beyond.items()},  # as set_constraint does
+            values=values,
+            constraints=beyond,
         )
 
     def _distribution(self, knob: Knob) -> Any:

@@ -4,7 +4,9 @@ Of many children and some uniform draws, the method proposes those whose sample 
 (Thompson 1933) is furthest beyond the front, by the maximin improvement (Svenson and Santner 2016), which needs no
 reference point. Objectives of one sign are modelled in logarithms, and compared with the front as they are. The
 process learns from the best points and from a uniform sample of all, so the cost of a proposal does not grow with the
-number of known points. The first points are a Latin hypercube.
+number of known points. A second process learns where points have no result (it models -1 or 1), as what the first one
+knows nothing of would look best: children whose sample from it is above 0 come last. The first points are a Latin
+hypercube.
 """
 
 from __future__ import annotations
@@ -54,16 +56,21 @@ class Screened(archive.Archive):
         self._learned = _Learned.none(len(self._genes.knobs), len(question.goals))
         self._front = np.empty((0, len(question.goals)))  # objectives of the best points within the limits
         self._num_learned = self._tuned = 0
+        self._failures, self._validity = _Failures(options.learned // 2), Surrogate(self._genes)
 
     def _learn(self, rows: Rows, outcomes: Sequence[Mapping[str, float]]) -> None:
         """Add points with an outcome."""
         super()._learn(rows, outcomes)
-        margins = [max(self._question.constraints(outcome).values(), default=-1.0) for outcome in outcomes]
+        margins = [max(self._question.excess(outcome).values(), default=-1.0) for outcome in outcomes]
         fresh = _Learned(rows, self._question.values(outcomes), np.array(margins), self._random.random(len(rows)))
         front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])
         self._front = front[moocore.is_nondominated(front)] if len(front) else front
         self._learned = self._learned.join(fresh).some(self._most.learned // 2)
         self._num_learned += len(rows)
+
+    def _learn_failures(self, rows: Rows) -> None:
+        """Add points without an outcome."""
+        self._failures.add(rows, self._random)
 
     def _draw(self, count: int) -> Rows:
         """Draw points, the first ones from the Latin hypercube."""
@@ -98,12 +105,23 @@ class Screened(archive.Archive):
         draws[:, :-1] /= np.where(spread > 0, spread, 1.0)
         front = front / np.where(spread > 0, spread, 1.0)
         gains = _improvements(draws[:, :-1], front)
-        beyond, chosen = np.maximum(0.0, draws[:, -1]), list[int]()
+        beyond, fails, chosen = np.maximum(0.0, draws[:, -1]), self._draw_failures(pool, tune=tune), list[int]()
         for _ in range(min(count, len(pool))):
-            chosen.append(int(np.lexsort((-gains, beyond))[0]))
+            chosen.append(int(np.lexsort((-gains, beyond, fails))[0]))
             gains = np.minimum(gains, (draws[chosen[-1], :-1] - draws[:, :-1]).max(axis=1))
-            gains[chosen[-1]], beyond[chosen[-1]] = -np.inf, np.inf
+            gains[chosen[-1]], beyond[chosen[-1]], fails[chosen[-1]] = -np.inf, np.inf, np.inf
         return chosen
+
+    def _draw_failures(self, pool: Rows, *, tune: bool) -> NDArray[np.float64]:
+        """Draw how likely points of the pool have no result, [B]: 0 for those that are taken for valid."""
+        failures = self._failures.rows
+        if not len(failures):
+            return np.zeros(len(pool))
+        rows = np.concatenate([self._learned.rows, failures])
+        labels = np.repeat([-1.0, 1.0], [len(self._learned.rows), len(failures)])
+        self._validity.fit(rows, labels[:, None], tune=tune)
+        mean, deviation = self._validity.predict(pool)
+        return np.maximum(0.0, mean + deviation * self._random.standard_normal(mean.shape))[:, 0]
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,23 @@ class _Learned:
         best = np.lexsort((self.lots, rank, np.maximum(0.0, self.margins)))
         order = np.concatenate([best[:half], best[half:][np.argsort(self.lots[best[half:]], kind="stable")][:half]])
         return _Learned(*(part[order] for part in vars(self).values()))
+
+
+class _Failures:
+    """A uniform sample of the points that have no result, each once. rows [B, genes]: at most `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._names = most, set[bytes]()
+        self._lots, self.rows = np.empty(0), np.empty((0, 0))
+
+    def add(self, rows: Rows, random: np.random.Generator) -> None:
+        """Add points, unless they are known."""
+        fresh = np.array([row for row in rows if row.tobytes() not in self._names]).reshape(-1, rows.shape[1])
+        self._names.update(map(np.ndarray.tobytes, fresh))
+        joined = np.concatenate([self.rows.reshape(-1, rows.shape[1]), fresh])
+        lots = np.concatenate([self._lots, random.random(len(fresh))])
+        smallest = np.argsort(lots, kind="stable")[: self._most]
+        self._lots, self.rows = lots[smallest], joined[smallest]
 
 
 def _improvements(values: NDArray[np.float64], front: NDArray[np.float64]) -> NDArray[np.float64]:
