@@ -314,6 +314,10 @@ class Backend:
         """Whether designs like this one take seconds: each is evaluated, and recorded, in a call of its own."""
         return False
 
+    def num_tasks(self, design: BaseModel) -> int:
+        """Number of tasks that one run of a design simulates, on every machine the same; 1 by default."""
+        return 1
+
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Results of each batch, in order, as far as they are known before anything is simulated; cheap.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -94,14 +93,12 @@ def _search_and_record(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findin
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
-                began = time.monotonic()
                 findings = _search(planned, outputs, begun, stop)
-                took_s = time.monotonic() - began
                 write_files(planned, findings, outputs=outputs)
                 table = _print_answer(planned, findings, outputs)
                 figures = report.figures(outputs, planned.settings.study.module, table)
                 drawing.begin(figures, outputs.figures, key=True)
-                _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), took_s, stop))
+                _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), stop))
         except Interrupted:
             drawing.close()
             outputs.discard()
@@ -156,13 +153,13 @@ def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:
     if not planned.levels:
         return
     table = select(outputs.results, planned.goals, MOST_ROWS, selected=SELECTED).table
-    rows, broken = climb(planned, table, support)
+    rows, absent = climb(planned, table, support)
     outputs.write_table("fidelity", rows)
     names = [level.name for level in planned.levels]
     own_level = next(level.name for level in planned.levels if level.own)
     pairs_ = compare_levels(rows, names, planned.goals)
     texts = texts_of(planned)
-    summary = {"levels": names, "study": own_level, "texts": texts, "broken": broken, "pairs": pairs_}
+    summary = {"levels": names, "study": own_level, "texts": texts, **vars(absent), "pairs": pairs_}
     outputs.write_json("fidelity", {**summary, "settings": planned.settings.fidelity.model_dump(mode="json")})
 
 

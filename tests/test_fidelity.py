@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -304,17 +307,60 @@ def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
         "tau_of_sample": None,
         "error": {"median": 0.0, "p10": 0.0, "p90": 0.0},
     }
-    (nothing,) = compare(fine, ["coarse", "fine"], GOALS)
-    assert (nothing["scenarios"], nothing["overall"]["objectives"]["rate"]["error"]) == ({}, None)
+    assert compare(fine, ["coarse", "fine"], GOALS) == []  # nothing is told of winners
+
+
+def test_neighbours_of_a_level_without_results_are_compared_with_one_another() -> None:
+    table = pd.concat([_table("coarse", (1, 1), (2, 2)), _table("fine", (1, 1), (2, 2))])
+    assert [(pair["coarse"], pair["fine"]) for pair in compare(table, ["coarse", "middle", "fine"], GOALS)] == [
+        ("coarse", "fine")
+    ]
 
 
 @pytest.mark.slow
-def test_a_level_that_would_take_too_long_is_skipped_with_its_reason(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_level_with_too_many_tasks_is_left_out_and_tells_nothing_of_winners(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dse.study.fidelity._SURE_S", 0.0)
-    assert main([*SMALL, "fidelity=ladder", "fidelity.most_s=1e-6"]) == 0
-    told = found()
-    assert set(told["broken"]) == {"uncontended", "node"}
-    assert "more than the 1e-06 s it may: set fidelity.most_s" in told["broken"]["node"]
-    assert set(rows()["level"]) == set(told["levels"]) - set(told["broken"]) != set()
+    assert main([*SMALL, "store=none", "figures=none", "fidelity=ladder", "fidelity.most_tasks=800"]) == 0
+    shown, summary = capsys.readouterr().out, found()
+    assert set(summary["left_out"]) == {"node"}
+    assert re.fullmatch(
+        r"has about [\d,]+ tasks in \d+ points, more than fidelity.most_tasks = 800: raise that, .*",
+        summary["left_out"]["node"],
+    )
+    assert set(rows()["level"]) == {"uncontended", "analytic"}
+    assert [(pair["coarse"], pair["fine"]) for pair in summary["pairs"]] == [("uncontended", "analytic")]
+    assert "level node is left out" in " ".join(shown.split())
+    assert "0 of 0" not in shown
+
+
+TIMES = {"provenance.json", "report.html"}
+"""Files that hold when a run was made (docs/reference/files.md)."""
+
+
+def _artefacts(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in TIMES)
+    made = json.loads((folder / "provenance.json").read_text("utf-8"))
+    page = (folder / "report.html").read_text("utf-8").replace(made.pop("time"), "").replace(folder.name, "")
+    same = {"made": json.dumps(made).encode(), "page": page.encode()}
+    return same | {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+def test_two_runs_of_a_study_are_equal_to_the_byte_though_one_has_the_machine_for_itself_and_one_not(
+    elsewhere: Path,
+) -> None:
+    command = [*SMALL, "store=none", "fidelity=ladder", "figures=key", "executor.jobs=2"]
+    assert main(command) == 0
+    alone = _artefacts(latest())
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        assert main(command) == 0
+    finally:
+        for process in spin:
+            process.kill()
+            process.wait()
+    loaded = _artefacts(latest())
+    assert {"results.parquet", "summary.json", "fidelity.json", "fidelity.parquet", "claims.json"} <= set(alone)
+    assert set(alone) == set(loaded)
+    assert [name for name, text in alone.items() if loaded[name] != text] == []

@@ -21,11 +21,15 @@ Floats = NDArray[np.float64]
 def compare(rows: pd.DataFrame, levels: Sequence[str], goals: Mapping[str, str]) -> list[dict[str, Any]]:
     """Every pair of neighbouring levels, the coarser first: by scenario, and overall.
 
+    A level without results has no neighbours: of a pair that has no points in common, nothing can be told.
     rows: `scenario`, `key`, `level`, `status`, `promoted` and the objectives.
     """
     comparisons = []
-    for coarse, fine in pairwise(levels):
+    present = set(rows.loc[rows["status"] == "ok", "level"])
+    for coarse, fine in pairwise(level for level in levels if level in present):
         both = match_levels(rows, coarse, fine)
+        if both.empty:
+            continue
         scenarios = {
             str(name): _scenario(scenario_rows, goals) for name, scenario_rows in both.groupby("scenario", sort=False)
         }

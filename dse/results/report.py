@@ -160,10 +160,11 @@ def levels(outputs: Outputs) -> Iterator[Table | str]:
                 *_error(agreement["error"]),
             )
     yield shown
-    for pair in ladder["pairs"]:
-        yield _changes(pair)
+    yield from (_changes(pair) for pair in ladder["pairs"] if pair["overall"]["front"]["scenarios"])
     for name, why in ladder["broken"].items():
         yield f"level {name} gave up: {why}"
+    for name, why in ladder.get("left_out", {}).items():
+        yield f"level {name} is left out: it {why}"
 
 
 def _error(error: Mapping[str, float] | None) -> tuple[str, str]:

@@ -2,16 +2,16 @@
 
 The study itself is searched at its own simulator. Points near its front, a random sample, and points that may be near
 the finer front, given the disagreement seen for points like them, are promoted to the next finer level; coarser levels
-are evaluated on the same points. `dse.results.agreement` tells how far levels agree.
+are evaluated on the same points. `dse.results.agreement` tells how far levels agree. Whether a level is computed is
+decided by its tasks, so a run is the same on every machine, whatever else that does.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken
 from dse.evaluation.cluster import Services, opened
-from dse.evaluation.executor import Evaluator
 from dse.progress import bar
 from dse.results.pareto import first_best, minimized
 from dse.space import Block, Evaluated
@@ -33,9 +32,7 @@ from dse.study.plan import Plan
 if TYPE_CHECKING:
     import pandas as pd
 
-_PROBED = 8  # points of a level that are timed before the others are evaluated
-_SURE_S = 3.0  # of timing before a level is given up
-_LEAST_S = 60.0  # that a level may take, however short the study was
+_PROBED = 8  # points of a level whose tasks are counted before it is evaluated
 _KEPT = 4  # one part in so many of the points that may be promoted is kept for where levels disagree
 
 Floats = NDArray[np.float64]
@@ -44,75 +41,83 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Climb:
-    """Services for climbing. opened: opens a session of the store for a level. study_s: seconds taken by the search."""
+    """Services for climbing. opened: opens a session of the store for a level."""
 
     opened: Callable[[Context], AbstractContextManager[Session]]
-    study_s: float = math.inf
     stopping: Callable[[], bool] = lambda: False
 
 
-def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Promote points of the study's table up the ladder; return (a row for every point and level, why a level broke).
+@dataclass(frozen=True)
+class Absent:
+    """Levels without results, by name, and why: those that failed every time, and those with too many tasks."""
+
+    broken: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+class _TooManyTasksError(Exception):
+    """A level would take more tasks than it may."""
+
+
+def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame, Absent]:
+    """Promote points of the study's table up the ladder; return (a row for every point and level, levels without any).
 
     The table, in the order of the study, needs the searched paths, objectives, `scenario`, `key` and `status`.
     """
     ladder = _Ladder(plan, table[table["status"] == "ok"].reset_index(drop=True))
     own_place = next(place for place, level in enumerate(plan.levels) if level.own)
-    broken: dict[str, str] = {}
+    absent = Absent()
     for below, level in pairwise(plan.levels[own_place:]):
         with support.opened(level.spec.context) as session:
             evaluate = _row_evaluator(plan, level, session, support)
             for number in range(1 + plan.settings.fidelity.rounds):
                 chosen = ladder.chosen(below, level, number)
-                if chosen.size and not ladder.take(level, chosen, evaluate, broken):
+                if chosen.size and not ladder.take(level, chosen, evaluate, absent):
                     break
     if len(plan.levels) == own_place + 1:
         ladder.choose_only(plan.levels[own_place])
     for level in plan.levels[:own_place]:
         with support.opened(level.spec.context) as session:
-            ladder.take(level, ladder.promoted_points, _row_evaluator(plan, level, session, support), broken)
-    return ladder.rows(), broken
+            ladder.take(level, ladder.promoted_points, _row_evaluator(plan, level, session, support), absent)
+    return ladder.rows(), absent
 
 
 _Evaluate = Callable[["pd.DataFrame", NDArray[np.intp]], Results]
 
 
 def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -> _Evaluate:
-    """Return the function that evaluates rows of the study's table at a level."""
+    """Return the function that evaluates rows of the study's table at a level.
+
+    It raises _TooManyTasksError for the first rows of a level that has too many tasks for them.
+    """
+    checked = False
 
     def evaluate(table: pd.DataFrame, places: NDArray[np.intp]) -> Results:
+        nonlocal checked
         points = [_point(plan, level, table.iloc[place]) for place in places]
         designs = [point for point in points if point.block.design is not None]
+        if not checked:
+            _check_tasks(level, designs, plan.settings.fidelity.most_tasks)
+            checked = True
         with bar(f"{plan.settings.study.name}: {level.name}", len(points)) as advance:
             executor, services = plan.settings.executor, Services(session, advance, support.stopping)
-            timed = Evaluator(level.spec, executor, session, stopping=support.stopping)
-            _check_time(timed, designs[:: max(1, len(designs) // _PROBED)], len(designs), allowed_s)
             with opened(level.spec, executor, services) as evaluator:
                 results = iter(list(evaluator.results(designs)))
         return Results.join([_refusal(point) if point.block.design is None else next(results) for point in points])
 
-    most_s = plan.settings.fidelity.most_s
-    allowed_s = max(_LEAST_S, support.study_s) if most_s is None else most_s
     return evaluate
 
 
-def _check_time(evaluator: Evaluator, probe: Sequence[Evaluated], count: int, allowed_s: float) -> None:
-    """Evaluate some points of a level, one after the other, until it is known whether all `count` take too long.
-
-    The first is not timed, as it may compile. Results are recorded. Raises Broken.
-    """
-    began = time.monotonic()
-    for number, point in enumerate(probe[: _PROBED + 1]):
-        for _ in evaluator.results([point]):
-            pass
-        if number == 0:
-            began = time.monotonic()
-            continue
-        spent = time.monotonic() - began
-        needed = spent / number * count / evaluator.executor.num_jobs
-        if needed > allowed_s and spent > _SURE_S:
-            rule = f"would take about {needed:.0f} s for {count} points, more than the {allowed_s:g} s it may"
-            raise Broken(f"{rule}: set fidelity.most_s to wait, or leave the level out of fidelity.levels")
+def _check_tasks(level: Level, points: Sequence[Evaluated], most: int | None) -> None:
+    """Count the tasks of some points of a level, evenly spread, and tell those of all. Raises _TooManyTasksError."""
+    if most is None or not points:
+        return
+    backend = level.spec.make()
+    probe = [point.block.design for point in points[:: math.ceil(len(points) / _PROBED)]]
+    tasks = sum(backend.num_tasks(design) for design in probe if design is not None) / len(probe) * len(points)
+    if tasks > most:
+        rule = f"has about {tasks:,.0f} tasks in {len(points)} points, more than fidelity.most_tasks = {most:,}"
+        raise _TooManyTasksError(f"{rule}: raise that, or leave the level out of fidelity.levels")
 
 
 def _refusal(point: Evaluated) -> Results:
@@ -194,14 +199,17 @@ class _Ladder:
         ordered = places[np.argsort(keys)]
         return random.permutation(ordered)[: self._asked.sample]
 
-    def take(self, level: Level, places: NDArray[np.intp], evaluate: _Evaluate, broken: dict[str, str]) -> bool:
-        """Evaluate points at a level; return whether it succeeded. The reason for a failure is noted."""
+    def take(self, level: Level, places: NDArray[np.intp], evaluate: _Evaluate, absent: Absent) -> bool:
+        """Evaluate points at a level; return whether it succeeded, and note why not."""
         if not places.size:
             return True
         try:
             results = evaluate(self._table, places)
         except Broken as error:
-            broken[level.name] = str(error)
+            absent.broken[level.name] = str(error)
+            return False
+        except _TooManyTasksError as error:
+            absent.left_out[level.name] = str(error)
             return False
         self._results[level.name].append((places, results))
         columns = {name: results.column(name) for name in self._goals}

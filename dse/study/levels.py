@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from dse.backend import Backend, Tree
 from dse.errors import ConfigError, Problem
 from dse.evaluation.backend_spec import BackendSpec
-from dse.units import Integer, Number, WallSeconds
+from dse.units import Integer, Number
 from dse.values import Frozen, leaves
 
 OWN = "study"
@@ -25,8 +25,8 @@ class Fidelity(Frozen):
 
     near: relative excess over the front, in the worst objective, up to which points are promoted. sample: points of a
     scenario that are drawn at random beside them. most: points of a scenario promoted to a level, the sample not
-    counted; a quarter is kept for where levels disagree. rounds: how often these are sought. most_s: a level whose
-    points would take longer is skipped, with the reason; null for as long as the study took, and a minute at least.
+    counted; a quarter is kept for where levels disagree. rounds: how often these are sought. most_tasks: a level
+    whose points have more tasks in all is left out, with the reason; null for no bound.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Fidelity(Frozen):
     sample: Annotated[Integer, Field(ge=0, le=100_000)] = 8
     most: Annotated[Integer, Field(ge=1, le=100_000)] = 16
     rounds: Annotated[Integer, Field(ge=0, le=100)] = 2
-    most_s: WallSeconds | None = None
+    most_tasks: Annotated[Integer, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,11 @@ class OverlapBackend(Backend):
         assert isinstance(design, Design)
         return isinstance(design.schedule, ScheduleKnobs) and design.schedule.searches
 
+    def num_tasks(self, design: BaseModel) -> int:
+        """Tasks of the graph that a design lowers to; none where it breaks a rule."""
+        assert isinstance(design, Design)
+        return 0 if self.problems(design) else self._lower(self.settle(design)).num_tasks
+
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
         """Neutral values of the schedule's knobs that may change nothing, without knobs that are inactive here."""
         assert isinstance(design, Design)
