@@ -15,7 +15,15 @@ from benchmarks import contention_laws
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from simulators.profiles.contended import EXPECTED, Numbers, contended
-from simulators.profiles.laws import Laws, assumed_laws, learn_laws, observed_slowdowns, side_by_side, waves
+from simulators.profiles.laws import (
+    Laws,
+    assumed_laws,
+    learn_laws,
+    observed_slowdowns,
+    recorded_alone,
+    side_by_side,
+    waves,
+)
 from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.rate_law import RateLaw, fit_rate_law
 from simulators.profiles.readers import read
@@ -74,6 +82,34 @@ def test_what_lost_sms_explain_is_no_penalty(assumed: Laws) -> None:
     seen = observed_slowdowns(profile, assumed)
     np.testing.assert_allclose(seen[seen["kind"] == "GEMM"]["slowdown"], 2.0)
     assert learn_laws(profile, assumed).penalties["GEMM"].factor.value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("slowed", [1.0, 1.3])
+@pytest.mark.parametrize("ctas", [132, 1000])
+def test_a_recorded_time_counts_before_any_law(slowed: float, ctas: int, assumed: Laws) -> None:
+    """One kernel, once alone and once beside a collective that holds 32 SMs: two waves by the law."""
+    rows = [_kernel(GEMM, "7", 0, 100, ctas), _kernel(NORM, "7", 100, 50, 4096)]
+    rows += [_kernel(GEMM, "7", 150, 100 * slowed, ctas), _kernel(SUM, "20", 150, 100 * slowed, 32)]
+    rows += [_kernel(SUM, "20", 400, 100 * slowed, 32)]
+    profile = profile_of(rows, "made")
+    assert assumed.slowdown("GEMM", ctas, taken=32)[EXPECTED] > 1.25
+    np.testing.assert_allclose(recorded_alone(profile)[:3] / US, [100, 50, 100])
+    model = contended(profile, learn_laws(profile, assumed))
+    gemm = model.kernel_class[2]
+    np.testing.assert_allclose(model.slowdowns(model.group_sms, np.ones(1))[:, gemm, 0], slowed)
+    np.testing.assert_allclose(model.alone_s[:, 2] / US, 100)
+    np.testing.assert_allclose(model.alone_s[:, 3] / US, 100 * slowed)  # the collective took as long alone
+    more = model.slowdowns(model.group_sms * 2, np.ones(1))[EXPECTED, gemm, 0]
+    by_law = [assumed.slowdown("GEMM", np.nan, taken=sms)[EXPECTED] for sms in (64, 32)]
+    assert more == pytest.approx(slowed * by_law[0] / by_law[1])
+
+
+def test_where_times_alone_differ_the_law_counts(assumed: Laws) -> None:
+    """The same name and CTAs, and half as deep: which of them ran beside the collective is not known."""
+    rows = [_kernel(GEMM, "7", 0, 100, 132), _kernel(GEMM, "7", 150, 200, 132), _kernel(GEMM, "7", 400, 150, 132)]
+    profile = profile_of([*rows, _kernel(SUM, "20", 400, 150, 32)], "made")
+    assert np.isnan(recorded_alone(profile)[2])
+    assert not learn_laws(profile, assumed).measured
 
 
 def test_kernels_beside_another_that_computes_teach_nothing(assumed: Laws) -> None:

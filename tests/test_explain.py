@@ -239,6 +239,25 @@ def test_two_profiles_are_explained_part_by_part(tmp_path: Path, capsys: pytest.
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {"explain.png", "explain.svg"}
 
 
+@pytest.mark.parametrize("slowed", [1.0, 1.2])
+def test_kernels_that_take_the_same_times_in_both_profiles_have_no_contention(tmp_path: Path, slowed: float) -> None:
+    """All-reduces of 32 CTAs, exposed in one run, beside the next GEMM in the other, which takes `slowed` as long."""
+    head, files = "start_us,dur_us,stream,name,ctas", [tmp_path / "exposed.csv", tmp_path / "overlapped.csv"]
+    gemms = [f"{160 * place},100,7,{GEMM},1056" for place in range(6)]
+    sums_alone = [f"{100 + 160 * place},60,20,{SUM},32" for place in range(6)]
+    files[0].write_text("\n".join([head, *gemms, *sums_alone]), "utf-8")
+    begun = [0.0, *(100 + 100 * slowed * place for place in range(6))]
+    beside = [f"{begun[place]},{100 * slowed if place else 100},7,{GEMM},1056" for place in range(6)]
+    hidden = [f"{begun[place + 1]},60,20,{SUM},32" for place in range(6)]
+    files[1].write_text("\n".join([head, *beside, *hidden]), "utf-8")
+    assert main(["explain", *map(str, files), f"out={tmp_path}/out", "system=h100_8"]) == 0
+    runs = yaml.safe_load((tmp_path / "out" / "explain.yaml").read_text())
+    contention = [runs[name]["causes"][CONTENTION] for name in "AB"]
+    assert contention == pytest.approx([0, (slowed - 1) * 500 * US], abs=1e-9)
+    work = [runs[name]["by_kind"]["GEMM"][WORK] for name in "AB"]
+    assert work == pytest.approx([600 * US, 600 * US], rel=1e-6)
+
+
 def test_what_a_collective_waited_for_late_ranks_is_waiting(tmp_path: Path) -> None:
     for rank, late in enumerate((0, 300)):
         rows = [f"0,{100 + late},7,{GEMM}", f"{100 + late},{500 - late},13,{SUM}"]

@@ -40,7 +40,7 @@ from simulators.profiles.what_if import WhatIfs
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
-_VERSION = "1"
+_VERSION = "2"
 _SECTIONS = ("system", "workload", "plan")
 _MOST_MODELS = 8  # runs on machines that are remembered
 _INFINITE = float("inf")

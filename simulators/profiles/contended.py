@@ -5,7 +5,8 @@ Times alone are what was recorded, less what the laws (`simulators.profiles.laws
     w = d - sum over collectives c of o_c (1 - 1 / f_c)
 
 d: recorded; o_c: time beside c; f_c: slow-down beside c. On the fluid engine a kernel runs at 1 / f_c of its rate
-while a collective of group c is active, so the graph with the recorded overlaps gives the recorded times again.
+while a collective of group c is active, so the graph with the recorded overlaps gives the recorded times again. Where a
+kernel was recorded alone as well, f is what was measured, and the laws say only how it changes with the SMs held.
 Collectives that are alike are a group; kernels with nearly the same slow-downs are a class. As many collectives run at
 once as did in the profile. Launches follow one another as recorded, after the kernels that the host waited for; what
 waited for an unknown reason waits as long as it did.
@@ -13,7 +14,7 @@ waited for an unknown reason waits as long as it did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,7 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dse import plugins
-from simulators.profiles.laws import CASES, ON_SMS, Laws, SideBySide, collective_sms, side_by_side
+from simulators.profiles.laws import CASES, ON_SMS, Laws, SideBySide, collective_sms, kernel_keys, side_by_side
 from simulators.profiles.profile import Profile
 from simulators.profiles.waits import CAUSES, UNKNOWN, Waits, waits
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
@@ -40,6 +41,7 @@ _SHORTEST_S = 1e-12  # of a part of a kernel
 _LEAST_PAUSE_S = 20e-6  # that is no gap between kernels
 _LEAST_SHARE = 1e-9  # of a kernel that others wait for
 _LEAST_ALONE = 0.1  # of the recorded time
+_STEP = 0.05  # to which measured slow-downs are rounded, so that kernels share classes
 EXPECTED = CASES.index("expected")
 
 
@@ -140,8 +142,9 @@ class Contended:
     """A profile, what its kernels wait for, and its laws.
 
     group [N]: of a collective, else -1; names: of the groups. sms [N]: that a collective holds. kernel_class [N]: of a
-    kernel that computes, else -1; classes: kind and CTAs of each class. alone_s [3, N]: time of each kernel alone, in
-    each of the cases of the laws. origin [N]: the recorded kernel that each is, or is a part of.
+    kernel that computes, else -1; classes: of each its kind, CTAs and measured slow-down (NaN: unknown).
+    alone_s [3, N]: time of each kernel alone, in each of the cases of the laws. origin [N]: the recorded kernel that
+    each is, or is a part of.
     """
 
     profile: Profile
@@ -151,7 +154,7 @@ class Contended:
     names: tuple[str, ...]
     sms: Floats
     kernel_class: Ints
-    classes: tuple[tuple[str, float], ...]
+    classes: tuple[tuple[str, float, float], ...]
     alone_s: Floats
     origin: Ints
 
@@ -183,9 +186,19 @@ class Contended:
         """SMs that a collective of each group holds [G]."""
         return _group_sms(self.group, self.sms, len(self.names))
 
+    @cached_property
+    def slowed(self) -> Floats:
+        """Factor [3, G] on the time of each group of collectives beside kernels of `ON_SMS`."""
+        return _slowed(self.profile, self.laws, self.group, len(self.names))
+
     def slowdowns(self, taken: Floats, pull: Floats) -> Floats:
         """Factor [3, C, G] on the time of each class beside each group, by the SMs that it holds and its rate [G]."""
-        return _slowdowns(self.laws, self.classes, taken, pull)
+        return np.stack([self.slowdown(place, taken=taken, pull=pull) for place in range(len(self.classes))], axis=1)
+
+    def slowdown(self, place: int, *, taken: Floats, pull: Floats, group: int | None = None) -> Floats:
+        """Factor [3, ...] on the time of one class beside one group, or all of them [G]."""
+        recorded = self.group_sms if group is None else self.group_sms[group]
+        return _slowdown(self.laws, self.classes[place], taken=taken, pull=pull, recorded=recorded)
 
     def numbers(self, count: int = 1) -> Numbers:
         """Scenarios as recorded, by the laws as expected."""
@@ -218,8 +231,11 @@ def contended(profile: Profile, laws: Laws) -> Contended:
     of, classes = _classes(profile, laws)
     taken = _group_sms(group, sms, len(names))
     pairs = side_by_side(profile)
-    factors = _slowdowns(laws, classes, taken, np.ones(len(names)))[:, of[pairs.kernel], group[pairs.collective]]
-    alone = _alone(profile, pairs, laws, factors)
+    by_class = [_slowdown(laws, kind, taken=taken, pull=np.ones(len(names)), recorded=taken) for kind in classes]
+    factors = np.array(by_class).reshape(len(classes), len(CASES), len(names))
+    factors = factors[of[pairs.kernel], :, group[pairs.collective]]
+    slowed = _slowed(profile, laws, group, len(names))[:, group[pairs.collective]]
+    alone = _alone(profile, pairs, factors.T, slowed)
     return Contended(profile, waits(profile), laws, group, names, sms, of, classes, alone, np.arange(len(profile)))
 
 
@@ -227,9 +243,26 @@ def _group_sms(group: Ints, sms: Floats, count: int) -> Floats:
     return np.array([np.median(sms[group == place]) for place in range(count)])
 
 
-def _slowdowns(laws: Laws, classes: Sequence[tuple[str, float]], taken: Floats, pull: Floats) -> Floats:
-    factors = [laws.slowdown(kind, ctas, taken=taken, pull=pull) for kind, ctas in classes]
-    return np.array(factors).reshape(len(classes), len(CASES), len(taken)).transpose(1, 0, 2)
+def _slowdown(laws: Laws, of_class: tuple[str, float, float], *, taken: Floats, pull: Floats, recorded: Any) -> Floats:
+    """Factor [3, ...] on the time of a class beside collectives that hold some SMs at some rate.
+
+    recorded: SMs that they held as recorded. A measured factor changes with both as the law does.
+    """
+    kind, ctas, measured = of_class
+    by_law = laws.slowdown(kind, ctas, taken=taken, pull=pull)
+    if np.isnan(measured):
+        return by_law
+    as_recorded = laws.slowdown(kind, ctas, taken=np.broadcast_to(recorded, np.shape(taken)))
+    return np.asarray(np.maximum(measured * by_law / as_recorded, 1.0))
+
+
+def _slowed(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
+    """Factor [3, G] on each group of collectives beside kernels of `ON_SMS`: as measured, else by the law."""
+    measured = kernel_keys(profile).map(laws.measured).to_numpy(float)
+    by_law = laws.collectives.cases()
+    columns = [measured[(group == place) & np.isfinite(measured)] for place in range(count)]
+    factors = [np.full(len(CASES), of.mean()) if of.size else by_law for of in columns]
+    return np.array(factors).reshape(count, len(CASES)).T
 
 
 def at_once(profile: Profile) -> int:
@@ -239,15 +272,15 @@ def at_once(profile: Profile) -> int:
     return max(1, int(running.max(initial=1)))
 
 
-def _alone(profile: Profile, pairs: SideBySide, laws: Laws, factors: Floats) -> Floats:
-    """Time [3, N] of each kernel alone. factors: slow-downs [3, P] of the pairs."""
+def _alone(profile: Profile, pairs: SideBySide, factors: Floats, slowed: Floats) -> Floats:
+    """Time [3, N] of each kernel alone. factors, slowed: slow-downs [3, P] of the pairs' kernels and collectives."""
     seconds = profile.seconds
     saved = pairs.seconds * (1 - 1 / factors)
     heavy = np.isin(profile.kernels["kind"].to_numpy()[pairs.kernel], ON_SMS)
-    slowed = pairs.seconds * heavy * (1 - 1 / laws.collectives.cases()[:, None])
+    lost = pairs.seconds * heavy * (1 - 1 / slowed)
     alone = [
         seconds - np.bincount(pairs.kernel, of, len(seconds)) - np.bincount(pairs.collective, also, len(seconds))
-        for of, also in zip(saved, slowed, strict=True)
+        for of, also in zip(saved, lost, strict=True)
     ]
     return np.maximum(alone, _LEAST_ALONE * seconds)
 
@@ -268,19 +301,26 @@ def _groups(profile: Profile) -> tuple[Ints, tuple[str, ...]]:
     return group, (*(str(name) for name in ordered[:MOST_GROUPS]), *rest)
 
 
-def _classes(profile: Profile, laws: Laws) -> tuple[Ints, tuple[tuple[str, float], ...]]:
-    """Class of each kernel that computes, and kind and CTAs of each class (NaN: many, or not known)."""
+def _classes(profile: Profile, laws: Laws) -> tuple[Ints, tuple[tuple[str, float, float], ...]]:
+    """Class of each kernel that computes, and of each class its kind, CTAs and measured slow-down (NaN: not known).
+
+    Kernels with a measured slow-down are of a class by that alone; CTAs of the others count where they are few.
+    """
     kernels = profile.kernels[profile.is_compute]
+    measured = kernel_keys(profile)[profile.is_compute].map(laws.measured).to_numpy(float)
+    measured = np.where(measured < 1 + _STEP / 2, 1.0, np.round(measured / _STEP) * _STEP)
     ctas = kernels["ctas"].to_numpy(float, na_value=np.nan)
-    counts = kernels["kind"].isin(ON_SMS).to_numpy(bool) & (ctas <= _FEW_WAVES * laws.sms)
-    keys = pd.Series(list(zip(kernels["kind"], np.where(counts, ctas, -1.0), strict=True)), kernels.index)
+    counts = kernels["kind"].isin(ON_SMS).to_numpy(bool) & (ctas <= _FEW_WAVES * laws.sms) & np.isnan(measured)
+    parts = kernels["kind"], np.where(counts, ctas, -1.0), np.nan_to_num(measured)
+    keys = pd.Series(list(zip(*parts, strict=True)), kernels.index)
     spent = kernels["seconds"].groupby(keys).sum().sort_values(ascending=False, kind="stable")
     single = [key for key in spent.index if key[1] > 0][:_MOST_CLASSES]
-    shown = [*single, *((kind, -1.0) for kind in kernels["kind"].unique())]
+    shown = [*single, *(key for key in spent.index if key[2] > 0), *((kind, -1.0, 0.0) for kind in parts[0].unique())]
     places = {key: place for place, key in enumerate(shown)}
     of = np.full(len(profile), -1)
-    of[kernels.index] = [places.get(key, places[key[0], -1.0]) for key in keys]
-    return of, tuple((str(kind), count if count > 0 else float("nan")) for kind, count in shown)
+    of[kernels.index] = [places.get(key, places[key[0], -1.0, 0.0]) for key in keys]
+    nan = float("nan")
+    return of, tuple((str(kind), count if count > 0 else nan, factor or nan) for kind, count, factor in shown)
 
 
 @dataclass
@@ -391,13 +431,13 @@ class _Lowering:
         """Add the laws: classes beside groups, and groups by SMs beside classes of `ON_SMS`."""
         numbers, model = self.numbers, self.model
         rows = np.arange(len(numbers.case))
-        slowed = 1 / model.laws.collectives.cases()[numbers.case]
-        for of, (kind, ctas) in enumerate(model.classes):
+        for of, (kind, _, _) in enumerate(model.classes):
             for group in range(len(model.names)):
                 taken, pull = numbers.taken[:, group], numbers.pull[:, group]
-                factors = model.laws.slowdown(kind, ctas, taken=taken, pull=pull)[numbers.case, rows]
+                factors = model.slowdown(of, taken=taken, pull=pull, group=group)[numbers.case, rows]
                 self._law(f"class {of}", f"collective {group}", 1 / factors)
                 if kind in ON_SMS:
+                    slowed = 1 / model.slowed[numbers.case, group]
                     self._law(f"collective {group}", f"class {of}", np.where(taken > 0, slowed, 1.0))
 
     def _law(self, group: str, active: str, factor: Floats) -> None:

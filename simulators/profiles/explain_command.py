@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dse.errors import ConfigError, Problem
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs, writable
@@ -49,7 +51,8 @@ def explain(words: Sequence[str]) -> int:
     if len(names) != 2 or set(options) - set(_OPTIONS):
         way = "python -m dse explain before.json.gz after.json.gz, or <study>:<key> <study>:<key>"
         raise ConfigError([Problem("explain", "takes two profiles or two points", " ".join(words), way)])
-    difference = compare(*(explained(name, options) for name in names))
+    profiles = {name: profile_of(name) for name in names}
+    difference = compare(*(explained(name, options, profiles) for name in names))
     outputs = writable(options.get("out", "outputs/explain"))
     console = report.console()
     for line in answer(difference):
@@ -60,46 +63,68 @@ def explain(words: Sequence[str]) -> int:
     return 0
 
 
-def explained(name: str, options: Mapping[str, str]) -> Explained:
-    """A profile by its path, or a point by `<study>:<key>` or `<study>/<time>:<key>`. Raises ConfigError."""
-    run, colon, key = name.rpartition(":")
-    if Path(name).exists() or not colon:
-        return of_profile(name, options.get("system", ""))
+def explained(name: str, options: Mapping[str, str], profiles: Mapping[str, Profile | None] | None = None) -> Explained:
+    """A profile by its path, or a point by `<study>:<key>` or `<study>/<time>:<key>`. Raises ConfigError.
+
+    profiles: those that are read already, by path; each may tell how long kernels of the others take alone.
+    """
+    profiles = {name: profile_of(name)} if profiles is None else profiles
+    if (profile := profiles[name]) is not None:
+        beside = [other for of, other in profiles.items() if of != name and other is not None]
+        return of_profile(name, profile, beside, system=options.get("system", ""))
+    run, _, key = name.rpartition(":")
     return of_point(Finished.find(Path(options.get("output_dir", "outputs")), run, path="explain").outputs, key)
 
 
-def of_profile(name: str, system: str = "") -> Explained:
-    """The critical path of a recorded profile; of several files, the ranks of one run, that of the first rank."""
+def profile_of(name: str) -> Profile | None:
+    """A recorded profile by its path, of several files that of the first rank; None for a point of a study."""
     from simulators.profiles.ranks import match
     from simulators.profiles.ranks_command import read_files
     from simulators.profiles.readers import files_of, read
 
+    if not Path(name).exists() and ":" in name:
+        return None
     paths = files_of(name)
-    profile = read(paths[0]) if len(paths) == 1 else next(iter(match(read_files(paths)[0]).profiles.values()))
-    delays, alone_s, notes = _laws(profile, system)
-    ranks = f" of {len(paths)} ranks" if len(paths) > 1 else ""
+    return read(paths[0]) if len(paths) == 1 else next(iter(match(read_files(paths)[0]).profiles.values()))
+
+
+def of_profile(name: str, profile: Profile, beside: Sequence[Profile] = (), *, system: str = "") -> Explained:
+    """The critical path of a recorded profile. beside: others that may tell how long its kernels take alone."""
+    from simulators.profiles.readers import files_of
+
+    count = len(files_of(name))
+    delays, alone_s, notes = _laws(profile, beside, system)
+    ranks = f" of {count} ranks" if count > 1 else ""
     return Explained(f"{profile.source}{ranks}", PROFILE, tuple(critical_path(profile, delays, alone_s)), notes=notes)
 
 
-def _laws(profile: Profile, system: str) -> tuple[Any, Any, list[str]]:
-    """What the kernels of a profile waited for, their times alone [N] or None, and what these rest on."""
+def _laws(profile: Profile, beside: Sequence[Profile], system: str) -> tuple[Any, Any, list[str]]:
+    """What the kernels of a profile waited for, their times alone [N] or None, and what these rest on.
+
+    A kernel that was recorded alone, too, takes alone what was recorded; the laws count for the others.
+    """
     from simulators.profiles.advice import machine_of
     from simulators.profiles.contended import EXPECTED, contended
-    from simulators.profiles.laws import assumed_laws, learn_laws
+    from simulators.profiles.laws import assumed_laws, learn_laws, recorded_alone
     from simulators.profiles.waits import waits
 
     if not profile.is_collective.any():
         return waits(profile), None, []
+    recorded_s = recorded_alone(profile, beside)
+    share = float(profile.seconds[np.isfinite(recorded_s)].sum() / profile.seconds.sum())
+    by = (
+        f"{profile.source}: contention as recorded for {100 * share:.0f} % of the time of kernels, which also ran alone"
+    )
     try:
         machine = machine_of(profile, system)
     except ConfigError:
-        note = f"{profile.source}: contention is part of work, as its GPU is not known; name one: system=<machine>"
-        return waits(profile), None, [note]
-    laws = learn_laws(profile, assumed_laws(machine))
+        unknown = "of the others it is part of work, as the GPU is not known; name one: system=<machine>"
+        return waits(profile), np.where(np.isfinite(recorded_s), recorded_s, profile.seconds), [f"{by}; {unknown}"]
+    laws = learn_laws(profile, assumed_laws(machine), beside)
     learnt = ", ".join(kind for kind, law in laws.penalties.items() if law.observed) or "no class of kernels"
     model = contended(profile, laws)
-    note = f"{profile.source}: contention by laws learnt for {learnt}, else assumed of {machine}"
-    return model.waits, model.alone_s[EXPECTED], [note]
+    note = f"{by}; of the others by laws learnt for {learnt}, else assumed of {machine}"
+    return model.waits, np.where(np.isfinite(recorded_s), recorded_s, model.alone_s[EXPECTED]), [note]
 
 
 def of_point(outputs: Outputs, key: str) -> Explained:

@@ -10,12 +10,16 @@ the penalty was observed, as both draw from the HBM. f is learnt where kernels o
 collectives: a kernel is the same where its name, its CTAs and those of the two kernels before and after it on its
 stream are. A class with fewer than `FEWEST` of these keeps the penalty that is assumed: constants of contention of a
 machine (`gpu.contention`), and for kernels bound by memory the HBM traffic of a collective at full rate.
+
+A recorded time counts before any law: a kernel, or a collective, that was recorded alone as well takes as much longer
+beside others as it was recorded to (`recorded_alone`, `Laws.measured`), and the law says only how that changes with the
+SMs that are held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -68,7 +72,8 @@ class Penalty:
 class Laws:
     """Laws of a GPU with `sms` SMs. penalties: by class. collectives: factor on the time of a collective while a
     kernel of `ON_SMS` runs. engines: of such a kernel beside copy engines. rate: of a collective over SMs. hardware:
-    the machine whose constants are assumed.
+    the machine whose constants are assumed. measured: slow-down of kernels and collectives that were also recorded
+    alone, by `kernel_keys`.
     """
 
     penalties: Mapping[str, Penalty]
@@ -77,6 +82,7 @@ class Laws:
     rate: RateLaw
     sms: int
     hardware: ProfiledMachine
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def machine(self) -> str:
@@ -91,9 +97,9 @@ class Laws:
         aligned = (len(CASES), *(1 for _ in sms.shape))
         penalty = self.penalties[kind].factor.cases().reshape(aligned)
         if kind not in ON_SMS:
-            return np.asarray(1 + (penalty - 1) * rate)
+            return np.asarray(np.maximum(1 + (penalty - 1) * rate, 1.0))
         engines = self.engines.cases().reshape(aligned)
-        return np.asarray(np.where(sms > 0, penalty * waves(ctas, self.sms, sms), engines))
+        return np.asarray(np.maximum(np.where(sms > 0, penalty * waves(ctas, self.sms, sms), engines), 1.0))
 
 
 def waves(ctas: float, sms: int, taken: ArrayLike) -> Floats:
@@ -120,15 +126,73 @@ def assumed_laws(system: str | ProfiledMachine) -> Laws:
     return Laws(penalties, *intervals, rate, gpu.num_cus, machine)
 
 
-def learn_laws(profile: Profile, assumed: Laws) -> Laws:
-    """Laws with the penalties that a profile tells of, and the others as they are assumed."""
+def learn_laws(profile: Profile, assumed: Laws, companions: Sequence[Profile] = ()) -> Laws:
+    """Laws with the penalties that a profile tells of, and the others as they are assumed.
+
+    companions: profiles that may tell how long its kernels take alone.
+    """
     seen = observed_slowdowns(profile, assumed)
     learnt = {
         str(kind): Penalty(_interval(rows["penalty"], rows["seconds"]), len(rows))
         for kind, rows in seen.groupby("kind")
         if len(rows) >= FEWEST
     }
-    return replace(assumed, penalties={**assumed.penalties, **learnt})
+    measured = measured_slowdowns(profile, recorded_alone(profile, companions))
+    return replace(assumed, penalties={**assumed.penalties, **learnt}, measured=measured)
+
+
+def kernel_keys(profile: Profile) -> pd.Series[str]:
+    """Name, CTAs and payload of each kernel [N]: those with the same key are the same kernel."""
+    kernels = profile.kernels
+    parts = [kernels[name].astype("string").fillna("") for name in ("name", "ctas", "payload_bytes")]
+    return (parts[0] + "|" + parts[1] + "|" + parts[2]).astype(object)
+
+
+def recorded_alone(profile: Profile, companions: Sequence[Profile] = ()) -> Floats:
+    """Time of each kernel alone as recorded [s, N]; NaN where it was never recorded alone, by any of the profiles.
+
+    It is the recorded time, within the range of the times alone: of the kernel in the same place, else of the same
+    kernel in any place, where these are alike. Profiles of other GPUs count for nothing. What a collective waited for
+    other ranks is left in.
+    """
+    profiles = [profile, *(other for other in companions if other.device == profile.device)]
+    table = pd.concat([_spans(part).assign(profile=place) for place, part in enumerate(profiles)], ignore_index=True)
+    table["place"] = places(*profiles)
+    mine, alone = table[table["profile"] == 0], table[table["counts"] & (table["beside"] <= _ALONE * table["seconds"])]
+    low, high = np.full((2, len(mine)), np.nan)
+    for name in ("place", "key"):
+        ends = alone.groupby(name)["net"].agg(["min", "max"])
+        ends = ends[ends["max"] <= _STEADY * ends["min"]]  # else the same kernel has several sizes of its inputs
+        low = np.where(np.isnan(low), mine[name].map(ends["min"]).to_numpy(float), low)
+        high = np.where(np.isnan(high), mine[name].map(ends["max"]).to_numpy(float), high)
+    net = mine["net"].to_numpy(float)
+    return np.asarray(np.clip(net, low, high) + mine["seconds"].to_numpy(float) - net)
+
+
+def measured_slowdowns(profile: Profile, alone_s: Floats) -> dict[str, float]:
+    """Slow-down beside others of kernels that were recorded both alone and beside others, by their keys.
+
+    alone_s [N]: of `recorded_alone`. It is the time beside others over what these parts take alone, of all together.
+    """
+    table = _spans(profile).assign(alone=alone_s)
+    rows = table[table["counts"] & table["alone"].notna() & (table["seconds"] >= _SHORTEST_S)]
+    rows = rows[rows["beside"] > _ALONE * rows["seconds"]]
+    work = (rows["alone"] - (rows["seconds"] - rows["beside"])).clip(lower=_SHORTEST_S / 10)
+    sums = rows.assign(work=work).groupby("key")[["beside", "work"]].sum()
+    return {str(key): max(1.0, float(row["beside"] / row["work"])) for key, row in sums.iterrows()}
+
+
+def _spans(profile: Profile) -> pd.DataFrame:
+    """A row for each kernel: key; seconds; net of what it waited for other ranks; beside: seconds beside collectives,
+    or of a collective beside kernels of `ON_SMS`; counts: whether it tells of these alone.
+    """
+    both, seconds, collective = side_by_side(profile), profile.seconds, profile.is_collective
+    heavy = np.isin(profile.kernels["kind"].to_numpy()[both.kernel], ON_SMS)
+    beside = np.bincount(both.kernel, both.seconds, len(profile))
+    beside += np.bincount(both.collective[heavy], both.seconds[heavy], len(profile))
+    waited = np.nan_to_num(profile.kernels["waited_for_ranks_s"].to_numpy(float))
+    columns = {"seconds": seconds, "net": np.maximum(seconds - waited, 0.0), "beside": np.minimum(beside, seconds)}
+    return pd.DataFrame({"key": kernel_keys(profile), **columns, "counts": collective | _computes_alone(profile)})
 
 
 def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
@@ -151,7 +215,7 @@ def observed_slowdowns(profile: Profile, laws: Laws) -> pd.DataFrame:
         float(waves(count, laws.sms, held)) if kind in ON_SMS else 1.0
         for kind, count, held in zip(rows["kind"], ctas, taken, strict=True)
     ]
-    return rows.assign(penalty=rows["slowdown"] / by_waves)[["kind", "seconds", "slowdown", "penalty"]]
+    return rows.assign(penalty=rows["slowdown"].clip(lower=1.0) / by_waves)[["kind", "seconds", "slowdown", "penalty"]]
 
 
 @dataclass(frozen=True)
@@ -188,15 +252,20 @@ def collective_sms(profile: Profile, laws: Laws) -> Floats:
     return np.minimum(np.where(np.isfinite(ctas), ctas, usual or laws.sms / 8), laws.sms - 1.0)
 
 
-def places(profile: Profile) -> NDArray[np.int64]:
-    """Number of the place of each kernel [N]: kernels with the same neighbours on their stream have the same one."""
-    kernels = profile.kernels
+def places(*profiles: Profile) -> NDArray[np.int64]:
+    """Number of the place of each kernel of some profiles, one after the other [N]: kernels with the same neighbours on
+    their stream have the same one.
+    """
+    kernels = pd.concat([profile.kernels[["name", "ctas"]] for profile in profiles], ignore_index=True)
     names = pd.factorize(kernels["name"] + "|" + kernels["ctas"].astype("string").fillna(""))[0]
-    columns = pd.DataFrame({"stream": profile.streams, 0: names})
-    by_stream = columns.groupby("stream")[0]
+    number = np.repeat(np.arange(len(profiles)), [len(profile) for profile in profiles])
+    streams = np.concatenate([profile.streams for profile in profiles])
+    columns = pd.DataFrame({"profile": number, "stream": streams, 0: names})
+    by_stream = columns.groupby(["profile", "stream"])[0]
     for step in range(1, _NEIGHBOURS + 1):
         columns[step], columns[-step] = by_stream.shift(step).fillna(-1), by_stream.shift(-step).fillna(-1)
-    return np.asarray(columns.drop(columns="stream").groupby(list(columns.columns[1:]), sort=False).ngroup())
+    places = columns.drop(columns=["profile", "stream"])
+    return np.asarray(places.groupby(list(places.columns), sort=False).ngroup())
 
 
 def _computes_alone(profile: Profile) -> NDArray[np.bool_]:
@@ -219,11 +288,11 @@ def _held(profile: Profile, both: SideBySide) -> Floats:
 
 
 def _interval(values: pd.Series[float], weights: pd.Series[float]) -> Estimate:
-    """Median and spread of observations, weighted; no kernel gets faster beside a collective."""
+    """Median and spread of observations, weighted; below 1 where waves of CTAs say more than was observed."""
     order = np.argsort(values.to_numpy(float))
     shares = np.cumsum(weights.to_numpy(float)[order])
     at = np.searchsorted(shares / shares[-1], [_SPREAD[0], 0.5, _SPREAD[1]])
-    low, value, high = np.maximum(values.to_numpy(float)[order][np.minimum(at, len(order) - 1)], 1.0)
+    low, value, high = values.to_numpy(float)[order][np.minimum(at, len(order) - 1)]
     return Estimate(float(low), float(value), float(high))
 
 
