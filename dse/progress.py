@@ -11,9 +11,12 @@ _QUIET: Final = ContextVar("quiet", default=False)
 
 
 class Advance(Protocol):
-    """Tells the bar that `count` more are done; `label` changes what it says."""
+    """Tells the bar that `count` more are done; `label` changes what it says.
 
-    def __call__(self, count: int, label: str | None = None) -> None: ...
+    fewer: by how much there is less to do than was thought. exactly: how many were done in the end, all of them.
+    """
+
+    def __call__(self, count: int, label: str | None = None, *, fewer: int = 0, exactly: int | None = None) -> None: ...
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def quiet() -> Iterator[None]:
 def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance]:
     """Show progress over `total` points, or other units (None: not known beforehand)."""
     if _QUIET.get():
-        yield lambda count, label=None: None
+        yield lambda count, label=None, *, fewer=0, exactly=None: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -54,9 +57,13 @@ def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance
     with Progress(*columns, TimeRemainingColumn(), left, console=Console(stderr=True, force_jupyter=False)) as progress:
         task = progress.add_task(label, total=total, rate="")
 
-        def advance(count: int, label: str | None = None) -> None:
+        def advance(count: int, label: str | None = None, *, fewer: int = 0, exactly: int | None = None) -> None:
             progress.update(task, advance=count, description=label)
             shown = progress.tasks[0]
+            if fewer and shown.total is not None:
+                progress.update(task, total=shown.total - fewer)
+            if exactly is not None:
+                progress.update(task, total=exactly, completed=exactly)
             if shown.total is not None and shown.completed > shown.total:  # baselines outside the space
                 progress.update(task, total=shown.completed)
             rate = shown.completed / shown.elapsed if shown.elapsed else 0.0

@@ -35,6 +35,7 @@ from dse.tracking.process import BackgroundTracking, background_tracking
 if TYPE_CHECKING:
     import pandas as pd
 
+_FEW_KNOBS = 3  # that are named in a line
 _BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
 
@@ -60,6 +61,7 @@ def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> tup
     drawing.begin(report.level_figures(outputs), outputs.figures)
     shown, module = report.load_selection(outputs), planned.settings.study.module
     rows = report.check(outputs, module, shown)
+    _note_idle_knobs(planned, outputs, shown)
     _print_claims(planned, outputs, rows)
     drawing.begin(report.extras(outputs, module), outputs.figures)
     drawing.finish(planned.settings.study.name)
@@ -188,8 +190,15 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
         console.print(part)
-    console.print(_describe_points(planned, findings))
+    console.print(_describe_points(planned, findings), soft_wrap=True)
     return table
+
+
+def _note_idle_knobs(planned: Plan, outputs: Outputs, shown: Selection) -> None:
+    """Write which searched knobs change no metric to `summary.json`, where all points are at hand."""
+    if shown.complete and planned.knobs:
+        idle = [str(axes) for axes in idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))]
+        outputs.write_json("summary", {**outputs.read_json("summary"), "idle": idle})
 
 
 def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]]) -> None:
@@ -200,43 +209,41 @@ def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]
         for part in report.levels(outputs):
             console.print(part)
     else:
-        console.print(claims_line(rows, planned.settings.study.name))
-        for part in report.levels(outputs):
-            if isinstance(part, str):
-                console.print(part)
+        console.print(claims_line(rows, planned.settings.study.name), soft_wrap=True)
+        if text := report.levels_line(outputs):
+            console.print(text, soft_wrap=True)
 
 
 def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path) -> None:
-    """Print what follows: knobs that change nothing, what the results rest on, where they are."""
-    console = report.console()
-    if shown.complete and planned.knobs:
-        idle = idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))
-        console.print("changes no metric: " + "; ".join(map(str, idle)) if idle else "every searched knob matters")
-    record = outputs.read_json("provenance")
-    if recalled := sum(record.get("recalled", {}).values()):
-        console.print(f"{recalled} of the results were known from earlier studies")
-    if not shown.complete:
-        console.print(f"figures show {shown}; results.parquet has them all")
-    if models := record["models"]:
-        console.print("costed by: " + ", ".join(f"{operator} by {model}" for operator, model in models.items()))
-    console.print(_rests_on(record["facts"]))
-    console.print(provenance.describe(record))
-    console.print(f"written to {outputs.folder}/ (results.parquet, figures/, ...)", soft_wrap=True)
-    console.print(f"report: {page}", soft_wrap=True)
+    """Print, a line each, what follows: knobs that change nothing, what the results rest on, where all of it is."""
+    console, record = report.console(), outputs.read_json("provenance")
+    idle = outputs.read_json("summary").get("idle")
+    lines = [] if idle is None else [_idle_knobs(idle, len(planned.knobs))]
+    recalled = sum(record.get("recalled", {}).values())
+    notes = [f"{recalled} of the results were known from earlier studies"] if recalled else []
+    notes += [] if shown.complete else [f"figures show {shown}; results.parquet has them all"]
+    lines += ["; ".join(notes)] if notes else []
+    models = ", ".join(f"{operator} by {model}" for operator, model in record["models"].items())
+    lines.append((f"costed by: {models}; " if models else "") + _rests_on(record["facts"]))
+    lines.append(provenance.describe(record))
+    lines.append(f"written to {outputs.folder}/ (results.parquet, figures/, ...); {page.name} has all of this in full")
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _idle_knobs(idle: Sequence[str], count: int) -> str:
+    """One line on the searched knobs that change no metric; several are counted, and the report names them."""
+    if not idle:
+        return "every searched knob matters"
+    few = len(idle) <= _FEW_KNOBS
+    return "changes no metric: " + ("; ".join(idle) if few else f"{len(idle)} of {count} searched knobs, some in part")
 
 
 def _rests_on(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Counts of constants by provenance; those from memory or assumed by name, as nobody published them."""
+    """Counts of constants by provenance; the report and provenance.json name them."""
     counts = Counter(fact["provenance"] for fact in facts)
     shares = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    if not facts:
-        return "rests on no constants"
-    texts = [
-        f"{text}: {', '.join(paths)}"
-        for kind, text in (("memory", "from memory, unverified"), ("assumed", "assumed, not measured on this hardware"))
-        if (paths := [fact["path"] for fact in facts if fact["provenance"] == kind])
-    ]
-    return f"rests on {len(facts)} constants: {shares}" + (f" ({'; '.join(texts)})" if texts else "")
+    return f"rests on {len(facts)} constants: {shares}" if facts else "rests on no constants"
 
 
 def _describe_points(planned: Plan, findings: Findings) -> str:

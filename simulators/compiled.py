@@ -60,6 +60,7 @@ def inline_never(part: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+_COMPILING = "DSE_COMPILING"  # modules whose compilation was told
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 
@@ -81,12 +82,20 @@ def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
         if not dispatcher.signatures and not _has_machine_code(dispatcher, kernel):
-            print(f"compiling {kernel.__module__}, once, in about ten seconds", file=sys.stderr)
+            _tell_compilation(kernel.__module__)
         return dispatcher(*arguments)
 
     call.__dict__["dispatcher"] = dispatcher  # for inspection of its machine code
 
     return call
+
+
+def _tell_compilation(module: str) -> None:
+    """Tell that a module is compiled, once for all its kernels, in this process and in those that it starts."""
+    modules = os.environ.get(_COMPILING, "").split()
+    if module not in modules:
+        os.environ[_COMPILING] = " ".join([*modules, module])
+        print(f"compiling {module}, once, in about ten seconds", file=sys.stderr)
 
 
 def is_compiled(kernel: Callable[..., Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dse.results.answer import answer, claims_line, conclude
 from dse.results.claims import Claim, Finding, judge
 from dse.results.run_folder import Outputs
 from dse.results.words import choice_in_words, gain_in_words
+from simulators import compiled
 
 
 def outputs_of(root: Path, gains: list[float]) -> tuple[Outputs, pd.DataFrame]:
@@ -112,3 +114,39 @@ def test_a_choice_reads_as_a_person_says_it() -> None:
 @pytest.mark.parametrize(("ratio", "text"), [(1.5, "1.50x faster"), (1.004, "as fast"), (0.5, "2.00x slower")])
 def test_a_gain_reads_as_a_person_says_it(ratio: float, text: str) -> None:
     assert gain_in_words(ratio) == text
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_a_line_each_and_its_report_has_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bar ends at the number of points that it tells: of 24 combinations some are the same schedule."""
+    monkeypatch.chdir(tmp_path)
+    small = ["workload.only=[g4]", "space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16,32)"]
+    words = ["study=ficco_sweep", *small, "store=none", "tracking=none", "figures=none", "timeline=false"]
+    assert main([*words, "executor.jobs=1"]) == 0
+    shown = capsys.readouterr()
+    _, _, end = shown.out.partition("in short: ")
+    lines = end.splitlines()[1:]
+    assert len(lines) <= 8
+    assert lines[-1].startswith("written to ") and lines[-1].endswith("report.html has all of this in full")
+    points = len(pd.read_parquet("outputs/ficco_sweep/latest/results.parquet"))
+    assert lines[0].startswith(f"{points} points with ")
+    bar = next(line for line in shown.err.splitlines() if line.startswith("ficco_sweep ") and "points/s" in line)
+    assert f" {points}/{points} " in bar
+    run = Path("outputs/ficco_sweep/latest")
+    page, facts = (run / "report.html").read_text("utf-8"), json.loads((run / "provenance.json").read_text("utf-8"))
+    unsure = [fact["path"] for fact in facts["facts"] if fact["provenance"] in ("memory", "assumed")]
+    assert unsure and all(path in page and path not in end for path in unsure)
+    assert "Kendall tau" in page and "came onto a front" in page
+    assert "idle" in json.loads((run / "summary.json").read_text("utf-8"))
+
+
+def test_a_module_is_told_to_be_compiled_once_and_not_again_by_processes_that_are_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSE_COMPILING", "simulators.one")
+    for module in ("simulators.one", "simulators.two", "simulators.two"):
+        compiled._tell_compilation(module)
+    assert capsys.readouterr().err == "compiling simulators.two, once, in about ten seconds\n"
+    assert os.environ["DSE_COMPILING"].split() == ["simulators.one", "simulators.two"]

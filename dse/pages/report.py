@@ -60,6 +60,7 @@ def content(outputs: Outputs) -> dict[str, Any]:
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
         "timelines": timelines(outputs),
+        "idle": summary.get("idle", []),
         **_claims(claims),
         "levels": split(report.levels(outputs)),
         **_sources(record),

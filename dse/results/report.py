@@ -167,6 +167,23 @@ def levels(outputs: Outputs) -> Iterator[Table | str]:
         yield f"level {name} is left out: it {why}"
 
 
+def levels_line(outputs: Outputs) -> str:
+    """One line on the ladder of models, "" where there is none: how often winners change, and what has no results."""
+    if not outputs.has("fidelity"):
+        return ""
+    ladder = outputs.read_json("fidelity")
+    fronts = [(pair, pair["overall"]["front"]) for pair in ladder["pairs"] if pair["overall"]["front"]["scenarios"]]
+    parts = [
+        f"from {pair['coarse']} to {pair['fine']} in {front['winners_changed']} of {front['scenarios']} scenarios"
+        for pair, front in fronts
+    ]
+    texts = [f"the winner changed {', '.join(parts)}"] if parts else []
+    texts += [f"level {name} gave up: {why}" for name, why in ladder["broken"].items()]
+    return "; ".join(
+        [*texts, *(f"level {name} is left out: it {why}" for name, why in ladder.get("left_out", {}).items())]
+    )
+
+
 def _error(error: Mapping[str, float] | None) -> tuple[str, str]:
     if error is None:
         return "–", "–"

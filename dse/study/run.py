@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dse.backend import Canonical, Replay, Result, Results
 from dse.content_hash import keys_to_hex
 from dse.evaluation.cluster import AnyEvaluator, Services, opened
-from dse.progress import bar
+from dse.progress import Advance, bar
 from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
 from dse.space import Assignment, Block, Evaluated, Space, blocks_together
@@ -88,7 +88,7 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
         bar(plan.settings.study.name, total) as advance,
         opened(plan.spec, plan.settings.executor, Services(support.session, advance, support.stopping)) as evaluator,
     ):
-        scenarios = [_Scenario(plan, index, evaluator) for index in range(len(sizes))]
+        scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
         finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
         ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
         for scenario in scenarios:
@@ -96,7 +96,8 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
                 first = warm_start.points(plan, scenario.name)
                 chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
                 ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
-    ledger.flush()
+        ledger.flush()
+        advance(0, exactly=sum(ledger.statuses.values()))
     for scenario in finite:
         distinct = int(ledger.distinct[scenario.index])
         chosen[scenario.name] = Chosen(distinct, "exhaustive", (sizes[scenario.name] or 0) - distinct)
@@ -157,8 +158,8 @@ def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[Rows]) -> Iterator[Ro
 class _Scenario:
     """Points of one scenario: as blocks with their baselines, and one by one for a sampler."""
 
-    def __init__(self, plan: Plan, index: int, evaluator: AnyEvaluator) -> None:
-        self.index, self._evaluator = index, evaluator
+    def __init__(self, plan: Plan, index: int, evaluator: AnyEvaluator, advance: Advance | None = None) -> None:
+        self.index, self._evaluator, self._advance = index, evaluator, advance
         self.name = list(plan.spaces)[index]
         self.space: Space = plan.spaces[self.name]
         self.seed = int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
@@ -193,7 +194,8 @@ class _Scenario:
         """Yield the rows of some blocks, those of their baselines first."""
         for block in blocks:
             if self._repeats(block):
-                self._evaluator.seen(block.size)
+                if self._advance is not None:
+                    self._advance(0, fewer=block.size)
                 continue
             for part, baseline in self._baselines.of(block):
                 point = self._once(self._identify_block(part))
