@@ -73,11 +73,18 @@ def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> tup
 
 
 def _has_failed(planned: Plan, findings: Findings) -> bool:
-    """Tell, and return, whether more points failed than may."""
+    """Tell, and return, whether more points failed than may, or none is within what rules and limits allow."""
     failed, most = (
         findings.statuses["failed"] + findings.statuses["invalid"],
         planned.settings.executor.max_failed_fraction,
     )
+    if findings.num_rows and not failed and not findings.statuses["ok"]:
+        counts = ", ".join(f"{count} {status}" for status, count in findings.statuses.most_common())
+        print(
+            f"exit code 3: no point is within rules and limits: {counts} (see `reason` in results.parquet)",
+            file=sys.stderr,
+        )
+        return True
     if failed <= most * findings.num_rows:
         return False
     way = "look at `status` and `reason` in results.parquet, evaluate them again with store.retry=[failed,invalid]"

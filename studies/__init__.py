@@ -9,13 +9,29 @@ COMMANDS = {
         "how a model's step should be spread over a machine, which schedule its collectives should have, what it gains",
         {
             "parallel": "auto: degrees, split states, micro-batches and recomputation are chosen, but for those given",
-            "parallel.gpus": "number of GPUs for parallel=auto; those of the system by itself",
-            "plan": "plan.yaml of an earlier run, whose choices are kept",
+            "layouts.gpus": "number of GPUs for parallel=auto; those of the system by itself",
+            "plan": "plan.yaml of a run, or of settings-import: judged as it is, and not searched",
             "...": "overrides of study=plan",
         },
         (
             "plan model=llama3_70b system=h100_8 parallel.tp=8",
-            "plan model=llama3_70b system=h100_96gb_8 run.mode=training run.batch=64 parallel=auto parallel.gpus=32",
+            "plan model=llama3_70b system=h100_96gb_8 run.mode=training run.batch=64 parallel=auto layouts.gpus=32",
+        ),
+    ),
+    "export": Command(
+        "studies.export:export",
+        "export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
+        "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
+        {
+            "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
+            "to": "megatron, transformer_engine, torch, vllm, sglang, deepep, nccl, rccl or msccl",
+            "out": "folder to write to",
+            "parallel.<knob>": "a value beside the plan's, such as parallel.tp=8",
+            "...": "the step, where the plan is not in the folder of its run: overrides of study=plan",
+        },
+        (
+            "export plan=outputs/plan/latest/plan.yaml to=megatron parallel.tp=8 parallel.sequence_parallel=true",
+            "export plan=outputs/plan/latest/plan.yaml to=nccl",
         ),
     ),
 }

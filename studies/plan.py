@@ -1,10 +1,10 @@
 """A plan of a step: a schedule for every collective, and perhaps degrees of parallelism: what each choice gains, alone
-and together, where it flips, and how to get it today.
+and together, where it flips, and how to get it today. A plan that is given is judged as it is (`studies.judged`).
 
 Points are steps whose sites (`simulators.steps.sites`) have schedules. The plan of a scenario is its best point that
 fits the memory; `before` is the step with every site serial and nothing else done. With `parallel=auto` the best
-layouts (`simulators.steps.layouts`) are scenarios, of which the plan is the best. `plan.yaml` holds the plan as
-overrides of later runs.
+layouts (`simulators.steps.layouts`) are scenarios, of which the plan is the best. `plan.yaml` holds the plan.
+A step that fits in no point is no plan: the answer is by how much, and what fits (`studies.fitting`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml, unreadable
-from dse.errors import ConfigError, Problem
+from dse.config.yaml_checks import load_yaml
+from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, Frame, Sheet, tables, timelines
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
-from dse.values import put
-from simulators.steps.backend import StepBackend, metrics_of
+from search_spaces.frameworks.settings import all_leaves, check_plan, read_plan, tools
+from simulators.steps.backend import StepBackend
+from simulators.steps.given import AS_GIVEN
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Asked, Layout, Spreading, usual
 from simulators.steps.sites import SERIAL, read_schedule
 from simulators.steps.task_graph import intervals
+from studies.fitting import does_not_fit
 from studies.flips import Uncertain
+from studies.judged import answer as judgement
+from studies.judged import given_plan, is_judged, judgements, times_figure
 from studies.plain import Plain
 from studies.step_plan import MEMORY, TIME, Plan, plans
 
@@ -36,13 +40,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-_TO_FIT: Sequence[Mapping[str, Any]] = (
-    {"run.recompute": "all"},
-    *({"parallel.pp": stages} for stages in (2, 4, 8, 16)),
-    *({"parallel.pp": stages, "run.recompute": "all"} for stages in (2, 4, 8, 16)),
-    {"run.batch": 1},
-)
-"""What is tried to make a step fit, the least first."""
 _TIE = 0.02  # of the step: what is closer than this is within what the constants are known to
 _AROUND = 1  # layer whose tasks are drawn
 
@@ -52,24 +49,38 @@ class PlanStudy(Plain):
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield, for each scenario, the step before and after, and a row for each choice."""
-        for plan in plans(table, outputs.read_config()):
+        config = outputs.read_config()
+        if is_judged(table):
+            for judged in judgements(table, config):
+                yield from judgement(judged) if judged.fits else does_not_fit(judged.name, judged.trees[AS_GIVEN])
+            return
+        for plan in plans(table, config):
+            if not plan.fits:
+                yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
+                continue
             yield _before_and_after(plan)
-            if float(plan.best[MEMORY]) > 1:
-                yield _what_fits(plan)
             if plan.choices:
                 yield _choices_table(plan)
             yield from _other_layouts(plan)
             yield from ways_today(plan)
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
-        """The gain of each site, alone and together."""
+        """The gain of each site, alone and together; of a given plan, its time beside what it is compared with."""
+        if is_judged(table):
+            if judgements(table, {}):
+                yield "judged", partial(times_figure, table)
+            return
         rows = _gains(table)
         if len(rows):
             yield "gains", partial(_gains_figure, rows)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
-        of_scenarios = plans(run.outputs.read_table("results"), run.config)
+        table = run.outputs.read_table("results")
+        if is_judged(table):
+            yield "plan.yaml", given_plan(run.config)
+            return
+        of_scenarios = [plan for plan in plans(table, run.config) if plan.fits]
         trees = {plan.name: plan.tree() for plan in of_scenarios}
         if trees:
             yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
@@ -94,20 +105,6 @@ def _in_layouts(plan: Plan) -> str:
     work = f"{after.gpus} GPUs, {after.sequences} sequences a step"
     was = "the same" if before == after else before.name
     return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
-
-
-def _what_fits(plan: Plan) -> str:
-    """That a step does not fit, and the first change that makes it fit: its memory alone, whatever it takes."""
-    design, training = plan.design(plan.best), get_path(plan.config, "run.mode") == "training"
-    text = f"does not fit: it takes {float(plan.best[MEMORY]):.2f} times the memory of a GPU"
-    for changes in _TO_FIT:
-        if training or "run.recompute" not in changes:
-            changed = design
-            for path, value in changes.items():
-                changed = put(changed, path, value)
-            if float(metrics_of(changed)[MEMORY]) <= 1:
-                return f"{text}; {' '.join(f'{path}={value}' for path, value in changes.items())} would fit"
-    return f"{text}; a smaller model, or more GPUs, would"
 
 
 def _choices_table(plan: Plan) -> Table:
@@ -227,7 +224,7 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for plan in plans(table, {}):
+    for plan in (plan for plan in plans(table, {}) if plan.fits):
         gains = {**dict(plan.alone_rows), "all together": plan.gain}
         rows += [{"scenario": plan.name, "choice": name, "gain": gain} for name, gain in gains.items()]
     return pd.DataFrame(rows)
@@ -271,30 +268,55 @@ def _is_backward(name: str) -> bool:
 
 
 def command(words: Sequence[str]) -> int:
-    """`plan [plan=<file>] [parallel=auto] [parallel.gpus=<n>] [overrides of study=plan]`: search, and print a plan."""
+    """`plan [plan=<file>] [parallel=auto] [layouts.gpus=<n>] [overrides of study=plan]`: search, and print a plan.
+
+    A plan that is given is judged, and not searched. 3 where a step fits in no point that was searched.
+    """
     from dse.config.compose import request
     from dse.config.flags import overrides, own_folder
-    from dse.run_study import run
+    from dse.run_study import run_in_folder
 
-    typed = [text for word in words for text in (_kept(word) if word.startswith("plan=") else [word])]
-    typed = _with_layouts(typed) if "parallel=auto" in typed else typed
-    return run(request(overrides(["study=plan", *typed]), own_folder(typed)))
+    files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
+    typed = [word for word in words if not word.startswith("plan=")]
+    typed = _with_layouts(typed) if "parallel=auto" in typed and not files else typed
+    _check_gpus(typed)
+    if files:
+        typed = [*typed, *given_words(Path(files[-1]), typed)]
+    folder, code = run_in_folder(request(overrides(["study=plan", *typed]), own_folder(typed)))
+    return max(code, 0 if _all_fit(folder) else 3)
+
+
+def _all_fit(folder: Path) -> bool:
+    """Tell whether each scenario of a run fits in some point, and a plan that was given as it is."""
+    run = Finished(folder)
+    table = run.outputs.read_table("results")
+    return all(plan.fits for plan in (judgements(table, {}) if is_judged(table) else plans(table, run.config)))
+
+
+def _check_gpus(words: Sequence[str]) -> None:
+    """Refuse a number of GPUs of a step whose degrees are given."""
+    for word in words:
+        path, _, value = word.partition("=")
+        if path == "parallel.gpus":
+            rule = "is the number of GPUs of layouts that are chosen: degrees give that of others"
+            way = f"write parallel=auto layouts.gpus={value}"
+            raise ConfigError([Problem(path, rule, value, way)])
 
 
 def _with_layouts(words: Sequence[str]) -> list[str]:
     """Overrides that choose layouts; degrees that were typed are kept, and not chosen."""
-    fixed, kept, gpus = dict[str, str](), list[str](), "null"
+    fixed, free, gpus = dict[str, str](), list[str](), list[str]()
     for word in words:
         path, _, value = word.partition("=")
         name = path.rpartition(".")[2]
         if path == "parallel.gpus":
-            gpus = value
+            gpus = [f"layouts.gpus={value}"]
         elif path in _DEGREES:
             fixed[name] = value
         elif word != "parallel=auto":
-            kept.append(word)
+            free.append(word)
     values = ",".join(f"{name}:{value}" for name, value in fixed.items())
-    return [*kept, "layouts.auto=true", f"layouts.gpus={gpus}", f"layouts.fixed={{{values}}}"]
+    return [*free, "layouts.auto=true", *gpus, f"layouts.fixed={{{values}}}"]
 
 
 _DEGREES = (
@@ -304,23 +326,45 @@ _DEGREES = (
 )
 
 
-def _kept(word: str) -> list[str]:
-    """Overrides that keep the choices of a `plan.yaml`. Raises ConfigError."""
-    file = Path(word.partition("=")[2])
-    problems = unreadable(file)
-    tree = None if problems else load_yaml(file)
-    if not isinstance(tree, Mapping):
-        way = "name the plan.yaml of an earlier run, or leave it out"
-        raise ConfigError(problems or [Problem("plan", "holds no plan", str(file), way)])
-    return [f"{path}='{value}'" if isinstance(value, str) else f"{path}={value}" for path, value in _leaves(tree)]
+def given_words(file: Path, typed: Sequence[str]) -> list[str]:
+    """Overrides with which a run judges the plan of a file; what was typed counts before it. Raises ConfigError.
+
+    No point has a baseline: what the plan is compared with are points of their own.
+    """
+    _check_unsearched(typed)
+    read = read_plan(file)
+    check_plan(read.plan)
+    paths = {word.lstrip("+").partition("=")[0] for word in typed}
+    plan = {path: value for path, value in all_leaves(read.plan) if path not in paths}
+    words = [f"+given.file={_in_quotes(file.name)}", f"+given.plan={_as_mapping(plan)}"]
+    words += [f"+given.tool={read.tool}"] if read.tool else []
+    for name, tool in tools().items():
+        if name == read.tool or (tool.framework and not (read.tool and tools()[read.tool].framework)):
+            values = {path: value for path, value in tool.values.items() if path not in paths}
+            words.append(f"+given.tools.{name}={{modes:[{','.join(tool.modes)}],values:{_as_mapping(values)}}}")
+    return [*words, "study.baseline={}", "~space.parallel", "~space.optimizer", "~space.sites"]
 
 
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
+def _check_unsearched(typed: Sequence[str]) -> None:
+    """Refuse words that ask for a search beside a plan that is judged as it is."""
+    check = Problems()
+    for word in typed:
+        path = word.lstrip("+~").partition("=")[0]
+        if path.startswith(("space.", "layouts.")) or word == "parallel=auto":
+            rule = "is searched, and a plan that is given is judged as it is"
+            way = "leave it out; or leave out plan=, and write sites.ffn_in=... for what should stay"
+            check.add(path, rule, value=word.partition("=")[2] or None, way_out=way)
+    check.done()
+
+
+def _in_quotes(value: Any) -> str:
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'" if isinstance(value, str) else text.lower() if isinstance(value, bool) else text
+
+
+def _as_mapping(values: Mapping[str, Any]) -> str:
+    """A mapping as Hydra's grammar writes it."""
+    return f"{{{','.join(f'{path}:{_in_quotes(value)}' for path, value in values.items())}}}"
 
 
 STUDY = PlanStudy()

@@ -16,6 +16,8 @@ import numpy as np
 
 from dse.space import get_path, set_path
 from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.choices import CHOICES as KNOBS
+from simulators.steps.choices import DECIDING
 from simulators.steps.design import Design
 from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration
@@ -66,28 +68,22 @@ def _split_s(step: Iteration) -> float:
     return float(step.micro_batches * step.split_s)
 
 
+def _choice(name: str, exposed: Callable[[Iteration], float] | None = None, limiter: str = "") -> Choice:
+    return Choice(name, KNOBS[name], exposed, limiter, decides=name in DECIDING)
+
+
 CHOICES: Sequence[Choice] = (
-    *(Choice(name, {f"sites.{name}": SERIAL}, partial(_at_site, name), "links") for name in SITES),
-    Choice("tokens", {"parallel.sequence_parallel": False}, decides=True),
-    Choice("sums", {"parallel.collectives": "library"}, decides=True),
-    Choice("halves of prompts", {"parallel.split_ctas": 0}, decides=True),
-    Choice("gradients", {"parallel.reductions": "after"}, lambda step: float(step.exposed_s), "links"),
-    Choice("split weights", {"parallel.prefetch": False}, _split_s, "links"),
-    Choice("kept weights", {"parallel.reshard": True}, _split_s, "links"),
-    Choice("update", {"optimizer.in_backward": False}, lambda step: float(step.update.seconds), "HBM"),
-    Choice(
-        "pipeline",
-        {"parallel.pipeline": "1f1b", "parallel.virtual_stages": 1},
-        lambda step: float(step.bubble_s),
-        "other stages",
-    ),
-    Choice("exchanges of experts", {"parallel.exchanges": "waited"}, _experts_s, "links", decides=True),
-    Choice(
-        "messages",
-        {"parallel.messages": "waited"},
-        lambda step: float(step.micro_batches * step.messages_s),
-        "links",
-    ),
+    *(_choice(name, partial(_at_site, name), "links") for name in SITES),
+    _choice("tokens"),
+    _choice("sums"),
+    _choice("halves of prompts"),
+    _choice("gradients", lambda step: float(step.exposed_s), "links"),
+    _choice("split weights", _split_s, "links"),
+    _choice("kept weights", _split_s, "links"),
+    _choice("update", lambda step: float(step.update.seconds), "HBM"),
+    _choice("pipeline", lambda step: float(step.bubble_s), "other stages"),
+    _choice("exchanges of experts", _experts_s, "links"),
+    _choice("messages", lambda step: float(step.micro_batches * step.messages_s), "links"),
 )
 """Everything that a plan may choose, in the order of its rows."""
 
@@ -113,6 +109,16 @@ class Plan:
     def best(self) -> Any:
         """The point with the least time."""
         return least(self.table)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the best point is within the memory: no point is where it is not."""
+        return MEMORY not in self.best or float(self.best[MEMORY]) <= 1
+
+    @property
+    def leanest(self) -> Any:
+        """The point that takes least memory."""
+        return self.table.sort_values(MEMORY, kind="stable").iloc[0]
 
     @cached_property
     def before(self) -> Any:
@@ -141,7 +147,8 @@ class Plan:
 
     def chosen(self, choice: Choice) -> dict[str, Any]:
         """Knob -> the value that the plan has, of a choice."""
-        return {path: _value(self.best, path) for path in choice.off if path in self.table}
+        there = (path for path in choice.off if path in self.table)
+        return {path: _value(self.best, path) for path in there if path in SITE_PATHS or _is_there(self.best[path])}
 
     def is_off(self, choice: Choice) -> bool:
         """Tell whether nothing is done."""
@@ -216,12 +223,16 @@ class Plan:
         return {**tree, **{name: dict(tree[name]) for name in ("parallel", "run", "optimizer")}}
 
     def design(self, row: Any) -> Design:
-        """The design of a point, of which the table has every value that differs."""
+        """The design of a point."""
+        return StepBackend().design(self.point_tree(row))
+
+    def point_tree(self, row: Any) -> dict[str, Any]:
+        """The design tree of a point, of which the table has every value that differs."""
         tree = {**self.base_tree(), "sites": {}}
         for path, cell in row.items():
             if str(path).partition(".")[0] in ("parallel", "run", "optimizer", "sites") and _is_there(cell):
                 set_path(tree, path, plain(cell))
-        return StepBackend().design(tree)
+        return tree
 
     def layout(self, row: Any) -> Layout:
         """The layout of a point."""

@@ -7,21 +7,6 @@ user buffers of Transformer Engine, which are set layer by layer, are in `user_b
 from dse.plugins import Command
 
 COMMANDS = {
-    "export": Command(
-        "search_spaces.frameworks.command:export",
-        "export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]",
-        "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
-        {
-            "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
-            "to": "megatron, transformer_engine, torch, vllm, sglang, deepep, nccl, rccl or msccl",
-            "out": "folder to write to",
-            "parallel.<knob>": "a value beside the plan's, such as parallel.tp=8",
-        },
-        (
-            "export plan=outputs/plan/latest/plan.yaml to=megatron parallel.tp=8 parallel.sequence_parallel=true",
-            "export plan=outputs/plan/latest/plan.yaml to=nccl",
-        ),
-    ),
     "settings-import": Command(
         "search_spaces.frameworks.command:settings_import",
         "settings-import settings=<file> from=<tool> [out=plan.yaml]",

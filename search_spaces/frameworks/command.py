@@ -1,65 +1,32 @@
-"""`export` and `settings-import`: a plan as the settings of a tool, and the settings of a tool as a plan."""
+"""Settings of a tool as a plan (`settings-import`), and files of a tool for a plan (`studies.export` prints them)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.files import atomic_replacement, read_text
-from dse.results.run_folder import writable
 from dse.space import get_path
-from search_spaces.collectives.msccl import xml_of
 from search_spaces.collectives.schedule_files import read_schedule, yaml_of
 from search_spaces.frameworks.reading import read
 from search_spaces.frameworks.settings import (
+    SECTIONS,
     Plan,
     SettingsFile,
     Tool,
     Written,
-    check_plan,
-    leaves_of,
     put_in,
     tools,
     write,
 )
-from simulators.steps.sites import SERIAL
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_SECTIONS = ("sites", "parallel", "run", "optimizer", "system")
 _MOST_BYTES = 1 << 20
-
-
-def export(words: Sequence[str]) -> int:
-    """`export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
-    from dse.results import report
-
-    option_words, overrides = _words(words)
-    options = pairs(option_words, {"plan": "", "to": ""}, optional=["out"])
-    name, tool = _tool("to", options["to"])
-    folder = writable(options.get("out", f"outputs/export/{name}")).folder
-    console = report.console()
-    if tool.files[0].format == "msccl":
-        file = folder / tool.files[0].name
-        _keep(file, xml_of(read_schedule(Path(options["plan"]))))
-        console.print(f"written to {file}", soft_wrap=True)
-        return 0
-    plan = _with_words(_read_plan(Path(options["plan"])), overrides)
-    check_plan(plan)
-    written = write_all(tool, plan, Path(options["plan"]).name)
-    for file_name, part in written.items():
-        _keep(folder / file_name, part.text)
-    for line in answer(tool, plan, written):
-        console.print(line, soft_wrap=True)
-    console.print(f"written to {folder}/: {', '.join(written)}", soft_wrap=True)
-    return 0
 
 
 def settings_import(words: Sequence[str]) -> int:
@@ -68,17 +35,18 @@ def settings_import(words: Sequence[str]) -> int:
 
     option_words, overrides = _words(words)
     options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"})
-    _, tool = _tool("from", options["from"])
+    name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
     console = report.console()
     if tool.files[0].format == "msccl":
-        _keep(out, yaml_of(read_schedule(path)))
+        keep(out, yaml_of(read_schedule(path)))
     else:
-        settings = read(_texts(tool, path), _with_words({}, overrides))
-        _keep(out, yaml.safe_dump(settings.plan, sort_keys=False))
-        console.print(yaml.safe_dump(settings.plan, sort_keys=False).rstrip(), soft_wrap=True, highlight=False)
-        for name in settings.unread:
-            console.print(f"means nothing to a plan: {name}", soft_wrap=True, highlight=False)
+        settings = read(_texts(tool, path), with_words({}, overrides))
+        text = yaml.safe_dump({"tool": name, **settings.plan}, sort_keys=False)
+        keep(out, text)
+        console.print(text.rstrip(), soft_wrap=True, highlight=False)
+        for unread in settings.unread:
+            console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
     console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
     return 0
 
@@ -92,43 +60,23 @@ def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
 def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
     """The plan that the files of a tool say."""
     texts = [(file, written[file.name].text) for file in tool.files]
-    beside = {name: get_path(plan, f"parallel.{name}") for name in ("tp", "sequence_parallel")}
-    return dict(read(texts, {"parallel": {name: value for name, value in beside.items() if value is not None}}).plan)
+    tp = get_path(plan, "parallel.tp")  # which settings of layers leave open
+    return dict(read(texts, {} if tp is None else {"parallel": {"tp": tp}}).plan)
 
 
-def answer(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> Iterator[Table | str]:
-    """Yield the settings, what each says, and what the tool cannot say."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False)
-    for name in ("setting", "value", "says", "which means"):
-        shown.add_column(name)
-    for part in written.values():
-        for row in part.rows:
-            value = row.value if isinstance(row.value, str | int | bool) else _compact(row.value.tree)
-            paths = " ".join(row.paths) if len(row.paths) < 3 else f"{len(row.paths)} sites"
-            shown.add_row(row.name, str(value), paths, row.meaning)
-    yield shown
-    unsaid = frozenset.intersection(*(part.unsaid for part in written.values()))
-    wanted, reached = dict(leaves_of(plan)), dict(leaves_of(nearest(tool, plan, written)))
-    for path in [*wanted, *(path for path in reached if path not in wanted)]:
-        if path in unsaid:
-            yield f"not expressible there: {path} = {wanted[path]}"
-        elif str(reached.get(path)) != str(wanted.get(path)):
-            yield f"nearest: {path} = {reached.get(path, SERIAL)}, not {wanted.get(path, SERIAL)}"
-
-
-def _compact(tree: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in tree.items())
+def is_of_plan(word: str) -> bool:
+    """Tell whether a word is a value of a section of a plan."""
+    section, dot, _ = word.partition("=")[0].partition(".")
+    return bool(dot) and section in SECTIONS
 
 
 def _words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options of the command, and values beside the plan."""
-    overrides = [word for word in words if word.partition("=")[0].partition(".")[0] in _SECTIONS and "." in word]
+    overrides = [word for word in words if is_of_plan(word)]
     return [word for word in words if word not in overrides], overrides
 
 
-def _with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
+def with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
     changed = {name: dict(entries) for name, entries in plan.items()}
     for word in words:
         path, equals, value = word.partition("=")
@@ -141,24 +89,10 @@ def _with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
     return changed
 
 
-def _tool(word: str, name: str) -> tuple[str, Tool]:
+def tool_named(word: str, name: str) -> tuple[str, Tool]:
     if name not in tools():
         raise ConfigError([Problem(word, "is no tool", name, did_you_mean(name, tools()))])
     return name, tools()[name]
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    """The plan of a file. Raises ConfigError where it is none."""
-    way = "name the plan.yaml of a run of `python -m dse plan`"
-    tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
-    if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
-        raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
-    strange = [
-        Problem(f"plan.{name}", "is no section of a plan", way_out=way) for name in tree if name not in _SECTIONS
-    ]
-    if strange:
-        raise ConfigError(strange)
-    return {str(name): dict(entries) for name, entries in tree.items()}
 
 
 def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
@@ -188,7 +122,7 @@ def _text(path: Path) -> str:
     return read_text(path, "settings", most=_MOST_BYTES, way_out="name a file of the tool")
 
 
-def _keep(path: Path, text: str) -> None:
+def keep(path: Path, text: str) -> None:
     if path.is_dir():
         raise ConfigError([Problem("out", "is a folder", str(path), "name a file")])
     path.parent.mkdir(parents=True, exist_ok=True)

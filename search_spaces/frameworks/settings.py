@@ -11,18 +11,21 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
+from dse.config.yaml_checks import load_yaml, parse_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.files import read_text
 from dse.space import get_path
 from dse.values import Frozen
-from search_spaces.frameworks.user_buffers import LAYERS, METHODS, layers_of, sites_of
+from search_spaces.frameworks.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
+from simulators.steps.choices import OFF
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel, Run
 
@@ -36,8 +39,8 @@ class Setting(Frozen):
     """A setting of a tool. name: with dots where a file has sections. path: of the knob that it says.
 
     values: value of the knob -> that of the setting; the same where empty. constant: value that the setting has where
-    sites overlap. disables: it is on where none of its sites overlaps and others do. sites, families, knob, schedule:
-    see `conf/data/framework_settings.yaml`.
+    sites overlap. disables: it is on where none of its sites overlaps and others do. also: values of other knobs that
+    go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`.
     """
 
     name: str
@@ -53,12 +56,15 @@ class Setting(Frozen):
     aliases: tuple[str, ...] = ()
     constant: str = ""
     disables: bool = False
+    also: Mapping[str, str] = {}
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
         if self.path == "sites":
             return self._of_sites(plan)
         value = get_path(plan, self.path)
+        if any(get_path(plan, path) not in (None, needed) for path, needed in self.also.items()):
+            return None
         if value is None or not self.values:
             return value
         return next((setting for knob, setting in self.values.items() if _same(knob, value)), None)
@@ -87,7 +93,9 @@ class Setting(Frozen):
         """Paths of a plan that the setting says something of."""
         if self.value_for(plan) is None:
             return []
-        return [f"sites.{site}" for site, _ in self._overlapped(plan)] if self.path == "sites" else [self.path]
+        if self.path == "sites":
+            return [f"sites.{site}" for site, _ in self._overlapped(plan)]
+        return [self.path, *(path for path in self.also if get_path(plan, path) is not None)]
 
     @property
     def is_flag(self) -> bool:
@@ -106,6 +114,8 @@ class Setting(Frozen):
         if self.values and not knobs:
             return False
         put_in(plan, self.path, knobs[0] if knobs else value)
+        for path, needed in self.also.items():
+            put_in(plan, path, needed)
         return True
 
     def _read_sites(self, value: Any, plan: dict[str, Any]) -> None:
@@ -125,19 +135,51 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class SettingsFile(Frozen):
-    """A file of a tool."""
+    """A file of a tool. together: sums of user buffers overlap their own GEMM in all blocks or in none."""
 
     name: str
     format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl"]
     settings: tuple[Setting, ...] = ()
+    together: bool = False
+
+
+Mode = Literal["training", "prefill", "decode"]
+
+
+class Default(Frozen):
+    """What a tool does where nothing is set: a knob of a step and its value."""
+
+    path: str
+    value: str | int | bool
+    provenance: Literal["vendor", "secondary", "memory"]
+    source: str
 
 
 class Tool(Frozen):
-    """A framework or library. version: that the settings are of."""
+    """A framework or library. version: that the settings are of. framework: whether it runs models by itself.
+
+    modes: of a run that it is for. experts: whether it is for experts on several GPUs alone. defaults: what it does
+    where nothing is set. follows: knobs that nothing has to set there -> what they follow from.
+    """
 
     title: str
     version: str
     files: tuple[SettingsFile, ...]
+    framework: bool = False
+    modes: tuple[Mode, ...] = get_args(Mode)
+    experts: bool = False
+    defaults: tuple[Default, ...] = ()
+    follows: Mapping[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The title without what is added to it."""
+        return self.title.partition(" (")[0].partition(",")[0]
+
+    @property
+    def values(self) -> dict[str, str | int | bool]:
+        """Knobs -> their values where nothing is set."""
+        return {default.path: default.value for default in self.defaults}
 
 
 @cache
@@ -177,7 +219,7 @@ class Written:
 
 def write(file: SettingsFile, plan: Plan, head: str) -> Written:
     """A file of settings for a plan. head: lines of comment above. Raises ConfigError."""
-    rows = list(_layer_rows(plan) if file.format == "user_buffers" else _rows(file, plan))
+    rows = list(_layer_rows(plan, together=file.together) if file.format == "user_buffers" else _rows(file, plan))
     covered = {path for row in rows for path in row.paths}
     text = _comment(head) + _TEXTS[file.format](rows)
     return Written(text, rows, frozenset(path for path, _ in leaves_of(plan)) - covered)
@@ -191,6 +233,36 @@ def put_in(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[last] = value
 
 
+SECTIONS = ("sites", "parallel", "run", "optimizer", "system")
+"""Sections of a plan."""
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan that was read. tool: whose settings it was; "" where a run of `plan` wrote it, or a person."""
+
+    plan: dict[str, Any]
+    tool: str = ""
+
+
+def read_plan(path: Path) -> PlanFile:
+    """The plan of a file. Raises ConfigError where it is none."""
+    way = "name the plan.yaml of a run of `python -m dse plan`"
+    tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
+    tool = tree.pop("tool", "") if isinstance(tree, dict) else ""
+    if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
+        raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
+    check = Problems()
+    for name in tree:
+        if name not in SECTIONS:
+            check.add(f"plan.{name}", "is no section of a plan", way_out=way)
+    if tool and tool not in tools():
+        check.add("plan.tool", "is no tool", value=tool, way_out=did_you_mean(str(tool), tools()))
+    check.done()
+    return PlanFile({str(name): dict(entries) for name, entries in tree.items()}, str(tool))
+
+
 _MODELS: Mapping[str, type[BaseModel]] = {"parallel": Parallel, "run": Run, "optimizer": Optimizer}
 _NUM_SMS = "system.node.experts.num_sms"
 
@@ -200,6 +272,15 @@ def is_boolean(path: str) -> bool:
     section, _, name = path.partition(".")
     field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
     return field is not None and field.annotation is bool
+
+
+def usual(path: str) -> Any:
+    """The value of a knob where nothing is done: what a tool does that has no word for it."""
+    section, _, name = path.partition(".")
+    if path in OFF:
+        return OFF[path]
+    field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
+    return None if field is None or field.is_required() else field.default
 
 
 def check_plan(plan: Plan) -> None:
@@ -241,10 +322,15 @@ def _check_knob(check: Problems, path: str, field: FieldInfo | None, value: Any)
 
 def leaves_of(plan: Plan) -> Iterator[tuple[str, Any]]:
     """Yield each choice of a plan, by its path; serial sites are none."""
+    for path, value in all_leaves(plan):
+        if not (path.startswith("sites.") and value == SERIAL):
+            yield path, value
+
+
+def all_leaves(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Yield every value of a plan, by its path."""
     for section, entries in plan.items():
-        for name, value in flattened(section, entries):
-            if not (section == "sites" and value == SERIAL):
-                yield name, value
+        yield from flattened(section, entries)
 
 
 def flattened(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
@@ -268,7 +354,7 @@ def _rows(file: SettingsFile, plan: Plan) -> Iterator[Row]:
             yield Row(setting.name, value, setting.paths(plan), setting.meaning, f"{setting.source}{unverified}")
 
 
-def _layer_rows(plan: Plan) -> Iterator[Row]:
+def _layer_rows(plan: Plan, *, together: bool) -> Iterator[Row]:
     sites, precision = plan.get("sites", {}), get_path(plan, "run.precision")
     if all(text == SERIAL for text in sites.values()):
         return
@@ -277,7 +363,8 @@ def _layer_rows(plan: Plan) -> Iterator[Row]:
         rule = "is needed by user buffers, which gather and scatter tokens"
         value = get_path(plan, "parallel.sequence_parallel")
         raise ConfigError([Problem("parallel.sequence_parallel", rule, value, "write parallel.sequence_parallel=true")])
-    for name, layer in layers_of(sites, tp, fp8=str(precision).startswith("fp8")).items():
+    layers = layers_of(sites, tp, fp8=str(precision).startswith("fp8"))
+    for name, layer in (with_all_sums(layers) if together else layers).items():
         yield Row(
             name, layer, [f"sites.{LAYERS[name]}"], METHODS[layer.method], "transformer_engine/pytorch/module/base.py"
         )

@@ -91,9 +91,19 @@ def layers_of(sites: Mapping[str, str], tp: int, *, fp8: bool) -> dict[str, User
             layers[f"{_SUMMED[site]}_wgrad"] = _bulk(schedule)
         elif schedule.family in _BY_PIECES and not getattr(schedule, "near_memory", False):
             layers[_layer(site)] = _by_pieces(schedule, site, tp, fp8=fp8)
-    if any(name.endswith("_dgrad") and name in _SUMS for name in layers):  # which turns bulk off altogether
-        layers = {name: layer for name, layer in layers.items() if layer.method != "bulk"}
     return _paired(layers)
+
+
+def with_all_sums(layers: Mapping[str, UserBuffer]) -> dict[str, UserBuffer]:
+    """The same layers, and where the sums of one block overlap their own GEMM, those of the others alike.
+
+    One flag says it of all blocks, and to `initialize_ub` a layer that is left out is in bulk.
+    """
+    sums = [layer for name, layer in layers.items() if name in _SUMS]
+    if not sums:
+        return dict(layers)
+    in_pieces = {name: layer for name, layer in layers.items() if layer.method != "bulk"}
+    return {**in_pieces, **{name: layers.get(name, sums[0]) for name in _SUMS}}
 
 
 def _paired(layers: Mapping[str, UserBuffer]) -> dict[str, UserBuffer]:
@@ -123,7 +133,8 @@ def _bulk(schedule: Any) -> UserBuffer:
 def _by_pieces(schedule: Any, site: str, tp: int, *, fp8: bool) -> UserBuffer:
     """A GEMM in pieces: a pipeline where SMs add what a GEMM has made, else a ring."""
     by_copies, pieces = schedule.comm_engine == "dma", int(getattr(schedule, "num_chunks", tp))
-    sms = None if by_copies else min(MOST_SMS, int(schedule.comm_cus))
+    cus = getattr(schedule, "comm_cus", None)  # None: tiles of the GEMM send by themselves
+    sms = None if by_copies or cus is None else min(MOST_SMS, int(cus))
     if schedule.family == "chunked" and SITES[site].order == "after" and not by_copies:
         return UserBuffer(method="pipeline", num_sm=sms, cga_size=2, num_splits=pieces, set_sm_margin=1)
     return UserBuffer(
@@ -138,14 +149,12 @@ def _by_pieces(schedule: Any, site: str, tp: int, *, fp8: bool) -> UserBuffer:
 def sites_of(layers: Mapping[str, UserBuffer], tp: int) -> dict[str, str]:
     """Schedules of sites that settings of layers mean; layers that are no site's are left out.
 
-    A layer that is not named has the tool's default.
+    A layer that is not named has the tool's default: sums are in bulk, whatever those of another block are.
     """
     named = {name: layer for name, layer in layers.items() if is_of_a_site(name, layer)}
     sites = {LAYERS[name]: _schedule(name, layer, tp) for name, layer in named.items()}
-    sums_in_pieces = any(name in _SUMS for name in named)
     for name, site in _BY_DEFAULT.items():
-        method: Method = "pipeline" if sums_in_pieces and site in _SUMMED else _usual_method(name)
-        sites.setdefault(site, _schedule(name, UserBuffer(method=method), tp))
+        sites.setdefault(site, _schedule(name, UserBuffer(method=_usual_method(name)), tp))
     return sites
 
 
@@ -189,10 +198,11 @@ def read_layers(tree: Any) -> dict[str, UserBuffer]:
             if layer.method not in _methods(str(name)):
                 way = f"one of {', '.join(_methods(str(name)))}"
                 check.add(f"{name}.method", "is no method of this layer", value=layer.method, way_out=way)
-    in_bulk = [name for name, layer in layers.items() if name.endswith("_wgrad") and name not in _OTHERS]
-    if in_bulk and any(name in _SUMS and layer.method != "bulk" for name, layer in layers.items()):
-        rule = "is in bulk, which sums that overlap their own GEMM (qkv_dgrad, fc1_dgrad) turn off"
-        check.add(in_bulk[0], rule, way_out="leave it out")
+    for block in _SUMMED.values():
+        sums = layers.get(f"{block}_dgrad")
+        if sums is not None and sums.method != "bulk" and f"{block}_wgrad" in layers:
+            rule = f"is in bulk, which sums that overlap their own GEMM ({block}_dgrad) turn off"
+            check.add(f"{block}_wgrad", rule, way_out="leave it out")
     check.done()
     return layers
 

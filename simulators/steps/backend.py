@@ -42,9 +42,9 @@ from simulators.steps.measures import LAWS, METRICS, SHARES, measure
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
-from simulators.steps.scenarios import CHOSEN, LISTS, check_lists, scenarios, with_layouts
+from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
-from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_sites, site_condition, site_rules
+from simulators.steps.sites import SITES, Scheduled, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
 from simulators.steps.transformer import transformer_blocks
 from simulators.taskgraph.timeline import Timeline
@@ -277,7 +277,7 @@ class StepBackend(Backend):
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
-        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN)
+        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
         for name in Design.model_fields:
@@ -289,14 +289,15 @@ class StepBackend(Backend):
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """The configuration itself, or a scenario for each of `models`, `systems` and `modes`, and for each of the best
-        layouts where these are chosen (`simulators.steps.layouts`).
+        layouts where these are chosen (`simulators.steps.layouts`), or of what a given plan is judged by
+        (`simulators.steps.given`).
         """
-        return with_layouts(scenarios(tree), tree.get("layouts"), self.steps)
+        return with_plan(with_layouts(scenarios(tree), tree.get("layouts"), self.steps), tree, self.steps)
 
     @property
     def steps(self) -> Steps:
         """Functions that compute steps of layouts."""
-        return Steps(self.design, _legal, _step)
+        return Steps(self.design, _legal, _step, _sites)
 
     def design(self, tree: Tree) -> Design:
         """A validated design. Raises ConfigError with every problem."""
@@ -447,6 +448,11 @@ def _step(design: Design) -> tuple[Iteration, Floats]:
     """The iteration of a design, and the share of a GPU's memory that it takes."""
     step, room = iteration(design), design.system.gpu.hbm_bytes
     return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
+
+
+def _sites(design: Design) -> frozenset[str]:
+    """Names of the sites that an iteration has."""
+    return frozenset(at.name for block in _blocks(design) for at in places(block.ops))
 
 
 def _evaluate_grid(grid: Grid[Design]) -> Results:

@@ -122,12 +122,14 @@ PATHS = tuple(path_of(field.name) for field in fields(Layout))
 @dataclass(frozen=True)
 class Steps:
     """How steps are computed. make: a design of a tree. legal: which designs of an array of a shape break no rule, and
-    the rules that the others break. step: the iteration, and its memory as a share of a GPU's.
+    the rules that the others break. step: the iteration, and its memory as a share of a GPU's. sites: names of those
+    that a design has.
     """
 
     make: Callable[[Tree], Design]
     legal: Callable[[Design, tuple[int, ...]], tuple[NDArray[np.bool_], Sequence[str]]]
     step: Callable[[Design], tuple[Iteration, Floats]]
+    sites: Callable[[Design], frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,8 @@ class Spreading:
         design, check = steps.make(serial), Problems()
         node, nodes = design.system.node, get_path(tree, "system.fabric.num_nodes") or 1
         if asked.gpus is None and node is None:
-            way = "say how many: parallel.gpus=8"
-            check.add("parallel.gpus", "is not known: the system describes no node", way_out=way)
+            way = "say how many: layouts.gpus=8"
+            check.add("layouts.gpus", "is not known: the system describes no node", way_out=way)
         if not isinstance(design.model, Transformer):
             rule = "chooses degrees of transformers alone"
             check.add("parallel", rule, value="auto", way_out="leave it out, or take a transformer")
@@ -302,7 +304,7 @@ class Spreading:
         if not serial.layouts:
             rule = f"finds no layout of {self.gpus} GPUs for {self.sequences} sequences a step"
             why = next((f": {reason}" for reason in serial.reasons if reason), "")
-            way = "take another parallel.gpus, or more sequences: run.batch=<of all GPUs>"
+            way = "take another layouts.gpus, or more sequences: run.batch=<of all GPUs>"
             return Problem("parallel", f"{rule}{why}", "auto", way)
         least = int(np.argmin(serial.memory_share))
         rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
@@ -312,7 +314,7 @@ class Spreading:
             more = replace(self, gpus=times * self.gpus)
             larger = more.candidates(**_LEAN)
             if larger.fitting.layouts:
-                way = f"parallel.gpus={more.gpus} fits: {larger.fitting.layouts[0].name}"
+                way = f"layouts.gpus={more.gpus} fits: {larger.fitting.layouts[0].name}"
                 return Problem("parallel", rule, "auto", way)
         hinders = "" if larger.layouts else f"; {next(iter(larger.reasons), '')}"
         return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")

@@ -9,6 +9,7 @@ from typing import Any
 from dse.backend import Tree
 from dse.errors import ConfigError, Problems
 from simulators.steps.design import own_sections
+from simulators.steps.given import Given, with_given
 from simulators.steps.layouts import Asked, Spreading, Steps
 from simulators.workloads.model_zoo import model_tree, option_tree
 
@@ -27,8 +28,13 @@ _WAYS = {
 
 CHOSEN = "layouts"
 """Section that asks for layouts (`simulators.steps.layouts.Asked`)."""
+GIVEN = "given"
+"""Section of a plan that is judged as it is (`simulators.steps.given.Given`)."""
 APART = " @ "
 """What stands between the name of a scenario and that of its layout."""
+
+
+_ONE = "leave out parallel=auto, or plan="
 
 
 def check_lists(check: Problems, tree: Tree) -> None:
@@ -38,7 +44,15 @@ def check_lists(check: Problems, tree: Tree) -> None:
         fits = _is_model if name == "models" else _is_name
         if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(fits, listed)):
             check.add(name, rule, value=listed, way_out=_WAYS[name])
-    check.model(Asked, tree.get(CHOSEN) or {}, path=CHOSEN)
+    layouts = check.model(Asked, tree.get(CHOSEN) or {}, path=CHOSEN)
+    section = check.model(Given, tree.get(GIVEN) or {}, path=GIVEN)
+    if layouts is not None and layouts.auto and section is not None and section.plan:
+        check.add(
+            "layouts.auto", "chooses layouts, and a plan that is given is judged as it is", value=True, way_out=_ONE
+        )
+    if layouts is not None and layouts.gpus is not None and not layouts.auto:
+        way = f"layouts.auto=true layouts.gpus={layouts.gpus} chooses them, parallel.dp and others give them"
+        check.add("layouts.gpus", "is read where layouts are chosen alone", value=layouts.gpus, way_out=way)
 
 
 def with_layouts(trees: Mapping[str, Tree], asked: Any, steps: Steps) -> Mapping[str, Tree]:
@@ -51,6 +65,11 @@ def with_layouts(trees: Mapping[str, Tree], asked: Any, steps: Steps) -> Mapping
         for name, tree in trees.items()
         for layout in Spreading.of(tree, layouts, steps).chosen()
     }
+
+
+def with_plan(trees: Mapping[str, Tree], tree: Tree, steps: Steps) -> Mapping[str, Tree]:
+    """The same scenarios, or those that judge a plan that is given (`simulators.steps.given`)."""
+    return with_given(trees, Given.model_validate(tree.get(GIVEN) or {}), apart=APART, steps=steps)
 
 
 def scenarios(tree: Tree) -> dict[str, Tree]:

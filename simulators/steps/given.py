@@ -1,0 +1,162 @@
+"""A plan that is given: the step with it as it is, beside the step with nothing overlapped, with what tools do by
+themselves, and with each choice of the plan taken back.
+
+Nothing is searched: each of these is a scenario of one point. Values are those of knobs of a step by their dotted
+paths. A site that a step does not have (a backward one of inference, say) means nothing there and is left out;
+`absent_sites` names such sites. What is known of tools is theirs alone: a value that breaks a rule on this machine is
+none of its (a switch that adds, where there is none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from dse.backend import Tree
+from dse.errors import ConfigError, Problem
+from dse.space import get_path, set_path
+from dse.values import Frozen
+from simulators.steps.choices import CHOICES, DECIDING, OFF
+from simulators.steps.conditions import condition_of
+from simulators.steps.layouts import Steps
+from simulators.steps.sites import SERIAL, SITES, site_condition
+
+AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT = "as given", "serial", "defaults of ", "without "
+"""What the scenarios are called, the last two with the name of a tool or of a choice after them."""
+Values = Mapping[str, Any]
+
+
+class ToolDefaults(Frozen):
+    """What a tool does where nothing is set. modes: of a run that it is for. values: of knobs, by path."""
+
+    modes: tuple[str, ...]
+    values: Values
+
+
+class Given(Frozen):
+    """The section `given`. plan: values of knobs by path; empty: no plan is given. file: that it was read from.
+
+    tool: whose settings it was, "" for none: what it does by itself counts below the plan. tools: defaults to compare
+    with, by the name of the tool.
+    """
+
+    file: str = ""
+    tool: str = ""
+    plan: Values = Field(default_factory=dict)
+    tools: Mapping[str, ToolDefaults] = Field(default_factory=dict)
+
+
+def with_given(trees: Mapping[str, Tree], section: Given, *, apart: str, steps: Steps) -> Mapping[str, Tree]:
+    """The same scenarios; where a plan is given, several of each: as given, serial, by default, without each choice."""
+    if not section.plan:
+        return trees
+    return {
+        f"{name}{apart}{variant}": changed
+        for name, tree in trees.items()
+        for variant, changed in _variants(tree, section, steps)
+    }
+
+
+def given_tree(tree: Tree, section: Given, steps: Steps) -> dict[str, Any]:
+    """The tree of a design with a plan that is given, as far as this step has its sites."""
+    tool = section.tools.get(section.tool)
+    below = tree if tool is None else with_legal(with_values(tree, OFF), tool.values, steps)
+    planned = with_values(below, section.plan)
+    return with_values(planned, {f"sites.{name}": SERIAL for name in absent_sites(planned, section.plan, steps)})
+
+
+def serial_tree(tree: Tree, steps: Steps) -> dict[str, Any] | None:
+    """The same step with nothing overlapped; where that breaks a rule, with what decides of sites as it is; or None."""
+    deciding = {path for name in DECIDING for path in CHOICES[name]}
+    for left in (set[str](), deciding):
+        serial = with_values(tree, {path: value for path, value in OFF.items() if path not in left})
+        if is_legal(serial, steps):
+            return serial
+    return None
+
+
+def without(tree: Tree, name: str, steps: Steps) -> dict[str, Any] | None:
+    """The same step without one choice, and sites that need it; None where nothing is chosen, or rules forbid."""
+    if all(str(get_path(tree, path)) == str(value) for path, value in CHOICES[name].items()):
+        return None
+    less = with_values(tree, CHOICES[name])
+    sites = {path: value for path, value in _sites_of(less).items() if value != SERIAL}
+    less = with_values(less, {f"sites.{site}": SERIAL for site in absent_sites(less, sites, steps)})
+    return less if is_legal(less, steps) else None
+
+
+def with_values(tree: Tree, values: Values) -> dict[str, Any]:
+    """A tree with values at paths; sections that stay as they are, are the same objects. Raises ConfigError."""
+    sections = {path.partition(".")[0] for path in values}
+    changed = {**tree, **{name: _copy(tree.get(name) or {}) for name in sections}}
+    for path, value in values.items():
+        try:
+            set_path(changed, path, value)
+        except KeyError:
+            rule = "lies below a part that this machine does not have"
+            raise ConfigError([Problem(path, rule, value, "leave it out, or take another system")]) from None
+    return changed
+
+
+def with_legal(tree: Tree, values: Values, steps: Steps) -> dict[str, Any]:
+    """A tree with those values that break no rule there, one after the other."""
+    changed = dict(tree)
+    for path, value in values.items():
+        candidate = with_values(changed, {path: value})
+        changed = candidate if is_legal(candidate, steps) else changed
+    return changed
+
+
+def is_legal(tree: Tree, steps: Steps) -> bool:
+    """Tell whether the design of a tree breaks no rule."""
+    return bool(steps.legal(steps.make(tree), ())[0].all())
+
+
+def absent_sites(tree: Tree, values: Values, steps: Steps) -> list[str]:
+    """Names of the sites among paths with a schedule that the step of a tree does not have."""
+    scheduled = [path.partition(".")[2] for path, text in values.items() if path in _SITE_PATHS and text != SERIAL]
+    there = steps.sites(steps.make({name: section for name, section in tree.items() if name != "sites"}))
+    return [name for name in scheduled if name not in there]
+
+
+_SITE_PATHS = frozenset(f"sites.{name}" for name in SITES)
+
+
+def _sites_of(tree: Tree) -> dict[str, Any]:
+    return {f"sites.{name}": text for name, text in (tree.get("sites") or {}).items()}
+
+
+def _copy(tree: Any) -> Any:
+    return {name: _copy(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree
+
+
+def _variants(tree: Tree, section: Given, steps: Steps) -> Iterator[tuple[str, dict[str, Any]]]:
+    planned = given_tree(tree, section, steps)
+    yield AS_GIVEN, planned
+    if not is_legal(planned, steps):  # which is told of the plan alone
+        return
+    serial = serial_tree(planned, steps)
+    if serial is not None:
+        yield AS_SERIAL, serial
+    for name, tool in section.tools.items():
+        if serial is not None and get_path(serial, "run.mode") in tool.modes:
+            yield f"{BY_DEFAULT}{name}", with_legal(serial, tool.values, steps)
+    for name in choices_of(planned):
+        if (less := without(planned, name, steps)) is not None:
+            yield f"{WITHOUT}{name}", less
+
+
+def choices_of(tree: Tree) -> list[str]:
+    """Names of the choices with which the step of a tree overlaps something."""
+    return [name for name, knobs in CHOICES.items() if any(_is_chosen(tree, path) for path in knobs)]
+
+
+def _is_chosen(tree: Tree, path: str) -> bool:
+    """Tell whether a knob has another value than that where nothing is done, and counts in the step of a tree."""
+    value = get_path(tree, path)
+    if value is None or str(value) == str(OFF[path]):
+        return False
+    needed = site_condition(path, tree) if path.startswith("sites.") else condition_of(path, tree)
+    return needed is not None and all(get_path(tree, other) == wanted for other, wanted in needed.items())

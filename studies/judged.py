@@ -1,0 +1,234 @@
+"""The judgement of a plan that was given: its own time first, then what it is compared with, and what loses most.
+
+Points are scenarios of `simulators.steps.given`: the step as given, with nothing overlapped, with what tools do by
+themselves, and without each choice. A choice loses what the step without it is faster by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dse.plots import Axis, Frame, Sheet, tables
+from dse.results.words import AS_FAST, cell, gain_in_words
+from dse.space import get_path
+from search_spaces.frameworks.settings import put_in, tools
+from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.choices import CHOICES
+from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, Given
+from simulators.steps.iteration import Iteration
+from simulators.steps.scenarios import APART
+from simulators.steps.scenarios import GIVEN as SECTION
+from simulators.steps.sites import SERIAL, SITES
+from studies.planned_step import site_seconds
+from studies.step_plan import MEMORY, TIME
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A given plan of one scenario. rows: variant -> its point. config: of the run."""
+
+    name: str
+    rows: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @property
+    def point(self) -> Any:
+        """The point with the plan as it is."""
+        return self.rows[AS_GIVEN]
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the plan as it is is within the memory."""
+        return MEMORY not in self.point or float(self.point[MEMORY]) <= 1
+
+    @property
+    def serial(self) -> Any:
+        """The point with nothing overlapped; None where rules forbid it."""
+        return self.rows.get(AS_SERIAL)
+
+    @cached_property
+    def losses(self) -> dict[str, float]:
+        """Choice of the plan -> time that the step loses by it [s], negative where it gains; what loses most first."""
+        seconds = float(self.point[TIME])
+        less = {name.removeprefix(WITHOUT): row for name, row in self.rows.items() if name.startswith(WITHOUT)}
+        losses = {name: seconds - float(row[TIME]) for name, row in less.items()}
+        return dict(sorted(losses.items(), key=lambda item: -item[1]))
+
+    @cached_property
+    def trees(self) -> Mapping[str, Mapping[str, Any]]:
+        """Variant -> the tree of its design."""
+        trees = StepBackend().scenarios(_sections(self.config))
+        return {
+            variant: tree
+            for name, _, variant, tree in ((*name.rpartition(APART), tree) for name, tree in trees.items())
+            if name == self.name
+        }
+
+    def step(self, variant: str) -> Iteration:
+        """The iteration of a variant."""
+        return iteration(StepBackend().design(self.trees[variant]))
+
+    def choice(self, name: str) -> str:
+        """Values that the plan has of a choice."""
+        values = {path: get_path(self.trees[AS_GIVEN], path) for path in CHOICES[name]}
+        if name in get_path(self.trees[AS_GIVEN], "sites"):
+            return str(next(iter(values.values())))
+        return " ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
+
+
+def is_judged(table: pd.DataFrame) -> bool:
+    """Tell whether the points of a table judge a plan that was given."""
+    return bool(table["scenario"].astype(str).str.endswith(f"{APART}{AS_GIVEN}").any())
+
+
+def judgements(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Judged]:
+    """The judgement of each scenario whose plan has a result, whether it fits or not."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for _, row in table[table[TIME].notna()].iterrows():
+        name, _, variant = str(row["scenario"]).rpartition(APART)
+        by_name.setdefault(name, {}).setdefault(variant, row)
+    return [Judged(name, rows, config) for name, rows in by_name.items() if AS_GIVEN in rows]
+
+
+def answer(plan: Judged) -> Iterator[Table | str]:
+    """Yield the time of the plan as it is, what it is compared with, a row for each choice, and what loses most."""
+    yield from _left_out(plan)
+    yield _first_line(plan)
+    yield _comparison(plan)
+    if plan.losses:
+        yield _choices(plan)
+        yield loses_most(plan)
+
+
+def _left_out(plan: Judged) -> Iterator[str]:
+    """Yield which sites of the file this step does not have."""
+    section = Given.model_validate(plan.config[SECTION])
+    schedules = ((path, text) for path, text in section.plan.items() if path.startswith("sites.") and text != SERIAL)
+    absent = [f"{path} = {text}" for path, text in schedules if get_path(plan.trees[AS_GIVEN], path) == SERIAL]
+    if absent:
+        yield f"left out, as this step has no such site: {', '.join(absent)}"
+
+
+def _first_line(plan: Judged) -> str:
+    point, file = plan.point, plan.config[SECTION].get("file", "")
+    memory = f", {100 * point[MEMORY]:.0f} % of the memory" if MEMORY in point else ""
+    rate = f" ({point['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in point else ""
+    against = f", {_against(plan, AS_SERIAL)}" if plan.serial is not None else ""
+    return f"{plan.name}, as {file} has it: {cell(point[TIME], 's')} a step{rate}{against}{memory}"
+
+
+def _against(plan: Judged, variant: str) -> str:
+    """Say how much faster or slower the plan is than a variant."""
+    gain, name = gain_in_words(float(plan.rows[variant][TIME] / plan.point[TIME])), _title(variant)
+    return f"{gain} {'as' if gain == AS_FAST else 'than'} {name}"
+
+
+def _title(variant: str) -> str:
+    """A variant in words: a tool by its title."""
+    if variant == AS_SERIAL:
+        return "serial execution"
+    name = variant.removeprefix(BY_DEFAULT)
+    return f"{BY_DEFAULT}{tools()[name].name}" if variant.startswith(BY_DEFAULT) and name in tools() else variant
+
+
+def _comparison(plan: Judged) -> Table:
+    """A row for the plan, and for each step that it is compared with; tools that take as long share one."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    for name in ("step", "takes", "the plan is"):
+        shown.add_column(name, justify="left" if name == "step" else "right")
+    alike: dict[float, list[str]] = {}
+    for variant, row in plan.rows.items():
+        if variant.startswith(BY_DEFAULT):
+            alike.setdefault(float(row[TIME]), []).append(_title(variant).removeprefix(BY_DEFAULT))
+        elif not variant.startswith(WITHOUT):
+            shown.add_row(_title(variant), *_time_cells(plan, float(row[TIME]), is_own=variant == AS_GIVEN))
+    for seconds, names in alike.items():
+        shown.add_row(f"{BY_DEFAULT}{', '.join(names)}", *_time_cells(plan, seconds))
+    return shown
+
+
+def _time_cells(plan: Judged, seconds: float, *, is_own: bool = False) -> tuple[str, str]:
+    return cell(seconds, "s"), "" if is_own else gain_in_words(seconds / float(plan.point[TIME]))
+
+
+def _choices(plan: Judged) -> Table:
+    """A row for each choice of the plan, those that lose most first; of a site, its GEMM and collective in a step."""
+    from rich.table import Table
+
+    shown, steps = Table(box=None, pad_edge=False), [plan.step(AS_GIVEN)]
+    steps += [plan.step(AS_SERIAL)] if AS_SERIAL in plan.trees else []
+    headings = ("choice", "given", "site takes", "serial", "without it a step takes", "it makes the step")
+    for heading in headings:
+        shown.add_column(heading, justify="left" if heading in headings[:2] else "right")
+    for name in plan.losses:
+        row = plan.rows[f"{WITHOUT}{name}"]
+        times = [cell(site_seconds(step, name), "s") if name in SITES else "" for step in steps] + [""]
+        gain = gain_in_words(float(row[TIME] / plan.point[TIME]))
+        shown.add_row(name, plan.choice(name), *times[:2], cell(row[TIME], "s"), gain)
+    return shown
+
+
+def loses_most(plan: Judged) -> str:
+    """Say which site of a plan loses most, and which other choice loses more than it."""
+    losing = [name for name, lost in plan.losses.items() if lost > 0]
+    if not losing:
+        return "nothing of it loses: without any choice the step takes as long, or longer"
+    site = next((name for name in losing if name in SITES), None)
+    texts = [f"loses most: {_loss(plan, losing[0])}"] if losing[0] != site else []
+    texts += [] if site is None else [f"site that loses most: {_loss(plan, site)}"]
+    return "; ".join(texts)
+
+
+def _loss(plan: Judged, name: str) -> str:
+    without, lost = cell(plan.rows[f"{WITHOUT}{name}"][TIME], "s"), cell(plan.losses[name], "s")
+    return f"{name} ({plan.choice(name)}), without which a step takes {without}, {lost} less"
+
+
+def given_plan(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan of a run that judged one, as it was given."""
+    section = Given.model_validate(config[SECTION])
+    tree: dict[str, Any] = {"tool": section.tool} if section.tool else {}
+    for path, value in section.plan.items():
+        put_in(tree, path, value)
+    return tree
+
+
+def times(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each variant: its time over that of the plan as given."""
+    import pandas as pd
+
+    rows = [
+        {"scenario": plan.name, "step": _title(variant), "share": float(row[TIME] / plan.point[TIME])}
+        for plan in judgements(table, {})
+        for variant, row in plan.rows.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def times_figure(table: pd.DataFrame) -> Sheet:
+    """Times of all variants over that of the plan as given."""
+    plans, rows = judgements(table, {}), times(table)
+    first = max(plans, key=lambda plan: next(iter(plan.losses.values()), 0.0) / float(plan.point[TIME]))
+    against = f"The given plan of {first.name}" + (
+        f" is {_against(first, AS_SERIAL)}" if first.serial is not None else ""
+    )
+    losing = [name for name, lost in first.losses.items() if lost > 0]
+    worst = next((name for name in losing if name in SITES), *losing[:1] or [""])
+    title = f"{against}; {worst} loses most" if worst else against
+    axis = Axis("share", "time / time of the plan as given [x]", centre=1.0)
+    return tables.dots(rows, axis, row="step", by="scenario", frame=Frame(title, "what the plan is compared with"))
+
+
+def _sections(config: Mapping[str, Any]) -> dict[str, Any]:
+    from dse.study.settings import SECTIONS
+
+    return {name: section for name, section in config.items() if name not in SECTIONS}
