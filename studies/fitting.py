@@ -18,13 +18,14 @@ from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.choices import OFF
 from simulators.steps.design import Design
 from simulators.steps.given import with_values
-from simulators.steps.layouts import Asked, Layout, Spreading, path_of
+from simulators.steps.layouts import PATHS, Asked, Layout, Spreading
 from studies.step_plan import MEMORY
 
 _TIMES = (1, 2, 4, 8, 16, 32)  # as many GPUs
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 _NEARLY = 1.1  # times the memory: where the leanest states take more, no other layout fits
 _NETWORK = "system.node.library.network_bytes_per_s"
+_SPLIT = "parallel.sequence_parallel"
 _BITS = (8, 4)
 
 
@@ -47,7 +48,7 @@ def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
     if layers is None:
         return "run.batch=1" if _share(with_values(tree, {"run.batch": 1}), backend) <= 1 else ""
     connected, is_described = _with_network(tree)
-    present = {path_of(name): get_path(tree, path_of(name)) for name in Layout.__dataclass_fields__}
+    present = {path: get_path(tree, path) for path in (*PATHS, _SPLIT)}
     for times in _TIMES:
         try:
             spreading = Spreading.of(connected, Asked(auto=True, gpus=times * gpus), backend.steps)
@@ -59,17 +60,18 @@ def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
         fitting = spreading.candidates().fitting
         if not fitting.layouts:
             continue
-        ranks = [(_changes(layout, present), place) for place, layout in enumerate(fitting.layouts)]
-        place = min(ranks, key=lambda rank: (len(rank[0]), rank[1]))[1]
-        words = " ".join(f"{path}={value}" for path, value in _changes(fitting.layouts[place], present).items())
+        changes = [_changes(layout, connected, present) for layout in fitting.layouts]
+        place = min(range(len(changes)), key=lambda place: (len(changes[place]), place))
+        words = " ".join(f"{path}={str(value).lower()}" for path, value in changes[place].items())
         network = "" if is_described or times == 1 else f", whose time needs {_NETWORK}"
         return f"{words} ({times * gpus} GPUs, {fitting.memory_share[place]:.2f} times{network})"
     return ""
 
 
-def _changes(layout: Layout, present: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a layout that differ from those of the step."""
-    return {path: value for path, value in layout.paths.items() if str(present[path]) != str(value)}
+def _changes(layout: Layout, tree: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a layout that differ from those of the step, and whether its tokens are split."""
+    values = {**layout.paths, _SPLIT: get_path(layout.tree(tree), _SPLIT)}
+    return {path: value for path, value in values.items() if str(present[path]) != str(value)}
 
 
 def _with_network(tree: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

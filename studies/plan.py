@@ -9,7 +9,7 @@ A step that fits in no point is no plan: the answer is by how much, and what fit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from search_spaces.frameworks.settings import all_leaves, check_plan, read_plan, tools
 from simulators.steps.backend import StepBackend
+from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Asked, Layout, Spreading, usual
@@ -332,17 +333,37 @@ def given_words(file: Path, typed: Sequence[str]) -> list[str]:
     No point has a baseline: what the plan is compared with are points of their own.
     """
     _check_unsearched(typed)
+    paths = {word.lstrip("+").partition("=")[0] for word in typed}
+    words = [f"+given.{name}={_in_words(value)}" for name, value in given_section(file, paths).items()]
+    return [*words, *UNSEARCHED]
+
+
+UNSEARCHED = ("study.baseline={}", "~space.parallel", "~space.optimizer", "~space.sites")
+"""Overrides of a run that judges a plan: nothing is searched, and no point has a baseline."""
+
+
+def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
+    """The section `given` for the plan of a file, with what the tool whose it is does by itself, or every framework.
+
+    typed: paths of values that count before it. Raises ConfigError.
+    """
     read = read_plan(file)
     check_plan(read.plan)
-    paths = {word.lstrip("+").partition("=")[0] for word in typed}
-    plan = {path: value for path, value in all_leaves(read.plan) if path not in paths}
-    words = [f"+given.file={_in_quotes(file.name)}", f"+given.plan={_as_mapping(plan)}"]
-    words += [f"+given.tool={read.tool}"] if read.tool else []
-    for name, tool in tools().items():
-        if name == read.tool or (tool.framework and not (read.tool and tools()[read.tool].framework)):
-            values = {path: value for path, value in tool.values.items() if path not in paths}
-            words.append(f"+given.tools.{name}={{modes:[{','.join(tool.modes)}],values:{_as_mapping(values)}}}")
-    return [*words, "study.baseline={}", "~space.parallel", "~space.optimizer", "~space.sites"]
+    plan = {path: value for path, value in all_leaves(read.plan) if path not in typed}
+    compared = [read.tool] if read.tool and tools()[read.tool].framework else _frameworks(read.tool)
+    defaults = {
+        name: {
+            "modes": list(tools()[name].modes),
+            "values": {path: value for path, value in {**OFF, **tools()[name].values}.items() if path not in typed},
+        }
+        for name in compared
+    }
+    return {"file": file.name, "tool": read.tool, "plan": plan, "tools": defaults}
+
+
+def _frameworks(library: str) -> list[str]:
+    """Names of all frameworks, and of a library."""
+    return [name for name, tool in tools().items() if tool.framework or name == library]
 
 
 def _check_unsearched(typed: Sequence[str]) -> None:
@@ -357,14 +378,15 @@ def _check_unsearched(typed: Sequence[str]) -> None:
     check.done()
 
 
-def _in_quotes(value: Any) -> str:
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'" if isinstance(value, str) else text.lower() if isinstance(value, bool) else text
-
-
-def _as_mapping(values: Mapping[str, Any]) -> str:
-    """A mapping as Hydra's grammar writes it."""
-    return f"{{{','.join(f'{path}:{_in_quotes(value)}' for path, value in values.items())}}}"
+def _in_words(value: Any) -> str:
+    """A value as Hydra's grammar writes it."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{_in_words(entry)}' for name, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_in_words, value))}]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 STUDY = PlanStudy()

@@ -91,7 +91,7 @@ class PlannedStep:
 
     def by(self, tool: str, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
         """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
-        defaults = {tool: ToolDefaults(modes=tools()[tool].modes, values=tools()[tool].values)}
+        defaults = {tool: ToolDefaults(modes=tools()[tool].modes, values={**OFF, **tools()[tool].values})}
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
         section = Given(tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=defaults)
         return given_tree(planned, section, self.backend.steps)

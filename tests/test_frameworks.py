@@ -25,10 +25,19 @@ from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_la
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel
+from studies.export import Exported, answer
+from studies.planned_step import Exporting, PlannedStep
 
 OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format != "msccl"]
 OPTIONS = (
-    *("serial", "shard_p2p", "signalled", "hetero_fused_1d num_chunks=2", "uniform_fused_1d num_chunks=16"),
+    *(
+        "serial",
+        "shard_p2p",
+        "signalled",
+        "signalled comm_engine=cu sender=tiles",
+        "hetero_fused_1d num_chunks=2",
+        "uniform_fused_1d num_chunks=16",
+    ),
     *("uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=24", "shard_p2p comm_engine=cu comm_cus=8"),
 )
 BESIDE = ("c3_sp", "c3_sp comm_cus=12", "c3_sp_rp comm_cus=20", "conccl")
@@ -147,14 +156,33 @@ def test_one_kernel_for_all_shards_is_of_fp8_and_of_a_gather_with_its_sum() -> N
     assert {layer.atomic_gemm for layer in layers_of(both, 8, fp8=False).values()} == {None}
 
 
-def test_sums_that_overlap_their_own_gemm_turn_bulk_off() -> None:
+def test_sums_that_overlap_their_own_gemm_turn_bulk_off_in_their_block_alone() -> None:
     sites = {"ffn_in_backward": "c3_sp comm_cus=6", "attention_in_backward": "shard_p2p"}
-    assert list(layers_of(sites, 8, fp8=False)) == ["qkv_dgrad"]
+    layers = layers_of(sites, 8, fp8=False)
+    assert {name: layer.method for name, layer in layers.items()} == {"fc1_wgrad": "bulk", "qkv_dgrad": "ring_exchange"}
     back = sites_of({"qkv_dgrad": UserBuffer(method="ring_exchange")}, 8)
-    assert back["ffn_in_backward"].startswith("uniform_fused_1d")
-    with pytest.raises(ConfigError, match="fc1_wgrad: is in bulk, which sums that overlap their own GEMM"):
-        read_layers({"qkv_dgrad": {"method": "ring_exchange"}, "fc1_wgrad": {"method": "bulk"}})
+    assert back["ffn_in_backward"] == "c3_sp comm_cus=16"  # to initialize_ub a layer that is left out is in bulk
+    with pytest.raises(ConfigError, match="qkv_wgrad: is in bulk, which sums that overlap their own GEMM"):
+        read_layers({"qkv_dgrad": {"method": "ring_exchange"}, "qkv_wgrad": {"method": "bulk"}})
+    assert read_layers({"qkv_dgrad": {"method": "ring_exchange"}, "fc1_wgrad": {"method": "bulk"}})
     assert read_layers({"proj_wgrad": {"method": "external"}, "qkv_fprop": {"comm_priority": 3}})
+
+
+@pytest.mark.parametrize("other", ["serial", "c3_sp comm_cus=6", "uniform_fused_1d num_chunks=2"])
+def test_one_flag_for_the_sums_of_all_blocks_writes_each_of_their_layers_out(other: str) -> None:
+    sites = {"attention_in_backward": "shard_p2p", "ffn_in_backward": other}
+    texts = written("megatron", {"sites": sites, "parallel": {"tp": 8, "sequence_parallel": True}})
+    layers = yaml.safe_load(texts["tp_comm_overlap.yaml"])
+    assert "\n--tp-comm-overlap-rs-dgrad\n" in texts["megatron_args.txt"]
+    assert set(layers) == {"qkv_dgrad", "fc1_dgrad"}
+    assert {layer["method"] for layer in layers.values()} <= {"ring_exchange", "pipeline"}
+    alone = {"sites": {"ffn_in_backward": "c3_sp comm_cus=6"}, "parallel": {"tp": 8, "sequence_parallel": True}}
+    assert "\n--tp-comm-overlap-rs-dgrad\n" not in written("megatron", alone)["megatron_args.txt"]
+
+
+def test_tiles_that_send_by_themselves_take_no_sms() -> None:
+    layers = layers_of({"ffn_out": "signalled comm_engine=cu sender=tiles"}, 8, fp8=False)
+    assert layers["fc2_fprop"].tree == {"method": "ring_exchange", "use_ce": 0}
 
 
 def test_layers_that_are_not_named_have_the_defaults_of_the_tool() -> None:
@@ -206,7 +234,7 @@ def test_a_plan_is_exported_and_settings_are_imported(
     words = ["plan=plan.yaml", "parallel.tp=4", "parallel.sequence_parallel=true"]
     assert main(["export", "to=megatron", *words]) == 0
     told = capsys.readouterr().out
-    assert "not expressible there: parallel.collectives = in_switch" in told
+    assert "needs no setting there: parallel.collectives = in_switch" in told  # NCCL does so by itself
     assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in told
     arguments = Path("outputs/export/megatron/megatron_args.txt").read_text().splitlines()
     assert {"--tensor-model-parallel-size 4", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag"} <= set(arguments)
@@ -230,7 +258,84 @@ def test_the_launch_line_of_a_user_is_read(
     assert "means nothing to a plan: --lr" in told
     assert "means nothing to a plan: --data-path" in told
     read_back = yaml.safe_load(Path("plan.yaml").read_text())
-    assert read_back == {"parallel": {"tp": 8, "sequence_parallel": True, "reductions": "beside"}}
+    knobs = {"tp": 8, "sequence_parallel": True, "reductions": "beside"}
+    assert read_back == {"tool": "megatron", "parallel": knobs}
+
+
+@pytest.mark.slow
+def test_settings_without_which_the_step_is_faster_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sites = dict.fromkeys(
+        ("attention_in", "attention_out", "ffn_in", "ffn_out"), "signalled comm_engine=cu sender=tiles"
+    )
+    knobs = {"sequence_parallel": True, "collectives": "in_switch", "tp": 8}
+    Path("plan.yaml").write_text(yaml.safe_dump({"sites": sites, "parallel": knobs}))
+    step = ["model=llama3_8b", "system=h100_8", "run.mode=decode", "run.batch=64", "run.sequence_length=4096"]
+    assert main(["export", "plan=plan.yaml", "to=vllm", *step]) == 0
+    answer = capsys.readouterr().out
+    assert yaml.safe_load(Path("outputs/export/vllm/vllm.yaml").read_text()) == {"tensor-parallel-size": 8}
+    assert re.search(r"a step of llama3_8b: planned [\d.]+ ms, by vLLM [\d.]+ ms, serial [\d.]+ ms", answer)
+    assert "not written, as the step is slower with it: compilation-config.pass_config.enable_sp, comp" in answer
+    assert "nearest: sites.ffn_in = serial, not signalled comm_engine=cu sender=tiles" in answer
+    assert all(re.search(rf"^{site} +signalled .* [mµ]s +serial", answer, re.MULTILINE) for site in sites)
+    longer = ["model=llama3_8b", "run.mode=prefill", "run.sequence_length=8192", "run.batch=8"]
+    assert main(["export", "plan=plan.yaml", "to=vllm", *longer]) == 0
+    assert "fuse_gemm_comms: true" in Path("outputs/export/vllm/vllm.yaml").read_text()
+    assert "not written" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@drawn(8)
+@given(plan=PLANS, name=st.sampled_from([name for name in OF_PLANS if name not in ("vllm", "sglang", "deepep")]))
+def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan: dict[str, Any], name: str) -> None:
+    plan = {"sites": plan["sites"], "parallel": {**plan["parallel"], "tp": 8, "zero": 0, "exchanges": "waited"}}
+    words = ["model=llama3_8b", "run.mode=training", "run.sequence_length=2048"]
+    step = PlannedStep.of(Path("plan.yaml"), words)
+    assert step is not None
+    exporting = Exporting(name, step, step.plan_tree(plan))
+    reduced, left_out = exporting.without_losses(plan)
+    seconds = float(step.step(exporting.tree(reduced)).seconds)
+    for other in ({"parallel": {"tp": 8}}, plan):
+        assert seconds <= float(step.step(exporting.tree(other)).seconds) * (1 + 1e-9)
+    assert all(entry.without_s < entry.with_s for entry in left_out)
+
+
+def test_defaults_of_a_tool_need_no_setting() -> None:
+    knobs = {"reductions": "beside", "split_ctas": 0, "dp": 4, "messages": "beside"}
+    plan = {"parallel": {"tp": 8, **knobs}, "run": {"mode": "training"}}
+    (*lines,) = map(str, answer(Exported("torch", plan, plan, write_all(tools()["torch"], plan, "plan.yaml"))))
+    assert "not expressible there: parallel.messages = beside" in lines
+    (by_itself,) = (line for line in lines if line.startswith("needs no setting there: "))
+    assert "parallel.reductions = beside" in by_itself
+    assert "parallel.split_ctas = 0" in by_itself
+    assert "parallel.dp = 4 (follows from the number of GPUs that are launched)" in by_itself
+    assert not any(line.startswith(("not ", "nearest")) and "run.mode" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["to=vllm", "run.mode=training"], "to = 'vllm': is for prefill and decode alone, and the plan is of training"),
+        (["to=sglang", "sites.ffn_in_backward=shard_p2p"], "take one of to=megatron, to=torch"),
+        (["to=sglang", "model=llama3_8b", "run.mode=training"], "to = 'sglang': is for prefill and decode alone"),
+        (["to=deepep", "model=llama3_8b"], "sets exchanges of experts, and llama3_8b has none"),
+        (["to=deepep"], "the plan splits no experts: parallel.ep = 1 (write parallel.ep=8, or take one of to="),
+        (["to=nccl", "system.gpu.num_cus=10"], "is no choice of a plan"),
+        (["to=nccl", "modle=llama3_8b"], "modle: is no value of a plan (name the step, too: model=<name>"),
+        (["to=nccl", "model=llama3_9b"], "llama3_9b"),
+        (["to=nccl", "model=llama3_8b", "run.sequence_lenth=2"], "run.sequence_lenth"),
+    ],
+)
+def test_tools_that_are_not_for_a_plan_are_refused_with_those_that_are(
+    words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text("parallel: {tp: 8}\n")
+    assert main(["export", "plan=plan.yaml", *words]) == 2
+    assert part in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,13 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_gpus_that_would_do() -> N
     (problem,) = caught.value.problems
     assert problem.path == "parallel"
     assert "times the memory of a GPU" in problem.rule
-    assert "parallel.gpus=16 fits: " in problem.way_out
+    assert "layouts.gpus=16 fits: " in problem.way_out
 
 
 def test_an_unknown_number_of_gpus_is_refused() -> None:
     alone = tree()
     alone["system"].pop("node")
-    with pytest.raises(ConfigError, match=r"parallel.gpus: is not known.*parallel.gpus=8"):
+    with pytest.raises(ConfigError, match=r"layouts.gpus: is not known.*layouts.gpus=8"):
         spreading(alone)
 
 

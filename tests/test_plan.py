@@ -9,11 +9,21 @@ import pandas as pd
 import pytest
 import yaml
 
+from benchmarks.judged import judge_errors
 from dse.cli import main
+from dse.config.compose import request
 from dse.config.options import conf_dir
 from dse.results.run_folder import Outputs
+from dse.space import get_path
+from search_spaces.frameworks.settings import tools
+from simulators.steps.backend import StepBackend, iteration, metrics_of
+from simulators.steps.given import AS_GIVEN, with_values
+from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
+from studies.fitting import does_not_fit
+from studies.judged import Judged, judgements
 from studies.plan import ways_today
+from studies.planned_step import composed_design
 from studies.step_plan import Plan, plans
 from studies.whole_models import gains
 
@@ -43,13 +53,111 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
     for way in ways_today(plan):
         assert way.partition("(")[0].split()[1] in told
     kept = yaml.safe_load((outputs.folder / "plan.yaml").read_text("utf-8"))
-    again = planned(
-        tmp_path / "again", "model=llama3_8b", "run.sequence_length=2048", f"plan={outputs.folder}/plan.yaml"
-    )
-    table = again.read_table("results")
-    assert float(table["iteration_s"].min()) == float(plan.best["iteration_s"])
+    again = judge(tmp_path / "again", outputs.folder / "plan.yaml", "model=llama3_8b", "run.sequence_length=2048")
+    assert float(again.point["iteration_s"]) == float(plan.best["iteration_s"])
+    assert float(again.serial["iteration_s"]) == float(plan.before["iteration_s"])
     for path, value in kept["parallel"].items():
-        assert again.read_config()["parallel"][path] == value
+        assert get_path(again.trees[AS_GIVEN], f"parallel.{path}") == value
+    for choice in plan.choices:
+        if plan.is_off(choice):
+            assert choice.name not in again.losses
+
+
+def judge(folder: Path, file: Path, *words: str, code: int = 0) -> Judged:
+    """The judgement of the plan of a file, of one scenario."""
+    assert main(["plan", *QUIET, f"output_dir={folder}", *words, f"plan={file}"]) == code
+    outputs = Outputs.latest(folder, "plan")
+    (judged,) = judgements(outputs.read_table("results"), outputs.read_config())
+    return judged
+
+
+DECODE = ("model=llama3_70b", "system=h100_8", "parallel.tp=8", "run.mode=decode", "run.batch=64")
+THEIRS = {
+    "tool": "vllm",
+    "sites": dict.fromkeys(("attention_in", "attention_out", "ffn_in", "ffn_out"), "shard_p2p"),
+    "parallel": {"tp": 8, "sequence_parallel": True},
+}
+
+
+@pytest.mark.slow
+def test_a_given_plan_that_is_slower_is_told_as_slower_with_the_site_that_loses_most(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(yaml.safe_dump(THEIRS))
+    judged = judge(tmp_path, file, *DECODE, "run.sequence_length=4096")
+    answer = capsys.readouterr().out
+    lines = answer.splitlines()
+    seconds = {name: float(row["iteration_s"]) for name, row in judged.rows.items()}
+    given = seconds[AS_GIVEN]
+    tree = judged.trees[AS_GIVEN]
+    assert given == float(iteration(StepBackend().design(tree)).seconds)
+    assert all(tree["sites"][site] == schedule for site, schedule in THEIRS["sites"].items())  # type: ignore[attr-defined]
+    assert given > seconds["serial"] > seconds["defaults of vllm"]  # whose switch adds
+    assert lines[1].startswith(f"llama3_70b, as theirs.yaml has it: {1e3 * given:.3f} ms a step")
+    assert f"{given / seconds['serial']:.2f}x slower than serial execution" in lines[1]
+    sites = {name: lost for name, lost in judged.losses.items() if name in SITES}
+    worst = max(sites, key=lambda name: sites[name])
+    assert sites[worst] == given - seconds[f"without {worst}"] > 0
+    assert f"site that loses most: {worst} (shard_p2p)" in answer.replace("\n", " ")
+    assert all(f"\n{site} " in answer for site in THEIRS["sites"])
+    again = yaml.safe_load((Outputs.latest(tmp_path, "plan").folder / "plan.yaml").read_text())
+    assert again == {**THEIRS, "parallel": {"sequence_parallel": True}}  # tp was typed
+
+
+@pytest.mark.slow
+def test_sites_that_a_step_does_not_have_are_told_before_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "theirs.yaml"
+    sites = {"ffn_in_backward": "c3_sp", "attention_in": "shard_p2p", "ffn_out": "shard_p2p"}
+    file.write_text(yaml.safe_dump({"sites": sites}))
+    words = ("model=llama3_8b", "run.sequence_length=2048", "run.batch=8", "parallel.sequence_parallel=true")
+    judged = judge(tmp_path, file, *words)
+    first = capsys.readouterr().out.splitlines()[1]
+    assert first == "left out, as this step has no such site: sites.ffn_in_backward = c3_sp"
+    assert set(judged.losses) == {"attention_in", "ffn_out", "tokens"}  # what was typed counts, too
+    assert not any("ffn_in_backward" in name for name in judged.rows)
+
+
+QWEN = ("model=qwen2.5_72b", "system=h100_8", "run.mode=training", "run.batch=64")
+
+
+@pytest.mark.slow
+def test_a_plan_that_fits_nowhere_is_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *QUIET, *SPACE, *QWEN, f"output_dir={tmp_path}", "parallel.split_ctas=0"]) == 3
+    answer, errors = capsys.readouterr()
+    outputs = Outputs.latest(tmp_path, "plan")
+    table, lines = outputs.read_table("results"), answer.splitlines()
+    assert set(table["status"]) == {"infeasible"}
+    assert not table["on_front"].any()
+    assert table["reason"].str.contains("memory_share is above").all()
+    least = float(table["memory_share"].min())
+    assert lines[1].startswith(f"qwen2.5_72b: does not fit in any schedule: it takes {least:.2f} times the memory")
+    assert lines[2].startswith("nearest that fits: parallel.")
+    assert "precision of weights alone: 8 bits" in " ".join(lines[2:5])
+    assert "no point is within rules and limits" in errors
+    assert "faster" not in answer
+    assert "in short" not in answer
+    assert not (outputs.folder / "plan.yaml").exists()
+    file = tmp_path / "mine.yaml"
+    file.write_text("sites: {ffn_out: signalled}\n")
+    judge(tmp_path / "judged", file, *QWEN, code=3)
+    again = capsys.readouterr().out
+    assert "does not fit in any schedule" in again
+    assert "faster" not in again
+
+
+@pytest.mark.slow
+def test_the_nearest_layout_fits_and_keeps_the_work(tmp_path: Path) -> None:
+    composed = request(["study=plan", *QWEN])
+    tree = dict(next(iter(scenarios(composed_design(composed.tree)).values())))
+    _, line = does_not_fit("it", tree)
+    words = dict(word.split("=") for word in line.partition(" (")[0].split(": ")[1].split())
+    typed = with_values(tree, {path: yaml.safe_load(value) for path, value in words.items()})
+    assert float(metrics_of(StepBackend().design(typed))["memory_share"]) <= 1
+    sequences = [get_path(typed, "run.batch") * get_path(typed, "run.micro_batches") * get_path(typed, "parallel.dp")]
+    assert sequences == [64]
 
 
 @pytest.mark.nightly
@@ -79,15 +187,15 @@ def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
 def test_a_plan_with_layouts_is_kept_by_later_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.split_ctas=0"]
     few = ["space.parallel.virtual_stages=choice(2)", "parallel.collectives=library"]
-    outputs = planned(tmp_path, *words, *few, "run.batch=16", "parallel=auto", "parallel.gpus=4", "parallel.dp=1")
+    outputs = planned(tmp_path, *words, *few, "run.batch=16", "parallel=auto", "layouts.gpus=4", "parallel.dp=1")
     told = capsys.readouterr().out
     plan = plan_of(outputs)
     assert plan.layout(plan.best).name in told
     assert int(plan.best["parallel.dp"]) == 1
     assert float(plan.best["memory_share"]) <= 1
     assert "usual (Takeaways 1 and 2 of arXiv:2104.04473)" in told
-    again = plan_of(planned(tmp_path / "again", *words, *few, f"plan={outputs.folder}/plan.yaml"))
-    assert float(again.best["iteration_s"]) == pytest.approx(float(plan.best["iteration_s"]))
+    again = judge(tmp_path / "again", outputs.folder / "plan.yaml", *words)
+    assert float(again.point["iteration_s"]) == float(plan.best["iteration_s"])
 
 
 @pytest.mark.slow
@@ -108,6 +216,18 @@ def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path)
         (["parallel.tp=7"], "parallel.tp = 7: does not divide the heads"),
         (["sites.ffn_in=shard_p3p"], "sites.ffn_in = 'shard_p3p': is neither a shipped option"),
         (["plan=nowhere.yaml"], "nowhere.yaml"),
+        (
+            ["plan=mine.yaml", "space.sites.ffn_in=choice(serial)"],
+            "a plan that is given is judged as it is (leave it out",
+        ),
+        (["plan=mine.yaml", "parallel=auto"], "parallel = 'auto': is searched, and a plan that is given is judged"),
+        (["plan=mine.yaml", "model=llama3_8b", "parallel.tp=7"], "parallel.tp = 7: does not divide the heads"),
+        (["plan=wrong.yaml"], "sites.ffn_on: is no site (did you mean `ffn_in`?)"),
+        (["plan=two.yaml"], "plan.llama3_8b: is no section of a plan"),
+        (["parallel.gpus=32"], "parallel.gpus = '32': is the number of GPUs of layouts that are chosen: degrees give"),
+        (["parallel.gpus=32"], "(write parallel=auto layouts.gpus=32)"),
+        (["layouts.gpus=32"], "layouts.gpus = 32: is read where layouts are chosen alone (layouts.auto=true layouts.g"),
+        (["layouts.auto=true", "+given.plan={parallel.tp:8}"], "a plan that is given is judged as it is"),
         (["system=mi100_8"], "system.node.topology"),
         (
             ["parallel=auto", "run.mode=training", "parallel.gpus=7", "parallel.tp=7"],
@@ -116,9 +236,23 @@ def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path)
         (["parallel=auto", "run.mode=training", "run.batch=8"], "times the memory of a GPU (take more GPUs"),
     ],
 )
-def test_bad_input_is_refused_with_its_path(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_with_its_path(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("sites: {ffn_in: shard_p2p}\n")
+    Path("wrong.yaml").write_text("sites: {ffn_on: shard_p2p}\n")
+    Path("two.yaml").write_text("llama3_8b: {sites: {ffn_in: shard_p2p}}\n")
     assert main(["plan", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_plans_given_back_through_every_exporter_are_judged_as_their_sites_are() -> None:
+    errors = judge_errors(3, seed=1)
+    assert errors.worst <= 1e-12
+    assert errors.judged + errors.refused == 3 * len(tools())
+    assert all(errors.by_tool.get(name, 0) > 0 for name in tools() if name != "msccl")
 
 
 def test_every_way_has_a_source_and_belongs_to_something_that_a_plan_may_choose() -> None:

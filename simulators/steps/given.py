@@ -29,7 +29,9 @@ Values = Mapping[str, Any]
 
 
 class ToolDefaults(Frozen):
-    """What a tool does where nothing is set. modes: of a run that it is for. values: of knobs, by path."""
+    """What a tool does where nothing is set. modes: of a run that it is for. values: of knobs, by path; those that
+    break a rule on a machine do not count there.
+    """
 
     modes: tuple[str, ...]
     values: Values
@@ -60,11 +62,14 @@ def with_given(trees: Mapping[str, Tree], section: Given, *, apart: str, steps: 
 
 
 def given_tree(tree: Tree, section: Given, steps: Steps) -> dict[str, Any]:
-    """The tree of a design with a plan that is given, as far as this step has its sites."""
+    """The tree of a design with a plan that is given, as far as this step has its sites; what a tool does by itself
+    counts where the plan says nothing.
+    """
+    planned = with_values(tree, section.plan)
+    planned = with_values(planned, {f"sites.{name}": SERIAL for name in absent_sites(planned, section.plan, steps)})
     tool = section.tools.get(section.tool)
-    below = tree if tool is None else with_legal(with_values(tree, OFF), tool.values, steps)
-    planned = with_values(below, section.plan)
-    return with_values(planned, {f"sites.{name}": SERIAL for name in absent_sites(planned, section.plan, steps)})
+    unsaid = {} if tool is None else {path: value for path, value in tool.values.items() if path not in section.plan}
+    return with_legal(planned, unsaid, steps)
 
 
 def serial_tree(tree: Tree, steps: Steps) -> dict[str, Any] | None:
