@@ -30,7 +30,7 @@ COMMANDS = {
             "...": "the step, where the plan is not in the folder of its run: overrides of study=plan",
         },
         (
-            "export plan=outputs/plan/latest/plan.yaml to=megatron parallel.tp=8 parallel.sequence_parallel=true",
+            "export plan=outputs/plan/latest/plan.yaml to=megatron",
             "export plan=outputs/plan/latest/plan.yaml to=nccl",
         ),
     ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def export(words: Sequence[str]) -> int:
 def _export_plan(name: str, file: Path, words: Sequence[str]) -> Exported:
     """A plan as a tool says it. words: values beside the plan, and of the step that it is of. Raises ConfigError."""
     step = PlannedStep.of(file, words)
-    plan = with_words(read_plan(file).plan, [word for word in words if is_of_plan(word)])
+    read = read_plan(file)
+    plan = with_words(read.plan, [word for word in words if is_of_plan(word)])
     check_plan(plan)
     if step is None:
         _check_beside(words)
@@ -66,9 +68,11 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> Exported:
         return Exported(name, plan, plan, write_all(tools()[name], plan, file.name))
     plan = step.with_context(plan)
     check_target(name, plan, step)
-    planned = step.plan_tree(plan)
+    planned = step.plan_tree(plan, read.tool)
     written_plan, left_out = Exporting(name, step, planned).without_losses(plan)
-    return Exported(name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, left_out)
+    return Exported(
+        name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, planned, left_out
+    )
 
 
 def _check_beside(words: Sequence[str]) -> None:
@@ -82,8 +86,8 @@ def _check_beside(words: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan in the files of a tool. reduced: what of it is written. step: that the plan is of, where that is known.
-    left_out: settings without which the step is faster.
+    """A plan in the files of a tool. reduced: what of it is written. step: that the plan is of, where that is known;
+    planned: its tree with the plan. left_out: settings without which the step is faster.
     """
 
     tool: str
@@ -91,6 +95,7 @@ class Exported:
     reduced: Plan
     written: Mapping[str, Written]
     step: PlannedStep | None = None
+    planned: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[LeftOut] = ()
 
 
@@ -125,7 +130,7 @@ def _times(exported: Exported, by_tool: Plan) -> Iterator[Table | str]:
     """Yield what the step takes as planned, as the tool runs it, and serial, in all and by site."""
     step, name = exported.step, tools()[exported.tool].name
     assert step is not None
-    planned = step.plan_tree(exported.plan)
+    planned = exported.planned
     steps = {"planned": step.step(planned), f"by {name}": step.step(step.by(exported.tool, by_tool, planned))}
     serial = step.serial(planned)
     steps |= {} if serial is None else {"serial": serial}
@@ -133,7 +138,8 @@ def _times(exported: Exported, by_tool: Plan) -> Iterator[Table | str]:
     yield f"a step of {get_path(step.tree, 'model.name')}: {times} (predictions)"
     yield from _sites_table(exported.plan, by_tool, steps)
     for left in exported.left_out:
-        without, slower = cell(left.without_s, "s"), cell(left.with_s, "s")
+        without = cell(left.without_s, "s")
+        slower = cell(left.with_s, "s") if isfinite(left.with_s) else "no step, as it breaks a rule there"
         against = "" if serial is None else f" (serial {cell(float(serial.seconds), 's')})"
         names = ", ".join(left.names)
         yield f"not written, as the step is slower with it: {names}: {slower}, without {without}{against}"

@@ -358,7 +358,8 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
         }
         for name in compared
     }
-    return {"file": file.name, "tool": read.tool, "plan": plan, "tools": defaults}
+    fixed = sorted(path for path in typed if path in OFF)
+    return {"file": file.name, "tool": read.tool, "plan": plan, "tools": defaults, "typed": fixed}
 
 
 def _frameworks(library: str) -> list[str]:

@@ -81,24 +81,28 @@ class PlannedStep:
                 put_in(complete, path, value)
         return complete
 
-    def plan_tree(self, plan: Plan) -> dict[str, Any]:
-        """Tree of the step with a plan. Raises ConfigError where that breaks a rule."""
+    def plan_tree(self, plan: Plan, tool: str = "") -> dict[str, Any]:
+        """Tree of the step with a plan, and with what the tool whose it is does by itself. Raises ConfigError where
+        that breaks a rule.
+        """
         bare = with_values(self.tree, OFF)
-        tree = given_tree(bare, Given(plan=dict(leaves_of(plan))), self.backend.steps)
+        section = Given(plan=dict(leaves_of(plan)), tool=tool, tools=_defaults(tool) if tool else {})
+        tree = given_tree(bare, section, self.backend.steps)
         if problems := self.backend.problems(self.backend.design(tree)):
             raise ConfigError(problems)
         return tree
 
     def by(self, tool: str, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
         """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
-        defaults = {tool: ToolDefaults(modes=tools()[tool].modes, values={**OFF, **tools()[tool].values})}
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
-        section = Given(tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=defaults)
+        section = Given(
+            tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=_defaults(tool)
+        )
         return given_tree(planned, section, self.backend.steps)
 
     def serial(self, planned: Mapping[str, Any]) -> Iteration | None:
         """The planned step with nothing overlapped; None where rules forbid it."""
-        tree = serial_tree(planned, self.backend.steps)
+        tree = serial_tree(planned, self.backend.steps, self.typed)
         return None if tree is None else self.step(tree)
 
     def step(self, tree: Mapping[str, Any]) -> Iteration:
@@ -107,6 +111,10 @@ class PlannedStep:
         if problems := self.backend.problems(design):
             raise ConfigError(problems)
         return iteration(design)
+
+
+def _defaults(tool: str) -> dict[str, ToolDefaults]:
+    return {tool: ToolDefaults(modes=tools()[tool].modes, values={**OFF, **tools()[tool].values})}
 
 
 def composed_design(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def test_sites_that_a_step_does_not_have_are_told_before_the_answer(
     judged = judge(tmp_path, file, *words)
     first = capsys.readouterr().out.splitlines()[1]
     assert first == "left out, as this step has no such site: sites.ffn_in_backward = c3_sp"
-    assert set(judged.losses) == {"attention_in", "ffn_out", "tokens"}  # what was typed counts, too
+    assert set(judged.losses) == {"attention_in", "ffn_out"}
+    assert get_path(judged.trees["serial"], "parallel.sequence_parallel") is True  # what was typed is not taken back
     assert not any("ffn_in_backward" in name for name in judged.rows)
 
 

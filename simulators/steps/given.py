@@ -9,7 +9,7 @@ none of its (a switch that adds, where there is none).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -41,13 +41,14 @@ class Given(Frozen):
     """The section `given`. plan: values of knobs by path; empty: no plan is given. file: that it was read from.
 
     tool: whose settings it was, "" for none: what it does by itself counts below the plan. tools: defaults to compare
-    with, by the name of the tool.
+    with, by the name of the tool. typed: paths of choices that are the same in all that is compared.
     """
 
     file: str = ""
     tool: str = ""
     plan: Values = Field(default_factory=dict)
     tools: Mapping[str, ToolDefaults] = Field(default_factory=dict)
+    typed: tuple[str, ...] = ()
 
 
 def with_given(trees: Mapping[str, Tree], section: Given, *, apart: str, steps: Steps) -> Mapping[str, Tree]:
@@ -72,10 +73,13 @@ def given_tree(tree: Tree, section: Given, steps: Steps) -> dict[str, Any]:
     return with_legal(planned, unsaid, steps)
 
 
-def serial_tree(tree: Tree, steps: Steps) -> dict[str, Any] | None:
-    """The same step with nothing overlapped; where that breaks a rule, with what decides of sites as it is; or None."""
+def serial_tree(tree: Tree, steps: Steps, typed: Collection[str] = ()) -> dict[str, Any] | None:
+    """The same step with nothing overlapped; where that breaks a rule, with what decides of sites as it is; or None.
+
+    typed: paths of choices that stay as they are.
+    """
     deciding = {path for name in DECIDING for path in CHOICES[name]}
-    for left in (set[str](), deciding):
+    for left in (set(typed), deciding.union(typed)):
         serial = with_values(tree, {path: value for path, value in OFF.items() if path not in left})
         if is_legal(serial, steps):
             return serial
@@ -142,13 +146,13 @@ def _variants(tree: Tree, section: Given, steps: Steps) -> Iterator[tuple[str, d
     yield AS_GIVEN, planned
     if not is_legal(planned, steps):  # which is told of the plan alone
         return
-    serial = serial_tree(planned, steps)
+    serial = serial_tree(planned, steps, section.typed)
     if serial is not None:
         yield AS_SERIAL, serial
     for name, tool in section.tools.items():
         if serial is not None and get_path(serial, "run.mode") in tool.modes:
             yield f"{BY_DEFAULT}{name}", with_legal(serial, tool.values, steps)
-    for name in choices_of(planned):
+    for name in (name for name in choices_of(planned) if not CHOICES[name].keys() <= set(section.typed)):
         if (less := without(planned, name, steps)) is not None:
             yield f"{WITHOUT}{name}", less
 
