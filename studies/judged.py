@@ -23,7 +23,7 @@ from simulators.steps.scenarios import APART
 from simulators.steps.scenarios import GIVEN as SECTION
 from simulators.steps.sites import SERIAL, SITES
 from studies.planned_step import site_seconds
-from studies.step_plan import MEMORY, TIME
+from studies.step_plan import MEMORY, TIME, rates_of_a_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +121,9 @@ def _first_line(plan: Judged) -> str:
     memory = f", {100 * point[MEMORY]:.0f} % of the memory" if MEMORY in point else ""
     rate = f" ({point['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in point else ""
     against = f", {_against(plan, AS_SERIAL)}" if plan.serial is not None else ""
-    return f"{plan.name}, as {file} has it: {cell(point[TIME], 's')} a step{rate}{against}{memory}"
+    return (
+        f"{plan.name}, as {file} has it: {cell(point[TIME], 's')} a step{rate}{against}{memory}{rates_of_a_gpu(point)}"
+    )
 
 
 def _against(plan: Judged, variant: str) -> str:

@@ -35,7 +35,7 @@ from studies.flips import Uncertain
 from studies.judged import answer as judgement
 from studies.judged import given_plan, is_judged, judgements, times_figure
 from studies.plain import Plain
-from studies.step_plan import MEMORY, TIME, Plan, plans
+from studies.step_plan import MEMORY, TIME, Plan, plans, rates_of_a_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ def _before_and_after(plan: Plan) -> str:
     memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
     rate = f" ({before['tokens_per_s']:,.0f} to {best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
     times = f"{cell(before[TIME], 's')} to {cell(best[TIME], 's')} a step"
-    return f"{plan.name}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{_in_layouts(plan)}"
+    return f"{plan.name}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
 
 
 def _in_layouts(plan: Plan) -> str:

@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 
 SITE_PATHS = tuple(f"sites.{name}" for name in SITES)
 TIME, MEMORY = "iteration_s", "memory_share"
+_RATE, _UTILISATION = "tokens_per_s_per_gpu", "flop_utilisation"
+
+
+def rates_of_a_gpu(point: Mapping[str, Any]) -> str:
+    """Tokens a second of a GPU, and the share of its peak rate that the model's FLOP are (MFU), as a clause."""
+    if _RATE not in point or _UTILISATION not in point:
+        return ""
+    return f", {point[_RATE]:,.0f} tokens/s a GPU, {100 * point[_UTILISATION]:.0f} % of its peak rate (MFU)"
+
+
 _SECTIONS = (
     *("system", "model", "run", "parallel", "optimizer", "kernels", "lengths", "iterations"),
     *("quantised", "format", "instructions"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import number
+from conftest import number, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from iterations import (
@@ -25,6 +25,8 @@ from iterations import (
     step,
 )
 
+from dse.units import amount
+from simulators.hardware.machine import tree_of
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
 from simulators.steps.task_graph import intervals, lower
@@ -395,3 +397,48 @@ def test_reductions_beside_a_backward_pass_only_lengthen_it_and_by_no_more_than_
     assert 0 < slowest <= 1
     longest = float(beside.backward_s) / slowest + float(beside.dp_s) / float(np.min(beside.slowdowns.reductions))
     assert float(beside.backward_s + beside.exposed_s) <= longest * (1 + 1e-9)
+
+
+# Rates
+
+
+MACHINES = sorted(shipped("system"))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_fitted_rate_is_above_one_that_was_measured(name: str) -> None:
+    """Sustained rates of the two models of GEMMs are rates of one GPU."""
+    gpu = tree_of(name)["gpu"]
+    source = gpu.get("sources", {}).get("matrix_flop_per_s_per_cu", {})
+    if source.get("provenance") != "measured":
+        return
+    rate = _number(gpu["matrix_flop_per_s_per_cu"]) * gpu["num_cus"]
+    for precision in {"fp16", "bf16"} & set(gpu.get("efficiency", {})):
+        share = gpu["efficiency"][precision].get("sustained")
+        assert share is None or share * _number(gpu["peak_flop_per_s"][precision]) <= 1.001 * rate
+
+
+def _number(quantity: str) -> float:
+    pair = amount(quantity)
+    assert pair is not None
+    return pair[0] * {"TFLOP/s": 1e12, "GFLOP/s": 1e9}[pair[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["mi300x_8", "mi355x_8", "h100_8", "h200_8", "b200_8", "a100_8"])
+@pytest.mark.parametrize("model", ["llama3_70b", "llama3_8b"])
+def test_no_step_is_faster_than_its_gpus_sustain(system: str, model: str) -> None:
+    for mode, batch in (("training", 2), ("prefill", 8), ("decode", 64)):
+        run = {"run.mode": mode, "run.batch": batch, "run.sequence_length": 4096, "run.precision": "bf16"}
+        columns = metrics({**run, "parallel.tp": 8}, system=system, kernels="flash", model=model_tree(model))
+        assert 0 < columns["sustained_share"] <= 1
+        assert 0 < columns["flop_utilisation"] <= columns["flop"] / columns["model_flop"]
+        assert columns["tokens_per_s_per_gpu"] == pytest.approx(columns["tokens_per_s"] / 8)
+        if (system, mode) == ("mi300x_8", "training"):
+            assert columns["flop"] / columns["iteration_s"] < 708e12
+
+
+def test_a_step_that_is_one_graph_does_not_wait_for_its_host() -> None:
+    """What was fitted on prefills is no part of a decode step that vLLM replays as a CUDA graph."""
+    for mode, waits in (("decode", False), ("prefill", True)):
+        assert (metrics(made({"run.mode": mode}, kernels="vllm"))["host_s"] > 0) == waits

@@ -7,6 +7,7 @@ lengths, of which `iterations` says which stand for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,7 @@ from simulators.steps.exchanges import Beside
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Steps
-from simulators.steps.measures import LAWS, METRICS, SHARES, measure
+from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.recurrent import speech_blocks, translation_blocks
@@ -51,7 +52,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Speech, Transformer, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "7"
+_VERSION = "8"
 
 
 class _AnyModel(Frozen):
@@ -102,6 +103,7 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
     host: dict[str, Any] = {
         name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
         for name in ("host_s", "host_launch_s", "host_batch_s")
+        if design.run.mode not in kernels.graphs
     }
     shards = kernels.shard_copies
     if shards is not None:
@@ -226,7 +228,20 @@ def metrics_of(design: Design) -> dict[str, Floats]:
 def _of_iteration(design: Design) -> dict[str, Floats]:
     room = design.system.gpu.hbm_bytes
     metrics = measure(iteration(design), np.inf if room is None else room)
+    metrics |= utilisation(metrics, gpus=design.parallel.gpus, **_rates(design))
     return {name: np.asarray(value, float) for name, value in metrics.items()}
+
+
+def _rates(design: Design) -> dict[str, ArrayLike]:
+    """Rates of the GPU [FLOP/s] at the fastest precision of the step: of the data sheet, and that GEMMs sustain."""
+    precisions = {design.run.precision, design.run.products or design.run.precision}
+    chips = [Chip.of(design.system, precision) for precision in precisions]
+    rates = [np.asarray(chip.flop_per_s, float) for chip in chips]
+    sustained = [
+        rate * np.minimum(np.maximum(1.0, chip.compute), chip.sustained)
+        for chip, rate in zip(chips, rates, strict=True)
+    ]
+    return {"peak": functools.reduce(np.maximum, rates), "ceiling": functools.reduce(np.maximum, sustained)}
 
 
 def _of_epoch(design: Design) -> dict[str, Floats]:

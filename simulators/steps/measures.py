@@ -23,6 +23,13 @@ SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
 METRICS: Mapping[str, Metric] = {
     "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
     "tokens_per_s": Metric("1/s", "tokens (or frames) of all replicas over the iteration", "maximize"),
+    "tokens_per_s_per_gpu": Metric("1/s", "tokens_per_s over all GPUs", "maximize"),
+    "flop_utilisation": Metric(
+        "fraction", "model FLOP of a GPU, none computed again, over iteration_s and the data sheet's rate", "maximize"
+    ),
+    "sustained_share": Metric(
+        "fraction", "FLOP/s of a GPU over the highest rate that its GEMMs are known to sustain", "maximize", high=1.0
+    ),
     "forward_s": Metric("s", "operators of all forward passes, without communication"),
     "backward_s": Metric("s", "the same of backward passes, and of what they compute again"),
     "optimizer_s": Metric("s", "the optimizer's update"),
@@ -42,6 +49,7 @@ METRICS: Mapping[str, Metric] = {
     "slack": Metric("FLOP/B", "FLOP of a layer's weight gradients / bytes of these gradients", "maximize"),
     "memory_bound_share": Metric("fraction", "of compute time in operators below the balance of the GPU", high=1.0),
     "flop": Metric("FLOP", "of one GPU in an iteration"),
+    "model_flop": Metric("FLOP", "the same, without what is computed again and the optimizer's update"),
     "hbm_bytes": Metric("B", "traffic with HBM of one GPU's operators"),
     "num_kernels": Metric("", "operators of one GPU in an iteration, each kernel of a stream counted"),
     "memory_bytes": Metric("B", "weights, gradients, optimizer's state and activations on one GPU"),
@@ -109,6 +117,16 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     }
 
 
+def utilisation(metrics: Mapping[str, Any], *, gpus: ArrayLike, peak: ArrayLike, ceiling: ArrayLike) -> dict[str, Any]:
+    """Rates of one GPU: tokens, model FLOP over the peak of the data sheet, FLOP over the sustained ceiling."""
+    seconds = metrics["iteration_s"]
+    return {
+        "tokens_per_s_per_gpu": metrics["tokens_per_s"] / np.asarray(gpus, float),
+        "flop_utilisation": metrics["model_flop"] / (seconds * np.asarray(peak, float)),
+        "sustained_share": metrics["flop"] / (seconds * np.asarray(ceiling, float)),
+    }
+
+
 def _of(parts: Iterable[Part], kind: str) -> list[Part]:
     return [part for part in parts if part.op.kind == kind]
 
@@ -162,6 +180,7 @@ def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any
     moved = m * _sum(part.times * part.spent.bytes for part in compute) + update.bytes
     return {
         "flop": m * _flop(compute) + update.flop,
+        "model_flop": m * _flop(part for part in compute if part.op.phase != "recompute"),
         "hbm_bytes": moved + m * copies.hbm_bytes[0] + copies.hbm_bytes[1],
         "num_kernels": m * (kernels + copies.kernels[0]) + launched + copies.kernels[1],
         "memory_bound_share": np.minimum(1.0, (m * low + update.seconds) / busy),

@@ -307,7 +307,8 @@ class Kernels(Sourced):
     weights that dp splits, after they are gathered (forward), and over their gradients, before they are reduced
     (backward). host_s: time of an iteration in which the GPU waits for the host. host_launch_s: time that the host
     spends on one kernel of a pass (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes,
-    while the GPU waits.
+    while the GPU waits. graphs: modes of a step whose kernels are replayed as one graph, so that the host is not waited
+    for; a design without them says nothing of it.
     """
 
     name: str
@@ -327,7 +328,9 @@ class Kernels(Sourced):
     host_s: Seconds | None = None
     host_launch_s: Seconds | None = None
     host_batch_s: Seconds | None = None
+    graphs: Annotated[tuple[Literal["training", "prefill", "decode"], ...], knob(structural=True)] = ()
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `tile_casts` only where there are any."""
-        yield from ((name, value) for name, value in super().__iter__() if (name, value) != ("tile_casts", None))
+        """Iterate over the fields; `tile_casts` and `graphs` only where there are any."""
+        absent = (("tile_casts", None), ("graphs", ()))
+        yield from ((name, value) for name, value in super().__iter__() if (name, value) not in absent)
