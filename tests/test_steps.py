@@ -24,8 +24,9 @@ from iterations import (
     single,
     step,
 )
+from pydantic import TypeAdapter
 
-from dse.units import amount
+from dse.units import FlopPerSecond
 from simulators.hardware.machine import tree_of
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
@@ -419,9 +420,7 @@ def test_no_fitted_rate_is_above_one_that_was_measured(name: str) -> None:
 
 
 def _number(quantity: str) -> float:
-    pair = amount(quantity)
-    assert pair is not None
-    return pair[0] * {"TFLOP/s": 1e12, "GFLOP/s": 1e9}[pair[1]]
+    return float(TypeAdapter(FlopPerSecond).validate_python(quantity))
 
 
 @pytest.mark.slow
@@ -441,4 +440,4 @@ def test_no_step_is_faster_than_its_gpus_sustain(system: str, model: str) -> Non
 def test_a_step_that_is_one_graph_does_not_wait_for_its_host() -> None:
     """What was fitted on prefills is no part of a decode step that vLLM replays as a CUDA graph."""
     for mode, waits in (("decode", False), ("prefill", True)):
-        assert (metrics(made({"run.mode": mode}, kernels="vllm"))["host_s"] > 0) == waits
+        assert (metrics({"run.mode": mode}, kernels="vllm")["host_s"] > 0) == waits
