@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import backend
+from conftest import SYSTEMS, backend, design_tree, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from test_config import planned
 from test_conformance import DISTINCT
 from test_grids import batches
 
-from dse.backend import STATUSES, Law, Lawful, Result, Results, check_laws
+from dse.backend import STATUSES, Backend, Batch, Columns, Law, Lawful, Result, Results, check_laws
+from dse.errors import ConfigError
 from dse.evaluation.calls import call
+from simulators.overlap.metrics import RELATIONS
 
 STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
 
@@ -26,6 +28,44 @@ def test_every_overlap_obeys_its_laws(schedule: str, data: st.DataObject) -> Non
     simulator = backend(data.draw(st.sampled_from(["fluid", "event"])))
     (results,) = simulator.evaluate([data.draw(batches(schedule))])
     assert check_laws(results, simulator.laws) is results
+
+
+def assert_no_gain_is_impossible(simulator: Backend, point: Columns, baseline: Columns) -> None:
+    """All relations lie in their legal ranges; where nothing moves, nothing is a share of an ideal."""
+    for name, column in simulator.relate(point, baseline).items():
+        numbers = column[np.isfinite(column)]
+        assert ((RELATIONS[name].low <= numbers) & (numbers <= RELATIONS[name].high)).all(), name
+        assert (np.isfinite(column) | (point["comm_s"] == 0)).all(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", DISTINCT)
+@given(data=st.data(), factor=st.floats(0.1, 10))
+def test_no_point_passes_its_ideal_whatever_it_is_compared_with(
+    schedule: str, data: st.DataObject, factor: float
+) -> None:
+    simulator = backend("fluid")
+    (results,) = simulator.evaluate([data.draw(batches(schedule))])
+    if not results.ok.any():
+        return
+    point = {name: column[results.ok] for name, column in results.metrics.items()}
+    assert_no_gain_is_impossible(simulator, point, {**point, "makespan_s": factor * point["makespan_s"]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_schedule_passes_its_ideal_on_a_shipped_machine(system: str) -> None:
+    simulator, points = backend("fluid"), []
+    for schedule in ("serial", *DISTINCT):
+        tree = design_tree(schedule, pattern="all_gather", shape=(8192, 8192, 4096))
+        try:
+            design = simulator.design({**tree, "system": shipped("system")[system]})
+        except ConfigError:
+            continue
+        (result,) = simulator.evaluate([Batch(design)])
+        points += [result.metrics] if result.ok.all() else []
+    for point in points:
+        assert_no_gain_is_impossible(simulator, point, points[0])
 
 
 @pytest.mark.slow

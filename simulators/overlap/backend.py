@@ -275,7 +275,7 @@ class OverlapBackend(Backend):
         return replace(results, metrics={**results.metrics, "cost_proxy": cost})
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
-        """Compute speed-up, ideal speed-up and fraction of the ideal."""
+        """Compute speed-ups, and the shares of two ideals that they reach."""
         return relate(point, baseline)
 
     def bound(self, batch: Batch, metrics: Columns) -> Columns:
