@@ -5,7 +5,7 @@
 the rows of the studies it ran in `benchmarks/records/claims/`, and writes docs/explanation/claims.md and the table of
 the README from all that are kept there; `--write` writes both and runs nothing.
 Only predicted claims test a model: those that a constant was fitted to, that are put in, or that cannot come out
-otherwise are counted apart.
+otherwise are counted apart. So are values that this project derived or recalls, which nobody published as they stand.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ ROWS = ROOT / "benchmarks" / "records" / "claims"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- trust: python -m benchmarks.claims --write -->", "<!-- end of trust -->"
 """Lines of the README between which the table by paper stands."""
-STUDIES = {
-    "ficco_sweep": "FiCCO",
+STUDIES = (
+    *("ficco_sweep", "ficco", "conccl", "t3", "fused_ops", "goldyloc", "jitq", "comp_vs_comm", "bert"),
+    *("seqpoint", "gpgpusim", "cache_policies", "operators", "overlap_measured"),
+)
+"""Studies that judge claims."""
+PAPERS = {
+    "ficco": "FiCCO",
     "conccl": "ConCCL",
     "t3": "T3",
     "fused_ops": "fused computation-collective operators",
@@ -41,15 +46,18 @@ STUDIES = {
     "seqpoint": "SeqPoint",
     "gpgpusim": "GPGPU-Sim with cuDNN",
     "cache_policies": "GPU cache policies",
-    "operators": "published values of hardware",
-    "overlap_measured": "measured overlaps",
+    "hardware": "published values of hardware",
+    "data": "published values of hardware",
+    "overlap": "measured overlaps",
 }
-"""Study -> what its claims are of."""
-_MOST_NAMED = 3
+"""Start of a claim's id -> what it is of; a paper is judged by all of its studies together."""
+_OURS = ("derived", "memory")
+"""Provenances of values that nobody published as they stand: this project derived them, or recalls them."""
 _BASES = ("fitted", "input", "by construction")
 
 _HEAD = """# Claims
 
+A paper has one row over all of its studies. A claim is missed where any of them misses it; one that none tests is listed.
 Published values beside ours, judged by their tolerances; written by `python -m benchmarks.claims --record`. Only
 predicted claims test a model. Fitted: a constant was fitted to them. Input: the published value, or a constant taken
 from it, is put in. By construction: the model cannot say otherwise. Errors carry their sign: ours over the published
@@ -101,39 +109,92 @@ def count(rows: Rows) -> dict[str, int]:
     return {**counts, "not tested": len(rows) - len(tested), "flipping": flipping}
 
 
+def by_paper(claims: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Paper -> one row for each of its claims, over all studies that judge it, `judged_by` them.
+
+    A claim is missed where any study misses it, within where one tests it and none misses it, and else not tested.
+    """
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for study, rows in claims.items():
+        for row in rows:
+            paper = PAPERS.get(row["id"].partition(".")[0], study)
+            found.setdefault(paper, {}).setdefault(row["id"], []).append({**row, "judged_by": study})
+    return {paper: [_strictest(rows) for rows in by_id.values()] for paper, by_id in found.items()}
+
+
+def _strictest(rows: Rows) -> Mapping[str, Any]:
+    """The row of a claim that says the worst of it: a miss before a hit, a hit before no test; with flips if asked."""
+    rank = {False: 0, True: 1, None: 2}
+    row = min(rows, key=lambda each: (rank[each["within"]], each["flips"] is None))
+    judges = [each["judged_by"] for each in rows if each["within"] is not None]
+    return {**row, "judged_by": ", ".join(f"`{study}`" for study in judges)}
+
+
 def table(claims: Mapping[str, Rows]) -> Iterator[str]:
-    """Lines of Markdown: a row for each study and their sum."""
-    counts = {study: count(rows) for study, rows in claims.items()}
+    """Lines of Markdown: a row for each paper and their sum."""
+    papers = by_paper(claims)
+    counts = {paper: count(rows) for paper, rows in papers.items()}
     columns = ["predicted, within", "predicted, missed", *_BASES, "not tested", "predicted that flip"]
-    yield f"| claims of | study | {' | '.join(columns)} |"
+    yield f"| claims of | judged by | {' | '.join(columns)} |"
     yield f"|---|---|{'--:|' * len(columns)}"
-    for study, numbers in counts.items():
-        asked = any(row["flips"] is not None for row in claims[study])
+    for paper, numbers in counts.items():
+        asked = any(row["flips"] is not None for row in papers[paper])
         cells = [str(number) for name, number in numbers.items() if name != "flipping"]
         cells += [str(numbers["flipping"]) if asked else "not asked"]
-        yield f"| {STUDIES.get(study, study)} | `{study}` | {' | '.join(cells)} |"
+        yield f"| {paper} | {_judges(papers[paper])} | {' | '.join(cells)} |"
     total = [sum(numbers[name] for numbers in counts.values()) for name in next(iter(counts.values()))]
     yield f"| all | | {' | '.join(map(str, total))} |"
 
 
 def trust(claims: Mapping[str, Rows]) -> Iterator[str]:
-    """Lines of Markdown: a row for each paper with its predictions that are within, of how many, and the misses."""
-    yield "| published by | study | within tolerance | missed, with the error |"
-    yield "|---|---|--:|---|"
-    predicted = {study: _predicted(rows) for study, rows in claims.items()}
-    for study, rows in predicted.items():
-        missed = [row for row in rows if not row["within"]]
-        names = [f"{row['id'].partition('.')[2]} {error_text(row)}".strip() for row in missed[:_MOST_NAMED]]
-        names += [f"{len(missed) - _MOST_NAMED} more"] if len(missed) > _MOST_NAMED else []
-        within = f"{len(rows) - len(missed)} of {len(rows)}"
-        yield f"| {STUDIES.get(study, study)} | `{study}` | {within} | {', '.join(names) or '–'} |"
-    total = [row["within"] for rows in predicted.values() for row in rows]
-    yield f"| all | | {sum(total)} of {len(total)} | |"
+    """Lines of Markdown: a row for each paper, numbers of its abstract first, values of our own apart."""
+    yield "| published by | judged by | abstract: within | abstract: missed or not tested | other published | our own |"
+    yield "|---|---|--:|---|--:|--:|"
+    totals = [0, 0, 0, 0, 0, 0]
+    for paper, rows in by_paper(claims).items():
+        kinds = _kinds(rows)
+        words = ", ".join(_verdict_in_words(row) for row in kinds[0] if _verdict_in_words(row))
+        scores = [number for kind in kinds for number in (len(_within(kind)), len(kind))]
+        totals = [total + number for total, number in zip(totals, scores, strict=True)]
+        yield f"| {paper} | {_judges(rows)} | {_score(*scores[:2])} | {words or '–'} | {_others(kinds)} |"
+    yield f"| all | | {_score(*totals[:2])} | | {_score(*totals[2:4])} | {_score(*totals[4:])} |"
 
 
-def _predicted(rows: Rows) -> Rows:
-    """Claims that test the model: predicted, and tested."""
-    return [row for row in rows if row["within"] is not None and row["basis"] == "predicted"]
+def _kinds(rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Claims of the abstract, other published ones, and those that this project derived or recalls."""
+    abstract = [row for row in rows if row["provenance"] == "abstract"]
+    own = [row for row in rows if row["provenance"] in _OURS]
+    return abstract, [row for row in rows if row["provenance"] not in ("abstract", *_OURS)], own
+
+
+def _within(rows: Rows) -> Rows:
+    """Claims that were predicted, and came out."""
+    return [row for row in rows if row["within"] and row["basis"] == "predicted"]
+
+
+def _score(within: int, total: int) -> str:
+    return f"{within} of {total}" if total else "–"
+
+
+def _others(kinds: tuple[Rows, Rows, Rows]) -> str:
+    return " | ".join(_score(len(_within(kind)), len(kind)) for kind in kinds[1:])
+
+
+def _judges(rows: Rows) -> str:
+    """Studies that test a paper's claims."""
+    judges = (study for row in rows for study in row["judged_by"].split(", ") if study)
+    return ", ".join(dict.fromkeys(judges))
+
+
+def _verdict_in_words(row: Mapping[str, Any]) -> str:
+    """What is to be said of a claim that is no prediction that came out; "" of one that is."""
+    name = row["id"].partition(".")[2]
+    if row["within"] is None:
+        return f"{name} not tested"
+    missed = f"missed {error_text(row)}".strip() if not row["within"] else ""
+    basis = row["basis"] if row["basis"] != "predicted" else ""
+    words = ", ".join(filter(None, [missed, basis]))
+    return f"{name} {f'({words})' if basis else words}" if words else ""
 
 
 def with_trust(page: str, claims: Mapping[str, Rows]) -> str:
@@ -152,28 +213,48 @@ def write() -> None:
     README.write_text(with_trust(README.read_text("utf-8"), claims), encoding="utf-8")
 
 
+def abstracts(claims: Mapping[str, Rows]) -> Iterator[str]:
+    """Lines of Markdown: every number of an abstract with its verdict, and what judges it."""
+    yield "| number of an abstract | says | published | ours | error | verdict | judged by |"
+    yield "|---|---|--:|--:|--:|---|---|"
+    for row in (row for rows in by_paper(claims).values() for row in _kinds(rows)[0]):
+        verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
+        verdict += f", {row['basis']}" * (row["basis"] != "predicted" and row["within"] is not None)
+        yield f"| `{row['id']}` | {row['statement'].replace('|', '/')} | {_cells(row, name=False)} | {verdict} | {row['judged_by'] or '–'} |"
+
+
 def misses(claims: Mapping[str, Rows]) -> Iterator[str]:
     """Lines of Markdown: each claim that is missed, with what was published, what is ours, and the cause."""
     yield "| claim | published | ours | error | basis | verdict | why |"
     yield "|---|--:|--:|--:|---|---|---|"
-    for row in (row for rows in claims.values() for row in rows if row["within"] is False):
+    for row in (row for rows in by_paper(claims).values() for row in rows if row["within"] is False):
         why = row["reason"].replace("|", "/")
         yield f"| {_cells(row)} | {row['basis']} | {flips_text(row)} | {why} |"
+
+
+def untested(claims: Mapping[str, Rows]) -> Iterator[str]:
+    """Lines of Markdown: each claim that no study tests, and why."""
+    yield "| claim | published | provenance | why |"
+    yield "|---|--:|---|---|"
+    for row in (row for rows in by_paper(claims).values() for row in rows if row["within"] is None):
+        published = _cells(row, name=False).partition(" | ")[0]
+        yield f"| `{row['id']}` | {published} | {row['provenance']} | {row['reason'].replace('|', '/')} |"
 
 
 def flipping(claims: Mapping[str, Rows]) -> Iterator[str]:
     """Lines of Markdown: each claim that is within and would not be with another value of an uncertain constant."""
     yield "| claim | published | ours | error | basis | verdict |"
     yield "|---|--:|--:|--:|---|---|"
-    for row in (row for rows in claims.values() for row in rows if row["within"] and row["flips"]):
+    for row in (row for rows in by_paper(claims).values() for row in rows if row["within"] and row["flips"]):
         yield f"| {_cells(row)} | {row['basis']} | {flips_text(row)} |"
 
 
-def _cells(row: Mapping[str, Any]) -> str:
-    """Claim, published value, ours and its error."""
+def _cells(row: Mapping[str, Any], *, name: bool = True) -> str:
+    """Claim (if name), published value, ours and its error."""
     unit = "" if row["unit"] == "bool" else f" {row['unit']}"
     published = "unverified" if row["provenance"] == "memory" else f"{_text(row['published'])}{unit}"
-    return f"`{row['id']}` | {published} | {_text(row['ours'])}{unit} | {error_text(row)}"
+    ours = "–" if row["ours"] is None else f"{_text(row['ours'])}{unit}"
+    return f"`{row['id']}` | " * name + f"{published} | {ours} | {error_text(row)}"
 
 
 def _text(value: Any) -> str:
@@ -184,7 +265,8 @@ def _text(value: Any) -> str:
 
 def report(claims: Mapping[str, Rows]) -> str:
     """The page."""
-    parts = [_HEAD, *table(claims), "", "## Missed", "", *misses(claims), "", "## Within, and flips", ""]
+    parts = [_HEAD, *table(claims), "", "## Numbers of abstracts", "", *abstracts(claims), "", "## Missed", ""]
+    parts += [*misses(claims), "", "## Not tested", "", *untested(claims), "", "## Within, and flips", ""]
     return "\n".join([*parts, *flipping(claims), ""])
 
 

@@ -173,8 +173,8 @@ def _speedups(ok: pd.DataFrame, where: str) -> Sheet:
     rows = ok.groupby(["scenario", "schedule.name"], sort=False)["speedup"].max().reset_index()
     rows["ideal"] = rows["scenario"].map(ok.groupby("scenario")["ideal_speedup"].max())
     rows["bound"] = rows["scenario"].map((ok["speedup"] * (1 + ok["gap"])).groupby(ok["scenario"]).max())
-    note = "best of each schedule; baseline: serial, moved by CUs; ideal: the longer of GEMM and collective alone, by what "
-    note += "moves fastest" + f", {where}" * bool(where)
+    note = "best of each schedule; baseline: serial, moved by CUs; ideal: the longer of both alone, by what moves "
+    note += "fastest" + f", {where}" * bool(where)
     speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
     return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))
 

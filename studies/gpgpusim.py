@@ -18,8 +18,10 @@ import numpy as np
 
 from dse.plots import Axis, Draw, Frame, Sheet, predictions, tables
 from dse.progress import bar
+from dse.results.answer import tables_of_winners
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
+from dse.results.run_folder import Outputs
 from dse.space import get_path, set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.convolutions import ConvolutionPass
@@ -36,6 +38,7 @@ from studies.sentences import reach
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
 _DIRECTION, _ALGORITHM, _HASH = "application.direction", "application.algorithm", "system.gpu.mapping.channel_hash"
 _WHOLE = {"run.requests": 16_000_000, "run.most": 60_000_000}  # so many that kernels run to their end where possible
@@ -59,6 +62,21 @@ class Gpgpusim(Plain):
     def claims(self) -> list[Claim]:
         """Claims of both abstracts, and recalled ones, retyped beside this module."""
         return read(Path(__file__).with_suffix(".yaml"))
+
+    def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
+        """Yield what each algorithm does to SMs and channels, and the errors of times that were measured."""
+        yield from tables_of_winners(outputs, table)
+        if (table["status"] != "ok").all():
+            return
+        run = Finished(outputs.folder)
+        errors_by_system = errors(beside) if len(beside := _against(run, _rows(run))) else {}
+        for system, by in errors_by_system.items():
+            for hashed, by_group in by.items():
+                if error := by_group["all"]:
+                    off = f"{_PERCENT * error['median']:.0f} % off in the median of {error['count']}"
+                    yield f"times of {system} ({'no hash' if hashed == 'none' else hashed}): {off} that were measured"
+        if not errors_by_system:
+            yield "times: nothing that was measured is among these points"
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings of every claim."""
@@ -236,7 +254,8 @@ def _kernels(app_runs: tuple[_ApplicationRun, ...]) -> pd.DataFrame:
 def _camping_figure(ok: pd.DataFrame) -> Sheet:
     """Largest camping of each algorithm, by direction and hash."""
     named = {name: ok[path].astype(str) for name, path in (("hash", _HASH), ("algorithm", _ALGORITHM))}
-    rows = ok.assign(**named, direction=ok[_DIRECTION].astype(object))
+    direction = ok[_DIRECTION].astype(object)
+    rows = ok.assign(**named, direction=direction.where(direction.notna(), "all layers"))  # a network has no single one
     most = rows.groupby(["direction", "algorithm", "hash"], sort=False)["camping"].max().reset_index()
     most = most.astype({"hash": object})
     by_hash = most.groupby("hash", sort=False)["camping"].max()

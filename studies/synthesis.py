@@ -15,7 +15,11 @@ import yaml
 from dse.config.options import conf_dir
 from dse.errors import Problems
 from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots.palette import label
+from dse.results.answer import tables_of_winners
 from dse.results.finished_run import Finished
+from dse.results.run_folder import Outputs
+from dse.results.words import cell, gain_in_words
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.operators import workloads_of
 from studies.plain import Plain
@@ -23,6 +27,7 @@ from studies.sentences import geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
 _FOUND = "synthesised"
 _BEST = "best preset"
@@ -36,6 +41,14 @@ class Synthesis(Plain):
     """Table and figure of the study."""
 
     columns = ("schedule.name", *_EFFORT, _TOPOLOGY)
+
+    def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
+        """Yield what was found beside the best preset, with what is proven."""
+        both = beside(table[table["status"] == "ok"])
+        if len(both):
+            yield _both_table(both)
+        else:
+            yield from tables_of_winners(outputs, table)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """The best of both with the bound, and the steps of all that was found."""
@@ -77,6 +90,21 @@ def beside(ok: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _both_table(both: pd.DataFrame) -> Table:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    for name in ("scenario", "topology", "best preset"):
+        shown.add_column(name)
+    for name in ("its makespan", "synthesised", "against the best preset", "proven: no schedule gains more than"):
+        shown.add_column(name, justify="right")
+    for row in both.to_dict("records"):
+        seconds = [cell(row[name], "s") for name in ("preset_s", "synthesised_s")]
+        names = [row["scenario"], row["topology"], label(str(row["preset"]))]
+        shown.add_row(*names, *seconds, gain_in_words(row["gain"]), cell(row["gap"], "fraction"))
+    return shown
 
 
 def _speedups(both: pd.DataFrame) -> Sheet:

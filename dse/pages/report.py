@@ -19,7 +19,7 @@ from dse.pages.tables import Sheet, sheet, split
 from dse.pages.views import Start, begin, embedded
 from dse.plots.palette import COLOURS
 from dse.results import output_files, provenance, report
-from dse.results.answer import ranked_winners, winners_in_words
+from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
 
@@ -54,8 +54,7 @@ def content(outputs: Outputs) -> dict[str, Any]:
         "paper": outputs.read_config()["study"].get("paper", ""),
         "question": summary["question"],
         "answer": summary["answer"],
-        "winners": sheet(winners_in_words(summary, best.head(_MOST_WINNERS))) if len(best) else None,
-        "winners_left": max(0, len(best) - _MOST_WINNERS),
+        "answered": split(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
         "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),

@@ -6,24 +6,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dse import plugins
 from dse.errors import pairs
 from dse.plots import title
+from dse.plots.palette import label
 from dse.plots.quantities import words
 from dse.results import output_files
-from dse.results.pareto import winners
+from dse.results.contest import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
+from dse.units import quantity_text
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
     from rich.text import Text
 
-_MOST_ROWS = 20
+MOST_ROWS = 20
+"""Rows of the first table in the terminal."""
 _MOST_METRICS = 4  # columns of a table in words
 _FEWEST_IN_COMMON = 3  # winners, for what they have in common to be said once
+_LARGE = 1e6  # from which on numbers have a unit with a prefix
 _MOST_MISSES = 3  # that are named in a line
 
 
@@ -45,65 +51,130 @@ def answer(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> I
     record = outputs.read_json("summary")
     if record["question"]:
         yield Text(record["question"], style="bold")
+    yield from answer_tables(outputs, table, verbose=verbose)
+    if record["answer"]:
+        yield Text(f"in short: {record['answer']}", style="bold")
+
+
+def answer_tables(
+    outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False, most: int = MOST_ROWS
+) -> Iterator[Table | str]:
+    """Yield what answers the question: the study's own tables, or the winners in words; all columns where verbose."""
     module = outputs.read_config()["study"].get("module")
     study = plugins.load("study", module) if module else None
     if study is not None and hasattr(study, "answer") and not verbose:
         yield from study.answer(outputs, table)
     else:
-        yield from tables_of_winners(outputs, table, verbose=verbose)
-    if record["answer"]:
-        yield Text(f"in short: {record['answer']}", style="bold")
+        yield from tables_of_winners(outputs, table, verbose=verbose, most=most)
 
 
-def tables_of_winners(outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False) -> Iterator[Table | str]:
+def tables_of_winners(
+    outputs: Outputs, table: pd.DataFrame, *, verbose: bool = False, most: int = MOST_ROWS
+) -> Iterator[Table | str]:
     """Yield the winners, those that gain most first: in words at most 20 rows of them; all columns where verbose."""
     record = outputs.read_json("summary")
-    best = ranked_winners(record, table)
+    best = ranked_winners(record, table, apart=True)
     if verbose:
         yield summary(outputs, table)
     elif len(best):
-        yield winners_in_words(record, best.head(_MOST_ROWS))
-        if len(best) > _MOST_ROWS:
-            yield f"and {len(best) - _MOST_ROWS} scenarios more: -v lists them"
+        lines = best.groupby(_apart(record, best), sort=False, dropna=False).ngroup().to_numpy()
+        yield winners_in_words(record, best[lines < most])
+        if (left := int(lines.max()) + 1 - most) > 0:
+            what = "scenarios" if len(_apart(record, best)) == 1 else "rows"
+            yield f"and {left} {what} more: -v lists them"
+
+
+def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
+    """What tells the rows of the table that is shown apart: the scenario, and what the study names."""
+    return ["scenario", *(path for path in Contest.of(record).answer.by if path in best)]
 
 
 def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     """A row for each winner: what was chosen in words, the metrics that the study shows, and what limits it.
 
-    What all winners of three scenarios or more have in common is said once, below the table.
+    What all winners of three scenarios or more have in common is said once, below the table. Where the study has a
+    path whose values are columns, a row has the first quantity at each of them.
     """
-    from rich.table import Table
-
+    if Contest.of(record).answer.across in best:
+        return _winners_across(record, best)
+    apart = _apart(record, best)
     knobs = [path for path in dict.fromkeys((*record["shown"], *record["knobs"])) if path in best]
-    knobs = [path for path in knobs if path not in record["units"]]
+    over = Contest.of(record).answer.over
+    knobs = [path for path in knobs if path not in record["units"] and path not in (*apart, *over)]
     common = common_choices(best, knobs) if len(best) >= _FEWEST_IN_COMMON else []
-    relation = record["gain"]
-    wanted = dict.fromkeys((*([relation] if relation else []), next(iter(record["goals"])), *record["shown"]))
-    metrics = [name for name in wanted if name in record["units"] and name in best][:_MOST_METRICS]
+    metrics = _shown_metrics(record, best)
     shared = choice_in_words(best.iloc[0], common) if common else ""
-    shown = Table(box=None, pad_edge=False, caption=f"all: {shared}" if shared else None, caption_justify="left")
-    shown.add_column("scenario", no_wrap=True)
-    for name in metrics:
-        shown.add_column(words(name), justify="right", no_wrap=True)
     varied = [path for path in knobs if path not in common]
-    limited = any(record["limits"].values())
-    for name in (["with"] if varied else []) + (["limited by"] if limited else []):
-        shown.add_column(name)
+    limited = any(record["limits"].values()) and len(apart) == 1 and not over
+    notes = [f"all: {shared}"] if shared else []
+    notes += [f"each at its worst by {', '.join(map(words, over))}"] if over else []
+    names = [*apart, *metrics, *(["with"] if varied else []), *(["limited by"] if limited else [])]
+    shown = _empty_table(names, metrics, caption="; ".join(notes) or None)
     for _, row in best.iterrows():
-        cells = [_metric(row[name], name, record["units"][name], relation=relation) for name in metrics]
+        keys = [str(row["scenario"]), *(_value_text(row[path], path) for path in apart[1:])]
+        cells = [_metric(row[name], name, record["units"][name], relation=record["gain"]) for name in metrics]
         texts = [choice_in_words(row, varied)] if varied else []
         limits = [limits_text(record["limits"].get(row["scenario"], {}))] if limited else []
-        shown.add_row(str(row["scenario"]), *cells, *texts, *limits)
+        shown.add_row(*keys, *cells, *texts, *limits)
     return shown
+
+
+def _shown_metrics(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
+    """Metrics of the first table: those that the study says, else the gain, the first objective and others."""
+    relation = record["gain"]
+    wanted = dict.fromkeys((*([relation] if relation else []), next(iter(record["goals"])), *record["shown"]))
+    usual = [name for name in wanted if name in record["units"] and name in best][:_MOST_METRICS]
+    return [name for name in Contest.of(record).answer.shows if name in best] or usual
+
+
+def _winners_across(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
+    """A row for each scenario, with the first quantity of its winner at every value of one path."""
+    across, apart, (name, *_) = Contest.of(record).answer.across, _apart(record, best), _shown_metrics(record, best)
+    values = sorted(best[across].dropna().unique().tolist())
+    columns = [f"{words(name)}, {_value_text(value, across)}" for value in values]
+    shown = _empty_table([*apart, *columns], columns, caption=None)
+    for keys, rows in best.groupby(apart, sort=False, dropna=False):
+        texts = [str(keys[0]), *(_value_text(key, path) for key, path in zip(keys[1:], apart[1:], strict=True))]
+        at = {row[across]: _metric(row[name], name, record["units"][name], relation=None) for _, row in rows.iterrows()}
+        shown.add_row(*texts, *(at.get(value, "–") for value in values))
+    return shown
+
+
+def _empty_table(names: Sequence[str], numbers: Sequence[str], *, caption: str | None) -> Table:
+    """A table without rows; its columns in words, those of numbers to the right."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    for name in names:
+        heading = name if " " in name else words(name)
+        shown.add_column(
+            heading, justify="right" if name in numbers else "left", no_wrap=name not in {"with", "limited by"}
+        )
+    return shown
+
+
+def _value_text(value: Any, path: str) -> str:
+    """A value of a path as a person reads it: `150 GB/s`, `1,024`, `mixed`."""
+    if isinstance(value, float) and (abs(value) >= _LARGE or not value.is_integer()):
+        return quantity_text(value, path)
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        return f"{value:,.0f}"
+    return label(str(value))
 
 
 def _metric(value: Any, name: str, unit: str, *, relation: str | None) -> str:
     return gain_in_words(value) if name == relation and value == value else cell(value, unit)
 
 
-def ranked_winners(record: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
-    """Winners of the scenarios, those that gain most first."""
-    best, gain = winners(table, record["goals"]), record["gain"]
+def ranked_winners(record: Mapping[str, Any], table: pd.DataFrame, *, apart: bool = False) -> pd.DataFrame:
+    """Winners of the scenarios, those that gain most first.
+
+    apart: one for each combination of values by which the study tells answers apart, if it has such, in their order.
+    """
+    contest, gain = Contest.of(record), record["gain"]
+    best = contest.winners(table, record["goals"], apart=apart)
+    if apart and (contest.answer.by or contest.answer.across):
+        return best
     name, goal = (gain, "maximize") if gain in best and len(best) > 1 else next(iter(record["goals"].items()))
     return best.sort_values(name, ascending=goal == "minimize", kind="stable")
 
@@ -159,8 +230,6 @@ def _what_wins(best: pd.DataFrame, knobs: Sequence[str]) -> str:
 
 def geometric_mean(values: Iterable[Any]) -> float:
     """Geometric mean of positive values."""
-    import numpy as np
-
     return float(np.exp(np.log(np.asarray(list(values), float)).mean()))
 
 

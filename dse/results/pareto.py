@@ -1,18 +1,15 @@
-"""Pareto fronts and winners of scenarios, of a whole table or while its rows are still coming."""
+"""Pareto fronts and the best rows of scenarios, while the rows of a table are still coming."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import STATUSES
 from dse.values import Keys
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -98,38 +95,50 @@ def first_best(values: Floats) -> int:
     return int(rows[0])
 
 
-def winners(table: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
-    """The best row of each scenario of a table: by the first objective, ties by the next ones, then the first."""
-    ok = np.flatnonzero(table["status"] == "ok")
-    scenarios, values = table["scenario"].to_numpy()[ok], minimized(table.iloc[ok], goals)
-    rows_of_scenario = [np.flatnonzero(scenarios == name) for name in table["scenario"].unique()]
-    best = [ok[rows[first_best(values[rows])]] for rows in rows_of_scenario if len(rows)]
-    return table.iloc[best].reset_index(drop=True)
+class Rows(Protocol):
+    """What says of the rows of a batch which may win, and which are bounds that belong on no front."""
+
+    def may_win(self, batch: Any) -> NDArray[np.bool_]:
+        """Marks of the rows that may be the best of their scenario."""
+
+    def is_bound(self, batch: Any) -> NDArray[np.bool_]:
+        """Marks of the rows that nothing can be better than."""
 
 
 class Standings:
     """Front and best row of every scenario, by its place among them, while the rows of a table come by.
 
     metrics: all that a row is an outcome by. num_outcomes: how many distinct ones there are, in all scenarios together.
+    rows: which of them count; all where it is None.
     """
 
-    def __init__(self, goals: Mapping[str, str], num_scenarios: int, metrics: Sequence[str] = ()) -> None:
-        self._goals, self._metrics = goals, tuple(metrics) or tuple(goals)
+    def __init__(
+        self,
+        goals: Mapping[str, str],
+        num_scenarios: int,
+        metrics: Sequence[str] = (),
+        *,
+        rows: Rows | None = None,
+    ) -> None:
+        self._goals, self._metrics, self._counting = goals, tuple(metrics) or tuple(goals), rows
         self._met, self._marked = Seen(), Seen()
         self.num_outcomes = 0
         self._fronts = [Front() for _ in range(num_scenarios)]
-        self._best: list[tuple[float, ...] | None] = [None] * num_scenarios
+        self._best: list[tuple[bool, tuple[float, ...]] | None] = [None] * num_scenarios
 
     def take(self, batch: Any) -> list[tuple[int, int]]:
         """Take in a batch of the table; (scenario, row) of every row that is better than all before it."""
         improved = []
         self.num_outcomes += int(self._met.add(self._outcomes(batch, self._with_result(batch))).sum())
-        for scenario, rows, values in self._rows_by_scenario(batch):
+        for scenario, _, values in self._rows_by_scenario(batch):
             self._fronts[scenario].add(values)
-            row = first_best(values)
-            objectives, best = tuple(values[row].tolist()), self._best[scenario]
-            if best is None or objectives < best:
-                self._best[scenario] = objectives
+        may_win = np.ones(batch.num_rows, bool) if self._counting is None else self._counting.may_win(batch)
+        for scenario, rows, values in self._rows_by_scenario(batch, bounds=True):
+            first = np.flatnonzero(may_win[rows]) if may_win[rows].any() else np.arange(len(rows))
+            row = int(first[first_best(values[first])])
+            rank, best = (not bool(may_win[rows[row]]), tuple(values[row].tolist())), self._best[scenario]
+            if best is None or rank < best:
+                self._best[scenario] = rank
                 improved.append((scenario, int(rows[row])))
         return improved
 
@@ -148,10 +157,11 @@ class Standings:
     def _with_result(self, batch: Any) -> NDArray[np.intp]:
         return np.flatnonzero(batch.column("status").indices.to_numpy() == STATUSES.index("ok"))
 
-    def _rows_by_scenario(self, batch: Any) -> Iterator[tuple[int, NDArray[np.intp], Floats]]:
-        """(scenario, its rows with a result, their objectives)."""
+    def _rows_by_scenario(self, batch: Any, *, bounds: bool = False) -> Iterator[tuple[int, NDArray[np.intp], Floats]]:
+        """(scenario, its rows with a result, their objectives). bounds: with rows that are on no front."""
         scenarios = batch.column("scenario").indices.to_numpy()
         ok = batch.column("status").indices.to_numpy() == STATUSES.index("ok")
+        ok = ok if bounds or self._counting is None else ok & ~self._counting.is_bound(batch)
         columns = {name: batch.column(name).to_numpy() for name in self._goals}
         for scenario in np.unique(scenarios[ok]).tolist():
             rows = np.flatnonzero(ok & (scenarios == scenario))

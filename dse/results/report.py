@@ -15,8 +15,8 @@ from dse.backend import Interval, Replay
 from dse.results import provenance
 from dse.results.agreement import errors, match_levels
 from dse.results.claims import Finding, judge
+from dse.results.contest import Contest
 from dse.results.finished_run import Finished
-from dse.results.pareto import winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.results.words import cell, choice_in_words
@@ -113,7 +113,7 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
     from rich.table import Table
 
     record = outputs.read_json("summary")
-    best = winners(table, record["goals"])
+    best = Contest.of(record).winners(table, record["goals"], apart=True)
     wanted = (
         *record["shown"],
         *record["knobs"],

@@ -47,6 +47,7 @@ class Summary(Shape):
     gain: str | None = None
     shown: list[str] = []
     departures: list[str] = []
+    contest: dict[str, Any] = {}
     units: dict[str, str] = {}
     limits: dict[str, dict[str, FiniteFloat]] = {}
     searched: dict[str, _Searched] = {}

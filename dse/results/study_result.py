@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.results import report
-from dse.results.answer import winners_in_words
-from dse.results.pareto import winners
+from dse.results.answer import ranked_winners, winners_in_words
+from dse.results.contest import Contest
 from dse.results.run_folder import Outputs
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class StudyResult:
 
     @property
     def winners(self) -> pd.DataFrame:
-        """The best row of each scenario by the first objective."""
-        return winners(self.table, self._summary["goals"]).reset_index(drop=True)
+        """The best row of each scenario by the first objective; no bound or baseline that the study compares with."""
+        return Contest.of(self._summary).winners(self.table, self._summary["goals"])
 
     @property
     def claims(self) -> pd.DataFrame:
@@ -144,7 +144,7 @@ class StudyResult:
 
     def _repr_html_(self) -> str:
         """The question, the answer and the winners in words, as a notebook shows them."""
-        shown = winners_in_words(self._summary, self.winners)
+        shown = winners_in_words(self._summary, ranked_winners(self._summary, self.table, apart=True))
         texts = [f"<p><b>{html.escape(text)}</b></p>" for text in (self.question, self.answer) if text]
         rows = zip(*(column.cells for column in shown.columns), strict=True)
         lines = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from dse import plugins
 from dse.plots.palette import label
 from dse.plots.quantities import words
-from dse.units import quantity_text
+from dse.units import quantity_text, with_prefix
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,16 +65,35 @@ def cell(value: Any, unit: str) -> str:
 
     if value is None or pd.isna(value):
         return "–"
-    if unit == "s":
-        if value >= 1:
-            return f"{value:.3f} s"
-        return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
-    if unit in ("x", "fraction"):
-        return f"{value:.2f}x" if unit == "x" else f"{100 * value:.0f} %"
-    if unit == "B":
-        return f"{value:,.0f} B"
+    if unit in _TEXTS:
+        return _TEXTS[unit](float(value))
     return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else str(value)
 
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3f} s"
+    return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
+
+
+def _bytes(value: float) -> str:
+    return with_prefix(value, "byte")
+
+
+def _percent(value: float) -> str:
+    """A percentage in whole numbers, or with two digits where it is below one; `0 %` only of nothing."""
+    return f"{value:.2g} %" if 0 < abs(value) < 1 else f"{value:.0f} %"
+
+
+_TEXTS: Mapping[str, Callable[[float], str]] = {
+    "s": _seconds,
+    "x": "{:.2f}x".format,
+    "fraction": lambda value: _percent(100 * value),
+    "B": _bytes,
+    "byte": _bytes,
+    "relative": "{:.3g}".format,
+}
+"""Unit of a metric -> how its values read."""
 
 AS_FAST = "as fast"
 """Gain of what takes as long as its baseline."""

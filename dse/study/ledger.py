@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from dse.content_hash import grid_content_keys, keys_to_hex
 from dse.progress import bar
+from dse.results.contest import Contest
 from dse.results.pareto import Seen, Standings
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, Layout, Rows, Sheet
@@ -29,7 +30,8 @@ class Ledger:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._layout = Layout.of(plan)
         self.sheet = Sheet(path, self._layout)
-        self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics))
+        contest = Contest(plan.settings.study.answer, tuple(plan.knobs))
+        self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics), rows=contest)
         self._written, self._unexplored, self._claimed = Seen(), Seen(), Seen()
         self._salts = np.concatenate([grid_content_keys([f"scenario = {name}"], {}) for name in plan.spaces])
         self._held: list[Rows] = []

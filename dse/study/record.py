@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dse.results.run_folder import Outputs
+from dse.space import get_path
 from dse.study.plan import Plan
 from dse.study.run import Findings, Support, replay_points
 from dse.study.run import run as search
+
+_MOST_NAMES = 4  # that a heading lists
 
 
 def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Findings:
@@ -36,6 +39,7 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
             "gain": _gain(planned),
             "knobs": list(planned.knobs),
             "departures": planned.departures,
+            "contest": settings.study.answer.model_dump(mode="json"),
             "units": {name: metric.unit for name, metric in planned.metrics.items()},
             "limits": {name: dict(shares) for name, shares in findings.limits.items()},
             "num_outcomes": findings.num_outcomes,
@@ -50,9 +54,32 @@ def write_provenance(planned: Plan, outputs: Outputs, record: Mapping[str, Any])
 
 
 def _question(planned: Plan) -> str:
-    """The study's question, with what was changed of its subject."""
+    """The study's question, with what was run and what was changed of its subject."""
     changed = f" (with {' '.join(planned.departures)})" if planned.departures else ""
-    return f"{planned.settings.study.question}{changed}"
+    return f"{planned.settings.study.question} {_subject(planned)}{changed}".strip()
+
+
+def _subject(planned: Plan) -> str:
+    """What was run: `16 GEMMs (g1, g2, ..., g16) on mi300x_8`; "" where nothing has a name."""
+    answer, names = planned.settings.study.answer, [name for name in planned.spaces if name]
+    kind = f"{len(names)} {answer.scenario}{'s' * (len(names) != 1)}"
+    machines = _values(planned, answer.runs_on) if answer.runs_on else []
+    of = f"{kind} ({_listed(names)})" if names else ""
+    return " on ".join(filter(None, [of, _listed(machines)]))
+
+
+def _values(planned: Plan, path: str) -> list[str]:
+    """Values that a path has in the study: those that are searched, or those of all scenarios."""
+    values = dict[str, None]()
+    for space in planned.spaces.values():
+        searched = next((knob.values for knob in space.knobs if knob.path == path), None)
+        values |= dict.fromkeys(map(str, searched or [get_path(space.base, path)]))
+    return [value for value in values if value != "None"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a row; of more than four the first two and the last."""
+    return ", ".join(names if len(names) <= _MOST_NAMES else [*names[:2], "...", names[-1]])
 
 
 def _gain(planned: Plan) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dse.evaluation.settings import Executor
+from dse.results.contest import Answer
 from dse.results.selection import Rule
 from dse.search import Limit, Search
 from dse.search.question import constraints
@@ -66,7 +67,8 @@ class Study(Frozen):
     into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
     share (`dse.analysis.robustness`). probes: points beside the space, by name (`Probe`). data_dir: folder of measured
-    tables, for studies that read such; the backend finds it in the design as `data_dir`.
+    tables, for studies that read such; the backend finds it in the design as `data_dir`. answer: what answers the
+    question, and which rows may win.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -83,6 +85,7 @@ class Study(Frozen):
     uncertainty: Mapping[str, Annotated[Number, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     probes: Mapping[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Probe] = Field(default_factory=dict)
     data_dir: str | None = None
+    answer: Answer = Answer()
 
 
 class Budget(Frozen):

@@ -17,6 +17,8 @@ MAX_NAME: Final = 250
 MAX_PARAM: Final = 6000
 MAX_TAG: Final = 8000
 
+MAY_WIN: Final = "dse.may_win"  # tag of a point: no bound and no baseline that it is compared with
+
 _MAX_POINT_NAME: Final = 100  # our own limit, as the runs table shows a run name in one column
 
 
@@ -42,8 +44,11 @@ class Point:
         return f"{study_run[:8]}{self.row:08x}{hashed[:16]}"
 
 
-def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str]) -> Iterator[Point]:
-    """Convert rows to runs. shared: tags of all runs. A missing knob is inactive and gives no param.
+def points(
+    table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str], *, may_win: Sequence[bool]
+) -> Iterator[Point]:
+    """Convert rows to runs. shared: tags of all runs. may_win: of each row, false for bounds and baselines that are
+    compared with. A missing knob is inactive and gives no param.
 
     NaN and infinity give no metric: MLflow stores infinity as 1.8e308 and draws NaN as a value.
     """
@@ -55,6 +60,7 @@ def points(table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Map
         params = {name: text(value) for name, column in chosen.items() if not _is_missing(value := column[row])}
         tags = {tag: value for tag, column in tag_columns.items() if (value := column[row])}
         tags["dse.on_front"] = "true" if columns["on_front"][row] else "false"
+        tags[MAY_WIN] = "true" if may_win[row] else "false"
         if columns["baseline"][row] == columns["key"][row]:
             tags["dse.baseline"] = "true"
         if "promoted" in columns and columns["promoted"][row]:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dse.tracking.points import mlflow_name
+from dse.tracking.points import MAY_WIN, mlflow_name
 
 TAG: Final = "mlflow.sharedViewState."
 BEST: Final = "best"  # key of the view of a study's points
 FRONT: Final = "front"  # key of the view of those on the Pareto front, with charts
 RUNS: Final = "runs"  # key of the view of its study runs
 _ON_FRONT: Final = "tags.`dse.on_front` = 'true'"
-_WITH_RESULT: Final = "tags.`dse.status` = 'ok'"
+_MAY_WIN: Final = f"tags.`dse.status` = 'ok' and tags.`{MAY_WIN}` = 'true'"
 CHARTS: Final = "compareRunsMode=CHART"
 _MOST_COLUMNS: Final = 16
 _MOST_AXES: Final = 8  # of parallel coordinates
@@ -52,7 +52,7 @@ class Columns:
 
 
 def points_view(run_id: str, columns: Columns, *, front: bool = False) -> dict[str, Any]:
-    """State of the view of a study run's points, best first. front: of those on the Pareto front alone."""
+    """State of the view of a study run's points, best first: those that may win. front: those on the Pareto front."""
     knobs, goals = columns.knobs, columns.goals
     first, kind = columns.order or next(iter(goals.items()))
     names = [mlflow_name(name) for name in dict.fromkeys([*goals, *columns.metrics])]
@@ -60,7 +60,7 @@ def points_view(run_id: str, columns: Columns, *, front: bool = False) -> dict[s
     selected = [*map(_metric, names), *map(_param, params)]
     return {
         **_FACETS,
-        "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' and {_ON_FRONT if front else _WITH_RESULT}",
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' and {_ON_FRONT if front else _MAY_WIN}",
         "orderByKey": _metric(mlflow_name(first)),
         "orderByAsc": kind == "minimize",
         "selectedColumns": selected[:_MOST_COLUMNS],

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
 from dse.results import output_files, provenance
-from dse.results.pareto import winners
+from dse.results.contest import Contest
 from dse.results.run_folder import Made, Outputs, Shape, Summary, results
 from dse.results.words import choice_in_words
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
 _NOT_ASKED: Final = ("tracking", "executor", "figures", "output_dir")  # no result depends on them
@@ -198,21 +201,32 @@ class StudyFolder:
 
     def note(self) -> str:
         """The winners as Markdown: the description of the study run."""
-        import pyarrow as pa
-
         goals = self.summary["goals"]
         first = next(iter(goals))
-        with results(self.results, goals) as table:  # winners are on the fronts
-            parts = [part.filter(part.column("on_front")) for part in table.groups()]
-            fronts = output_files.frame(self.results, pa.concat_tables([table.schema.empty_table(), *parts]))
-        title = _plain(self.config["study"].get("question", ""))
-        answer = _plain(self.summary.get("answer", ""))
+        title, answer = (_plain(self.summary.get(name, "")) for name in ("question", "answer"))
         head = [f"**{title}**", "", *([answer, ""] if answer else [])]
         lines = [*head, f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
-        for _, row in winners(fronts, goals).iterrows():
+        for _, row in self.contest.winners(self._leaders(), goals).iterrows():
             cells = _plain(row["scenario"]), _plain(choice_in_words(row, self.summary["knobs"]))
             lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
         return "\n".join(lines)
+
+    @cached_property
+    def contest(self) -> Contest:
+        """Which of its rows may win."""
+        return Contest.of(self.summary)
+
+    def _leaders(self) -> pd.DataFrame:
+        """Rows among which all winners are: the best rows of each part of the table, however long that is."""
+        import pandas as pd
+
+        with results(self.results, self.summary["goals"]) as table:
+            parts = [output_files.frame(self.results, part) for part in table.groups()]
+            empty = output_files.frame(self.results, table.schema.empty_table())
+        leaders: pd.DataFrame = pd.concat(
+            [empty, *(self.contest.leaders(part, self.summary["goals"]) for part in parts)]
+        )
+        return leaders
 
     def curves(self) -> Iterator[Curve]:
         """Yield total counts, then the running number of failures and each scenario's best first objective.
@@ -223,8 +237,10 @@ class StudyFolder:
 
         goal, kind = next(iter(self.summary["goals"].items()))
         with results(self.results, self.summary["goals"]) as file:
-            table = file.whole(["scenario", "status", "on_front", goal])
+            wanted = dict.fromkeys(["scenario", "status", "on_front", goal, *self.contest.columns])
+            table = file.whole([name for name in wanted if name in file.names])
         status = table.column("status").to_numpy()
+        may_win = (status == "ok") & self.contest.may_win(table)
         yield from self._counts(status, int(np.sum(table.column("on_front").to_numpy())))
         failed = np.cumsum((status == "failed") | (status == "invalid"))
         steps = _steps(len(failed))
@@ -233,7 +249,7 @@ class StudyFolder:
         better = np.minimum if kind == "minimize" else np.maximum
         names = list(dict.fromkeys(scenario.tolist()))
         for name in names if len(names) <= _MOST_CURVES else ():
-            best = better.accumulate(np.where(status == "ok", values, math.inf * _SIGN[kind])[scenario == name])
+            best = better.accumulate(np.where(may_win, values, math.inf * _SIGN[kind])[scenario == name])
             steps = [step for step in _steps(len(best)) if math.isfinite(best[step - 1])]
             yield Curve(mlflow_name(f"best_{goal}/{name}"), steps, [float(best[step - 1]) for step in steps])
 

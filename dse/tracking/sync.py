@@ -205,7 +205,10 @@ def _points(store: Store, study: StudyFolder, run_id: str, *, rule: Rule, seen: 
     # table of 3.17 fetches it by its id and then drops it as it is in another experiment, so the points stay flat.
     shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}
     knobs, metrics = study.summary["knobs"], list(study.summary["units"])
-    batches = (points(table, knobs, metrics, shared) for table in shown_rows(study.results, rule))
+    batches = (
+        points(table, knobs, metrics, shared, may_win=study.contest.may_win(table).tolist())
+        for table in shown_rows(study.results, rule)
+    )
     return write(place, chain.from_iterable(batches), seen)
 
 

@@ -48,7 +48,9 @@ METRICS: Mapping[str, Metric] = {
 RELATIONS: Mapping[str, Metric] = {
     "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),
     "ideal_speedup": Metric(
-        "x", "makespan of the baseline / the longer of GEMM and collective alone, moved as by this point", goal="maximize"
+        "x",
+        "makespan of the baseline / the longer of GEMM and collective alone, moved as by this point",
+        goal="maximize",
     ),
     "fraction_of_ideal": Metric(
         "fraction", "(speedup - 1) / (ideal speedup - 1)", goal="maximize", low=float("-inf"), high=1.0 + 1e-9
