@@ -28,7 +28,9 @@ _CPU = ("kernels.precisions=[fp32]", "kernels.gemms=[[64,64,64]]", "kernels.copi
 _KERNELS = (*_CPU, "kernels.beside=[]", "kernels.gpus=[]", "kernels.sizes=[]", "space.kernel.free_sms=choice(0)")
 _ONE = "workload.only=[{}]".format
 _SITES = ("models=[llama3_8b]", "systems=[h100_8]", "modes=[prefill]", "budget.trials=4")
-_SMALL_LANDSCAPE = "landscapes={small: {command: ['study=ficco_sweep', 'workload.only=[g4]', 'study.objectives=[makespan_s,comm_cu_s]']}}"
+_COMMAND = "['study=ficco_sweep', 'workload.only=[g4]', 'study.objectives=[makespan_s,comm_cu_s]']"
+_TWO_METHODS = ("space.run.method=choice(tpe,random)", "space.run.seed=range(0,2)")
+_TIMER = ("simulator.device=cpu", "simulator.samples=6", "simulator.most_scatter=1e6", "simulator.most_drift=1e6")
 SMALL: Mapping[str, tuple[str, ...]] = {
     "bert": (),
     "cache_policies": ("applications=[fw_soft,bw_pool]", "run.requests=20000", "run.repeats=1"),
@@ -38,31 +40,26 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "conccl": (_ONE("70b_out-equal-ag,70b_out-clong-ag"),),
     "dlrm_scaleout": (_ONE("dlrm-t100"), "space.system.fabric.num_nodes=choice(1,4,16)"),
     "ficco": (_ONE("g4"), "budget.trials=24", *_RANDOM),
-    "ficco_rules": ("budget.trials=12", *_RANDOM, "workload.only=[]"),
-    "ficco_sweep": (_ONE("g1,g4"),),
-    "ficco_unseen": ("budget.trials=12", *_RANDOM, "workload.only=[]"),
-    "fused_ops": (_ONE("emb-p10-b512,gemv-70b_out"), "budget.trials=24", *_RANDOM),
+    "ficco_rules": (_ONE("g1"), "budget.trials=12", *_RANDOM),
+    "ficco_sweep": (_ONE("g1,g4"), "space.schedule.num_chunks=choice(2,8)", "space.schedule.comm_cus=choice(56)"),
+    "ficco_unseen": (_ONE("llama3.1_405b-qkv-4k"), "budget.trials=12", *_RANDOM),
+    "fused_ops": (_ONE("emb-p10-b512,gemv-70b_out"), "~study.probes", "budget.trials=24", *_RANDOM),
     "goldyloc": (_ONE("lstm-h512-b32"), "space.schedule.num_streams=choice(1,4,16)"),
-    "gpgpusim": ("applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=100000"),
+    "gpgpusim": ("applications=[lenet]", "measured=[]", "run.requests=20000", "run.most=100000"),
     "jitq": ("models=[llama2_7b]", "budget.trials=48", *_RANDOM),
-    "measure_my_gpu": _KERNELS,
+    "measure_my_gpu": (*_KERNELS, *_TIMER),
     "nic_placement": (_ONE("dlrm-t100"), "budget.trials=24", *_RANDOM),
     "operators": ("devices=[p100]",),
     "overlap_measured": (_ONE("8192-all_reduce-512M"),),
     "peers": (),
     "plan": ("budget.trials=8",),
-    "search_benchmark": (
-        _SMALL_LANDSCAPE,
-        "budget.trials=16",
-        "space.run.method=choice(tpe,random)",
-        "space.run.seed=range(0,2)",
-    ),
+    "search_benchmark": (f"landscapes={{small: {{command: {_COMMAND}}}}}", "budget.trials=16", *_TWO_METHODS),
     "seqpoint": ("models=[{model: gnmt, lengths: iwslt15}]",),
     "synthesis": (_ONE("g1"), "space.system.node.topology=choice(mesh)"),
     "t3": (_ONE("tnlg-tp8-op,megagpt2-tp8-op"),),
     "t3_hardware": (_ONE("tnlg-tp16-ip"), "budget.trials=24", *_RANDOM),
     "t3_mi300x": (_ONE("tnlg-tp8-op"),),
-    "trace": ("budget.trials=6", *_RANDOM),
+    "trace": ("budget.trials=2", *_RANDOM),
     "whole_models": _SITES,
 }
 """Study -> overrides with which it has few points, and still all that its question is about."""
@@ -70,7 +67,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "bert": ("precision", "share fc", "share optimizer"),
     "cache_policies": ("speed-up", "traffic", "with"),
     "cache_sizes": ("speed-up", "with"),
-    "codesign": ("speed", "power", "cost"),
+    "codesign": ("decode", "power", "cost"),
     "comp_vs_comm": ("hidden size", "communication's share at 1x", "communication's share at 4x"),
     "conccl": ("fraction of ideal",),
     "dlrm_scaleout": ("nodes", "makespan, GPU", "makespan, CPU"),
@@ -78,7 +75,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "ficco_rules": ("rate of a link", "CUs", "with"),
     "ficco_sweep": ("speed-up", "with"),
     "ficco_unseen": ("rate of a link", "CUs", "with"),
-    "fused_ops": ("speed-up, mi210", "speed-up, mi210"),
+    "fused_ops": ("speed-up, mi210 4", "speed-up, mi210 2x1"),
     "goldyloc": ("speed-up", "with"),
     "gpgpusim": ("algorithm", "launch share", "camping"),
     "jitq": ("throughput lost", "capacity saved"),

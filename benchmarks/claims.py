@@ -57,7 +57,8 @@ _BASES = ("fitted", "input", "by construction")
 
 _HEAD = """# Claims
 
-A paper has one row over all of its studies. A claim is missed where any of them misses it; one that none tests is listed.
+A paper has one row over all of its studies. A claim is missed where any of them misses it; one that none tests is
+listed as not tested.
 Published values beside ours, judged by their tolerances; written by `python -m benchmarks.claims --record`. Only
 predicted claims test a model. Fitted: a constant was fitted to them. Input: the published value, or a constant taken
 from it, is put in. By construction: the model cannot say otherwise. Errors carry their sign: ours over the published
@@ -219,8 +220,10 @@ def abstracts(claims: Mapping[str, Rows]) -> Iterator[str]:
     yield "|---|---|--:|--:|--:|---|---|"
     for row in (row for rows in by_paper(claims).values() for row in _kinds(rows)[0]):
         verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
-        verdict += f", {row['basis']}" * (row["basis"] != "predicted" and row["within"] is not None)
-        yield f"| `{row['id']}` | {row['statement'].replace('|', '/')} | {_cells(row, name=False)} | {verdict} | {row['judged_by'] or '–'} |"
+        verdict += f", {row['basis']}" if row["basis"] != "predicted" and row["within"] is not None else ""
+        says = row["statement"].replace("|", "/")
+        cells = [f"`{row['id']}`", says, _cells(row, name=False), verdict, row["judged_by"] or "–"]
+        yield f"| {' | '.join(cells)} |"
 
 
 def misses(claims: Mapping[str, Rows]) -> Iterator[str]:

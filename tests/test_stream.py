@@ -256,7 +256,10 @@ def test_a_selection_keeps_the_winners_and_what_it_can_of_the_rest(large: Path, 
     assert list(kept) == [name for name in table["key"] + table["scenario"] if name in set(kept)]
     pd.testing.assert_frame_equal(found.table, select(large, goals, most).table)
     if most >= 20:
-        pd.testing.assert_frame_equal(Contest(Answer(baseline_may_win=True)).winners(found.table, goals), Contest(Answer(baseline_may_win=True)).winners(table, goals))
+        pd.testing.assert_frame_equal(
+            Contest(Answer(baseline_may_win=True)).winners(found.table, goals),
+            Contest(Answer(baseline_may_win=True)).winners(table, goals),
+        )
     if most >= 150:
         assert found.table["on_front"].sum() == table["on_front"].sum()
 

@@ -28,10 +28,10 @@ class Answer(Frozen):
     """What answers a study's question, as the study declares it.
 
     scenario: what a scenario is, in a word or two (`GEMM`). runs_on: path of the name of what it runs on. shows:
-    columns of the first table, that of the question's quantity first. by: paths; each combination of their values has a winner of
-    its own. across: a path whose values are columns of the table, with the first quantity. over: paths over which a
-    choice counts as at its worst. bounds, baselines: path -> values of rows that never win. baseline_may_win: whether
-    the baseline itself is one of the answers.
+    columns of the first table, that of the question's quantity first. by: paths; each combination of their values has
+    a winner of its own. across: a path whose values are columns of the table, with the first quantity. over: paths
+    over which a choice counts as at its worst. bounds, baselines: path -> values of rows that never win.
+    baseline_may_win: whether the baseline itself is one of the answers.
     """
 
     scenario: str = "scenario"
