@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.recorded import ROOT
 from dse.cli import main as dse
 from dse.results.answer import answer_tables
-from dse.results.contest import Contest
+from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
 
 QUIET = ("tracking=none", "store=none", "timeline=false", "figures=none", "fidelity=none")
@@ -99,7 +99,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Read:
-    """What a study printed first. head: columns of its first table. rows: texts of cells. sentences: beside tables."""
+    """The first that a study printed. head: columns of its first table. rows: texts of cells. sentences: beside tables."""
 
     study: str
     question: str
@@ -117,7 +117,7 @@ def small_run(study: str, folder: Path) -> Outputs:
 
 
 def read(outputs: Outputs) -> Read:
-    """What a finished run printed first."""
+    """Read what a finished run printed first."""
     record, printed = outputs.read_json("summary"), list(answer_tables(outputs, outputs.read_table("results")))
     tables = [part for part in printed if not isinstance(part, str)]
     sentences = tuple(part for part in printed if isinstance(part, str))

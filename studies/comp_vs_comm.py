@@ -17,12 +17,12 @@ from dse.results.answer import tables_of_winners
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
-from dse.results.words import cell
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
+from studies.communication_shares import least_fitting, share_table
 from studies.facts import facts, read_rows
 from studies.iterations import at, base
 from studies.plain import Plain
@@ -85,7 +85,7 @@ class CompVsComm(Plain):
         if points.empty:
             yield from tables_of_winners(outputs, table)
             return
-        yield _share_table(points)
+        yield share_table(points)
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings on exact counts, the projection, and slower links between servers."""
@@ -139,37 +139,7 @@ def _at_middle(ok: pd.DataFrame) -> pd.DataFrame:
     if ok.empty:
         return ok
     rows = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
-    return _least_fitting(rows, [_WIDTH, _FASTER])
-
-
-def _least_fitting(points: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Of each group the point at the least TP whose memory suffices, or at the largest there is."""
-    import pandas as pd
-
-    selected = []
-    for _, rows in points.groupby(by, sort=False):
-        fits = rows[rows["memory_share"] <= 1]
-        selected.append((fits if len(fits) else rows).sort_values(_TP).iloc[[0 if len(fits) else -1]])
-    return pd.DataFrame(pd.concat(selected)) if selected else points
-
-
-def _share_table(points: pd.DataFrame) -> Table:
-    """Rows: widths, with their TP. Columns: communication's share by how much faster arithmetic gets than links."""
-    from rich.table import Table
-
-    faster = sorted(points[_FASTER].unique().tolist())
-    heads = [f"communication's share at {value:g}x the FLOP/s over bandwidth" for value in faster]
-    note = (
-        f"{points[_LENGTH].iloc[0]:,} tokens a sequence, {points[_BATCH].iloc[0]} a batch; TP: the least whose memory "
-    )
-    shown = Table(box=None, pad_edge=False, caption=f"{note}suffices, else the largest", caption_justify="left")
-    for name in ("hidden size", "TP", "memory", *heads):
-        shown.add_column(name, justify="right")
-    for width, rows in points.sort_values(_WIDTH).groupby(_WIDTH):
-        first, shares = rows.iloc[0], rows.set_index(_FASTER)["serialized_share"]
-        cells = [cell(shares.get(value), "fraction") for value in faster]
-        shown.add_row(f"{width:,.0f}", f"{first[_TP]:.0f}", cell(first["memory_share"], "fraction"), *cells)
-    return shown
+    return least_fitting(rows, [_WIDTH, _FASTER])
 
 
 def _thousands(width: float) -> str:
@@ -189,7 +159,7 @@ def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
     future = facts("comp_vs_comm")["future"]
     points = ok[ok[_WIDTH].isin(future["hidden"]) & ok[_LENGTH].isin(future["sequence_length"])]
     points = points[(points[_BATCH] == future["batch"]) & (points[_FASTER] == faster)]
-    return _least_fitting(points, [_WIDTH, _LENGTH])
+    return least_fitting(points, [_WIDTH, _LENGTH])
 
 
 def _band(ok: pd.DataFrame, faster: float) -> Finding:

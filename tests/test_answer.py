@@ -77,7 +77,7 @@ def test_claims_are_a_line_that_names_what_is_missed_with_its_sign() -> None:
     claims = [Claim(id=f"x.{name}", kind="exact", value=1, tolerance=(0, 2), **about) for name in ("right", "wrong")]
     rows = judge(claims, {"x.right": Finding(1.0), "x.wrong": Finding(3.0)})
     line = claims_line(rows, "toy")
-    assert line.startswith("claims: 1 of 2 predicted claims are within; missed: wrong +2e+02 % (python -m dse claims")
+    assert line.startswith("claims: 1 of 2 predicted claims are within; missed: wrong +200 % (python -m dse claims")
     assert claims_line([], "toy") == "this study checks no published claims"
     untested = claims_line(judge(claims, {}, departure="another machine"), "toy")
     assert untested == "published claims were not tested: another machine"

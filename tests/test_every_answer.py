@@ -15,8 +15,7 @@ from benchmarks import answer_check, claims
 from dse.cli import main
 from dse.config.options import list_options
 from dse.results.answer import answer_tables, winners_in_words
-from dse.results.contest import Answer, Contest
-from dse.results.pareto import Standings
+from dse.results.pareto import Answer, Contest, Standings
 from dse.results.run_folder import Outputs
 
 STUDY = Path(__file__).parents[1] / "conf" / "study"

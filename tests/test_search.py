@@ -28,8 +28,7 @@ from dse import plugins
 from dse.backend import STATUSES
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
-from dse.results.contest import Answer, Contest
-from dse.results.pareto import Standings
+from dse.results.pareto import Answer, Contest, Standings
 from dse.search import METHODS as METHODS_BY_NAME
 from dse.search import Limit, Question, Search, explore, surrogate
 from dse.search.genes import Genes

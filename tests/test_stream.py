@@ -25,8 +25,7 @@ from dse.errors import ConfigError
 from dse.evaluation import executor
 from dse.evaluation.calls import call
 from dse.evaluation.signals import Interrupted
-from dse.results.contest import Answer, Contest
-from dse.results.pareto import Seen
+from dse.results.pareto import Answer, Contest, Seen
 from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
 from dse.study import ledger, run

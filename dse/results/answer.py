@@ -14,7 +14,7 @@ from dse.plots import title
 from dse.plots.palette import label
 from dse.plots.quantities import words
 from dse.results import output_files
-from dse.results.contest import Contest
+from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
@@ -85,7 +85,7 @@ def tables_of_winners(
 
 
 def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
-    """What tells the rows of the table that is shown apart: the scenario, and what the study names."""
+    """Columns that tell rows of the shown table apart: the scenario, and what the study names."""
     return ["scenario", *(path for path in Contest.of(record).answer.by if path in best)]
 
 

@@ -15,8 +15,8 @@ from dse.backend import Interval, Replay
 from dse.results import provenance
 from dse.results.agreement import errors, match_levels
 from dse.results.claims import Finding, judge
-from dse.results.contest import Contest
 from dse.results.finished_run import Finished
+from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.results.words import cell, choice_in_words
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dse.plots import Draw
 
 _MOST_COLOURS = 11
+_IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
 
 
 def console() -> Console:
@@ -266,7 +267,9 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
 def error_text(row: Mapping[str, Any]) -> str:
     """The signed error of a claim: `+12 %`, `-0.3 %`; nothing where there is none or nothing was published."""
     share = row["error"]
-    return "" if share is None or row["provenance"] == "memory" else f"{100 * share:+.2g} %"
+    if share is None or row["provenance"] == "memory":
+        return ""
+    return f"{100 * share:+.0f} %" if abs(share) >= _IN_WHOLE_PERCENT else f"{100 * share:+.2g} %"
 
 
 def flips_text(row: Mapping[str, Any]) -> str:

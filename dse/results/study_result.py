@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.results import report
 from dse.results.answer import ranked_winners, winners_in_words
-from dse.results.contest import Contest
+from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
 
 if TYPE_CHECKING:

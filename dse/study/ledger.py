@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from dse.content_hash import grid_content_keys, keys_to_hex
 from dse.progress import bar
-from dse.results.contest import Contest
-from dse.results.pareto import Seen, Standings
+from dse.results.pareto import Contest, Seen, Standings
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, Layout, Rows, Sheet
 

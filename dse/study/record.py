@@ -60,7 +60,7 @@ def _question(planned: Plan) -> str:
 
 
 def _subject(planned: Plan) -> str:
-    """What was run: `16 GEMMs (g1, g2, ..., g16) on mi300x_8`; "" where nothing has a name."""
+    """Scenarios and systems that were run: `16 GEMMs (g1, g2, ..., g16) on mi300x_8`; "" where nothing has a name."""
     answer, names = planned.settings.study.answer, [name for name in planned.spaces if name]
     kind = f"{len(names)} {answer.scenario}{'s' * (len(names) != 1)}"
     machines = _values(planned, answer.runs_on) if answer.runs_on else []

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dse.evaluation.settings import Executor
-from dse.results.contest import Answer
+from dse.results.pareto import Answer
 from dse.results.selection import Rule
 from dse.search import Limit, Search
 from dse.search.question import constraints

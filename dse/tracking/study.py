@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import AfterValidator, Field
 
 from dse.results import output_files, provenance
-from dse.results.contest import Contest
+from dse.results.pareto import Contest
 from dse.results.run_folder import Made, Outputs, Shape, Summary, results
 from dse.results.words import choice_in_words
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
