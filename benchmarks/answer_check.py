@@ -99,7 +99,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Read:
-    """The first that a study printed. head: columns of its first table. rows: texts of cells. sentences: beside tables."""
+    """An answer as it was printed. head: columns of the first table. rows: texts of cells. sentences: beside tables."""
 
     study: str
     question: str

@@ -188,7 +188,7 @@ def _judges(rows: Rows) -> str:
 
 
 def _verdict_in_words(row: Mapping[str, Any]) -> str:
-    """What is to be said of a claim that is no prediction that came out; "" of one that is."""
+    """Words on a claim that is no prediction that came out; "" of one that is."""
     name = row["id"].partition(".")[2]
     if row["within"] is None:
         return f"{name} not tested"

@@ -213,7 +213,7 @@ class StudyFolder:
 
     @cached_property
     def contest(self) -> Contest:
-        """Which of its rows may win."""
+        """Rule of which of its rows may win."""
         return Contest.of(self.summary)
 
     def _leaders(self) -> pd.DataFrame:

@@ -201,7 +201,7 @@ def _own_ideal_s(point: Columns) -> Floats:
 
 
 def _share(speedup: Floats, ideal: Floats) -> Floats:
-    """What a speed-up is of an ideal one, both less 1."""
+    """Share of an ideal speed-up that a speed-up is, both less 1."""
     return np.asarray((speedup - 1) / np.where(ideal > 1, ideal - 1, 1.0))
 
 
