@@ -191,6 +191,7 @@ def test_a_point_run_shows_its_row(store: Store, folder: Path) -> None:
     assert third.data.params["share_0_"] == repr(1 / 3)
     tags = first.data.tags
     assert {name.removeprefix("dse."): value for name, value in tags.items() if name.startswith("dse.")} == {
+        "may_win": "true",
         **{"scenario": "g1", "point_key": key(0), "status": "ok"},
         **{"on_front": "true", "baseline": "true", "engine": "event"},
     }
