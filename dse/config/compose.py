@@ -16,15 +16,15 @@ import yaml
 
 from dse import plugins
 from dse.config import expansion, spelling
-from dse.config.expansion import interpolates, limit_cpu_time
+from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
 from dse.config.flags import OWN_FLAGS
 from dse.config.options import catalogued, catalogued_paths, catalogued_tree, conf_dir, listed, put_catalogued
-from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
+from dse.config.overrides import note_source
+from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, contradictions, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, has_path, set_path
-from dse.units import amount
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Composer:
             with told_by_hydra():
                 config = compose("config", overrides=[*search, *overrides])
                 tree = OmegaConf.to_container(config)
-                return self.resolve(tree) if interpolates(tree) else dict(_with_text_keys(tree))
+                return self.resolve(tree) if interpolates(tree) else dict(with_text_keys(tree))
         except ConfigError as error:
             self.problems.extend(error.problems)
             return {}
@@ -156,7 +156,7 @@ class _Composer:
 
         try:
             expansion.check(tree)
-            return dict(_with_text_keys(OmegaConf.to_container(OmegaConf.create(tree), resolve=True)))
+            return dict(with_text_keys(OmegaConf.to_container(OmegaConf.create(tree), resolve=True)))
         except ConfigError as error:
             self.problems.extend(error.problems)
         except (OmegaConfBaseException, RecursionError) as error:
@@ -183,13 +183,6 @@ def told_by_hydra() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise ConfigError([spelling.composition_problem(error)]) from None
-
-
-def _with_text_keys(tree: Any) -> Any:
-    """A tree whose keys are all text, so that every path can be written."""
-    if isinstance(tree, dict):
-        return {str(key): _with_text_keys(value) for key, value in tree.items()}
-    return [_with_text_keys(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def request(texts: Sequence[str], folder: Path | None = None) -> Request:
@@ -275,7 +268,8 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     whole = {line.key: str(line.value) for line in good if line not in described}
     composer.problems.extend(put_catalogued(tree, whole))
     values = [line for line in lines if line not in chosen]
-    _check_swept(composer, [*good, *values])
+    typed = [(line.key, line.text) for line in [*good, *values] if line.kind != "delete"]
+    composer.problems.extend(contradictions(typed, groups))
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
@@ -294,20 +288,6 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     groups_fixed = frozenset(line.key for line in good)
     levels = _levels(composer, tree, picks, groups.get("simulator", []))
     return Request(tree, options, knobs, tuple(texts), groups_fixed, tuple(composer.problems), composer.folder, levels)
-
-
-def _check_swept(composer: _Composer, lines: Sequence[_Line]) -> None:
-    """Note paths that are given one value and a sweep of several on one command line."""
-    groups = composer.groups()
-    fixed = {
-        f"{line.key}.name" if line.key in groups else line.key: line.text for line in lines if line.kind != "delete"
-    }
-    for line in lines:
-        path = line.key.removeprefix("space.")
-        path = f"{path}.name" if path in groups else path
-        if line.key.startswith("space.") and line.kind != "delete" and path in fixed:
-            rule = f"is swept here, and fixed by `{fixed[path]}`"
-            composer.note(line.key, rule, line.text.partition("=")[2], "keep one of them")
 
 
 def _mappings(tree: Any) -> list[Mapping[str, Any]]:
@@ -410,17 +390,7 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
         else:
             value = line.text.partition("=")[2] if line.sweep else line.value
             _set(composer, tree, line.key, value)
-            _note_source(tree, line.key, value)
-
-
-def _note_source(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Say in the `sources` of a section that a number was typed: the source of the former value is not its own."""
-    section, _, path = key.partition(".")
-    inner = tree.get(section)
-    sources = inner.get("sources") if isinstance(inner, dict) else None
-    is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
-    if path and is_number and isinstance(sources, dict):
-        sources[path] = {"provenance": "assumed", "source": "typed on the command line"}
+            note_source(tree, line.key, value)
 
 
 def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, exists: bool) -> None:
@@ -525,5 +495,5 @@ def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping
     for key, value in typed.items():
         if has_path(tree, key):
             set_path(tree, key, value)
-            _note_source(tree, key, value)
+            note_source(tree, key, value)
     return dict(tree.get(section, {}))

@@ -139,3 +139,10 @@ def limit_cpu_time(seconds: float = MOST_SECONDS) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+def with_text_keys(tree: Any) -> Any:
+    """A tree whose keys are all text, so that every path can be written."""
+    if isinstance(tree, dict):
+        return {str(key): with_text_keys(value) for key, value in tree.items()}
+    return [with_text_keys(value) for value in tree] if isinstance(tree, list) else tree

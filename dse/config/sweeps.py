@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from dse.errors import Problem
 from dse.space import Knob
 
 MOST_VALUES = 1_000_000
@@ -73,3 +74,19 @@ def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def contradictions(typed: Sequence[tuple[str, str]], groups: Collection[str]) -> list[Problem]:
+    """Problems of paths that are given one value and a sweep of several on one command line.
+
+    typed: key and text of each override.
+    """
+    fixed = {f"{key}.name" if key in groups else key: text for key, text in typed}
+    problems = list[Problem]()
+    for key, text in typed:
+        path = key.removeprefix("space.")
+        path = f"{path}.name" if path in groups else path
+        if key != path and key.startswith("space.") and path in fixed:
+            rule = f"is swept here, and fixed by `{fixed[path]}`"
+            problems.append(Problem(key, rule, text.partition("=")[2], "keep one of them"))
+    return problems
