@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Keys = NDArray[np.uint64]
 """Content keys of designs: hashes of 128 bits as two unsigned numbers each, [B, 2] (`dse.content_hash`)."""
@@ -147,17 +147,40 @@ def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
 Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated", "assumed"]
 
 
+class Calibration(Frozen):
+    """What numbers were fitted to, so that anybody can fit them again (`python -m benchmarks.refit`).
+
+    target: the value that a quantity is to have, or the table of the rows, a path below a folder of measured tables.
+    tolerance: how far that quantity may be off its target, or a number off its fit to the rows, as a share.
+    recomputed_by: name of the function that computes them anew.
+    """
+
+    target: float | Annotated[str, Field(min_length=3)]
+    tolerance: float = Field(gt=0, lt=1)
+    recomputed_by: str = Field(min_length=3)
+
+
 class Source(Frozen):
     """The origin of a number. `memory` is unverified recollection and never shown as published; `assumed` is taken
     over from other hardware, or chosen. spread: how far off it may be, as a share either way, where the source says.
+    calibration: of calibrated numbers, what they were fitted to. copy_of: the option of `conf` whose numbers these are,
+    at the same path (`gpu/h100`) or another one (`gpu/h100:efficiency.bf16`).
     """
 
     provenance: Provenance
     source: str = Field(min_length=3)
     spread: float | None = Field(default=None, gt=0, lt=1)
+    calibration: Calibration | None = None
+    copy_of: str | None = Field(default=None, pattern=r"^\w+/\w+(:[\w.]+)?$")
+
+    @model_validator(mode="after")
+    def _only_what_is_calibrated_has_a_target(self) -> Self:
+        if self.calibration is not None and self.provenance != "calibrated":
+            raise ValueError(f"is {self.provenance} and names a calibration; only what is calibrated was fitted")
+        return self
 
 
-LABELS = frozenset({"name", "description", "note", "sources", "unread"})
+LABELS = frozenset({"name", "description", "note", "sources", "calibration", "copy_of", "unread"})
 """Fields that say what a value is called or where it is from; two values that differ only there are equal.
 
 unread: keys of a foreign file that may change the answer and that no model reads; they are reported before the answer.

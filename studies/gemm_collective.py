@@ -76,10 +76,15 @@ def predict_overlaps(file: Path) -> tuple[list[Overlap], dict[str, int]]:
     predicted, skipped = [], dict[str, int]()
     for _, cells in read_csv(file, needed=NEEDED).rows:
         try:
-            predicted.append(_predict(cells))
+            predicted.append(predict_overlap(cells))
         except UnpredictableError as error:
             skipped[str(error)] = skipped.get(str(error), 0) + 1
     return predicted, skipped
+
+
+def calibration_rows(file: Path, fits: str) -> list[Mapping[str, str]]:
+    """Rows of a table that the constants called `fits` (of `calibrated_on`) were fitted on. Raises ConfigError."""
+    return [cells for _, cells in read_csv(file, needed=NEEDED).rows if _is_fitted(cells, fits)]
 
 
 def _unpredictable(cells: Mapping[str, str]) -> str | None:
@@ -121,15 +126,16 @@ def _method(cells: Mapping[str, str]) -> Mapping[str, Any] | None:
     return None
 
 
-def _predict(cells: Mapping[str, str]) -> Overlap:
-    """Raise UnpredictableError for a row that cannot be predicted."""
+def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None) -> Overlap:
+    """Predict a row. changes: of the shipped machine's tree. Raises UnpredictableError where it cannot be predicted."""
     if reason := _unpredictable(cells):
         raise UnpredictableError(reason)
     names = ("baseline_ms", "overlapped_ms")
     baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
     method = _method(cells)
     assert method is not None
-    readings = [_times(cells, method, whole=whole) for whole in (True, False)]
+    machine = merged(_machine(cells), changes or {})
+    readings = [_times(cells, method, machine, whole=whole) for whole in (True, False)]
     times = readings[0]
     if baseline is not None:
         times = min(readings, key=lambda reading: abs(math.log(reading[0] / baseline)))
@@ -137,17 +143,20 @@ def _predict(cells: Mapping[str, str]) -> Overlap:
     return Overlap(cells, measured, times[:2], times[2:], _is_fitted(cells))
 
 
-def _is_fitted(cells: Mapping[str, str]) -> bool:
-    """Whether a constant was calibrated on this row."""
+def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
+    """Whether a constant was calibrated on this row: those called `fits`, or any."""
     return any(
         all(str(value) == cells[name] for name, value in row.items() if name != "fits")
         for row in _settings()["calibrated_on"]
+        if fits in (None, row["fits"])
     )
 
 
-def _times(cells: Mapping[str, str], method: Mapping[str, Any], *, whole: bool) -> tuple[float, float, float, float]:
+def _times(
+    cells: Mapping[str, str], method: Mapping[str, Any], system: Mapping[str, Any], *, whole: bool
+) -> tuple[float, float, float, float]:
     """Predicted times [s] of the baseline, of the overlap, and of GEMM and collective in the baseline."""
-    system, workload = _machine(cells), _workload(cells, whole=whole)
+    workload = _workload(cells, whole=whole)
     cus = system["gpu"]["cu_copy"]["num_cus"]
     schedules = [_schedule(chosen, comm_cus=cus) for chosen in (_settings()["baseline"], method)]
     backend = OverlapBackend("fluid")

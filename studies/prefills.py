@@ -73,9 +73,11 @@ def model_named(name: str) -> str | None:
     return plain if plain in public() else None
 
 
-def predict_prefill(model: str, prompt_len: int, tp: int) -> dict[str, float]:
-    """Times [s] of a prefill of one prompt on `tp` GPUs of a node, by kind."""
-    plain = _tree(model, prompt_len, tp)
+def predict_prefill(
+    model: str, prompt_len: int, tp: int, *, changes: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Times [s] of a prefill of one prompt on `tp` GPUs of a node, by kind. changes: of the shipped design's tree."""
+    plain = merged(_tree(model, prompt_len, tp), changes or {})
     times = {}
     for kind, changed in settings()["times"].items():
         tree = merged(plain, {name: value for name, value in changed.items() if name in plain})
@@ -105,10 +107,25 @@ def read_prefills(file: Path) -> tuple[list[Prefill], list[str]]:
             skipped.add(cells["model"])
             continue
         prompt_len, tp = int(cells["prompt_len"]), int(cells["tp"])
-        fitted = {"model": cells["model"], "prompt_len": prompt_len, "tp": tp} in settings()["calibrated_on"]
         predicted = predict_prefill(model, prompt_len, tp)
-        rows.append(Prefill(cells["model"], prompt_len, tp, measured, predicted, fitted))
+        rows.append(Prefill(cells["model"], prompt_len, tp, measured, predicted, _is_fitted(cells)))
     return rows, sorted(skipped)
+
+
+def calibration_rows(file: Path) -> list[tuple[tuple[str, int, int], float]]:
+    """(model, prompt length, tp) of the rows that constants were fitted on, and their times without all-reduces [s]."""
+    rows = list[tuple[tuple[str, int, int], float]]()
+    for _, cells in read_csv(file, needed=_SIZES).rows:
+        model, sizes = model_named(cells["model"]), (int(cells["prompt_len"]), int(cells["tp"]))
+        if model is not None and _is_fitted(cells):
+            rows.append(((model, *sizes), _measured(cells)[NO_SUMS]))
+    return rows
+
+
+def _is_fitted(cells: Mapping[str, str]) -> bool:
+    """Whether constants were fitted on this row."""
+    row = {"model": cells["model"], "prompt_len": int(cells["prompt_len"]), "tp": int(cells["tp"])}
+    return row in settings()["calibrated_on"]
 
 
 def _measured(cells: Mapping[str, str]) -> dict[str, float]:

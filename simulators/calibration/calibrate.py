@@ -53,6 +53,7 @@ _ONE_UNIT = "give every time in the unit of its column"
 _TOO_FAST_LINK = 2e12  # bytes/s of a GPU in an all-reduce, faster than any existing link
 _POOR_MEDIAN, _POOR_CORRELATION = 0.25, 0.95  # bounds beyond which a fit is reported as poor
 _AT_BOUND = 0.02  # of the logarithm
+_TOLERANCE = 0.02  # of a constant, that a fit to the same rows may differ by
 _NOTE = "on rows not fitted on"
 _FEW = 5  # times up to which a correlation is not meaningful
 LARGE_BYTES = 1e6
@@ -262,17 +263,18 @@ def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
         basis = ", ".join(f"{count} {kind} rows" for kind, count in counts.items())
         gpu.setdefault("efficiency", {})[precision] = _rounded(constants.model_dump(exclude_none=True))
         source = f"dse calibrate on {basis} of {file.name} (sha256 {content}...)"
-        gpu["sources"][f"efficiency.{precision}"] = {"provenance": "calibrated", "source": source}
+        gpu["sources"][f"efficiency.{precision}"] = _calibrated(source, file, by="operators")
     if fitted.library is not None:
         source = f"dse calibrate on all-reduce rows of {file.name} (sha256 {content}...)"
         tree["node"] = {
             "library": _rounded(fitted.library.model_dump(exclude_none=True)),
-            "sources": {"library": {"provenance": "calibrated", "source": source}},
+            "sources": {"library": _calibrated(source, file, by="rings")},
         }
     for kind, collective in fitted.collectives.items():
         names = fitted.fitted_on[ANY_PRECISION][kind]
         source = f"dse calibrate on {len(names)} {kind} rows of {file.name} (sha256 {content}...)"
-        _put_collective(tree.setdefault("node", {"sources": {}}), kind, collective, names=names, source=source)
+        origin = _calibrated(source, file, by="collectives")
+        _put_collective(tree.setdefault("node", {"sources": {}}), kind, collective, names=names, origin=origin)
     gpu["fitted_on"] = {
         precision: {kind: list(names) for kind, names in kinds.items()}
         for precision, kinds in fitted.fitted_on.items()
@@ -290,15 +292,24 @@ _PLACES: Mapping[str, tuple[str, str]] = {
 
 
 def _put_collective(
-    node: dict[str, Any], row_kind: str, fitted: Protocols | SwitchRate, *, names: Sequence[str], source: str
+    node: dict[str, Any], row_kind: str, fitted: Protocols | SwitchRate, *, names: Sequence[str], origin: dict[str, Any]
 ) -> None:
-    """Put the constants of a collective into a node's tree, with their source and the rows that they were fitted on."""
+    """Put the constants of a collective into a node's tree, with their origin and the rows that they were fitted on."""
     kind, way = COLLECTIVE_ROWS[row_kind]
     part, field = _PLACES[way]
     place = node.setdefault(part, {})
     place.setdefault(field, {})[str(kind)] = _rounded(fitted.model_dump(exclude_none=True))
     place.setdefault("fitted_on", {})[row_kind] = list(names)
-    node["sources"][f"{part}.{field}.{kind}"] = {"provenance": "calibrated", "source": source}
+    node["sources"][f"{part}.{field}.{kind}"] = origin
+
+
+def _calibrated(source: str, file: Path, *, by: str) -> dict[str, Any]:
+    """The origin of fitted constants: a table, and the function of `benchmarks.refits` that fits them again.
+
+    They are no copies any more of those of another GPU.
+    """
+    calibration = {"target": file.name, "tolerance": _TOLERANCE, "recomputed_by": by}
+    return {"provenance": "calibrated", "source": source, "calibration": calibration, "copy_of": None}
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:

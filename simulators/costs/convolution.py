@@ -27,9 +27,9 @@ At `mixed`, matrix units do products whose channels are multiples of 8 (NVIDIA, 
 neither the fused Winograd nor FFT; L is of the peak without them, as everything else that they do not do.
 
 The work of each is exact (Lavin and Gray, arXiv:1509.09308; Mathieu, Henaff, LeCun, arXiv:1312.5851). The factors are
-the same for all devices, fitted and then set one by one on convolutions of four GPUs (calibrated;
-conf/data/operators.yaml). A strided data gradient goes by col2im; convolutions of 1 x 1 are plain products. No
-library's choice of algorithm is known: the fastest is taken.
+the same for all devices, fitted once and then set by hand on convolutions of four GPUs (conf/data/operators.yaml).
+A strided data gradient goes by col2im; convolutions of 1 x 1 are plain products. No library's choice of algorithm is
+known: the fastest is taken.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward_data", "backward_filte
 
 _FEED = 1.0  # of a multiplication's time, reading an operand from LDS (assumed)
 _PROLOGUE = 24.0  # steps of k in which a tile fills and drains its pipeline (as in simulators.costs.convolution)
-_FUSED = 1.5  # transforms inside a Winograd kernel, over its multiplications (calibrated on the same tables)
+_FUSED = 1.5  # transforms inside a Winograd kernel, over its multiplications (chosen on the same tables)
 _GRADIENT = 1.15  # of the filter pass: index arithmetic on both operands (as in simulators.costs.convolution)
 _FFT_WORK = 4.0  # of butterflies, over that of multiplications with additions (as in simulators.costs.convolution)
 _FILL = 4  # workgroups of a CU up to which a filter gradient is split
