@@ -88,7 +88,8 @@ def value_of(option: str, path: str) -> float | None:
 def read_option(option: str) -> dict[str, Any]:
     """The tree of an option as its file has it."""
     file = file_of(option)
-    return _read(file, file.stat().st_mtime_ns)
+    tree: dict[str, Any] = _read(file, file.stat().st_mtime_ns)
+    return tree
 
 
 @functools.cache
