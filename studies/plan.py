@@ -359,7 +359,8 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
         for name in compared
     }
     fixed = sorted(path for path in typed if path in OFF)
-    return {"file": file.name, "tool": read.tool, "plan": plan, "tools": defaults, "typed": fixed}
+    section = {"file": file.name, "tool": read.tool, "plan": plan, "tools": defaults, "typed": fixed}
+    return section | ({"unread": list(read.unread)} if read.unread else {})
 
 
 def _frameworks(library: str) -> list[str]:

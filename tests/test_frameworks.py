@@ -20,12 +20,13 @@ from dse.errors import ConfigError
 from search_spaces.frameworks import user_buffers
 from search_spaces.frameworks.command import nearest, write_all
 from search_spaces.frameworks.reading import read
-from search_spaces.frameworks.settings import leaves_of, tools
+from search_spaces.frameworks.settings import leaves_of, read_plan, tools
 from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers, sites_of
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel
 from studies.export import Exported, answer
+from studies.plan import given_section
 from studies.planned_step import Exporting, PlannedStep
 
 OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format != "msccl"]
@@ -422,3 +423,20 @@ def test_a_schedule_of_a_collective_becomes_an_algorithm_of_msccl_and_back(
     assert main(["settings-import", "settings=outputs/export/msccl/algorithm.xml", "from=msccl", "out=back.yaml"]) == 0
     first, back = (yaml.safe_load(Path(name).read_text()) for name in ("made/schedule.yaml", "back.yaml"))
     assert sorted(first["messages"]) == sorted(back["messages"])
+
+
+def test_settings_that_change_a_step_and_have_no_place_in_a_plan_are_told_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("serve.yaml").write_text("tensor-parallel-size: 8\ndata-parallel-size: 4\nserved-model-name: mine\n")
+    assert main(["settings-import", "settings=serve.yaml", "from=vllm", "out=theirs.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "changes a step, and is not modelled: data-parallel-size"
+    assert "means nothing to a plan: served-model-name" in lines
+    assert read_plan(Path("theirs.yaml")).unread == ("serve.yaml: data-parallel-size",)
+    section = given_section(Path("theirs.yaml"), {})
+    assert section["unread"] == ["serve.yaml: data-parallel-size"]
+    for tool in tools().values():  # none of these is one that is read
+        names = {name for file in tool.files for setting in file.settings for name in (setting.name, *setting.aliases)}
+        assert not names & set(tool.unmodelled)

@@ -59,9 +59,13 @@ def _question(planned: Plan) -> str:
     return f"{planned.settings.study.question} {_subject(planned)}{changed}".strip()
 
 
+_VARIANT = " @ "  # `<name> @ <variant>` is one of several variants of a scenario
+
+
 def _subject(planned: Plan) -> str:
     """Scenarios and systems that were run: `16 GEMMs (g1, g2, ..., g16) on mi300x_8`; "" where nothing has a name."""
-    answer, names = planned.settings.study.answer, [name for name in planned.spaces if name]
+    answer = planned.settings.study.answer
+    names = list(dict.fromkeys(name.partition(_VARIANT)[0] for name in planned.spaces if name))
     kind = f"{len(names)} {answer.scenario}{'s' * (len(names) != 1)}"
     machines = _values(planned, answer.runs_on) if answer.runs_on else []
     of = f"{kind} ({_listed(names)})" if names else ""

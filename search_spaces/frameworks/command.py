@@ -42,10 +42,14 @@ def settings_import(words: Sequence[str]) -> int:
         keep(out, yaml_of(read_schedule(path)))
     else:
         settings = read(_texts(tool, path), with_words({}, overrides))
-        text = yaml.safe_dump({"tool": name, **settings.plan}, sort_keys=False)
+        counting = [unread for unread in settings.unread if unread.split(" ")[0] in tool.unmodelled]
+        kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
+        text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
         keep(out, text)
+        for unread in counting:
+            console.print(f"changes a step, and is not modelled: {unread}", soft_wrap=True, highlight=False)
         console.print(text.rstrip(), soft_wrap=True, highlight=False)
-        for unread in settings.unread:
+        for unread in (unread for unread in settings.unread if unread not in counting):
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
     console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
     return 0

@@ -159,7 +159,8 @@ class Tool(Frozen):
     """A framework or library. version: that the settings are of. framework: whether it runs models by itself.
 
     modes: of a run that it is for. experts: whether it is for experts on several GPUs alone. defaults: what it does
-    where nothing is set. follows: knobs that nothing has to set there -> what they follow from.
+    where nothing is set. follows: knobs that nothing has to set there -> what they follow from. unmodelled: names of
+    settings that change a step and that no plan has.
     """
 
     title: str
@@ -170,6 +171,7 @@ class Tool(Frozen):
     experts: bool = False
     defaults: tuple[Default, ...] = ()
     follows: Mapping[str, str] = {}
+    unmodelled: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -240,10 +242,14 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan that was read. tool: whose settings it was; "" where a run of `plan` wrote it, or a person."""
+    """A plan that was read. tool: whose settings it was; "" where a run of `plan` wrote it, or a person.
+
+    unread: settings of the tool that change a step and are not modelled.
+    """
 
     plan: dict[str, Any]
     tool: str = ""
+    unread: tuple[str, ...] = ()
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -251,6 +257,7 @@ def read_plan(path: Path) -> PlanFile:
     way = "name the plan.yaml of a run of `python -m dse plan`"
     tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
     tool = tree.pop("tool", "") if isinstance(tree, dict) else ""
+    unread = tree.pop("unread", []) if isinstance(tree, dict) else []
     if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
         raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
     check = Problems()
@@ -259,8 +266,11 @@ def read_plan(path: Path) -> PlanFile:
             check.add(f"plan.{name}", "is no section of a plan", way_out=way)
     if tool and tool not in tools():
         check.add("plan.tool", "is no tool", value=tool, way_out=did_you_mean(str(tool), tools()))
+    if not isinstance(unread, list):
+        check.add("plan.unread", "is no list of settings", value=unread, way_out="leave it out")
     check.done()
-    return PlanFile({str(name): dict(entries) for name, entries in tree.items()}, str(tool))
+    plan = {str(name): dict(entries) for name, entries in tree.items()}
+    return PlanFile(plan, str(tool), tuple(map(str, unread)))
 
 
 _MODELS: Mapping[str, type[BaseModel]] = {"parallel": Parallel, "run": Run, "optimizer": Optimizer}

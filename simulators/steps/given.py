@@ -41,7 +41,8 @@ class Given(Frozen):
     """The section `given`. plan: values of knobs by path; empty: no plan is given. file: that it was read from.
 
     tool: whose settings it was, "" for none: what it does by itself counts below the plan. tools: defaults to compare
-    with, by the name of the tool. typed: paths of choices that are the same in all that is compared.
+    with, by the name of the tool. typed: paths of choices that are the same in all that is compared. unread: settings
+    of the tool that change a step and are not modelled.
     """
 
     file: str = ""
@@ -49,6 +50,7 @@ class Given(Frozen):
     plan: Values = Field(default_factory=dict)
     tools: Mapping[str, ToolDefaults] = Field(default_factory=dict)
     typed: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def with_given(trees: Mapping[str, Tree], section: Given, *, apart: str, steps: Steps) -> Mapping[str, Tree]:
