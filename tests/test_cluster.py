@@ -285,12 +285,14 @@ def test_a_program_of_the_user_runs_on_workers_that_were_started_elsewhere(
 def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_path: Path) -> None:
     spec = planned(None).spec
     hold = Hold(1, spec.context)
-    order = remote.Order(code_version(), me().host, str(tmp_path), spec, "1", Executor(name="x"), "", 1.0, hold)
+    order = remote.Order(
+        code_version(), me().host, str(tmp_path), spec, spec.version, Executor(name="x"), "", 1.0, hold
+    )
     here = Path.cwd()
     try:
         assert order.take_up() == ""
         assert Path.cwd() == tmp_path
-        assert "another version of the simulator (1, not 2)" in replace(order, version="2").take_up()
+        assert f"another version of the simulator ({spec.version}, not 2)" in replace(order, version="2").take_up()
         missing = BackendSpec("external", (("command", ["./gone"]),))
         assert "cannot run the simulator: simulator" in replace(order, spec=missing).take_up()
         assert "another host than the store" in replace(order, url="sqlite:///a.db", host="other").take_up()

@@ -332,9 +332,10 @@ def test_shipped_constants_predict_the_collectives_that_they_were_not_fitted_on(
 ) -> None:
     """Medians: 10 % from 256 KiB on, 20 % below, of every collective and GPU of the table of NCCL."""
     rows = judged(shared("data/collectives/nccl_a100_h100_l40s.csv").parent, capsys)
-    assert set(rows) == {(name, "", kind) for name in MEASURED for kind in RINGS}
+    fitted = {(name, "", kind) for name in MEASURED for kind in RINGS}
+    assert fitted <= set(rows)  # tables of other machines, to which nothing was fitted, are printed as well
     assert LARGE_BYTES == 256 * 1024
-    assert all(row["large_median"] < 0.10 and row["small_median"] < 0.20 for row in rows.values())
+    assert all(rows[place]["large_median"] < 0.10 and rows[place]["small_median"] < 0.20 for place in fitted)
 
 
 @pytest.mark.slow

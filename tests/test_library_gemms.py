@@ -238,8 +238,9 @@ def test_shipped_constants_predict_the_rows_that_they_were_not_fitted_on(
     assert validity.main(["--data", str(shared("data/README.md").parent), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     by_device = {(row["device"], row["precision"]): row for row in found["tables"] if row["kind"] == "gemm"}
-    assert set(by_device) == {(name, precision) for name, each in CALIBRATED.items() for precision in each}
-    for (name, precision), row in by_device.items():
+    calibrated = {(name, precision) for name, each in CALIBRATED.items() for precision in each}
+    assert calibrated <= set(by_device)  # tables of other machines, to which nothing was fitted, are printed as well
+    for (name, precision), row in ((place, row) for place, row in by_device.items() if place in calibrated):
         noted = tree_of(name)["gpu"]["note"]["on rows not fitted on"]
         assert row["median"] == pytest.approx(noted[f"{precision} gemm"]["median"], rel=1e-3)
         assert row["p90"] == pytest.approx(noted[f"{precision} gemm"]["p90"], rel=1e-3)

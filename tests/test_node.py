@@ -115,13 +115,14 @@ def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, dat
     """The one GPU then is the first, which holds a row more than the last: an approximation.
 
     Tiles that wait for single shards (`signalled`) are late together where memory serves computing first: a GPU that is
-    a row ahead holds up its peers' copies.
+    a row ahead holds up its peers' copies. Copies by DMA engines and the GEMM slow one another by more than a third, so
+    that what ends a row earlier shifts what it slows.
     """
     topology = data.draw(st.sampled_from(TOPOLOGIES))
     point = data.draw(designs(schedule, topology, rows=st.integers(4000, 30000)))
     whole, one = measured(EVEN, point), measured(ONE, point)
     ranked = schedule == "signalled" and point.schedule.priority == "compute"  # type: ignore[attr-defined]
-    assert whole["makespan_s"] == pytest.approx(one["makespan_s"], rel=0.2 if ranked else 0.02)
+    assert whole["makespan_s"] == pytest.approx(one["makespan_s"], rel=0.2 if ranked else 0.03)
     assert one["moved_bytes"] <= whole["moved_bytes"] <= one["moved_bytes"] * 1.001
 
 

@@ -87,15 +87,15 @@ def test_a_given_plan_that_is_slower_is_told_as_slower_with_the_site_that_loses_
     file.write_text(yaml.safe_dump(THEIRS))
     judged = judge(tmp_path, file, *DECODE, "run.sequence_length=4096")
     answer = capsys.readouterr().out
-    lines = answer.splitlines()
+    first = " ".join(below_heading(answer)[:2])
     seconds = {name: float(row["iteration_s"]) for name, row in judged.rows.items()}
     given = seconds[AS_GIVEN]
     tree = judged.trees[AS_GIVEN]
     assert given == float(iteration(StepBackend().design(tree)).seconds)
     assert all(tree["sites"][site] == schedule for site, schedule in THEIRS["sites"].items())  # type: ignore[attr-defined]
     assert given > seconds["serial"] > seconds["defaults of vllm"]  # whose switch adds
-    assert lines[1].startswith(f"llama3_70b, as theirs.yaml has it: {1e3 * given:.3f} ms a step")
-    assert f"{given / seconds['serial']:.2f}x slower than serial execution" in lines[1]
+    assert first.startswith(f"llama3_70b, as theirs.yaml has it: {1e3 * given:.3f} ms a step")
+    assert f"{given / seconds['serial']:.2f}x slower than serial execution" in first
     sites = {name: lost for name, lost in judged.losses.items() if name in SITES}
     worst = max(sites, key=lambda name: sites[name])
     assert sites[worst] == given - seconds[f"without {worst}"] > 0
@@ -103,6 +103,12 @@ def test_a_given_plan_that_is_slower_is_told_as_slower_with_the_site_that_loses_
     assert all(f"\n{site} " in answer for site in THEIRS["sites"])
     again = yaml.safe_load((Outputs.latest(tmp_path, "plan").folder / "plan.yaml").read_text())
     assert again == {**THEIRS, "parallel": {"sequence_parallel": True}}  # tp was typed
+
+
+def below_heading(answer: str) -> list[str]:
+    """Lines of an answer below its question, which ends with what was typed in brackets."""
+    lines = answer.splitlines()
+    return lines[1 + next(place for place, line in enumerate(lines) if line.endswith(")")) :]
 
 
 @pytest.mark.slow
@@ -114,7 +120,7 @@ def test_sites_that_a_step_does_not_have_are_told_before_the_answer(
     file.write_text(yaml.safe_dump({"sites": sites}))
     words = ("model=llama3_8b", "run.sequence_length=2048", "run.batch=8", "parallel.sequence_parallel=true")
     judged = judge(tmp_path, file, *words)
-    first = capsys.readouterr().out.splitlines()[1]
+    first = below_heading(capsys.readouterr().out)[0]
     assert first == "left out, as this step has no such site: sites.ffn_in_backward = c3_sp"
     assert set(judged.losses) == {"attention_in", "ffn_out"}
     assert get_path(judged.trees["serial"], "parallel.sequence_parallel") is True  # what was typed is not taken back
@@ -129,14 +135,14 @@ def test_a_plan_that_fits_nowhere_is_no_gain(tmp_path: Path, capsys: pytest.Capt
     assert main(["plan", *QUIET, *SPACE, *QWEN, f"output_dir={tmp_path}", "parallel.split_ctas=0"]) == 3
     answer, errors = capsys.readouterr()
     outputs = Outputs.latest(tmp_path, "plan")
-    table, lines = outputs.read_table("results"), answer.splitlines()
+    table, lines = outputs.read_table("results"), below_heading(answer)
     assert set(table["status"]) == {"infeasible"}
     assert not table["on_front"].any()
     assert table["reason"].str.contains("memory_share is above").all()
     least = float(table["memory_share"].min())
-    assert lines[1].startswith(f"qwen2.5_72b: does not fit in any schedule: it takes {least:.2f} times the memory")
-    assert lines[2].startswith("nearest that fits: parallel.")
-    assert "precision of weights alone: 8 bits" in " ".join(lines[2:5])
+    assert lines[0].startswith(f"qwen2.5_72b: does not fit in any schedule: it takes {least:.2f} times the memory")
+    assert lines[1].startswith("nearest that fits: parallel.")
+    assert "precision of weights alone: 8 bits" in " ".join(lines[1:4])
     assert "no point is within rules and limits" in errors
     assert "faster" not in answer
     assert "in short" not in answer

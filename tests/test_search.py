@@ -694,8 +694,7 @@ def test_a_sampled_study_evaluates_no_design_twice_and_every_row_once(method: st
     assert isinstance(plan.backend, toy.Fixed)
     before = len(plan.backend.evaluated)
     table, _ = studied(plan, tmp_path)
-    context = (plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
-    keys = [content_key(design, *context) for design in plan.backend.evaluated[before:]]
+    keys = [content_key(design, *plan.context.words) for design in plan.backend.evaluated[before:]]
     assert len(keys) == len(set(keys))
     assert sorted(keys) == sorted(table["key"])
 

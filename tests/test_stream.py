@@ -89,7 +89,7 @@ def alone(plan: Plan, space: Space, point: Assignment) -> tuple[str, Result]:
         design = plan.backend.design(space.tree(point))
     except ConfigError as error:
         return f"refused {error}", Result("infeasible", reason=str(error).replace("\n", "; "))
-    name = content_key(design, plan.spec.name, plan.backend.version, repr(plan.spec.parameters))
+    name = content_key(design, *plan.context.words)
     (found,) = call(plan.spec, [Batch(design)])
     return name, found[0]
 

@@ -16,10 +16,10 @@ import yaml
 
 from dse import plugins
 from dse.config import expansion, spelling
+from dse.config import options as option_files
 from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
 from dse.config.flags import OWN_FLAGS
 from dse.config.options import catalogued, catalogued_paths, catalogued_tree, conf_dir, listed, put_catalogued
-from dse.config.overrides import note_source
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, contradictions, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
@@ -390,7 +390,7 @@ def _apply(composer: _Composer, tree: dict[str, Any], lines: Sequence[_Line]) ->
         else:
             value = line.text.partition("=")[2] if line.sweep else line.value
             _set(composer, tree, line.key, value)
-            note_source(tree, line.key, value)
+            option_files.note_source(tree, line.key, value)
 
 
 def _delete(composer: _Composer, tree: dict[str, Any], line: _Line, exists: bool) -> None:
@@ -495,5 +495,5 @@ def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping
     for key, value in typed.items():
         if has_path(tree, key):
             set_path(tree, key, value)
-            note_source(tree, key, value)
+            option_files.note_source(tree, key, value)
     return dict(tree.get(section, {}))

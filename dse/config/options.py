@@ -18,6 +18,7 @@ from dse import plugins
 from dse.config.yaml_checks import LOADER, load_yaml, unreadable
 from dse.errors import ConfigError, Problem
 from dse.files import read_text
+from dse.units import amount
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _NAMES = ("description", "question")  # of what an option says of itself
@@ -141,3 +142,13 @@ def catalogued_paths(tree: Mapping[str, Any], groups: Collection[str]) -> set[st
         elif path.partition(".")[0] in groups:
             paths.add(path)
     return paths
+
+
+def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Say in the `sources` of a section that a number was typed: the source of the former value is not its own."""
+    section, _, path = key.partition(".")
+    inner = tree.get(section)
+    sources = inner.get("sources") if isinstance(inner, dict) else None
+    is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
+    if path and is_number and isinstance(sources, dict):
+        sources[path] = {"provenance": "assumed", "source": "typed on the command line"}

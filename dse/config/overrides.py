@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dse.units import amount
-
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"null", "true", "false", "nan", "inf"})
 
@@ -54,13 +52,3 @@ def _quoted(text: str) -> str:
         return text
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Say in the `sources` of a section that a number was typed: the source of the former value is not its own."""
-    section, _, path = key.partition(".")
-    inner = tree.get(section)
-    sources = inner.get("sources") if isinstance(inner, dict) else None
-    is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
-    if path and is_number and isinstance(sources, dict):
-        sources[path] = {"provenance": "assumed", "source": "typed on the command line"}

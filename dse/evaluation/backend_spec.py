@@ -9,7 +9,6 @@ from typing import Any
 from dse import plugins
 from dse.backend import Backend, complete
 from dse.errors import ConfigError, Problem, Problems
-from dse.results.fingerprint import fingerprint
 from dse.store.result_store import Context
 
 
@@ -41,6 +40,8 @@ class BackendSpec:
     @property
     def version(self) -> str:
         """Version of the backend, and the fingerprint of the code and the data that it runs on."""
+        from dse.results.fingerprint import fingerprint  # commands that evaluate nothing need none
+
         module = plugins.target("backend", self.name).partition(":")[0]
         return f"{self.make().version}+code.{fingerprint(module)}"
 

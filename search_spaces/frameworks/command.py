@@ -81,6 +81,7 @@ def _words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
+    """A plan with the values of words `path=value` put over it. Raises ConfigError for other words."""
     changed = {name: dict(entries) for name, entries in plan.items()}
     for word in words:
         path, equals, value = word.partition("=")
@@ -94,6 +95,7 @@ def with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
 
 
 def tool_named(word: str, name: str) -> tuple[str, Tool]:
+    """The name and the tool that a word of the command names. Raises ConfigError where there is none."""
     if name not in tools():
         raise ConfigError([Problem(word, "is no tool", name, did_you_mean(name, tools()))])
     return name, tools()[name]
@@ -127,6 +129,7 @@ def _text(path: Path) -> str:
 
 
 def keep(path: Path, text: str) -> None:
+    """Write a text in place of a file. Raises ConfigError where that is a folder."""
     if path.is_dir():
         raise ConfigError([Problem("out", "is a folder", str(path), "name a file")])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -262,6 +262,10 @@ def _plan(design: BaseModel, what_ifs: WhatIfs) -> Any:
 
 def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
     """Yield rules that a plan breaks."""
+    if design.system.node is None or design.system.node.library is None:
+        way = "take a machine whose library of collectives is known: python -m dse systems"
+        yield Problem("system.node.library", "is missing: collectives of a profile need its rates", way_out=way)
+        return
     movers = [what_ifs.effects.movers(group) for group in range(len(what_ifs.model.names))]
     settings = [design.plan.setting(group) for group in range(len(movers))]
     if all(setting.mover not in able for setting, able in zip(settings, movers, strict=True)):
