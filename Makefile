@@ -10,7 +10,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test nightly bench cluster kills search faults fuzz parity instructions docs docs-check format clean
+.PHONY: help setup sweep check fast coverage test nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -69,6 +69,9 @@ fuzz: setup ## try 1,000 broken configurations, command lines and output folders
 
 instructions: setup ## count the instructions of fixed workloads under Valgrind (more than ten minutes) and tell what rose
 	$(BIN)/python -m benchmarks.instructions
+
+answers: setup ## count wrong answers: silent numbers, stale results, calibrations off, studies that do not answer (half an hour)
+	$(BIN)/python -m benchmarks.answers
 
 docs: setup ## serve the documentation on 127.0.0.1:8000
 	$(DOCS) serve
