@@ -261,7 +261,8 @@ class _Sample:
                 parts.append(backend.design(_changed(space.tree(point), *change, space.base)))
             except ConfigError:
                 parts.append(None)
-        results = iter(backend.evaluate([Batch(design) for design in parts if design is not None]))
+        designs = [Batch(design) for design in parts if design is not None]
+        results = iter(backend.evaluate(designs) if designs else [])
         refused = Results.all_alike(Result("infeasible"), 1)
         return Results.join([refused if design is None else next(results) for design in parts])
 

@@ -166,7 +166,7 @@ class ProfileBackend(Backend):
                 results[place] = result
         joined = Results.of([result for result in results if result is not None])
         ends = np.cumsum([batch.size for batch in batches]).tolist()
-        starts = [0, *ends[:-1]]
+        starts = [0, *ends[:-1]][: len(ends)]
         return [joined.take(slice(begin, end)) for begin, end in zip(starts, ends, strict=True)]
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
