@@ -15,6 +15,7 @@ code 1 where something is not so. --quick draws few. --data: folder of measured 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--data", type=Path)
     typed = parser.parse_args(words)
-    computed = figures(QUICK if typed.quick else WHOLE, typed.data)
+    with contextlib.redirect_stdout(sys.stderr):  # studies print their answers
+        computed = figures(QUICK if typed.quick else WHOLE, typed.data)
     wrong = misses(computed)
     if typed.json:
         print(json.dumps(computed | {"misses": wrong}))

@@ -266,6 +266,10 @@ def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
         way = "take a machine whose library of collectives is known: python -m dse systems"
         yield Problem("system.node.library", "is missing: collectives of a profile need its rates", way_out=way)
         return
+    if design.system.node.num_gpus < 2:
+        rule = "has no collectives, and the profile has"
+        yield Problem("system.node.num_gpus", rule, design.system.node.num_gpus, "give it 2 or more")
+        return
     movers = [what_ifs.effects.movers(group) for group in range(len(what_ifs.model.names))]
     settings = [design.plan.setting(group) for group in range(len(movers))]
     if all(setting.mover not in able for setting, able in zip(settings, movers, strict=True)):
