@@ -496,6 +496,7 @@ def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", valid_shares.KINDS)
 @pytest.mark.parametrize("method", ["auto", "screened", "tpe", "archive", "nsga2", "nsga3"])
 def test_where_most_values_never_give_a_result_a_search_learns_to_avoid_them(method: str, kind: str) -> None:
