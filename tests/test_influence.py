@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.silent_leaves import silent_leaves
+from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.study.influence import check_typed, with_value
@@ -32,6 +33,13 @@ def test_a_rate_that_only_another_cost_model_reads_is_refused_with_the_one_that_
     text = "\n".join(map(str, error.value.problems))
     assert "is not read by simulator=step (gemm by fitted" in text
     assert "peak_flop_per_s" in text
+
+
+@pytest.mark.slow
+def test_a_dry_run_refuses_what_the_run_would(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*PREFILL, "system.gpu.matrix_flop_per_s_per_cu='10 TFLOP/s'", "budget.trials=4"]
+    assert main(["dry-run", *words]) == 2
+    assert "is not read by simulator=step" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from dse.results import report
 from dse.results.pareto import Seen
 from dse.store.result_store import recorded_keys
 from dse.study.census import MOST_COUNTED, NUM_DRAWN, Census, Tally, count_points, sample_points, search_calls
+from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
 from dse.study.timing import Call, Estimate, Pace, RowCost, measure_row, time_calls, workers
@@ -197,7 +198,9 @@ def command(words: Sequence[str]) -> int:
         raise ConfigError([Problem(wrong, "is no flag of a dry run", way_out=did_you_mean(wrong, OWN_FLAGS))])
     typed = [word for word in overrides(words) if word != "json=true"]
     planned, refused = _plan_or_refusal(request(typed, own_folder(words)))
+    typed_notes = check_typed(planned)
     forecast = outlook(planned, refused)
+    forecast = replace(forecast, notes=(*typed_notes, *forecast.notes))
     if "json=true" in words:
         print(json.dumps(forecast.json(), indent=2, ensure_ascii=False, allow_nan=False))
         return 0

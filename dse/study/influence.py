@@ -122,7 +122,10 @@ def _weak(path: str, typed: object, influence: Influence, goals: Sequence[str]) 
 def _notes_on_files(sample: _Sample) -> Iterator[str]:
     """Yield a note on each file of the user's folder that holds numbers which change nothing."""
     for file, numbers in _numbers_of_files(sample.planned).items():
-        unread = [path for path in numbers if not sample.influence(path).tenth]
+        first = list(numbers)[:_MOST_OF_A_FILE]
+        if len(numbers) > len(first):
+            yield f"{file}: whether its numbers count was looked at for the first {len(first)} of {len(numbers)}"
+        unread = [path for path in first if not sample.influence(path).tenth]
         if unread:
             shown = ", ".join(f"{path} = {numbers[path]}" for path in unread)
             yield f"{file}: a tenth more or less of these changes no metric of this study: {shown}"
@@ -148,9 +151,10 @@ def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
             continue
         own = load_yaml(file)
         if isinstance(own, dict) and own.pop("defaults", None):
-            leaves = dict(list(number_leaves(own, section))[:_MOST_OF_A_FILE])
             numbers[str(file)] = {
-                path: value for path, value in leaves.items() if get_path(planned.request.tree, path) == value
+                path: value
+                for path, value in number_leaves(own, section)
+                if get_path(planned.request.tree, path) == value
             }
     return numbers
 
