@@ -31,11 +31,15 @@ from conftest import (
     flat_system,
     shipped,
 )
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dse import plugins
 from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import Request, request
+from dse.config.sweeps import range_size, sweep_knob
 from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
@@ -165,6 +169,8 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
     # infeasible
     ([*CU, "schedule.comm_cus=400"], ["schedule.comm_cus = 400", "leaves no CU", "(system.gpu.num_cus = 304)"]),
     # the space
+    (["seed=9007199254740993"], ["seed = 9007199254740993", "beyond 2**53", "write a smaller number"]),
+    (["+space.system.gpu.num_cus=choice(64,-9007199254740994)"], ["space.system.gpu.num_cus", "beyond 2**53"]),
     (["+space.system.gpu.num_cus=range(64,64)"], ["space.system.gpu.num_cus = 'range(64,64)'", "holds no value"]),
     (["+space.system.gpu.num_cus=range(304,64,8)"], ["space.system.gpu.num_cus", "holds no value"]),
     (["+space.system.gpu.hbm_bytes_per_s=interval(5,5)"], ["space.system.gpu.hbm_bytes_per_s", "not below"]),
@@ -641,6 +647,18 @@ def test_a_hardware_knob_joins_the_space_with_one_override_and_brings_its_object
 def test_the_space_speaks_hydras_sweep_grammar(sweep: str, values: tuple[int, ...] | None) -> None:
     knob = planned(S, f"+space.system.gpu.num_cus={sweep}").request.knobs[-1]
     assert knob.values == values if values else sorted(knob.values) == [1, 2, 3]
+
+
+@given(st.integers(-999, 999), st.integers(1, 99), st.integers(0, 60), st.integers(0, 98), st.sampled_from([1, -1]))
+def test_a_range_has_the_decimals_that_were_written(start: int, step: int, count: int, over: int, sign: int) -> None:
+    """The values of range(a, b, step) are a + i step in decimals, and b is left out, as it is of whole numbers."""
+    stop = start + sign * (count * step + over % step)
+    written = [f"{number / 100:.2f}" for number in (start, stop, sign * step)]
+    sweep = OverridesParser.create().parse_override(f"k=range({','.join(written)})").value()
+    right = [number / 100 for number in range(start, stop, sign * step)]
+    if right:
+        assert list(sweep_knob("k", sweep, {}).values) == right
+    assert range_size(sweep) == len(right)
 
 
 @pytest.mark.slow

@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from dse import plugins
-from dse.config import expansion, spelling
+from dse.config import expansion, spelling, sweeps
 from dse.config import options as option_files
 from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
 from dse.config.flags import OWN_FLAGS
 from dse.config.options import catalogued, catalogued_paths, catalogued_tree, conf_dir, listed, put_catalogued
-from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, contradictions, plain, range_size, sweep_knob, too_many
+from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
@@ -269,7 +269,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     composer.problems.extend(put_catalogued(tree, whole))
     values = [line for line in lines if line not in chosen]
     typed = [(line.key, line.text) for line in [*good, *values] if line.kind != "delete"]
-    composer.problems.extend(contradictions(typed, groups))
+    composer.problems.extend(sweeps.contradictions(typed, groups))
     _apply(composer, tree, values)
     tree = composer.resolve(tree) if any("${" in text for text in texts) else tree
     fixed = {f"{line.key}.name" for line in good} | {
@@ -277,6 +277,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     }
     fixed |= catalogued_paths(tree, whole) - {line.key.removeprefix("space.") for line in values}
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
+    composer.problems.extend(sweeps.inexact(tree, knobs))
     baseline = get_path(tree, "study.baseline") or {}
     values_of = {knob.path: knob.values for knob in knobs}
     probes = get_path(tree, "study.probes") or {}

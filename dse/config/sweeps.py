@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,8 @@ from dse.space import Knob
 
 MOST_VALUES = 1_000_000
 """Of a knob; they are counted before they are made."""
+LARGEST_WHOLE = 2**53
+"""Beyond it not every whole number is a 64-bit float."""
 FEWER_VALUES = "take a larger step, or fewer values"
 
 
@@ -23,8 +25,7 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     if isinstance(value, IntervalSweep):
         return _interval(path, value.start, value.end, log="log" in value.tags)
     if isinstance(value, RangeSweep):
-        range_size(value)
-        values = tuple(value.range())
+        values: tuple[Any, ...] = tuple(_range_values(value))
     elif isinstance(value, Glob):
         names = groups.get(path.partition(".")[0], [])
         values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
@@ -44,9 +45,20 @@ def plain(leaf: Any) -> Any:
     raise ValueError("inside braces it needs quotes, as 'choice(a,b)'")
 
 
+def _range_values(sweep: Any) -> Iterator[int | float]:
+    """The values of a range, its end left out. Raises ValueError as `range_size` does."""
+    count = range_size(sweep)
+    start, step = Decimal(str(sweep.start)), Decimal(str(sweep.step))
+    whole = all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step))
+    return (int(start + place * step) if whole else float(start + place * step) for place in range(count))
+
+
 def range_size(sweep: Any) -> int:
-    """Number of values of a range, counted without making them. Raises ValueError where they are too many."""
-    start, stop, step = (Decimal(end) for end in (sweep.start, sweep.stop, sweep.step))
+    """Number of values of a range, counted without making them, in the decimals that were written.
+
+    Raises ValueError where they are too many.
+    """
+    start, stop, step = (Decimal(str(end)) for end in (sweep.start, sweep.stop, sweep.step))
     if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
         raise ValueError("a range has finite ends and a step other than 0")
     count = max(Decimal(0), (stop - start) / step)
@@ -70,6 +82,27 @@ def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
             raise ValueError(too_many(high - low + 1))
         return Knob(path, tuple(range(low, high + 1)))
     return Knob(path, low=float(low), high=float(high), log=log)
+
+
+def inexact(tree: Mapping[str, Any], knobs: Sequence[Knob]) -> list[Problem]:
+    """Problems of the whole numbers of a configuration and of its knobs that a 64-bit float rounds."""
+    rule = "is a whole number beyond 2**53, which a table of results would round"
+    swept = [(f"space.{knob.path}", value) for knob in knobs for value in knob.values]
+    large = [(path, value) for path, value in [*_numbers(tree, ""), *swept] if _is_inexact(value)]
+    return [Problem(path, rule, value, "write a smaller number, or a text in quotes") for path, value in large]
+
+
+def _is_inexact(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > LARGEST_WHOLE
+
+
+def _numbers(node: Any, path: str) -> Iterator[tuple[str, int]]:
+    """(dotted path, value) of the whole numbers of a tree."""
+    if isinstance(node, int):
+        yield path, node
+    elif isinstance(node, Mapping | list):
+        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _numbers(value, f"{path}.{name}".lstrip("."))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
