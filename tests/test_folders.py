@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from conftest import REPOSITORY
 from folders import finished, odd_table
 
 from dse.cli import main
+from dse.errors import ConfigError
 from dse.results import output_files
 
 FAST = ["study=ficco_sweep", "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none"]
@@ -473,3 +475,21 @@ def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert (found["cases"], found["tracebacks"], found["hangs"]) == (10, 0, 0), done.stderr
     assert found["max_memory_mb"] < 2000
+
+
+@pytest.mark.slow
+def test_no_bit_of_a_tables_metadata_ends_the_process(tmp_path: Path) -> None:
+    """pyarrow ends the process for some of them where it is asked for a column's metadata before it was opened."""
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"x": [1.0, None]}), path, store_schema=False)
+    data = bytearray(path.read_bytes())
+    footer = range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data))
+    if (child := os.fork()) == 0:
+        for place, bit in itertools.product(footer, range(8)):
+            data[place] ^= 1 << bit
+            path.write_bytes(data)
+            with suppress(ConfigError), output_files.table(path) as table:
+                table.whole()
+            data[place] ^= 1 << bit
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
