@@ -1,0 +1,51 @@
+"""Files from strangers: each case of `tests/field` gives its right answer, judged by `python -m benchmarks.field`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+from pydantic import ValidationError
+
+from benchmarks.field import OURS, trials
+
+
+def field(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.field", "--json", *words]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900, check=False)
+
+
+@pytest.mark.slow
+def test_every_case_of_the_field_is_right() -> None:
+    done = field()
+    counts = json.loads(done.stdout)
+    assert (counts["wrong"], counts["tracebacks"]) == (0, 0), done.stderr
+    assert counts["cases"] == len(list(OURS.glob("*/README.md"))), done.stderr
+
+
+def test_each_case_says_what_is_right_and_holds_it() -> None:
+    for readme in OURS.glob("*/README.md"):
+        assert "\nRight: " in readme.read_text("utf-8"), readme
+        assert trials(readme.parent), f"{readme.parent}: has no check.yaml"
+
+
+def test_a_wrong_case_is_told_and_counted(tmp_path: Path) -> None:
+    case = tmp_path / "wrong"
+    case.mkdir()
+    (case / "README.md").write_text("Right: 7", "utf-8")
+    number = {"of": r"(\d+)\.\d+", "is": 7_000_000}
+    check = {"command": ["--version"], "says": ["no such words"], "never": ["dse"], "values": [number], "exit": 3}
+    (case / "check.yaml").write_text(yaml.safe_dump(check), "utf-8")
+    done = field("--data", str(tmp_path))
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {"cases": 1, "right": 0, "wrong": 1, "tracebacks": 0}
+    for words in ("exit code 0, right is 3", "nothing matches 'no such words'", "'dse' matches", "right is 7e+06"):
+        assert words in done.stderr
+    (case / "check.yaml").write_text("command: [--version]\nsay: [dse]\n", "utf-8")
+    with pytest.raises(ValidationError, match="say"):
+        trials(case)
