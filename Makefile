@@ -64,7 +64,7 @@ kills: setup ## kill studies hundreds of times (a quarter of an hour) and record
 search: setup ## hold every search method against known fronts (twenty-five minutes) and record it
 	$(BIN)/python -m benchmarks.search --record
 
-fuzz: setup ## try 1,000 broken configurations, command lines and output folders (some twenty minutes)
+fuzz: setup ## try 1,000 broken configurations, command lines, folders and strangers' files (some twenty minutes)
 	$(BIN)/python -m benchmarks.fuzz --cases 1000
 
 instructions: setup ## count the instructions of fixed workloads under Valgrind (more than ten minutes) and tell what rose
