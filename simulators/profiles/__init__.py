@@ -39,22 +39,25 @@ PHRASES = {
 }
 """How values of knobs read in an answer, where their names do not say it (`dse.results.words`)."""
 
+_KERNELS = "a YAML file that names kernels: a class, and patterns of the names of its kernels"
 COMMANDS = {
     "trace-import": Command(
         "simulators.profiles.trace_command:trace_import",
-        "trace-import profile=<file> [out=<folder>]",
+        "trace-import profile=<file> [kernels=<file>] [out=<folder>]",
         "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
         {
             "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
+            "kernels": _KERNELS,
             "out": "folder to write to",
         },
         ("trace-import profile=run.json.gz",),
     ),
     "explain": Command(
         "simulators.profiles.explain_command:explain",
-        "explain <A> <B> [out=<folder>]",
+        "explain <A> <B> [kernels=<file>] [out=<folder>]",
         "where the difference between two profiles, or points (<study>:<key>), comes from, cause by cause",
         {
+            "kernels": _KERNELS,
             "out": "folder to write to (outputs/explain)",
             "output_dir": "folder of results (outputs)",
             "system": "machine whose laws of contention count where a profile tells none; default: by its GPU's name",
@@ -69,6 +72,7 @@ COMMANDS = {
             "study": "name of the study",
             "key": "of the point in results.parquet, or its start",
             "profile": "in place of both: a file that trace-import reads",
+            "kernels": _KERNELS,
             "ranks": "how many (those of the node; 1 of a profile)",
             "out": "folder to write to",
             "config_dir": "folder of your own configurations",
@@ -78,10 +82,11 @@ COMMANDS = {
     ),
     "advise": Command(
         "simulators.profiles.advise_command:advise_profile",
-        "advise profile=<file> [system=<machine>] [out=<folder>]",
+        "advise profile=<file> [system=<machine>] [kernels=<file>] [out=<folder>]",
         "a profile: what each collective costs, which change of it gains most, and all changes together",
         {
             "profile": "a file that trace-import reads",
+            "kernels": _KERNELS,
             "system": "machine whose constants are assumed where the profile tells none; default: by its GPU's name",
             "out": "folder to write to",
         },

@@ -20,6 +20,7 @@ from simulators.profiles.contended import EXPECTED, Ran, contended
 from simulators.profiles.effects import LATER, RECORDED, Setting
 from simulators.profiles.laws import Estimate, assumed_laws, learn_laws
 from simulators.profiles.profile import Profile
+from simulators.profiles.unknown import nothing_to_move
 from simulators.profiles.what_if import (
     WORTH,
     Plan,
@@ -124,8 +125,7 @@ def advise(profile: Profile, system: str) -> Advice:
     or for a profile without collectives.
     """
     if not profile.is_collective.any():
-        way = "record a rank of a run on several GPUs"
-        raise ConfigError([Problem("profile", "has no collective to advise on", profile.source, way)])
+        raise ConfigError([Problem("profile", *nothing_to_move("has no collective to advise on", profile))])
     what_ifs = WhatIfs(contended(profile, learn_laws(profile, assumed_laws(system))))
     tried = try_all(what_ifs)
     plan, count = best_together(what_ifs, tried)
@@ -185,7 +185,7 @@ def best_row(what_ifs: WhatIfs, tried: Tried, rows: Sequence[int]) -> int:
     if most < least:
         return recorded
     near = [at for at in rows if gains[at] >= (1 - _NEARLY) * most]
-    sms = what_ifs.model.group_sms[tried.groups[recorded]]
+    sms = max(float(what_ifs.model.group_sms[tried.groups[recorded]]), 1.0)
     return min(near, key=lambda at: (tried.settings[at].changes, abs(np.log((tried.settings[at].sms or sms) / sms))))
 
 

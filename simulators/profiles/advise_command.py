@@ -26,8 +26,12 @@ from simulators.profiles.advice import Advice, GroupAdvice, advise, machine_of
 from simulators.profiles.contended import Ran
 from simulators.profiles.effects import Setting
 from simulators.profiles.import_command import drawn
+from simulators.profiles.kernel_classes import OPTION, read_patterns
 from simulators.profiles.laws import CASES, Estimate
+from simulators.profiles.profile import classify
 from simulators.profiles.readers import read
+from simulators.profiles.unknown import summary as unknown_summary
+from simulators.profiles.unknown import unknown_lines, unused_patterns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,17 +43,22 @@ _HOST_BOUND = 0.9  # share of the run that remains if no kernel takes any time
 
 
 def advise_profile(words: Sequence[str]) -> int:
-    """`advise <profile> [system=<machine>] [out=<folder>]`: run the what-ifs of a profile, print and write advice."""
+    """`advise <profile> [system=<machine>] [kernels=<file>] [out=<folder>]`: run the what-ifs of a profile, print and
+    write advice.
+    """
     from dse.results import report
 
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
-    options = pairs(typed, {"profile": ""}, optional=["system", "out"])
+    options = pairs(typed, {"profile": ""}, optional=["system", "out", OPTION])
+    patterns = read_patterns(options.get(OPTION, ""))
     path = Path(options["profile"])
-    profile = read(path)
+    profile = classify(read(path), patterns)
     advice = advise(profile, machine_of(profile, options.get("system", "")))
     outputs = writable(options.get("out", f"outputs/advise/{path.name.partition('.')[0]}"))
     console = report.console()
     for line in answer(advice):
+        console.print(line, soft_wrap=True, highlight=False)
+    for line in unused_patterns([profile], patterns):
         console.print(line, soft_wrap=True, highlight=False)
     _write(advice, outputs)
     console.print(f"written to {outputs.folder}/: advice.yaml, what_ifs.parquet, figures/*", soft_wrap=True)
@@ -64,6 +73,7 @@ def answer(advice: Advice) -> Iterator[Table | str]:
     yield f"{model.profile.source}: {size}; {cell(exposed, 's')} of collectives exposed ({_share(exposed, recorded)})"
     yield from _together(advice)
     yield _table(advice)
+    yield from unknown_lines(model.profile)
     yield from _kernels(advice)
     yield from _hardware(advice)
     if advice.host_s > _HOST_BOUND * recorded:
@@ -173,6 +183,7 @@ def summary(advice: Advice) -> dict[str, Any]:
         "kernels_s": {what_if.name: vars(what_if.gain) for what_if in advice.kernels},
         "host_s": advice.host_s,
         "what_ifs": advice.count,
+        "unknown": unknown_summary(advice.what_ifs.model.profile),
         "plan": {advice.groups[group].name: _settings(setting) for group, setting in advice.plan.settings},
         "collectives": [_summary(group) for group in advice.groups],
         "other_gpus_s": dict(advice.gpus),

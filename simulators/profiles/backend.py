@@ -30,17 +30,20 @@ from simulators.profiles.design import (
     group_name,
     located,
 )
+from simulators.profiles.kernel_classes import read_patterns
 from simulators.profiles.laws import assumed_laws, learn_laws
 from simulators.profiles.machine import ProfiledMachine, machine_named
 from simulators.profiles.other_gpu import pace_of
 from simulators.profiles.outcomes import Outcomes, outcomes
-from simulators.profiles.profile import Profile
+from simulators.profiles.profile import Profile, classify
 from simulators.profiles.readers import files_of, read_ranks
+from simulators.profiles.unknown import nothing_to_move, unknown_kernels
 from simulators.profiles.what_if import WhatIfs
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
-_VERSION = "2"
+_VERSION = "3"
+_OF_WORKLOAD = ("path", "kernels")
 _SECTIONS = ("system", "workload", "plan")
 _MOST_MODELS = 8  # runs on machines that are remembered
 _INFINITE = float("inf")
@@ -99,19 +102,20 @@ class ProfileBackend(Backend):
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """A scenario for each profile that `workload.path` names, with a plan for each of its groups of collectives."""
         check, given = Problems(), tree["workload"]
-        for name in set(given) - {"path"}:
-            check.add(f"workload.{name}", "is not a known key", way_out=did_you_mean(name, ("path",)))
+        for name in set(given) - set(_OF_WORKLOAD):
+            check.add(f"workload.{name}", "is not a known key", way_out=did_you_mean(name, _OF_WORKLOAD))
         if not isinstance(given.get("path"), str) or not given["path"]:
             check.add("workload.path", "names no profile", value=given.get("path"), way_out=_WAY_OUT)
         check.model(ProfiledMachine, tree["system"], path="system")
         check.done()
+        patterns = read_patterns(str(given.get("kernels") or ""), "workload.kernels")
         trees: dict[str, Tree] = {}
         for path in _paths(given["path"]):
             content = content_of(path)
-            profiles = _profiles((str(path), content))
+            profiles = [classify(profile, patterns) for profile in _profiles((str(path), content))]
             for rank, profile in enumerate(profiles):
                 name = path.name.partition(".")[0] + (f" rank {rank}" if len(profiles) > 1 else "")
-                workload = {"content": content, "note": str(path), "rank": rank}
+                workload = {"content": content, "note": str(path), "rank": rank, "kernels": dict(patterns)}
                 trees[name] = {
                     "system": tree["system"],
                     "workload": workload,
@@ -185,10 +189,15 @@ class ProfileBackend(Backend):
         return what_ifs.run(_plan(design, what_ifs)).timeline
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
-        """Constants of the machine with their sources, those of costs of operators where another GPU computes."""
+        """Constants of the machine with their sources, those of costs of operators where another GPU computes; and what
+        share of the time of kernels is of unknown kind.
+        """
         assert isinstance(design, ProfileDesign)
         unread = () if design.plan.gpu else _OF_COSTS
-        return [fact for fact in design.system.facts() if not fact[0].startswith(unread)]
+        unknown = unknown_kernels(self._what_ifs(design).model.profile)
+        named = f"by the names of kernels, taken as computation: {unknown.largest}; {unknown.way_out}"
+        share = [("workload.unknown_share", unknown.share, "measured", named)] if unknown.counts else []
+        return [*share, *(fact for fact in design.system.facts() if not fact[0].startswith(unread))]
 
     def _what_ifs(self, design: BaseModel) -> WhatIfs:
         """The run of a design on its machine, remembered."""
@@ -216,7 +225,8 @@ def _paths(text: str) -> list[Any]:
 def _with_groups(tree: Tree, profile: Profile, name: str) -> Tree:
     """The plan of a configuration, with a part for each group of collectives. Raises ConfigError."""
     if not profile.is_collective.any():
-        raise ConfigError([Problem("workload.path", "has no collective to plan for", name, "record a rank of several")])
+        rule, _, way = nothing_to_move("has no collective to plan for", profile)
+        raise ConfigError([Problem("workload.path", rule, name, way.replace("kernels=", "workload.kernels="))])
     model = contended(profile, learn_laws(profile, assumed_laws(_machine(tree))))
     given = {group: plan for group, plan in (tree["plan"].get("groups") or {}).items() if _says(plan)}
     groups = [group_name(place) for place in range(len(model.names))]
@@ -251,7 +261,8 @@ def _other(check: Problems, name: str) -> ProfiledMachine | None:
 
 
 def _model(design: ProfileDesign) -> Contended:
-    profile = _profiles((design.workload.note, design.workload.content))[design.workload.rank]
+    recorded = _profiles((design.workload.note, design.workload.content))[design.workload.rank]
+    profile = classify(recorded, design.workload.kernels)
     return contended(profile, learn_laws(profile, assumed_laws(design.system)))
 
 

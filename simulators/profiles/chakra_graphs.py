@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from dse import plugins
+from simulators.profiles.kernel_classes import COMMUNICATES
 from simulators.profiles.profile import Profile, profile_of
 from simulators.profiles.replay import ENGINE, Replayed, lower_kernels
 from simulators.taskgraph.chakra import ExecutionTrace, TraceNode
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 
-_MOVES = ("transfer", "collective")
+_MOVES = ("transfer", *COMMUNICATES)
 _HOST = ("launch", "host", "delay", "waiting")
 _KINDS = {"MEM_LOAD_NODE": "copy", "MEM_STORE_NODE": "copy", "COMP_NODE": "compute"}
 _NAMES = {  # what names of tasks and kernels hold, without _ and -, the most particular first

@@ -129,10 +129,13 @@ def _cut_waves(model: Contended, kernel: int, parts: int) -> float:
 def merge(model: Contended, structure: Structure, group: int, *, count: int) -> Structure:
     """Up to `count` collectives of a group that follow one another on their stream become the last one of them.
 
-    They are merged where nothing waits for an earlier one before the last one begins; each saves a latency.
+    They are merged where nothing waits for an earlier one before the last one begins; each saves a latency. Copies
+    between GPUs are not merged: those that follow one another go to different GPUs.
     """
+    if not model.group_sms[group]:
+        return structure
     needs, launched = dict(structure.needs), dict(structure.parts)
-    waiting, alone, latency = _waiting(structure), model.alone_s[EXPECTED], model.laws.rate.latency_s
+    waiting, alone, latency = _waiting(structure), model.alone_s[EXPECTED], float(model.latency_s[group])
     for run in _runs(model, structure, group, count):
         last = run[-1]
         if any(kernel < last for collective in run[:-1] for kernel in waiting.get(collective, ())):

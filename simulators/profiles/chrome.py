@@ -117,9 +117,10 @@ class _Events:
         grid, elements = args.get("grid"), args.get("In msg nelems")
         stream = args.get("stream", event.get("tid"))
         size, collective = DTYPE_BYTES.get(str(args.get("dtype"))), args.get("Collective name")
+        name, payload = _copy_between_gpus(str(event["name"]), args) or (str(event["name"]), None)
         self.kernels.append(
             {
-                "name": str(event["name"]),
+                "name": name,
                 "stream": None if stream is None else str(stream),
                 "start_s": float(event["ts"]) * _US,
                 "seconds": float(event["dur"]) * _US,
@@ -128,7 +129,7 @@ class _Events:
                 if isinstance(grid, list) and len(grid) == 3
                 else None,
                 "collective": None if collective is None else str(collective),
-                "payload_bytes": None if elements is None or size is None else float(elements) * size,
+                "payload_bytes": payload if elements is None or size is None else float(elements) * size,
                 "group_size": None if args.get("Group size") is None else int(args["Group size"]),
                 "group": _group(args),
                 "operator": args.get("External id"),
@@ -141,6 +142,14 @@ class _Events:
         self.kernels.name_shapes(self.shapes)
         of_run = {"device": self.device, "dropped": self.dropped, "iterations": sorted(set(self.iterations))}
         return replace(profile_of(self.kernels, path.name, **of_run), rank=self.rank)  # type: ignore[arg-type]
+
+
+def _copy_between_gpus(name: str, args: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The name and the bytes of a copy between two GPUs, also of one that is called as those within one; else None."""
+    ends = args.get("fromDevice"), args.get("toDevice")
+    if "DtoD" in name and None not in ends and ends[0] != ends[1]:
+        name = name.replace("DtoD", "PtoP")
+    return (name, args.get("bytes")) if "PtoP" in name else None
 
 
 def _group(args: Mapping[str, Any]) -> str | None:

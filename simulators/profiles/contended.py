@@ -24,6 +24,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dse import plugins
+from simulators.profiles.kernel_classes import PEER_COPY
+from simulators.profiles.kernel_names import reduce_name
 from simulators.profiles.laws import CASES, ON_SMS, Laws, SideBySide, collective_sms, kernel_keys, side_by_side
 from simulators.profiles.profile import Profile
 from simulators.profiles.waits import CAUSES, UNKNOWN, Waits, waits
@@ -187,6 +189,12 @@ class Contended:
         return _group_sms(self.group, self.sms, len(self.names))
 
     @cached_property
+    def latency_s(self) -> Floats:
+        """Latency of a collective of each group, of which each part has its own [G]: of the law, or of copy engines."""
+        dma = self.laws.hardware.gpu.dma
+        return np.where(self.group_sms > 0, self.laws.rate.latency_s, dma.setup_s if dma is not None else 0.0)
+
+    @cached_property
     def slowed(self) -> Floats:
         """Factor [3, G] on the time of each group of collectives beside kernels of `ON_SMS`."""
         return _slowed(self.profile, self.laws, self.group, len(self.names))
@@ -257,11 +265,16 @@ def _slowdown(laws: Laws, of_class: tuple[str, float, float], *, taken: Floats, 
 
 
 def _slowed(profile: Profile, laws: Laws, group: Ints, count: int) -> Floats:
-    """Factor [3, G] on each group of collectives beside kernels of `ON_SMS`: as measured, else by the law."""
+    """Factor [3, G] on each group of collectives beside kernels of `ON_SMS`: as measured, else by the law of those that
+    hold SMs.
+    """
     measured = kernel_keys(profile).map(laws.measured).to_numpy(float)
     by_law = laws.collectives.cases()
-    columns = [measured[(group == place) & np.isfinite(measured)] for place in range(count)]
-    factors = [np.full(len(CASES), of.mean()) if of.size else by_law for of in columns]
+    factors = list[Floats]()
+    for place in range(count):
+        of = measured[(group == place) & np.isfinite(measured)]
+        unmeasured = np.ones(len(CASES)) if profile.is_peer_copy[group == place].all() else by_law
+        factors.append(np.full(len(CASES), of.mean()) if of.size else unmeasured)
     return np.array(factors).reshape(count, len(CASES)).T
 
 
@@ -288,10 +301,11 @@ def _alone(profile: Profile, pairs: SideBySide, factors: Floats, slowed: Floats)
 def _groups(profile: Profile) -> tuple[Ints, tuple[str, ...]]:
     """Group of each collective and its name: by name, payload and CTAs, those with the most time first."""
     kernels = profile.kernels[profile.is_collective]
-    plain = kernels["name"].str.replace(r"^void |\(anonymous namespace\)::", "", regex=True)
-    names = kernels["collective"].fillna(plain.str.replace(r"[(<].*", "", regex=True)).str.slice(0, 40)
+    labels = {name: reduce_name(name).label() for name in kernels["name"].unique()}
+    names = kernels["collective"].str.slice(0, 40).fillna(kernels["name"].map(labels))
     sizes = [f", {size / 1e6:.3g} MB" if size > 0 else "" for size in kernels["payload_bytes"]]
-    ctas = [f", {count} CTAs" for count in kernels["ctas"].astype("string").fillna("?")]
+    counts = kernels["ctas"].astype("string").fillna("?").mask(kernels["kind"] == PEER_COPY, "")
+    ctas = [f", {count} CTAs" if count else ", copy engines" for count in counts]
     keys = names.astype("string") + pd.Series(sizes, kernels.index, "string") + pd.Series(ctas, kernels.index, "string")
     ordered = kernels["seconds"].groupby(keys).sum().sort_values(ascending=False, kind="stable").index.tolist()
     places = {key: min(place, MOST_GROUPS) for place, key in enumerate(ordered)}
@@ -401,7 +415,8 @@ class _Lowering:
             return 0.0
         parts, _ = self.structure.parts.get(kernel, (1, 1.0))
         own = begun == 0.0 or (parts > 1 and abs(begun * parts - round(begun * parts)) < 1e-9)
-        latency = self.model.laws.rate.latency_s if begun > 0 and self.model.group[kernel] >= 0 else 0.0
+        group = self.model.group[kernel]
+        latency = float(self.model.latency_s[group]) if begun > 0 and group >= 0 else 0.0
         paused = self.structure.paused_s.get(kernel, self.model.unknown_s[kernel]) if begun == 0.0 else 0.0
         return float(self.model.waits.gap_s + latency + paused) if own else 0.0
 

@@ -9,12 +9,12 @@ collective waited for late ranks (`waited_for_ranks_s`) is waiting.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from simulators.profiles.kernel_classes import COLLECTIVE
+from simulators.profiles.kernel_classes import COMMUNICATES
+from simulators.profiles.kernel_names import reduce_name
 from simulators.profiles.profile import Floats, Profile
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, READY, SMS, UNKNOWN, Waits
 from simulators.taskgraph.causes import (
@@ -55,7 +55,7 @@ def _backward(profile: Profile, delays: Waits, shares: Floats) -> Iterator[Stret
     while kernel >= 0:
         begun, lane = float(start[kernel]), f"stream {streams[kernel]}"
         of = dict(zip((WORK, CONTENTION, WAITING), (shares[:, kernel] * (until - begun)).tolist(), strict=True))
-        side = COMMUNICATION if kinds[kernel] == COLLECTIVE else COMPUTE
+        side = COMMUNICATION if kinds[kernel] in COMMUNICATES else COMPUTE
         if until > begun:  # clocks of streams differ: what one waited for may begin with it
             yield Stretch(_short(names[kernel]), kinds[kernel], lane, side, begun, until, of)
         before, ended = _waited_for(profile, delays, kernel)
@@ -66,8 +66,8 @@ def _backward(profile: Profile, delays: Waits, shares: Floats) -> Iterator[Stret
 
 
 def _short(name: str) -> str:
-    """A kernel without its template and arguments."""
-    return re.sub(r"[(<].*", "", re.sub(r"^void |\(anonymous namespace\)::", "", name))[:60] or name[:60]
+    """A kernel without its return type, template and arguments."""
+    return reduce_name(name).label(60)
 
 
 def _waited_for(profile: Profile, delays: Waits, kernel: int) -> tuple[int, float]:

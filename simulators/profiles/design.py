@@ -49,11 +49,15 @@ _Link = Annotated[Number, Field(ge=0.01, le=1000)]
 
 
 class Recorded(Frozen):
-    """A recorded run. content: hash of its file; note: its path; rank: of several in a file, the place of it."""
+    """A recorded run. content: hash of its file; note: its path; rank: of several in a file, the place of it.
+
+    kernels: patterns of names of kernels by class (`simulators.profiles.kernel_classes`), which come before our own.
+    """
 
     content: str
     note: str
     rank: int = 0
+    kernels: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class GroupPlan(Frozen):

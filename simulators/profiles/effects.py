@@ -6,6 +6,8 @@
     engines    as another link, at the rate of the copy engines; no SMs. Only for what adds nothing
     switch     as another link, by the costs of the machine's switch (`simulators.costs.collective`)
 
+A group that copy engines move already (copies between GPUs) holds no SM, so only its order and its link can change.
+
 r: time of a byte on s SMs, T_s: of the payload so; T: recorded, alone; T_m: time on the machine; t: of the fastest. A
 payload that is not known leaves u in [0, 1/2, 1] and T_m = 0. All ranks are taken to change alike.
 """
@@ -51,7 +53,7 @@ _PATTERNS: Mapping[str, Pattern] = {
     r"all_?gather": "all_gather",
     r"all_?to_?all": "all_to_all",
     r"broadcast": "broadcast",
-    r"send_?recv|p2p": "send_recv",
+    r"send_?recv|p2p|ptop|peer": "send_recv",
 }
 _ADDS = ("all_reduce", "reduce_scatter")
 _USUAL_BYTES = 64e6  # of a collective whose payload is not known, for ratios
@@ -142,7 +144,7 @@ class Effects:
         if setting.mover == "switch" and terms.switch is not None:
             factor = factor + terms.moves * (terms.switch.ratio - 1) / setting.link
             return np.maximum(factor, _SHORTEST), terms.switch.sms
-        if setting.sms is None:
+        if setting.sms is None or not sms:
             return factor, sms
         of_byte = self.model.laws.rate.seconds_per_byte([sms, setting.sms])
         return np.maximum(factor + terms.bound * (of_byte[1] / of_byte[0] - 1), _SHORTEST), setting.sms
@@ -163,7 +165,8 @@ class Effects:
         machine_s = self._seconds(pattern, payload) if pattern and payload else 0.0
         least = min(1.0, machine_s / times.mean())
         fastest = times.min() / times.mean() if payload and len(times) > 2 else (1 + least) / 2
-        of_byte = float(self.model.laws.rate.seconds_per_byte(self.model.group_sms[group]))
+        sms = float(self.model.group_sms[group])
+        of_byte = float(self.model.laws.rate.seconds_per_byte(sms)) if sms else 0.0
         bound = np.minimum(_SHARE_SPREAD * payload * of_byte / times.mean(), 1.0)
         return Terms(
             pattern,
@@ -171,9 +174,9 @@ class Effects:
             float(times.mean()),
             machine_s,
             np.array([least, max(least, fastest), 1.0]),
-            bound if payload else np.array([0.0, 0.5, 1.0]),
-            self._engines(pattern, of_byte),
-            self._switch(pattern, payload or _USUAL_BYTES),
+            bound if payload or not sms else np.array([0.0, 0.5, 1.0]),
+            self._engines(pattern, of_byte) if sms else None,
+            self._switch(pattern, payload or _USUAL_BYTES) if sms else None,
         )
 
     def _seconds(self, pattern: Pattern, payload: float) -> float:

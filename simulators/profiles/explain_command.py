@@ -23,6 +23,7 @@ from dse.results.run_folder import Outputs, writable
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
 from simulators.profiles.critical_path import critical_path
 from simulators.profiles.explanation import POINT, PROFILE, Difference, Explained, Limit, Pair, compare
+from simulators.profiles.kernel_classes import OPTION, read_patterns
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.causes import CAUSES, COMPUTE, path_stretches
 from simulators.taskgraph.symmetry import reduce_graph
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from simulators.profiles.profile import Profile
     from simulators.taskgraph.graph import TaskGraph
 
-_OPTIONS = ("out", "output_dir", "system")
+_OPTIONS = ("out", "output_dir", "system", OPTION)
 _SHOWN = 12  # rows of a table
 _LONGEST_NAME = 80  # letters, of what was chosen
 _ALL_SCHEDULES, _ALL_ORDERS = "schedule with these means", "order of these tasks"
@@ -43,19 +44,24 @@ _ROUNDING = 1e-9  # of a run, below which a sum of seconds is none
 
 
 def explain(words: Sequence[str]) -> int:
-    """`explain <A> <B> [out=<folder>] [output_dir=...] [system=...]`: print what differs, and draw both."""
+    """`explain <A> <B> [out=<folder>] [output_dir=...] [system=...] [kernels=...]`: print, and draw, what differs."""
     from dse.results import report
+    from simulators.profiles.profile import classify
+    from simulators.profiles.unknown import unused_patterns
 
     options = {name: value for name, _, value in (word.partition("=") for word in words) if value}
     names = [word for word in words if "=" not in word]
     if len(names) != 2 or set(options) - set(_OPTIONS):
         way = "python -m dse explain before.json.gz after.json.gz, or <study>:<key> <study>:<key>"
         raise ConfigError([Problem("explain", "takes two profiles or two points", " ".join(words), way)])
-    profiles = {name: profile_of(name) for name in names}
+    patterns = read_patterns(options.get(OPTION, ""))
+    read_profiles = {name: profile_of(name) for name in names}
+    profiles = {name: None if read is None else classify(read, patterns) for name, read in read_profiles.items()}
     difference = compare(*(explained(name, options, profiles) for name in names))
     outputs = writable(options.get("out", "outputs/explain"))
     console = report.console()
-    for line in answer(difference):
+    unused = unused_patterns([profile for profile in profiles.values() if profile is not None], patterns)
+    for line in (*answer(difference), *unused):
         console.print(line, soft_wrap=isinstance(line, str), highlight=False)
     write(difference, outputs)
     files = "explain.yaml, stretches.parquet, figures/explain.*"
@@ -91,10 +97,12 @@ def profile_of(name: str) -> Profile | None:
 def of_profile(name: str, profile: Profile, beside: Sequence[Profile] = (), *, system: str = "") -> Explained:
     """The critical path of a recorded profile. beside: others that may tell how long its kernels take alone."""
     from simulators.profiles.readers import files_of
+    from simulators.profiles.unknown import unknown_lines
 
     count = len(files_of(name))
     delays, alone_s, notes = _laws(profile, beside, system)
     ranks = f" of {count} ranks" if count > 1 else ""
+    notes += [f"{profile.source}: {line}" for line in unknown_lines(profile)]
     return Explained(f"{profile.source}{ranks}", PROFILE, tuple(critical_path(profile, delays, alone_s)), notes=notes)
 
 

@@ -19,8 +19,11 @@ from dse.results.run_folder import Outputs, writable
 from dse.study.plan_again import Present
 from dse.study.replay import stored_point
 from simulators.profiles.chakra_graphs import collective_of, trace_of_profile, trace_of_run
+from simulators.profiles.kernel_classes import OPTION, read_patterns
+from simulators.profiles.profile import classify
 from simulators.profiles.readers import read
 from simulators.profiles.replay import replay
+from simulators.profiles.unknown import unknown_lines, unused_patterns
 from simulators.taskgraph.chakra import ExecutionTrace, write_chakra
 
 _MOST_RANKS = 1 << 16
@@ -33,14 +36,14 @@ def chakra_export(words: Sequence[str]) -> int:
 
     kind = "profile" if any(word.startswith("profile=") for word in words) else "study"
     needed = {"profile": {"profile": ""}, "study": {"study": "", "key": "", "output_dir": "outputs"}}[kind]
-    optional = ["out", "ranks", *(["config_dir", "command"] if kind == "study" else [])]
+    optional = ["out", "ranks", *(["config_dir", "command"] if kind == "study" else [OPTION])]
     options = pairs(words, needed, optional=optional)
-    name, traces = _of_profile(options) if kind == "profile" else _of_point(options)
+    name, traces, lines = _of_profile(options) if kind == "profile" else (*_of_point(options), [])
     folder = writable(options.get("out", f"outputs/chakra_export/{name}")).folder
     for rank, trace in enumerate(traces):
         write_chakra(folder / f"{name}.{rank}.et", trace)
     console = report.console()
-    for line in answer(traces):
+    for line in (*lines, *answer(traces)):
         console.print(line, soft_wrap=True)
     console.print(f"written to {folder}/: {name}.<rank>.et, rank 0 to {len(traces) - 1}", soft_wrap=True)
     return 0
@@ -57,9 +60,12 @@ def answer(traces: Sequence[ExecutionTrace]) -> Iterator[str]:
         yield f"not written: {count:,} {reason}"
 
 
-def _of_profile(options: dict[str, str]) -> tuple[str, list[ExecutionTrace]]:
-    path = Path(options["profile"])
-    return path.name.partition(".")[0], [trace_of_profile(replay(read(path)))] * _ranks(options, 1)
+def _of_profile(options: dict[str, str]) -> tuple[str, list[ExecutionTrace], list[str]]:
+    path, patterns = Path(options["profile"]), read_patterns(options.get(OPTION, ""))
+    profile = classify(read(path), patterns)
+    traces = [trace_of_profile(replay(profile))] * _ranks(options, 1)
+    lines = [*unknown_lines(profile), *unused_patterns([profile], patterns)]
+    return path.name.partition(".")[0], traces, lines
 
 
 def _of_point(options: dict[str, str]) -> tuple[str, list[ExecutionTrace]]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from simulators.profiles.contended import EXPECTED, Contended, Structure
-from simulators.profiles.kernel_classes import COLLECTIVE, MOVED
+from simulators.profiles.kernel_classes import COMMUNICATES, MOVED
 from simulators.profiles.laws import ON_SMS
 
 FOLLOWS = ("element-wise", "norm", "softmax")
@@ -50,7 +50,7 @@ def _may_fuse(model: Contended, structure: Structure, kernel: int, before: int) 
     gap = profile.start_s[kernel] - profile.end_s[before]
     return (
         kinds.iloc[kernel] in FOLLOWS
-        and kinds.iloc[before] not in (COLLECTIVE, *MOVED)
+        and kinds.iloc[before] not in (*COMMUNICATES, *MOVED)
         and -_SAME_S <= gap <= _NEIGHBOURS_S
         and not structure.needs.get(kernel)
         and model.unknown_s[kernel] == 0

@@ -19,6 +19,8 @@ import numpy as np
 from dse.backend import Interval
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
+from simulators.profiles import unknown
+from simulators.profiles.communication import communication_lines
 from simulators.profiles.profile import Profile
 from simulators.profiles.replay import Replayed
 from simulators.profiles.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN
@@ -38,15 +40,10 @@ def answer(done: Replayed) -> Iterator[Table | str]:
     device = f" of {profile.device}" if profile.device else ""
     size = f"{len(profile):,} kernels on {profile.streams.max() + 1} streams{device}"
     yield f"{profile.source}: {size}, {cell(recorded.span_s, 's')}{_iterations(profile)}"
-    if recorded.collective_s:
-        yield (
-            f"collectives take {cell(recorded.collective_s, 's')}, {100 * recorded.hidden:.1f} % of it beside "
-            f"computation; {cell(recorded.exposed_s, 's')} are exposed, {_share(recorded.exposed_s, recorded.span_s)}"
-        )
-    else:
-        yield "no kernel of it communicates"
+    yield from communication_lines(profile, recorded)
     yield f"nothing runs for {cell(recorded.idle_s, 's')}, {_share(recorded.idle_s, recorded.span_s)}"
     yield _classes(profile)
+    yield from unknown.unknown_lines(profile)
     yield from _waited(done)
     hidden = f", {100 * replayed.hidden:.1f} % hidden" if recorded.collective_s else ""
     yield (
@@ -112,6 +109,7 @@ def summary(done: Replayed) -> dict[str, Any]:
     """What `profile.yaml` holds."""
     profile, delays = done.profile, done.waits
     return {
+        "unknown": unknown.summary(profile),
         "source": profile.source,
         "device": profile.device,
         "kernels": len(profile),

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.profiles.kernel_classes import CLASSES, COLLECTIVE
+from simulators.profiles.kernel_classes import CLASSES, COMMUNICATES
 from simulators.profiles.machine import ProfiledMachine, machine_named
 from simulators.profiles.profile import Profile
 from simulators.profiles.rate_law import RateLaw
@@ -120,7 +120,7 @@ def assumed_laws(system: str | ProfiledMachine) -> Laws:
     drawn = 2 / rate.seconds_per_byte(copy.num_cus) / gpu.hbm_bytes_per_s  # read and written
     streams = Penalty(Estimate(1.0, 1 + float(drawn), 1 + 3 * float(drawn)))
     products = Penalty(Estimate(1.0, gemm, 1 + 2 * (gemm - 1)))
-    penalties = {kind: products if kind in ON_SMS else streams for kind in CLASSES if kind != COLLECTIVE}
+    penalties = {kind: products if kind in ON_SMS else streams for kind in CLASSES if kind not in COMMUNICATES}
     slowed, engines = gpu.contention.cu_copy_beside_gemm, gpu.contention.dma_beside_gemm
     intervals = (Estimate(1.0, slowed, 1 + 2 * (slowed - 1)), Estimate(1.0, engines, 1 + 2 * (engines - 1)))
     return Laws(penalties, *intervals, rate, gpu.num_cus, machine)
@@ -243,13 +243,14 @@ def side_by_side(profile: Profile) -> SideBySide:
 
 
 def collective_sms(profile: Profile, laws: Laws) -> Floats:
-    """SMs that each kernel holds if it is a collective [N]: its CTAs; of one whose CTAs are not known, the median of
-    the others, or the channels of the machine's library.
+    """SMs that each kernel holds if it communicates [N]: its CTAs; of one whose CTAs are not known, the median of the
+    others, or the channels of the machine's library. A copy between GPUs by copy engines holds none.
     """
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
     of_collectives = ctas[profile.is_collective]
     usual = np.nanmedian(of_collectives) if np.isfinite(of_collectives).any() else 0.0
-    return np.minimum(np.where(np.isfinite(ctas), ctas, usual or laws.sms / 8), laws.sms - 1.0)
+    held = np.minimum(np.where(np.isfinite(ctas), ctas, usual or laws.sms / 8), laws.sms - 1.0)
+    return np.where(profile.is_peer_copy, 0.0, held)
 
 
 def places(*profiles: Profile) -> NDArray[np.int64]:

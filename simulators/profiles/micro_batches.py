@@ -106,7 +106,8 @@ def penalties(model: Contended) -> Floats:
     """Factor on the time of each kernel that runs in two halves, in each case of the laws [3, N]."""
     profile, sms, seconds = model.profile, model.laws.sms, np.maximum(model.alone_s[EXPECTED], 1e-9)
     fixed = 1 + np.minimum(_FIXED_S[:, None] / seconds, 1.0)
-    latency = 1 + np.minimum(model.laws.rate.latency_s * _LATENCY[:, None] / seconds, 1.0)
+    of_groups = np.append(model.latency_s, 0.0)[model.group]  # what is no collective has the group -1
+    latency = 1 + np.minimum(of_groups * _LATENCY[:, None] / seconds, 1.0)
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
     with np.errstate(invalid="ignore"):
         waves = 2 * np.ceil(np.ceil(ctas / 2) / sms) / np.ceil(ctas / sms)

@@ -31,8 +31,9 @@ _WAY = "name a file that `nsys export --type sqlite` wrote"
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _RAN = (_KERNELS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 _NAMES = ("demangledName", "shortName", "name")
-_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
+_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 """`copyKind`, as CUPTI numbers it (CUpti_ActivityMemcpyKind)."""
+_BETWEEN_GPUS = ("Memcpy PtoP",)
 _PROCESS = 24  # bits of a thread in `globalTid`
 _MOST_TEXT = 1 << 20  # bytes of a cell
 _DROPPED = "rows with fields that cannot be read"
@@ -133,7 +134,7 @@ class _Export:
     ) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
         """Yield (process, device) and the row of a profile, for each row of a table."""
         fields = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "gridX", "gridY", "gridZ")
-        wanted = self._plain(table, (*fields, "copyKind"))
+        wanted = self._plain(table, (*fields, "copyKind", "bytes", "srcDeviceId", "dstDeviceId"))
         named = next((name for name in _NAMES if name in self._columns(table)), "")
         joined = f'LEFT JOIN StringIds AS s ON s.id = t."{named}"' if named and texts else ""
         wanted["text"] = f'COALESCE(s.value, t."{named}")' if joined else self._plain(table, [named])[named]
@@ -152,7 +153,7 @@ class _Export:
         if row["correlationId"] is not None:
             correlation = int(row["correlationId"])
             launch = launches.get((process, correlation), launches.get((-1, correlation)))
-        copy = "Memset" if table.endswith("MEMSET") else f"Memcpy {_COPIES.get(row['copyKind'], '')}".strip()
+        copy = "Memset" if table.endswith("MEMSET") else _copy_name(row)
         return (process, int(row["deviceId"] or 0)), {
             "name": str(row["text"] or "kernel without a name") if table == _KERNELS else copy,
             "stream": None if row["streamId"] is None else str(row["streamId"]),
@@ -160,6 +161,7 @@ class _Export:
             "seconds": (int(row["end"]) - start) * _NS,
             "launch_s": launch,
             "ctas": None if None in grid else int(grid[0]) * int(grid[1]) * int(grid[2]),
+            "payload_bytes": None if table == _KERNELS or copy not in _BETWEEN_GPUS else row["bytes"],
         }
 
     def _devices(self, tables: set[str]) -> list[str]:
@@ -186,6 +188,13 @@ class _Export:
             except (TypeError, ValueError):
                 self.dropped[_DROPPED] += 1
         return marked
+
+
+def _copy_name(row: Mapping[str, Any]) -> str:
+    """How a copy is called; one whose ends are different GPUs is one between GPUs, whatever its kind says."""
+    ends = row["srcDeviceId"], row["dstDeviceId"]
+    between = row["copyKind"] == 8 and None not in ends and ends[0] != ends[1]
+    return f"Memcpy {'PtoP' if between else _COPIES.get(row['copyKind'], '')}".strip()
 
 
 def _process(number: Any) -> int:

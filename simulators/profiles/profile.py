@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem
-from simulators.profiles.kernel_classes import COLLECTIVE, MOVED, kernel_class
+from simulators.profiles.kernel_classes import (
+    COLLECTIVE,
+    COMMUNICATES,
+    MOVED,
+    OTHER,
+    PEER_COPY,
+    Patterns,
+    kernel_class,
+)
 
 Floats = NDArray[np.float64]
 Marks = NDArray[np.bool_]
@@ -91,13 +99,23 @@ class Profile:
 
     @property
     def is_collective(self) -> Marks:
-        """Kernels that communicate [N]."""
-        return np.asarray(self.kernels["kind"] == COLLECTIVE)
+        """Kernels that communicate, and copies between GPUs [N]."""
+        return np.asarray(self.kernels["kind"].isin(COMMUNICATES))
+
+    @property
+    def is_peer_copy(self) -> Marks:
+        """Copies between GPUs by copy engines, which hold no SM [N]."""
+        return np.asarray(self.kernels["kind"] == PEER_COPY)
+
+    @property
+    def is_unknown(self) -> Marks:
+        """Kernels whose names do not tell what they do; they are taken to compute [N]."""
+        return np.asarray(self.kernels["kind"] == OTHER)
 
     @property
     def is_compute(self) -> Marks:
-        """Kernels that compute: neither collectives nor copies [N]."""
-        return np.asarray(~self.kernels["kind"].isin((COLLECTIVE, *MOVED)))
+        """Kernels that compute: they neither communicate nor copy [N]."""
+        return np.asarray(~self.kernels["kind"].isin((*COMMUNICATES, *MOVED)))
 
 
 class KernelRows:
@@ -186,10 +204,23 @@ def profile_of(
     kernels = kernels.sort_values("start_s", kind="stable", ignore_index=True)
     first = float(kernels["start_s"].iloc[0])
     kernels = kernels.assign(start_s=kernels["start_s"] - first, launch_s=kernels["launch_s"] - first)
-    kinds = {name: kernel_class(name) for name in kernels["name"].unique()}
-    kinds_of = kernels["name"].map(kinds).mask(kernels["collective"].notna(), COLLECTIVE)
     marked = tuple((start - first, end - first) for start, end in iterations)
-    return Profile(kernels.assign(kind=kinds_of.astype("string")), source, device, counts, marked)
+    return Profile(kernels.assign(kind=_kinds(kernels, {})), source, device, counts, marked)
+
+
+def classify(profile: Profile, patterns: Patterns) -> Profile:
+    """The profile with classes by patterns of a user, which come first."""
+    return (
+        replace(profile, kernels=profile.kernels.assign(kind=_kinds(profile.kernels, patterns)))
+        if patterns
+        else profile
+    )
+
+
+def _kinds(kernels: pd.DataFrame, patterns: Patterns) -> pd.Series[str]:
+    """The class of each kernel [N]; what was recorded as a collective is one."""
+    kinds = {name: kernel_class(name, patterns) for name in kernels["name"].unique()}
+    return kernels["name"].map(kinds).mask(kernels["collective"].notna(), COLLECTIVE).astype("string")
 
 
 def _collected(rows: Iterable[Mapping[str, Any]]) -> KernelRows:

@@ -5,6 +5,8 @@ payload. A rank that comes early waits inside the collective's kernel. The rank 
 
     transfer = the shortest duration of a collective among its ranks        waiting = a rank's duration - transfer
 
+A copy between GPUs waits for no rank: its duration is its transfer.
+
 Clocks of ranks differ. A collective ends at about the same time everywhere: the clock of each rank is shifted by the
 median difference of the ends of the collectives that it shares with ranks whose clocks are known, from the first rank
 on. What is left of these differences says how well clocks agree.
@@ -21,6 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dse import plugins
+from simulators.profiles.kernel_classes import PEER_COPY
 from simulators.profiles.profile import Profile
 from simulators.profiles.replay import ENGINE, Replayed, lower_kernels
 from simulators.profiles.waits import waits
@@ -116,6 +119,7 @@ def match(profiles: Sequence[Profile]) -> Ranks:
     shared = table[sizes > 1].copy()
     shared["collective"] = shared.groupby(_KEY, dropna=False, sort=False).ngroup()
     shared["transfer_s"] = shared.groupby("collective")["seconds"].transform("min")
+    shared["transfer_s"] = shared["transfer_s"].where(shared["waits"], shared["seconds"])
     shared["waited_s"] = shared["seconds"] - shared["transfer_s"]
     waited = {rank: _with_waiting(ordered[rank], shared[shared["rank"] == rank]) for rank in ordered}
     columns = ["rank", "kernel", "collective", "name", "label", "seconds", "transfer_s", "waited_s", "end_s"]
@@ -130,6 +134,7 @@ def _collectives(rank: int, profile: Profile) -> pd.DataFrame:
         rank=rank,
         kernel=kernels.index.to_numpy(),
         label=label,
+        waits=(kernels["kind"] != PEER_COPY).to_numpy(bool),
         in_group=kernels["group"].fillna("stream " + kernels["stream"]),
         end_s=kernels["start_s"] + kernels["seconds"],
     )

@@ -25,6 +25,7 @@ from simulators.profiles.profile import Profile
 from simulators.profiles.ranks import Ranks, match, replay_without_waiting
 from simulators.profiles.readers import read_ranks
 from simulators.profiles.replay import Replayed, replay
+from simulators.profiles.unknown import unknown_kernels, unknown_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +62,7 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     yield f"{len(ranks.profiles)} ranks, {ranks.shared['collective'].nunique():,} collectives that several of them have"
     if table.empty:
         yield "no collective of a rank is one of another's, so waiting for ranks cannot be told from transfer"
+        yield from _unknown(ranks)
         return
     transfer, waited = float(table["transfer_s"].sum()), float(table["waited_s"].sum())
     share = 100 * waited / (transfer + waited) if transfer + waited else 0.0
@@ -77,7 +79,15 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     )
     if most > float(ranks.shared["transfer_s"].median()):
         yield "that is longer than half of the collectives take: these may be different ones, of traces cut differently"
+    yield from _unknown(ranks)
     yield from _lost(ranks)
+
+
+def _unknown(ranks: Ranks) -> Iterator[str]:
+    """Yield what is told of the rank that has most of its time in kernels of unknown kind."""
+    shares = {rank: unknown_kernels(profile).share for rank, profile in ranks.profiles.items()}
+    most = max(shares, key=lambda rank: shares[rank])
+    yield from (f"rank {most}: {line}" for line in unknown_lines(ranks.profiles[most]))
 
 
 def _lost(ranks: Ranks) -> Iterator[str]:

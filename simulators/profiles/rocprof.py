@@ -107,12 +107,17 @@ def _older_kernel(row: Row, launches: Mapping[int, float]) -> tuple[str, Mapping
 
 
 def _copy(row: Row, gpus: Mapping[str, KernelRows]) -> tuple[str, Mapping[str, Any]]:
-    """A copy on the GPU that ran kernels, its destination first. Raises KeyError where neither end did."""
+    """A copy on the GPU that ran kernels, its destination first; between two GPUs, one from peer to peer.
+
+    Raises KeyError where neither end ran any.
+    """
     ends = [row.get("Destination_Agent_Id", ""), row.get("Source_Agent_Id", "")]
     gpu = next((end for end in ends if end in gpus), None)
     if gpu is None:
         raise KeyError("agent")
     start, direction = int(row["Start_Timestamp"]), row.get("Direction", "").removeprefix("MEMORY_COPY_")
+    if direction == "DEVICE_TO_DEVICE" and ends[0] != ends[1] and all(ends):
+        direction = "PtoP"
     return gpu, {
         "name": f"Memcpy {direction}".strip(),
         "stream": row.get("Stream_Id") or f"copies {direction}",

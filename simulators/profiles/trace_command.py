@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from dse.errors import pairs
 from dse.results.run_folder import Outputs, writable
 from simulators.profiles import import_command, ranks_command
-from simulators.profiles.profile import Profile
+from simulators.profiles.kernel_classes import OPTION, read_patterns
+from simulators.profiles.profile import Profile, classify
 from simulators.profiles.readers import files_of
 from simulators.profiles.replay import replay
+from simulators.profiles.unknown import unused_patterns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,21 +23,26 @@ _Job = tuple[Iterable["Table | str"], Callable[[Outputs], None], str]
 
 
 def trace_import(words: Sequence[str]) -> int:
-    """`trace-import <profile> [out=<folder>]`: read and replay a profile, write it, and print what it says.
+    """`trace-import <profile> [kernels=<file>] [out=<folder>]`: read and replay a profile, write it, and print what it
+    says.
 
     Several files (a folder, a pattern, a list), or GPUs of one file, are ranks of one run.
     """
     from dse.results import report
 
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
-    options = pairs(typed, {"profile": ""}, optional=["out"])
+    options = pairs(typed, {"profile": ""}, optional=["out", OPTION])
+    patterns = read_patterns(options.get(OPTION, ""))
     paths = files_of(options["profile"])
     name = paths[0].name.partition(".")[0] if paths else ""
     profiles, unread = ranks_command.read_files(paths)
+    profiles = [classify(profile, patterns) for profile in profiles]
     lines, write, files = _one(profiles[0]) if len(profiles) == 1 else _several(profiles, unread)
     outputs = writable(options.get("out", f"outputs/trace_import/{name}"))
     console = report.console()
     for line in lines:
+        console.print(line, soft_wrap=True)
+    for line in unused_patterns(profiles, patterns):
         console.print(line, soft_wrap=True)
     write(outputs)
     console.print(f"written to {outputs.folder}/: {files}, figures/timeline.*", soft_wrap=True)

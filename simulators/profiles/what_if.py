@@ -180,7 +180,8 @@ def settings(what_ifs: WhatIfs, group: int, *, counts: Iterable[float]) -> list[
     """Settings that are tried for a group: all orders, SMs and links, and what else can move its data."""
     movers = what_ifs.effects.movers(group)
     taken: list[tuple[float | None, Mover]] = [(None, mover) for mover in movers]
-    taken += [(count, "SMs") for count in counts if count != what_ifs.model.group_sms[group]]
+    sms = what_ifs.model.group_sms[group]
+    taken += [(count, "SMs") for count in counts if 0 < sms != count]
     orders = _orders(what_ifs, group)
     return [Setting(order, sms, mover, link) for order in orders for sms, mover in taken for link in LINKS]
 
