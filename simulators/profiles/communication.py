@@ -1,4 +1,4 @@
-"""What a profile tells of its communication: how much is hidden, and what of it are copies or waiting."""
+"""Communication of a profile: how much is hidden, and how much of it are copies or waiting."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def communication_lines(profile: Profile, recorded: Overlapped) -> Iterator[str]
         text = f"{copies.sum():,} copies between GPUs by copy engines, in {copy_runs(profile):,} runs"
         yield f"  of it {text}: {cell(_of(profile, copies).collective_s, 's')}"
     notes = notifying_kernels(profile)
-    others = _of(profile, profile.is_collective & ~notes)
-    if others.collective_s and profile.seconds[notes].sum() > _WORTH * recorded.collective_s:
-        took = cell(float(profile.seconds[notes].sum()), "s")
-        hidden = f"{100 * others.hidden:.1f} % is hidden"
-        yield f"  of it kernels that notify or wait for ranks: {took}; without them {hidden}"
+    moves = _of(profile, profile.is_collective & ~notes)
+    if moves.collective_s and profile.seconds[notes].sum() > _WORTH * recorded.collective_s:
+        waited = cell(float(profile.seconds[notes].sum()), "s")
+        hidden = f"{100 * moves.hidden:.1f} % is hidden"
+        yield f"  of it kernels that notify or wait for ranks: {waited}; without them {hidden}"
 
 
 def _nothing_known(profile: Profile) -> str:
-    """That nothing communicates, as far as that is known."""
+    """A line that nothing communicates, as far as that is known."""
     unknown = unknown_kernels(profile)
     if not unknown.counts:
         return "no kernel of it communicates"
@@ -48,7 +48,7 @@ def _nothing_known(profile: Profile) -> str:
 
 
 def _of(profile: Profile, communicates: Marks) -> Overlapped:
-    """What runs beside what with a part of the communication."""
+    """Overlap of the profile with a part of the communication."""
     return overlapped(profile.start_s, profile.end_s, computes=profile.is_compute, communicates=communicates)
 
 
@@ -59,7 +59,7 @@ def notifying_kernels(profile: Profile) -> Marks:
 
 
 def copy_runs(profile: Profile) -> int:
-    """How many runs of copies between GPUs there are: such as follow one another on a stream, sooner than they last."""
+    """Number of runs of copies between GPUs: such as follow one another on a stream, sooner than they last."""
     kernels = profile.kernels.assign(copies=profile.is_peer_copy, end_s=profile.end_s)
     by_stream = kernels.groupby("stream", sort=False)
     before: pd.DataFrame = by_stream[["copies", "end_s", "seconds"]].shift(1)

@@ -31,7 +31,7 @@ COLLECTIVE, PEER_COPY = "collective", "peer copy"
 COMMUNICATES = (COLLECTIVE, PEER_COPY)
 """Classes of what moves data between GPUs: by kernels, and by copy engines."""
 OTHER = "other"
-"""What no rule fits."""
+"""The class of kernels that no rule fits."""
 MOVED = ("copy", "fill")
 """Classes of what copy engines, or kernels in their place, do within a GPU, or between it and the host."""
 CLASSES = (
@@ -69,7 +69,7 @@ class _Rule:
     patterns: Mapping[str, re.Pattern[str]]
 
     def fits(self, name: KernelName) -> bool:
-        """Whether a name is of this rule."""
+        """Tell whether a name is of this rule."""
         parts = {"base": name.words, "namespace": name.namespace, "arguments": name.arguments}
         return all(pattern.search(parts[field][: _MOST_READ[field]]) for field, pattern in self.patterns.items())
 
@@ -101,7 +101,7 @@ def _rule(row: Mapping[str, Any]) -> _Rule:
 
 
 def fits_pattern(name: str, pattern: str) -> bool:
-    """Whether the name of a kernel, reduced or as it was recorded, holds one of the alternatives of a pattern.
+    """Tell whether the name of a kernel, reduced or as recorded, holds one of the alternatives of a pattern.
 
     >>> fits_pattern("void my_ep::send_rows<4>(int4*)", "^my_ep::*rows$"), fits_pattern("my_add", "mul|cat")
     (True, False)
@@ -112,13 +112,13 @@ def fits_pattern(name: str, pattern: str) -> bool:
 
 
 def _fits(text: str, pattern: str) -> bool:
-    """Whether a text holds a pattern: its pieces, one after the other."""
+    """Tell whether a text holds a pattern: its pieces, one after the other."""
     body = pattern.removeprefix("^").removesuffix("$").replace(".*", "*")
-    first, *rest = body.split("*")
+    first, *pieces = body.split("*")
     at = (0 if text.startswith(first) else -1) if pattern.startswith("^") else text.find(first)
-    if pattern.endswith("$") and not rest:
+    if pattern.endswith("$") and not pieces:
         return text.endswith(first) and (not pattern.startswith("^") or text == first)
-    for piece in rest:
+    for piece in pieces:
         at, first = (text.find(piece, at + len(first)) if at >= 0 else -1), piece
     ends = not pattern.endswith("$") or (text.endswith(first) and len(text) - len(first) >= at)
     return at >= 0 and ends

@@ -49,7 +49,7 @@ class KernelName:
         return " ".join(filter(None, _CASES.split(self.base))).lower()
 
     def label(self, most: int = 40) -> str:
-        """How the kernel is called where there is little room: with its namespace if it fits."""
+        """A short name, with the namespace if it fits."""
         return (self.qualified if len(self.qualified) <= most else self.base)[:most]
 
 
@@ -72,6 +72,8 @@ def reduce_name(text: str) -> KernelName:
 
 def _of_signature(text: str) -> KernelName:
     """The name that a signature, whole or cut off, is of: what stands before its arguments, without the return type."""
+    if not re.search(r"[(<]", text) and " " in text.removeprefix("void "):
+        return KernelName(text)  # words, and no signature
     words, parts, arguments = list[KernelName](), [""], list[str]()
     open_at, since = list[str](), 0
     for mark in (*_MARKS.finditer(text), None):
@@ -129,7 +131,7 @@ class _Mangled:
         return KernelName(base, "::".join(outer), " ".join(self._arguments))
 
     def _take(self, pattern: str) -> str:
-        """What stands here, if it has a form, and pass it."""
+        """Pass the text that stands here, if it has a form, and return it."""
         match = re.compile(pattern).match(self._text, self._at)
         self._at = match.end() if match else self._at
         return match.group() if match else ""

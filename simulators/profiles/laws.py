@@ -249,8 +249,8 @@ def collective_sms(profile: Profile, laws: Laws) -> Floats:
     ctas = profile.kernels["ctas"].to_numpy(float, na_value=np.nan)
     of_collectives = ctas[profile.is_collective]
     usual = np.nanmedian(of_collectives) if np.isfinite(of_collectives).any() else 0.0
-    held = np.minimum(np.where(np.isfinite(ctas), ctas, usual or laws.sms / 8), laws.sms - 1.0)
-    return np.where(profile.is_peer_copy, 0.0, held)
+    channels = np.minimum(np.where(np.isfinite(ctas), ctas, usual or laws.sms / 8), laws.sms - 1.0)
+    return np.where(profile.is_peer_copy, 0.0, channels)
 
 
 def places(*profiles: Profile) -> NDArray[np.int64]:

@@ -191,7 +191,7 @@ class _Export:
 
 
 def _copy_name(row: Mapping[str, Any]) -> str:
-    """How a copy is called; one whose ends are different GPUs is one between GPUs, whatever its kind says."""
+    """The name of a copy; one whose ends are different GPUs is one between GPUs, whatever its kind says."""
     ends = row["srcDeviceId"], row["dstDeviceId"]
     between = row["copyKind"] == 8 and None not in ends and ends[0] != ends[1]
     return f"Memcpy {'PtoP' if between else _COPIES.get(row['copyKind'], '')}".strip()

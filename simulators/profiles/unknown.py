@@ -23,7 +23,7 @@ _LEAST = 0.005  # of the time of all kernels, that is told
 _MOSTLY = 0.5  # of the time of a stream
 _NAMED, _LETTERS = 3, 60
 WAY_OUT = "name them in a file, kernels=kernels.yaml, with a line such as `collective: [{}]`"
-"""How kernels are named, with one of them."""
+"""The way to name kernels, with one of them."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Unknown:
 
     @property
     def counts(self) -> bool:
-        """Whether they take enough time to be told."""
+        """True where they take enough time to be told."""
         return self.share >= _LEAST
 
     @property
     def largest(self) -> str:
         """The largest ones and their shares."""
         texts = [f"{name} {100 * share:.1f} %" for name, share in list(self.names.items())[:_NAMED]]
-        rest = len(self.names) - _NAMED
-        return ", ".join(texts) + (f", and {rest} more" if rest > 0 else "")
+        left = len(self.names) - _NAMED
+        return ", ".join(texts) + (f", and {left} more" if left > 0 else "")
 
     @property
     def busy(self) -> str:
@@ -57,7 +57,7 @@ class Unknown:
 
     @property
     def way_out(self) -> str:
-        """How to name them."""
+        """The way to name them."""
         return WAY_OUT.format(next(iter(self.names), "my_dispatch").split("::")[-1])
 
 
@@ -75,8 +75,8 @@ def unknown_kernels(profile: Profile) -> Unknown:
 
 def _suspects(profile: Profile, by_stream: pd.DataFrame) -> pd.Series[float]:
     """Shares of the time of streams that mostly run unknown kernels, beside the one on which most is computed."""
-    known = profile.seconds * (profile.is_compute & ~profile.is_unknown)
-    computed = pd.Series(known).groupby(profile.kernels["stream"]).sum()
+    seconds = profile.seconds * (profile.is_compute & ~profile.is_unknown)
+    computed = pd.Series(seconds).groupby(profile.kernels["stream"]).sum()
     shares = by_stream["unknown"] / by_stream["seconds"].clip(lower=1e-15)
     beside = shares.index != (computed.idxmax() if computed.max() > 0 else by_stream["seconds"].idxmax())
     worth = by_stream["unknown"] >= _LEAST * by_stream["seconds"].sum()
@@ -88,7 +88,7 @@ def _shares(column: pd.Series[float]) -> dict[str, float]:
 
 
 def if_they_communicate(profile: Profile, unknown: Unknown) -> Overlapped:
-    """What would run beside what if the unknown kernels of these streams communicated."""
+    """Overlap of the profile if the unknown kernels of these streams communicated."""
     moves = profile.is_unknown & profile.kernels["stream"].isin(list(unknown.streams)).to_numpy(bool)
     computes, communicates = profile.is_compute & ~moves, profile.is_collective | moves
     return overlapped(profile.start_s, profile.end_s, computes=computes, communicates=communicates)
@@ -126,11 +126,11 @@ def nothing_to_move(rule: str, profile: Profile) -> tuple[str, str, str]:
     if not unknown.counts:
         return rule, profile.source, "record a rank of a run on several GPUs"
     share = unknown.busy or f"{100 * unknown.share:.1f} % of the time of kernels"
-    known = f"{rule}, as far as its kernels are known: {share} is of unknown kind ({unknown.largest})"
-    return known, profile.source, unknown.way_out
+    text = f"{rule}, as far as its kernels are known: {share} is of unknown kind ({unknown.largest})"
+    return text, profile.source, unknown.way_out
 
 
 def summary(profile: Profile) -> dict[str, Any]:
-    """What `profile.yaml` holds of unknown kernels."""
+    """The part of `profile.yaml` on unknown kernels."""
     unknown = unknown_kernels(profile)
     return {"share": unknown.share, "kernels": dict(unknown.names), "streams": dict(unknown.streams)}
