@@ -29,7 +29,8 @@ def communication_lines(profile: Profile, recorded: Overlapped) -> Iterator[str]
         f"computation; {cell(recorded.exposed_s, 's')} are exposed, {share}"
     )
     if (copies := profile.is_peer_copy).any():
-        text = f"{copies.sum():,} copies between GPUs by copy engines, in {copy_runs(profile):,} runs"
+        runs = copy_runs(profile)
+        text = f"{copies.sum():,} copies between GPUs by copy engines, in {runs:,} run{'s' if runs > 1 else ''}"
         yield f"  of it {text}: {cell(_of(profile, copies).collective_s, 's')}"
     notes = notifying_kernels(profile)
     moves = _of(profile, profile.is_collective & ~notes)
