@@ -56,7 +56,7 @@ def columns(planned: Plan, batch: Batch) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_number_gives_along_an_axis_what_each_design_gives_alone(study: str) -> None:
     planned, compared = plan_words([f"study={study}", "tracking=none", "store=none"]), 0

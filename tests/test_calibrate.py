@@ -375,6 +375,7 @@ BARS = {"gemm": (0.081, 0.39), "conv": (0.17, 0.56), "recurrent": (0.12, 0.38), 
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("device", ["vega_fe", "gtx_1080_ti", "m40", "p100"])
 def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
     device: str, shared: Callable[[str], Path]

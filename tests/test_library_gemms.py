@@ -231,7 +231,7 @@ def test_shipped_constants_are_called_calibrated_and_say_what_they_were_fitted_o
 # Held-out rows
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shipped_constants_predict_the_rows_that_they_were_not_fitted_on(
     shared: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -188,6 +188,7 @@ def test_without_the_program_the_way_out_is_told_and_a_level_is_left_out(
     assert "level astra_sim is left out: AstraSim" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_study_of_peers_predicts_collectives_and_says_what_it_cannot(stand_in: Callable[..., Path]) -> None:
     seen = stand_in()
     predict = {"kinds": ["all_reduce"], "least_bytes": "256 MiB"}
