@@ -27,6 +27,7 @@ _NEARLY = 1.1  # times the memory: where the leanest states take more, no other 
 _NETWORK = "system.node.library.network_bytes_per_s"
 _SPLIT = "parallel.sequence_parallel"
 _BITS = (8, 4)
+_FORMATS = ("fp8", "int4")
 
 
 def does_not_fit(name: str, tree: Mapping[str, Any]) -> Iterator[str]:
@@ -39,7 +40,8 @@ def does_not_fit(name: str, tree: Mapping[str, Any]) -> Iterator[str]:
     needs = f"{metrics['memory_bytes'] / 1e9:,.1f} GB, and a GPU has {room / 1e9:,.1f}"
     yield f"{name}: does not fit in any schedule: it takes {share:.2f} times the memory of a GPU ({needs})"
     nearest = _nearest(tree, gpus, backend) or f"no layout of up to {_TIMES[-1]} times the GPUs; take a smaller model"
-    yield f"nearest that fits: {nearest}; {_bits(design, metrics)}"
+    narrower = _bits(design, metrics) if design.run.mode == "training" else _formats(tree, share)
+    yield f"nearest that fits: {nearest}; {narrower}"
 
 
 def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
@@ -91,6 +93,16 @@ def _with_source(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _share(tree: Mapping[str, Any], backend: StepBackend) -> float:
     return float(metrics_of(backend.design(tree))[MEMORY])
+
+
+def _formats(tree: Mapping[str, Any], share: float) -> str:
+    """Memory that a forward pass takes with weights in narrower formats, in words to type."""
+    backend, texts = StepBackend(), list[str]()
+    for name in _FORMATS:
+        less = _share(with_values(tree, {"run.weights": name}), backend)
+        if less < share:
+            texts.append(f"run.weights={name} {less:.2f} times{' (fits)' if less <= 1 else ''}")
+    return f"weights in other formats: {', '.join(texts)}" if texts else "weights have the narrowest format already"
 
 
 def _bits(design: Design, metrics: Mapping[str, float]) -> str:

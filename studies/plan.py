@@ -36,6 +36,7 @@ from studies.judged import answer as judgement
 from studies.judged import given_plan, is_judged, judgements, times_figure
 from studies.plain import Plain
 from studies.step_plan import MEMORY, TIME, Plan, plans, rates_of_a_gpu
+from studies.stored_weights import stored_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,7 @@ class PlanStudy(Plain):
                 yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
                 continue
             yield _before_and_after(plan)
+            yield stored_line(plan.design(plan.best))
             if plan.choices:
                 yield _choices_table(plan)
             yield from _other_layouts(plan)

@@ -30,6 +30,7 @@ from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision, Streaming
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
+from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
 from simulators.steps.contention import Contended
 from simulators.steps.design import OPTIONAL, Design, ScheduledDesign, own_sections, rules
@@ -42,14 +43,12 @@ from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
 from simulators.steps.operators import Block, Platform
 from simulators.steps.quantised import Quantised, Quantising
-from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
-from simulators.steps.transformer import transformer_blocks
 from simulators.taskgraph.timeline import Timeline
-from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Speech, Transformer, Translation
+from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 _VERSION = "8"
@@ -209,12 +208,7 @@ def _weight_copies(design: Design) -> Quantising | None:
 
 
 def _blocks(design: Design) -> tuple[Block, ...]:
-    model = design.model
-    if isinstance(model, Speech):
-        return speech_blocks(model, design.run)
-    if isinstance(model, Translation):
-        return translation_blocks(model, design.run)
-    return transformer_blocks(model, design.run, design.parallel, design.kernels)
+    return model_blocks(design.model, design.run, design.parallel, design.kernels)
 
 
 def metrics_of(design: Design) -> dict[str, Floats]:

@@ -118,6 +118,7 @@ def rules(design: Design) -> Iterator[Rule]:
     yield from _epoch_rules(design)
     yield from _copy_rules(design)
     yield from _mode_rules(design.model, run)
+    yield from _format_rules(design)
     others = {"quantised": design.quantised is not None, "lengths": design.lengths is not None}
     yield from parallel_rules(design.model, run, parallel, **others)
     if isinstance(design.model, Transformer):
@@ -183,6 +184,19 @@ def _copy_rules(design: Design) -> Iterator[Rule]:
             yield Rule("system.gpu.staged_bytes", True, "is needed by quantised=pim", None, way_out=way)
 
 
+def _format_rules(design: Design) -> Iterator[Rule]:
+    """Weights and caches in formats of their own are those of a transformer's inference, and have no copies."""
+    run = design.run
+    reasons = {
+        "is of inference: what is trained is as wide as run.precision says": run.mode == "training",
+        "is of transformers": not isinstance(design.model, Transformer),
+        "beside copies of weights (quantised) is not modelled": design.quantised is not None,
+    }
+    for path, name in (("run.weights", run.weights), ("run.kv_cache", run.kv_cache)):
+        for rule, broken in reasons.items():
+            yield Rule(path, broken and name is not None, rule, name, way_out=f"set {path}=null")
+
+
 def _mode_rules(model: Any, run: Run) -> Iterator[Rule]:
     """Modes and recomputation that a model has no operators for."""
     if not isinstance(model, Transformer):
@@ -211,6 +225,8 @@ def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     rule = "neither divides the heads of keys ({0}) nor is a multiple of them"
     yield Rule("parallel.tp", uneven, rule, parallel.tp, (kv,), "take one that does")
     dense = model.moe is None or np.asarray(model.moe.dense_layers) > 0
+    if model.pattern is not None:
+        dense = np.asarray(any(kind.feed == "dense" for kind in model.pattern))
     yield Rule("parallel.tp", (ffn % tp != 0) & dense, "does not divide model.ffn ({0})", parallel.tp, (ffn,), way)
     for layers in (np.asarray(model.layers), np.asarray(model.decoder_layers)):
         yield Rule(

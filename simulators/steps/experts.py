@@ -32,6 +32,7 @@ from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_s
 from simulators.steps.operators import Exchange, Op, Product, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
 from simulators.workloads.experts import MixtureOfExperts, distinct_places
+from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
 _GATED = 1.5
@@ -101,6 +102,12 @@ def _routing(sizes: Sizes) -> _Routing:
     return _Routing(tokens, rows, active, local, width, load)
 
 
+def _expert_hidden(sizes: Sizes) -> Floats:
+    """Width of what experts read and write."""
+    width = _moe(sizes).expert_hidden
+    return sizes.hidden if width is None else np.asarray(width, float)
+
+
 def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
     """Operators of a feed-forward layer of experts with the norm before them, forward."""
     routing, split = _routing(sizes), sizes.parallel.ep > 1
@@ -109,13 +116,18 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
         yield from gather_tokens(sizes, "ffn")
     experts = np.asarray(_moe(sizes).experts, float)
     yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden))
+    narrow = _expert_hidden(sizes)
+    if _moe(sizes).expert_hidden is not None:
+        yield Op("expert down", "fc", "forward", product(narrow, routing.tokens, sizes.hidden))
     if split:
         yield _exchange(sizes, routing, "dispatch")
     yield from _experts(sizes, routing)
     if split:
         yield _exchange(sizes, routing, "combine")
-        if not sizes.parallel.sequence_parallel:
-            yield Op("all-gather experts", "fc", "forward", Exchange("all_gather", sizes.activations))
+    if _moe(sizes).expert_hidden is not None:
+        yield Op("expert up", "fc", "forward", product(sizes.hidden, routing.tokens, narrow))
+    if split and not sizes.parallel.sequence_parallel:
+        yield Op("all-gather experts", "fc", "forward", Exchange("all_gather", sizes.activations))
     yield from _shared(sizes)
     if not split:
         yield from reduce_partial_sums(sizes, "ffn")
@@ -123,15 +135,16 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
 
 def _experts(sizes: Sizes, routing: _Routing) -> Iterator[Op]:
     """Grouped GEMMs of the experts of a GPU, between two changes of the tokens' order."""
-    moved = 2 * sizes.element * routing.rows * sizes.hidden
+    hidden = _expert_hidden(sizes)
+    moved = 2 * sizes.element * routing.rows * hidden
     each = routing.rows / routing.active
     wide = routing.width * (2 if sizes.model.gated else 1)
     parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
-    yield Op("expert fc1", "fc", "forward", Product(wide, each, sizes.hidden, **parts))
+    yield Op("expert fc1", "fc", "forward", Product(wide, each, hidden, **parts))
     gated = (_GATED if sizes.model.gated else 1.0) * routing.width * routing.rows
     yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
-    yield Op("expert fc2", "fc", "forward", Product(sizes.hidden, each, routing.width, **parts))
+    yield Op("expert fc2", "fc", "forward", Product(hidden, each, routing.width, **parts))
     yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 
@@ -157,14 +170,14 @@ def _exchange(sizes: Sizes, routing: _Routing, direction: Direction) -> Op:
     moe = _moe(sizes)
     groups = moe.picked_groups
     places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token, groups=groups)
-    payload = sizes.element * routing.tokens * sizes.hidden * places * routing.load
+    payload = sizes.element * routing.tokens * _expert_hidden(sizes) * places * routing.load
     work = TokenExchange(
         "all_to_all",
         payload,
         "ep",
         direction=direction,
         tokens=routing.tokens,
-        width=sizes.hidden,
+        width=_expert_hidden(sizes),
         element=sizes.element,
         fp8=sizes.run.precision == "fp8",
         experts=moe.experts,
@@ -178,7 +191,25 @@ def _exchange(sizes: Sizes, routing: _Routing, direction: Direction) -> Op:
 def expert_params(sizes: Sizes) -> Any:
     """Weights of the routed experts of a layer on one GPU."""
     routing = _routing(sizes)
-    return routing.local * routing.width * (3 if sizes.model.gated else 2) * sizes.hidden
+    return routing.local * routing.width * (3 if sizes.model.gated else 2) * _expert_hidden(sizes)
+
+
+def parts_of_experts(sizes: Sizes) -> dict[Part, Any]:
+    """Weights of one GPU of a layer by part: experts with what they read from, router, shared experts."""
+    moe, matrices = _moe(sizes), 3 if sizes.model.gated else 2
+    parts: dict[Part, Any] = {
+        "experts": expert_params(sizes) + _between(sizes),
+        "router": np.asarray(moe.experts, float) * sizes.hidden,
+    }
+    if np.any(np.asarray(moe.shared_experts) > 0):
+        parts["shared"] = matrices * moe.width_of_shared / sizes.tp * sizes.hidden
+    return parts
+
+
+def _between(sizes: Sizes) -> Any:
+    """Weights between the activations and what experts read and write; none where these are the same."""
+    width = _moe(sizes).expert_hidden
+    return 0.0 if width is None else 2 * np.asarray(width, float) * sizes.hidden
 
 
 def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
@@ -186,7 +217,7 @@ def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
     moe, matrices = _moe(sizes), 3 if sizes.model.gated else 2
     router = np.asarray(moe.experts, float) * sizes.hidden
     shared = matrices * moe.width_of_shared / sizes.tp * sizes.hidden
-    return expert_params(sizes) + router + shared, 2 * matrices + 1
+    return expert_params(sizes) + router + shared + _between(sizes), 2 * matrices + 1
 
 
 def kept_bytes_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:

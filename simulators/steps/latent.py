@@ -12,11 +12,15 @@ absorbs `kv up` into queries and outputs, so that all heads read one cached vect
 
 Cached are c + r numbers of a token on every GPU of tp; kept for the backward pass are the latents, and queries, keys,
 values and outputs of the heads.
+
+An indexer (DeepSeek-V3.2) picks the tokens that a query reads: its own queries and weights of heads from the latents
+and the activations, one key of a token that is cached, too, and scores of all pairs. All GPUs of tp compute it whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +29,7 @@ from numpy.typing import NDArray
 from simulators.steps.context import ring_pass
 from simulators.steps.operators import Op, Product, Stream
 from simulators.steps.sizes import Sizes, product, stream
-from simulators.workloads.experts import LatentAttention
+from simulators.workloads.experts import Indexer, LatentAttention
 
 Floats = NDArray[np.float64]
 
@@ -46,11 +50,28 @@ def latent_attention(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     moved = 2 * sizes.element * tokens * (sizes.heads + 1) * np.asarray(latent.rope_dim, float)
     yield Op("rotary", "activation", "forward", Stream(moved, like="rotary", like_bytes=moved))
     if sizes.run.mode != "training":
-        moved = 2 * sizes.element * tokens * latent.cached
+        moved = (sizes.element + sizes.cached_element) * tokens * latent.cached
         yield Op("cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+    if latent.index is not None:
+        yield from _indexer(sizes, latent, latent.index)
+        sizes = replace(sizes, model=sizes.model.model_copy(update={"window": latent.index.tokens, "windowed": 1.0}))
     yield from _absorbed(sizes, latent) if sizes.run.mode == "decode" else _expanded(sizes, latent)
     outputs = sizes.heads * np.asarray(latent.value_dim, float)
     yield Op("projection", "linear", "forward", product(sizes.hidden, tokens, outputs))
+
+
+def _indexer(sizes: Sizes, latent: LatentAttention, index: Indexer) -> Iterator[Op]:
+    """The choice of the tokens that queries read, of the share of the layers that choose."""
+    width, heads, share = (np.asarray(number, float) for number in (index.width, index.heads, index.share))
+    source = sizes.hidden if latent.q_rank is None else _query_rank(latent)
+    yield Op("index queries", "linear", "forward", product(heads * width, sizes.tokens, source), count=share)
+    yield Op("index keys", "linear", "forward", product(width + heads, sizes.tokens, sizes.hidden), count=share)
+    pairs = sizes.sequences * sizes.queries * sizes.keys
+    element = sizes.cached_element if sizes.run.mode == "decode" else sizes.element
+    read = element * sizes.sequences * sizes.keys * width + sizes.element * sizes.tokens * heads * width
+    flash = sizes.kernels.flash_share_of_peak
+    work = Stream(read, 2 * pairs * heads * width * sizes.seen, share_of_peak=1.0 if flash is None else flash)
+    yield Op("index scores", "attention", "forward", work, count=share)
 
 
 def _expanded(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
@@ -73,12 +94,13 @@ def _expanded(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
 
 def _absorbed(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     """Attention of one token of each sequence with the cached latents."""
-    rank, c, heads = np.asarray(latent.kv_rank, float), sizes.keys, sizes.heads
+    rank, c, heads = np.asarray(latent.kv_rank, float), sizes.cached, sizes.heads
     nope, value = np.asarray(latent.nope_dim, float), np.asarray(latent.value_dim, float)
     yield Op("absorb keys", "linear", "forward", Product(rank, sizes.tokens, nope, heads))
     share = sizes.kernels.flash_share_of_peak
     if share is not None:
-        read = c * latent.cached + heads * sizes.queries * (latent.cached + rank)
+        read = c * latent.cached * (sizes.cached_element / sizes.element)
+        read = read + heads * sizes.queries * (latent.cached + rank)
         flop = 2 * sizes.sequences * heads * sizes.queries * c * (latent.cached + rank)
         work = Stream(sizes.element * sizes.sequences * read, flop, share_of_peak=share)
         yield Op("flash", "attention", "forward", work)
@@ -99,7 +121,15 @@ def latent_weights(sizes: Sizes, latent: LatentAttention) -> Any:
     if latent.q_rank is not None:
         of_queries = _query_rank(latent) * (sizes.hidden + queries + 1)
     of_keys = sizes.hidden * latent.cached + rank * (sizes.heads * (np.asarray(latent.nope_dim, float) + value) + 1)
-    return of_queries + of_keys + sizes.heads * value * sizes.hidden
+    weights = of_queries + of_keys + sizes.heads * value * sizes.hidden
+    return weights if latent.index is None else weights + _index_weights(sizes, latent, latent.index)
+
+
+def _index_weights(sizes: Sizes, latent: LatentAttention, index: Indexer) -> Any:
+    """Weights of the indexer, on average over layers: queries, key with its norm, weights of heads."""
+    width, heads = np.asarray(index.width, float), np.asarray(index.heads, float)
+    source = sizes.hidden if latent.q_rank is None else _query_rank(latent)
+    return np.asarray(index.share) * (source * heads * width + sizes.hidden * (width + heads) + 2 * width)
 
 
 def kept_numbers(sizes: Sizes, latent: LatentAttention) -> Any:
@@ -109,4 +139,5 @@ def kept_numbers(sizes: Sizes, latent: LatentAttention) -> Any:
 
 def cached_numbers(latent: LatentAttention) -> Any:
     """Numbers of a token in the cache of a layer."""
-    return latent.cached
+    index = latent.index
+    return latent.cached if index is None else latent.cached + np.asarray(index.share) * np.asarray(index.width, float)

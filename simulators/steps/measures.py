@@ -193,6 +193,13 @@ def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Map
     return _sum(value * np.asarray(block.count, float) * shares[block.name] for block, value in amounts)
 
 
+def _bytes_of_weights(iteration: Iteration, bytes_per_weight: Any, shares: Mapping[str, Any]) -> Any:
+    """Bytes of the weights of a stage with all that belongs to them: so many for each, or as they are stored."""
+    if all(block.weight_bytes is None for block in iteration.blocks):
+        return bytes_per_weight * _stage_sum(iteration, lambda block: block.params, shares)
+    return _stage_sum(iteration, lambda block: block.weight_bytes, shares)
+
+
 def _whole_bytes(iteration: Iteration) -> Any:
     """Weights that were gathered, and gradients of an update in the backward pass, of the blocks that have them."""
     if not iteration.is_training:
@@ -230,7 +237,7 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     flying, whole = flying_bytes(iteration), _whole_bytes(iteration)
     stages = [
         (
-            bytes_per_weight * _stage_sum(iteration, lambda block: block.params, counts)
+            _bytes_of_weights(iteration, bytes_per_weight, counts)
             + per_expert * _stage_sum(iteration, lambda block: block.expert_params, counts)
             + whole,
             _stage_sum(iteration, lambda block: copy_bytes(iteration, block), counts) + flying,

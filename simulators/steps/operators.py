@@ -56,7 +56,10 @@ _BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")
 
 @dataclass(frozen=True)
 class Product:
-    """`batch` GEMMs of sizes (m, n, k) at once; transposed: whether A is. grouped: by a kernel for GEMMs of experts."""
+    """`batch` GEMMs of sizes (m, n, k) at once; transposed: whether A is. grouped: by a kernel for GEMMs of experts.
+
+    weight_bytes: of an element of A, where weights are stored in a format of their own.
+    """
 
     m: ArrayLike
     n: ArrayLike
@@ -64,6 +67,7 @@ class Product:
     batch: ArrayLike = 1.0
     transposed: bool = False
     grouped: bool = False
+    weight_bytes: ArrayLike | None = None
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,8 @@ class Block:
     """Operators that come together `count` times in a model. params: weights that one GPU holds of one of them.
 
     tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
-    keys and values). expert_params: weights among `params` that are split over ep. Order of `ops`: that of a pass,
-    forward ones first.
+    keys and values). expert_params: weights among `params` that are split over ep. weight_bytes: of all of them, where
+    they are stored in formats of their own; formats: how many have which. Order of `ops`: that of a pass.
     """
 
     name: str
@@ -155,6 +159,8 @@ class Block:
     tensors: ArrayLike = 0.0
     kept: ArrayLike = 0.0
     expert_params: ArrayLike = 0.0
+    weight_bytes: ArrayLike | None = None
+    formats: Mapping[str, ArrayLike] = field(default_factory=dict)
 
     def of(self, *phases: Phase) -> tuple[Op, ...]:
         """Its operators of some phases."""
@@ -225,7 +231,7 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     """Costs of products, all in one call."""
     if not works:
         return []
-    names = [field.name for field in fields(Product) if field.name != "grouped"]
+    names = [field.name for field in fields(Product) if field.name not in ("grouped", "weight_bytes")]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
     gpu = platform.gemms or platform.chip
     constants = [*vars(gpu).values(), platform.taken, *(vars(platform.batched).values() if platform.batched else ())]
@@ -233,13 +239,29 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *numbers)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     gemms = GemmShape(m, n, k, batch, across)
+    narrower = _narrower(works, (m, n, k), element=np.asarray(gpu.element_bytes, float))
+    if narrower is not None:
+        gpu = replace(gpu, hbm_bytes_per_s=np.asarray(gpu.hbm_bytes_per_s, float) / narrower)
     cost = operator_cost(gpu, gemms)
+    if narrower is not None:
+        cost = replace(cost, bytes=cost.bytes * narrower)
     if np.any(np.asarray(platform.taken) > 0):
         cost = replace(cost, seconds=gemm_cost(gpu, gemms, taken=platform.taken).seconds + np.asarray(gpu.launch_s))
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     grouped = np.array([work.grouped for work in works]).reshape(-1, *(1 for _ in shape))
     seconds = np.where(grouped, cost.seconds, seconds)
     return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
+
+
+def _narrower(works: Sequence[Product], sizes: tuple[Floats, Floats, Floats], *, element: Floats) -> Floats | None:
+    """Traffic with weights in their formats over that with elements of one width; None where all have this one."""
+    if all(work.weight_bytes is None for work in works):
+        return None
+    m, n, k = sizes
+    stored = [element if work.weight_bytes is None else np.asarray(work.weight_bytes, float) for work in works]
+    weights = np.stack([np.broadcast_to(value, m.shape[1:]) for value in stored])
+    others = element * (k * n + m * n)
+    return np.asarray((weights * m * k + others) / (element * m * k + others))
 
 
 def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: Platform, batch: Floats) -> Floats:

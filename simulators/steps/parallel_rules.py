@@ -26,6 +26,7 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
         yield from _cp_rules(model, run, parallel, lengths=others.get("lengths", False))
     if isinstance(model, Transformer):
         yield from _unmodelled(model, parallel, quantised=others.get("quantised", False))
+        yield from _pattern_rules(model, run, parallel)
 
 
 def _moe_rules(model: Transformer, moe: MixtureOfExperts, parallel: Parallel) -> Iterator[Rule]:
@@ -132,9 +133,39 @@ def _cp_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Ite
     yield Rule("parallel.cp", uneven, rule, cp, (length,), "take a divisor")
 
 
+def _pattern_rules(model: Transformer, run: Run, parallel: Parallel) -> Iterator[Rule]:
+    """Kinds of layers make up all of them, and have what they are made of; those with a state run in inference."""
+    path, pattern = "model.pattern", model.pattern or ()
+    if not pattern:
+        return
+    counted = sum(np.asarray(kind.count) for kind in pattern)
+    rule = "has {0} layers in all (model.layers has another number)"
+    yield Rule(path, counted != np.asarray(model.layers), rule, None, (counted,), "count its kinds again")
+    parts = {
+        "state": any(kind.mixer == "state" for kind in pattern),
+        "moe": any(kind.feed == "experts" for kind in pattern),
+    }
+    for name, needed in parts.items():
+        missing = needed and getattr(model, name) is None
+        yield Rule(path, missing, f"needs model.{name}", None, way_out=f"give model.{name}, or other kinds")
+    if not parts["state"] or model.state is None:
+        return
+    rule = "of layers with a state is not modelled"
+    yield Rule(
+        "run.mode", run.mode == "training", f"{rule}: its backward scan", run.mode, way_out="set prefill or decode"
+    )
+    yield Rule(
+        "parallel.cp", parallel.cp > 1, f"{rule}: cp would cut the scan", parallel.cp, way_out="set parallel.cp=1"
+    )
+    heads, tp = np.asarray(model.state.heads), np.asarray(parallel.tp)
+    uneven = "does not divide the heads of states (model has {0})"
+    yield Rule("parallel.tp", (heads > 0) & (heads % tp != 0), uneven, parallel.tp, (heads,), "take a divisor")
+
+
 def _unmodelled(model: Transformer, parallel: Parallel, *, quantised: bool) -> Iterator[Rule]:
     """What experts and latents are not combined with."""
-    for path, part in (("model.moe", model.moe), ("model.latent", model.latent)):
+    parts = {"model.moe": model.moe, "model.latent": model.latent, "model.pattern": model.pattern}
+    for path, part in parts.items():
         if part is None:
             continue
         ways = {
@@ -144,4 +175,5 @@ def _unmodelled(model: Transformer, parallel: Parallel, *, quantised: bool) -> I
         }
         for way, excluded in ways.items():
             rule = f"is modelled with {way} alone"
-            yield Rule(path, excluded, rule, type(part).__name__, way_out=f"set {way}, or {path}=null")
+            name = "kinds of layers" if path == "model.pattern" else type(part).__name__
+            yield Rule(path, excluded, rule, name, way_out=f"set {way}, or {path}=null")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from simulators.costs.collective import Pattern
 from simulators.steps.operators import Exchange, Kind, Op, Product, Stream
+from simulators.steps.stored import cache_format
 from simulators.steps.token_splits import HALVES
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
 
@@ -97,6 +98,12 @@ class Sizes:
     def element(self) -> float:
         """Bytes of an element."""
         return self.run.element_bytes
+
+    @property
+    def cached_element(self) -> Any:
+        """Bytes of a number of the cache."""
+        format = cache_format(self.model, self.run)
+        return self.element if format is None else format.bytes_of(self.model.hidden)
 
     @property
     def scores(self) -> Floats:

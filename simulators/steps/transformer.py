@@ -19,7 +19,7 @@ S C pairs where attention is causal; kernels that write scores compute all of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +33,18 @@ from simulators.steps.experts import (
     expert_feed_forward,
     expert_params,
     kept_bytes_of_experts,
+    parts_of_experts,
     weights_of_experts,
 )
 from simulators.steps.latent import cached_numbers, kept_numbers, latent_attention, latent_weights
 from simulators.steps.operators import AGAIN, Block, Exchange, Kind, Op, Phase, Product, Stream
 from simulators.steps.sizes import COPIED, Sizes, elements, gather_tokens, product, reduce_partial_sums, stream
+from simulators.steps.state_layers import state_bytes, state_layer, state_weights
+from simulators.steps.stored import in_formats
 from simulators.steps.token_splits import HALVES
 from simulators.workloads.model import Kernels, Parallel, Passes, Run, Transformer
+from simulators.workloads.state_layers import LayerKind
+from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +66,8 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
         ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
         params, tensors = _weights(sizes, attentions=2)
         kept_bytes = _kept_bytes(sizes, attentions=2)
-        blocks.append(Block("decoder layer", ops, model.decoder_layers, params, tensors, kept_bytes))
+        block = Block("decoder layer", ops, model.decoder_layers, params, tensors, kept_bytes)
+        blocks.append(in_formats(block, _parts(sizes, _EQUAL, attentions=2), model, run))
     return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
 
 
@@ -71,6 +77,9 @@ def _layers(sizes: Sizes) -> Iterator[Block]:
     In a pipeline the busiest stage has layers with experts alone: all layers are counted as such (derived).
     """
     model = sizes.model
+    if model.pattern is not None:
+        yield from _of_several_kinds(sizes, model.pattern)
+        return
     layer_ops = tuple(_halves(sizes)) if sizes.parallel.split_ctas else (*_attention(sizes), *_feed_forward(sizes))
     if model.moe is None:
         yield _layer("layer", sizes, layer_ops, model.layers)
@@ -88,7 +97,39 @@ def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> Bloc
     """`count` equal layers of these operators."""
     params, tensors = _weights(sizes)
     every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
-    return Block(name, every, count, params, tensors, _kept_bytes(sizes))
+    block = Block(name, every, count, params, tensors, _kept_bytes(sizes))
+    return in_formats(block, _parts(sizes, _EQUAL), sizes.model, sizes.run)
+
+
+_EQUAL = LayerKind(count=1, mixer="attention", feed="experts")
+"""A layer of a model of equal layers: with attention, and experts where there are any."""
+
+
+def _of_several_kinds(sizes: Sizes, pattern: Sequence[LayerKind]) -> Iterator[Block]:
+    """Blocks of a model whose layers differ; those with attention of which there are most are called layers."""
+    plain = replace(sizes, model=sizes.model.model_copy(update={"moe": None}))
+    place = max(range(len(pattern)), key=lambda at: (pattern[at].mixer == "attention", int(pattern[at].count)))
+    for number, kind in enumerate(pattern):
+        of_kind = sizes if kind.feed == "experts" else plain
+        name = "layer" if number == place else f"{kind.mixer} {kind.feed} layer {number}"
+        yield _layer_of_kind(name, of_kind, kind)
+
+
+def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> Block:
+    """Equal layers of one kind."""
+    ops = {"attention": _attention, "state": state_layer, "none": _no_part}[kind.mixer](sizes)
+    feeds = {"dense": _feed_forward, "experts": expert_feed_forward, "none": _no_part}
+    forward = (*ops, *feeds[kind.feed](sizes))
+    params, tensors = _weights_of_kind(sizes, kind)
+    every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
+    block = Block(name, every, kind.count, params, tensors, _kept_by_kind(sizes, kind))
+    if kind.feed == "experts":
+        block = replace(block, expert_params=expert_params(sizes))
+    return in_formats(block, _parts(sizes, kind), sizes.model, sizes.run)
+
+
+def _no_part(_: Sizes) -> Iterator[Op]:
+    return iter(())
 
 
 def _halves(sizes: Sizes) -> Iterator[Op]:
@@ -109,7 +150,8 @@ def _attention(sizes: Sizes, prefix: str = "") -> Iterator[Op]:
         yield from latent_attention(sizes, sizes.model.latent)
         yield from reduce_partial_sums(sizes, "attention")
         return
-    yield Op(f"{prefix}qkv", "linear", "forward", product((heads + 2 * kv) * own.head, own.tokens, own.hidden))
+    queries = 2 * heads if sizes.model.out_gate else heads
+    yield Op(f"{prefix}qkv", "linear", "forward", product((queries + 2 * kv) * own.head, own.tokens, own.hidden))
     yield from _positions_and_cache(sizes, prefix)
     if sizes.kernels.transposes is not None:
         yield _transpose(sizes, prefix, sizes.kernels.transposes)
@@ -126,8 +168,13 @@ def _positions_and_cache(sizes: Sizes, prefix: str) -> Iterator[Op]:
         rotated = Stream(moved, like="rotary", like_bytes=moved)
         yield Op(f"{prefix}rotary", "activation", "forward", rotated)
     if sizes.run.mode != "training":
-        moved = 4 * keys  # keys and values, read and written
+        moved = _cache_bytes(sizes, 2 * keys)  # keys and values, read and written
         yield Op(f"{prefix}cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+
+
+def _cache_bytes(sizes: Sizes, tensor: Any) -> Any:
+    """Bytes of a kernel that reads a tensor and writes it into the cache."""
+    return tensor + tensor * (sizes.cached_element / sizes.element)
 
 
 def _transpose(sizes: Sizes, prefix: str, passes: Passes) -> Op:
@@ -145,7 +192,8 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
     if share is not None:
         seen = sizes.seen  # of all pairs of a query and a key
         read = sizes.cached if sizes.run.mode == "decode" else c
-        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * read)
+        narrower = sizes.cached_element / sizes.element if sizes.run.mode == "decode" else 1.0
+        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * (narrower * read))
         yield Op(
             f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share)
         )
@@ -292,7 +340,7 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
     """(weights of one GPU, tensors) of a layer; ungated layers have biases, and norms two vectors for one."""
     gated, model = sizes.model.gated, sizes.model
     wide, tensors = sizes.ffn * (3 if gated else 2) * sizes.hidden, 3 if gated else 2
-    both: Any = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden
+    both: Any = _projections(sizes)
     vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + tensors
     if model.moe is not None:
         wide, of_experts = weights_of_experts(sizes)
@@ -301,11 +349,49 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
         both = latent_weights(sizes, model.latent)
         tensors = tensors + 2
     tensors += 1 + attentions
-    if not gated and model.moe is None:
+    if model.vectors is not None:
+        beside = model.vectors if attentions == 1 else model.decoder_vectors
+        vectors = np.asarray(0.0 if beside is None else beside, float)
+    elif not gated and model.moe is None:
         vectors = 2 * vectors + sizes.ffn + sizes.hidden
         vectors = vectors + attentions * ((sizes.heads + 2 * sizes.kv_heads) * sizes.head + sizes.hidden)
         tensors = 2 * tensors
     return wide + attentions * both + vectors, tensors
+
+
+def _projections(sizes: Sizes) -> Any:
+    """Weights of one GPU of the projections of queries, keys, values and output."""
+    queries = 3 if sizes.model.out_gate else 2
+    return (queries * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden
+
+
+def _parts(sizes: Sizes, kind: LayerKind, attentions: int = 1) -> dict[Part, Any]:
+    """Weights of one GPU of a layer by part, of those that products read."""
+    model, parts = sizes.model, dict[Part, Any]()
+    if kind.mixer == "attention":
+        latent = model.latent
+        parts["attention"] = attentions * (_projections(sizes) if latent is None else latent_weights(sizes, latent))
+    elif kind.mixer == "state":
+        parts["state"] = state_weights(sizes)[0]
+    if kind.feed == "experts" and model.moe is not None:
+        return parts | parts_of_experts(sizes)
+    if kind.feed != "none":
+        parts["dense"] = sizes.ffn * (3 if model.gated else 2) * sizes.hidden
+    return parts
+
+
+def _weights_of_kind(sizes: Sizes, kind: LayerKind) -> tuple[Any, Any]:
+    """(weights of one GPU, tensors) of a layer of a kind."""
+    parts = _parts(sizes, kind)
+    beside = np.asarray(kind.vectors, float) + (state_weights(sizes)[1] if kind.mixer == "state" else 0.0)
+    return sum(parts.values(), beside), 2 * len(parts) + 3
+
+
+def _kept_by_kind(sizes: Sizes, kind: LayerKind) -> Any:
+    """Bytes that a layer of a kind keeps for its backward pass; of inference its keys and values, or its states."""
+    if kind.mixer == "state":
+        return state_bytes(sizes)
+    return _kept_bytes(sizes) if kind.mixer == "attention" or sizes.run.mode == "training" else np.zeros(())
 
 
 def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
@@ -314,7 +400,7 @@ def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
     model = sizes.model
     if sizes.run.mode != "training":
         cached = 2 * sizes.kv_heads * sizes.head if model.latent is None else cached_numbers(model.latent)
-        return attentions * b * sizes.sequences * (sizes.cached / sizes.parallel.cp) * cached
+        return attentions * sizes.cached_element * sizes.sequences * (sizes.cached / sizes.parallel.cp) * cached
     if sizes.run.recompute == "all":
         return b * sizes.own
     if sizes.run.recompute == "half":
@@ -359,9 +445,10 @@ def _embedding(sizes: Sizes) -> Block:
         ops.append(Op("embedding norm backward", "embedding", "backward", norm))
         scattered = Stream(3 * sizes.activations + dense, kernels=2.0)
         ops.append(Op("scatter", "embedding", "backward", scattered, weight=True))
-    params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + 2 * sizes.hidden
+    beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[0], float)
+    params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + beside
     kept_bytes = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
-    return Block("embedding", tuple(ops), 1.0, params, 4, kept_bytes)
+    return in_formats(Block("embedding", tuple(ops), 1.0, params, 4, kept_bytes), {}, sizes.model, sizes.run)
 
 
 def _output(sizes: Sizes) -> Block:
@@ -387,7 +474,9 @@ def _output(sizes: Sizes) -> Block:
     copied = np.asarray(sizes.parallel.pp) > 1  # the last stage does not hold the first one's embedding
     embedding = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
     kept_bytes = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
-    return Block("output", tuple(ops), 1.0, embedding + 2 * sizes.hidden, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
+    beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[1], float)
+    block = Block("output", tuple(ops), 1.0, embedding + beside, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
+    return in_formats(block, {"output": embedding}, sizes.model, sizes.run)
 
 
 def _both(sizes: Sizes, name: str, kind: Kind, phase: Phase = "forward") -> list[Op]:

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dse.units import Integer, Number
-from dse.values import knob
+from dse.values import Frozen, knob
 from simulators.hardware.parts import Grown
 
 Floats = NDArray[np.float64]
@@ -45,6 +45,7 @@ class MixtureOfExperts(Grown):
     (None: to all). shared_experts: experts that every token goes to; shared_ffn: width inside one
     of them, None for expert_ffn. dense_layers: first layers of the model that have one feed-forward layer instead, of
     width model.ffn. imbalance: coefficient of variation of the tokens that experts get; 0: all get as many.
+    expert_hidden: width of what experts read and write, computed from the activations and back (None: these).
     """
 
     experts: Width
@@ -56,6 +57,7 @@ class MixtureOfExperts(Grown):
     shared_ffn: Width | None = None
     dense_layers: Annotated[Integer, Field(ge=0, le=2**20)] = 0
     imbalance: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    expert_hidden: Width | None = None
 
     @property
     def picked_groups(self) -> tuple[int, int]:
@@ -84,12 +86,26 @@ class MixtureOfExperts(Grown):
         return np.asarray(1 - (1 - chance) ** np.asarray(tokens, float))
 
 
+class Indexer(Frozen):
+    """An indexer, which picks the `tokens` that a query reads of all before it (DeepSeek-V3.2's sparse attention).
+
+    heads, width: of its own queries; its one key of a token is as wide, and cached. share: of the layers that have one;
+    others read what the layer before picked.
+    """
+
+    heads: Width
+    width: Width
+    tokens: Width
+    share: Annotated[Number, Field(ge=0, le=1)] = 1.0
+
+
 class LatentAttention(Grown):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434; V3, arXiv:2412.19437, section 2.1.1).
 
     Keys and values of all heads are computed from `kv_rank` numbers of each token, and the keys' positions from another
     `rope_dim` that heads share: only these are cached. q_rank: width of the queries' latent, None for queries that are
-    computed from the activations. nope_dim, value_dim: widths of a head's key without position and of its value.
+    computed from the activations. nope_dim, value_dim: widths of a head's key without position and of its value. index:
+    what picks the tokens that are read; None: all are.
     """
 
     q_rank: Width | None = None
@@ -97,6 +113,7 @@ class LatentAttention(Grown):
     rope_dim: Width
     nope_dim: Width
     value_dim: Width
+    index: Indexer | None = None
 
     @property
     def key(self) -> Floats:

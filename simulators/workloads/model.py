@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
@@ -20,10 +20,17 @@ from simulators.hardware.parts import Precision
 from simulators.hardware.sourced import Sourced
 from simulators.workloads.experts import LatentAttention, MixtureOfExperts
 from simulators.workloads.spreading import Pipelining, ShardedData
+from simulators.workloads.state_layers import LayerKind, StateLayers
+from simulators.workloads.stored import Stored, WeightFormat, format_names
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 Degree = Annotated[Integer, Field(ge=1, le=2**20)]
 Share = Annotated[Number, Field(ge=0, le=1)]
+Weights = Annotated[Number, Field(ge=0, le=2**40)]
+_LATER = (
+    *("moe", "latent", "window", "pattern", "state", "out_gate", "vectors", "decoder_vectors", "ends"),
+    *("stored", "kv_format"),
+)
 
 
 class Transformer(Frozen):
@@ -37,7 +44,13 @@ class Transformer(Frozen):
     keys. moe: experts in place of feed-forward layers. latent: attention from latents; kv_heads and head_dim mean
     nothing then. window: tokens that attention of a share `windowed` of the layers goes back to, None for all of them;
     attention in one kernel computes no others. unread: keys of the file that it was read from (`file: key`) which may
-    change the answer and are not modelled. A design without these says nothing of them, so that old designs keep
+    change the answer and are not modelled.
+
+    pattern: kinds of layers, where they are not equal: as many as `layers` in all. state: widths of those that keep a
+    state. out_gate: queries come with a gate of attention's output. vectors: weights of a layer beside its products
+    (norms, biases), decoder_vectors: of one of a decoder; ends: of embedding (positions, norms) and output; None for
+    those of Llama, or of GPT-2 where not gated. stored, kv_format: formats of weights by part, and of keys and values,
+    as the file of the model says; of inference. A design without these says nothing of them, so that old designs keep
     their keys.
     """
 
@@ -62,12 +75,20 @@ class Transformer(Frozen):
     latent: LatentAttention | None = None
     window: Size | None = None
     windowed: Share = 1.0
+    pattern: Annotated[tuple[LayerKind, ...] | None, knob(structural=True)] = None
+    state: StateLayers | None = None
+    out_gate: Annotated[bool | None, knob(structural=True)] = None
+    vectors: Weights | None = None
+    decoder_vectors: Weights | None = None
+    ends: tuple[Number, Number] | None = None
+    stored: Annotated[Stored | None, knob(structural=True)] = None
+    kv_format: WeightFormat | None = None
     note: Any = None
     unread: tuple[str, ...] = ()
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `moe`, `latent` and `window` only where they are given."""
-        absent = {name for name in ("moe", "latent", "window") if getattr(self, name) is None}
+        """Iterate over the fields; those that came later only where they are given."""
+        absent = {name for name in _LATER if getattr(self, name) is None}
         absent |= {"windowed"} & {f"{name}ed" for name in absent}
         yield from ((name, value) for name, value in super().__iter__() if name not in absent)
 
@@ -154,7 +175,9 @@ class Run(Frozen):
     attention (scores, softmax, dropout), up_projections (norms, up-projections of latent attention with what follows up
     to its core, and activations: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial sums
     and every other product of a layer, as torchtitan selects them), or all but the input of a layer. products:
-    precision that linear layers multiply at; None for that of all else.
+    precision that linear layers multiply at; None for that of all else. weights, kv_cache: formats that weights, and
+    keys and values, are stored in (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says,
+    else for 16 bits (32 at fp32). Products are no faster for it.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -164,7 +187,23 @@ class Run(Frozen):
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
     recompute: Annotated[Literal["none", "attention", "up_projections", "half", "all"], knob(structural=True)] = "none"
     products: Annotated[Precision | None, knob(structural=True)] = None
+    weights: Annotated[str | None, knob(structural=True)] = None
+    kv_cache: Annotated[str | None, knob(structural=True)] = None
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over the fields; formats only where they are given: old designs keep their keys."""
+        for name, value in super().__iter__():
+            if value is not None or name not in ("weights", "kv_cache"):
+                yield name, value
+
+    @field_validator("weights", "kv_cache")
+    @classmethod
+    def _is_a_format(cls, name: str | None, info: ValidationInfo) -> str | None:
+        names = format_names(cache=info.field_name == "kv_cache")
+        if name is not None and name not in names:
+            raise ValueError(f"{name} is no format that is known; take one of {', '.join(names)}")
+        return name
 
     @property
     def element_bytes(self) -> int:

@@ -1,0 +1,51 @@
+"""Weights and cache of a step in words: parameters, formats, and the bytes of a GPU."""
+
+from __future__ import annotations
+
+from simulators.steps.backend import metrics_of
+from simulators.steps.blocks import ModelWeights, model_weights
+from simulators.steps.design import Design
+from simulators.steps.stored import cache_format
+from simulators.workloads.model import Transformer
+
+_16_BITS = ("bf16", "fp16", "fp32")  # precisions that are formats, too
+
+
+def stored_line(design: Design) -> str:
+    """Parameters and their formats, and what they and keys and values take of a GPU."""
+    metrics = metrics_of(design)
+    state, cache = (float(metrics[name]) / 1e9 for name in ("state_bytes", "activation_bytes"))
+    counted = model_weights(design.model, design.run, design.kernels)
+    weights = f"weights: {_parameters(counted.number)} parameters in {_formats(design, counted)}"
+    if design.run.mode == "training":
+        return f"{weights}, {state:,.1f} GB a GPU with gradients and the optimizer's state; activations {cache:,.1f} GB"
+    return f"{weights}, {state:,.1f} GB a GPU; keys and values in {_cache(design)}, {cache:,.1f} GB a GPU"
+
+
+def _parameters(number: float) -> str:
+    return f"{number / 1e9:,.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+
+
+def _usual(design: Design) -> str:
+    """The format of what has none of its own."""
+    return design.run.precision if design.run.precision in _16_BITS else f"{8 * design.run.element_bytes} bits"
+
+
+def _formats(design: Design, weights: ModelWeights) -> str:
+    """Formats by their shares of all weights."""
+    shares = {name: count / weights.number for name, count in weights.formats.items()}
+    unformatted = 1 - sum(shares.values())
+    shares |= {_usual(design): shares.get(_usual(design), 0.0) + unformatted} if unformatted > 1e-9 else {}
+    if len(shares) > 1:
+        ordered = sorted(shares.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in ordered)
+    model = design.model
+    unused = isinstance(model, Transformer) and model.stored is not None and not weights.formats
+    why = " (the formats of its file are of inference)" if unused and design.run.mode == "training" else ""
+    return f"{next(iter(shares), _usual(design))}{why}"
+
+
+def _cache(design: Design) -> str:
+    model = design.model
+    format = cache_format(model, design.run) if isinstance(model, Transformer) else None
+    return _usual(design) if format is None else format.name
