@@ -194,7 +194,7 @@ def _tree(file: HubFile) -> dict[str, Any]:
         file.note(file.type.alternatives("layers")[0], f"is more than {_MOST_LAYERS}", layers, "correct it")
     if file.problems:
         return {}
-    kinds = Counter(_kind(file, place) for place in range(layers))
+    kinds = [_kind(file, place) for place in range(layers)]
     names = ("layers", "decoder_layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
     tree: dict[str, Any] = {name: value for name in names if (value := file.width(name))}
     flags = {name: bool(file.evaluate(rules[name])) for name in ("gated", "causal", "rotary", "tied")}
@@ -209,7 +209,7 @@ def _tree(file: HubFile) -> dict[str, Any]:
     tree |= _layers(file, kinds) | _windows(file, layers)
     tree |= {"out_gate": True} if file.evaluate(rules["out_gate"]) else {}
     tree["ends"] = [_weights(file, "embedding"), _weights(file, "output")]
-    return tree | _formats(file, tree, [_kind(file, place)[:2] for place in range(layers)])
+    return tree | _formats(file, tree, [kind[:2] for kind in kinds])
 
 
 def _kind(file: HubFile, place: int) -> tuple[str, str, int]:
@@ -224,14 +224,14 @@ def _weights(file: HubFile, part: str, layer: int | None = None) -> int:
     return int(value or 0)
 
 
-def _layers(file: HubFile, kinds: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+def _layers(file: HubFile, layers: Sequence[tuple[str, str, int]]) -> dict[str, Any]:
     """Kinds of layers where there are several, and what stands beside products in each."""
-    tree: dict[str, Any] = {"vectors": next(iter(kinds))[2]}
+    kinds, tree = Counter(layers), dict[str, Any](vectors=layers[0][2])
     if file.width("decoder_layers"):
         tree["decoder_vectors"] = tree["vectors"] + _weights(file, "decoder") + _weights(file, "attention")
     if any(mixer == "state" for mixer, _, _ in kinds):
         tree["state"] = _state(file)
-    if (first := _dense_first(list(kinds.items()))) is not None:
+    if (first := _dense_first(layers)) is not None:
         tree["moe"] = _experts(file) | {"dense_layers": first}
     elif len(kinds) > 1 or "state" in tree:
         tree["pattern"] = [
@@ -241,11 +241,13 @@ def _layers(file: HubFile, kinds: Mapping[tuple[str, str, int], int]) -> dict[st
     return tree
 
 
-def _dense_first(kinds: Sequence[tuple[tuple[str, str, int], int]]) -> int | None:
-    """Number of first layers without experts, of a model that has one kind of layer else; None of others."""
-    if [kind[:2] for kind, _ in kinds] != [("attention", "dense"), ("attention", "experts")]:
-        return None
-    return kinds[0][1] if kinds[0][0][2] == kinds[1][0][2] else None
+def _dense_first(layers: Sequence[tuple[str, str, int]]) -> int | None:
+    """Number of first layers without experts, where all others have them and nothing else differs; None elsewhere."""
+    feeds = [feed for _, feed, _ in layers]
+    first = feeds.count("dense")
+    alike = len({(mixer, vectors) for mixer, _, vectors in layers}) == 1 and layers[0][0] == "attention"
+    ordered = feeds == ["dense"] * first + ["experts"] * (len(feeds) - first)
+    return first if alike and ordered and 0 < first < len(feeds) else None
 
 
 def _part(file: HubFile, names: Sequence[str]) -> dict[str, int]:
