@@ -23,7 +23,7 @@ def stored_line(design: Design) -> str:
 
 
 def _parameters(number: float) -> str:
-    return f"{number / 1e9:,.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+    return f"{number / 1e6:,.1f} M" if number < 1e9 else f"{number / 1e9:,.{3 if number < 1e10 else 2}f} B"
 
 
 def _usual(design: Design) -> str:
