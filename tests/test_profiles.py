@@ -213,7 +213,7 @@ def test_what_can_be_used_of_a_damaged_trace_is_used_and_the_rest_is_told(
         ("run.json", '{"traceEvents": []}', "no kernel of a GPU"),
         ("run.json.gz", "no gzip", "no traceEvents"),
         ("run.csv", "a,b\n1,2\n", "lacks the columns start_us"),
-        ("run.csv.gz", "no gzip", "no CSV of kernels"),
+        ("run.csv.gz", "no gzip", "lacks the columns start_us"),
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:

@@ -46,7 +46,10 @@ def kernel(n: int, *, agent: str = "Agent 2") -> tuple[Any, ...]:
 def traced(folder: Path, count: int = 10) -> Path:
     """A kernel trace with all files beside it."""
     calls = [("HIP_RUNTIME_API", "hipLaunchKernel", 9, 9, 100 + n, 992_000 + 20_000 * n, 993_000) for n in range(count)]
-    marks = [("MARKER_CORE_RANGE_API", f"step {n}", 9, 9, n, 1_000_000 + 100_000 * n, 1_090_000) for n in range(2)]
+    marks = [
+        ("MARKER_CORE_RANGE_API", f"step {n}", 9, 9, n, 1_000_000 + 100_000 * n, 1_090_000 + 100_000 * n)
+        for n in range(2)
+    ]
     copies = [
         ("MEMORY_COPY", "MEMORY_COPY_HOST_TO_DEVICE", 3, "Agent 0", "Agent 2", 900, 1_300_000, 1_304_000),
         ("MEMORY_COPY", "MEMORY_COPY_DEVICE_TO_HOST", 3, "Agent 7", "Agent 0", 901, 1_300_000, 1_304_000),
