@@ -125,7 +125,10 @@ def advise(profile: Profile, system: str) -> Advice:
     or for a profile without collectives.
     """
     if not profile.is_collective.any():
-        raise ConfigError([Problem("profile", *nothing_to_move("has no collective to advise on", profile))])
+        rule, source, way = nothing_to_move("has no collective to advise on", profile)
+        if profile.is_graph.any():
+            way = "record the kernels of CUDA graphs: nsys profile --cuda-graph-trace=node"
+        raise ConfigError([Problem("profile", rule, source, way)])
     what_ifs = WhatIfs(contended(profile, learn_laws(profile, assumed_laws(system))))
     tried = try_all(what_ifs)
     plan, count = best_together(what_ifs, tried)

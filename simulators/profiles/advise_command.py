@@ -70,7 +70,9 @@ def answer(advice: Advice) -> Iterator[Table | str]:
     model, recorded = advice.what_ifs.model, advice.recorded_s
     exposed = sum(group.exposed_s for group in advice.groups)
     size = f"{len(model.profile):,} kernels, {cell(recorded, 's')} in the replay"
-    yield f"{model.profile.source}: {size}; {cell(exposed, 's')} of collectives exposed ({_share(exposed, recorded)})"
+    lost = f"; lost: {model.profile.lost}" if model.profile.lost else ""
+    share = _share(exposed, recorded)
+    yield f"{model.profile.source}: {size}; {cell(exposed, 's')} of collectives exposed ({share}){lost}"
     yield from _together(advice)
     yield _table(advice)
     yield from unknown_lines(model.profile)

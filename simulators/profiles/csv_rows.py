@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem
 from dse.files import DAMAGED, MOST_LINE, loss, open_packed
 
 Row = Mapping[str, str]
+_HEAD = 64  # lines among which the one of the columns is
+_NAMES = re.compile(
+    r"""^"?(start_us|(total )?(start|duration|time) ?\(|time ?\(?%|kind"?,|.*(kernel_?name|_timestamp)\b)""", re.I
+)
+"""A line that names columns of profiles."""
 
 
 @contextmanager
 def csv_rows(path: Path, dropped: Counter[str]) -> Iterator[tuple[list[str], Iterator[Row]]]:
     """Columns of a CSV, and its rows by column. What cannot be read is counted in `dropped`. Raises ConfigError.
 
-    Lines that begin with # are comments.
+    Lines that begin with # are comments. What a program wrote before the line of its columns, as `nsys stats` does, is
+    passed over. Columns may be separated by tabs or semicolons, as well.
     """
     with open_packed(path) as (unpacked, _):
         text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
-        reader = csv.reader(_lines(text, dropped))
+        lines = _lines(text, dropped)
+        head = list(islice(lines, _HEAD))
+        begin = next((place for place, line in enumerate(head) if _NAMES.search(line)), 0)
+        head = head[begin:]
+        mark = max(",\t;", key=head[0].count) if head else ","
+        reader = csv.reader(chain(head, lines), delimiter=mark)
         try:
             columns = [name.strip() for name in next(reader, [])]
         except csv.Error as error:

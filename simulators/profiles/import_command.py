@@ -39,8 +39,11 @@ def answer(done: Replayed) -> Iterator[Table | str]:
     profile, recorded, replayed = done.profile, done.recorded, done.replayed
     device = f" of {profile.device}" if profile.device else ""
     size = f"{len(profile):,} kernels on {profile.streams.max() + 1} streams{device}"
-    yield f"{profile.source}: {size}, {cell(recorded.span_s, 's')}{_iterations(profile)}"
-    yield from communication_lines(profile, recorded)
+    lost = f"; lost: {profile.lost}" if profile.lost else ""
+    yield f"{profile.source}: {size}, {cell(recorded.span_s, 's')}{_iterations(profile)}{lost}"
+    if recorded.collective_s or not profile.is_graph.any():
+        yield from communication_lines(profile, recorded)
+    yield from _graphs(profile)
     yield f"nothing runs for {cell(recorded.idle_s, 's')}, {_share(recorded.idle_s, recorded.span_s)}"
     yield _classes(profile)
     yield from unknown.unknown_lines(profile)
@@ -52,6 +55,17 @@ def answer(done: Replayed) -> Iterator[Table | str]:
     )
     for reason, count in profile.dropped.items():
         yield f"dropped: {count:,} {reason}"
+
+
+def _graphs(profile: Profile) -> Iterator[str]:
+    """Lines on CUDA graphs that were recorded without their kernels."""
+    if count := int(profile.is_graph.sum()):
+        seconds = float(profile.seconds[profile.is_graph].sum())
+        yield (
+            f"{count:,} whole CUDA graphs run for {cell(seconds, 's')}: the GPU is busy with kernels that were not "
+            "recorded, so what communicates there, and what hides it, is unknown (record them: "
+            "nsys profile --cuda-graph-trace=node)"
+        )
 
 
 def _share(seconds: float, run_s: float) -> str:
@@ -119,6 +133,7 @@ def summary(done: Replayed) -> dict[str, Any]:
         "constants": {"gap_s": delays.gap_s, "launch_delay_s": delays.launch_delay_s, "between_s": delays.between_s},
         "waits": {cause: {"kernels": count, "late_s": late} for cause, (count, late) in delays.counts().items()},
         "dropped": dict(profile.dropped),
+        "lost": profile.lost,
     }
 
 

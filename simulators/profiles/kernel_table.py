@@ -1,8 +1,8 @@
 """Tables of kernels: CSV with a row for each, plain or gzip.
 
 Columns: start_us, dur_us, stream, and name or kind; perhaps launch_us, grid (`4x106x1`, or grid_x, grid_y, grid_z),
-collective, in_elements, dtype, group_size. Lines that begin with # are comments. Tables of rocprof are read by
-`simulators.profiles.rocprof`, which their columns tell.
+collective, in_elements, dtype, group_size. Lines that begin with # are comments. Tables of rocprof and of `nsys stats`,
+which their columns tell, are read by `simulators.profiles.rocprof` and `simulators.profiles.nsys_stats`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from dse.errors import ConfigError, Problem
 from simulators.profiles.csv_rows import Row, csv_rows
+from simulators.profiles.nsys_stats import is_nsys_stats, read_nsys_stats, refuse_summary
 from simulators.profiles.profile import DTYPE_BYTES, KernelRows, Profile, profile_of
 from simulators.profiles.rocprof import is_rocprof, read_rocprof
 
@@ -26,8 +27,13 @@ _SIDES = ("grid_x", "grid_y", "grid_z")
 def read_tables(path: Path) -> Sequence[Profile]:
     """The profiles that a CSV holds, of kernels or of rocprof: one for each GPU. Raises ConfigError."""
     with csv_rows(path, Counter()) as (columns, _):
-        rocprof = is_rocprof(columns)
-    return read_rocprof(path) if rocprof else [read_table(path)]
+        names = list(columns)
+    if is_rocprof(names):
+        return read_rocprof(path)
+    if is_nsys_stats(names):
+        return read_nsys_stats(path)
+    refuse_summary(names, path)
+    return [read_table(path)]
 
 
 def read_table(path: Path) -> Profile:

@@ -6,188 +6,173 @@ the same correlationId in the same process; of TARGET_INFO_GPU the name of the G
 (`ProfilerStep#`, `iteration`, `step`). Columns differ between versions: those that are absent are unknown. Payloads of
 collectives are not recorded.
 
-The file is opened read-only, and only rows of plain tables are read: no views, no computed columns, no extensions.
+By default nsys records a CUDA graph as one, in CUPTI_ACTIVITY_KIND_GRAPH_TRACE: the GPU is busy, with what nobody
+knows. `nsys profile --cuda-graph-trace=node` records the kernels of graphs.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from dse.errors import ConfigError, Problem
-from dse.files import MOST_STREAMED, open_plain_file
+from simulators.profiles.databases import Database, open_database, whole
 from simulators.profiles.iterations import is_iteration
-from simulators.profiles.profile import KernelRows, Profile, profile_of
+from simulators.profiles.profile import GRAPH_NAME, MOST_GPUS, MOST_ITERATIONS, KernelRows, Profile, profile_of
+from simulators.profiles.rocpd import is_rocpd, rocpd_profiles
 
 _NS = 1e-9
-_DAMAGED = (sqlite3.Error, UnicodeDecodeError)  # the second by damaged text in a message of the first
-_WAY = "name a file that `nsys export --type sqlite` wrote"
+_WAY = "name a file that `nsys export --type sqlite`, or rocprofv3, wrote"
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
-_RAN = (_KERNELS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
+_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_RAN = (_KERNELS, _GRAPHS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 _NAMES = ("demangledName", "shortName", "name")
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 """`copyKind`, as CUPTI numbers it (CUpti_ActivityMemcpyKind)."""
 _BETWEEN_GPUS = ("Memcpy PtoP",)
 _PROCESS = 24  # bits of a thread in `globalTid`
-_MOST_TEXT = 1 << 20  # bytes of a cell
 _DROPPED = "rows with fields that cannot be read"
+_MOST_NAMES = 1024  # of GPUs
+_WRONG = (TypeError, ValueError, OverflowError)
+
+_Gpu = tuple[int, int]
+"""Process and device."""
+_Launches = Mapping[tuple[int, int], float]
+
+
+def read_database(path: Path) -> list[Profile]:
+    """The profile of each GPU in a database of Nsight Systems, rocprofv3 or rpd. Raises ConfigError."""
+    with open_database(path, _WAY) as database:
+        profiles = rocpd_profiles(database) if is_rocpd(database) else _profiles(database)
+        return [replace(profile, lost=database.lost) for profile in profiles]
 
 
 def read_nsys(path: Path) -> list[Profile]:
-    """The profile of each GPU of each process, most kernels first. Raises ConfigError where the file is no such export.
+    """The profile of each GPU of each process. Raises ConfigError where the file is no export of nsys.
 
     A damaged database is used as far as it goes.
     """
-    with open_plain_file(path, "profile", most=MOST_STREAMED, way_out=_WAY):
-        pass  # a plain file, and not too large
-    place = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
-    try:
-        with closing(sqlite3.connect(place, uri=True)) as connection:
-            return _Export(connection, path, Counter()).profiles()
-    except _DAMAGED as error:
-        raise ConfigError([Problem("profile", f"is no SQLite database: {error}", str(path), _WAY)]) from None
+    with open_database(path, _WAY) as database:
+        return [replace(profile, lost=database.lost) for profile in _profiles(database)]
 
 
-@dataclass
-class _Export:
-    """An open export, and what was dropped of it."""
-
-    connection: sqlite3.Connection
-    path: Path
-    dropped: Counter[str]
-
-    def __post_init__(self) -> None:
-        self.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_TEXT)
-        self.connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
-        for pragma in ("trusted_schema = off", "cell_size_check = on", "query_only = on", "temp_store = file"):
-            self.connection.execute(f"PRAGMA {pragma}")
-
-    def profiles(self) -> list[Profile]:
-        """The profiles of all GPUs. Raises ConfigError, and sqlite3.Error for a file that is no database."""
-        plain = "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0"
-        tables = {str(name) for (name,) in self.connection.execute(plain)}
-        if _KERNELS not in tables:
-            rule = f"is no export of nsys with kernels of a GPU: it has no table {_KERNELS}"
-            raise ConfigError([Problem("profile", rule, str(self.path), _WAY)])
-        launches = self._launches() if _RUNTIME in tables else {}
-        by_gpu = defaultdict[tuple[int, int], KernelRows](KernelRows)
-        for table in (name for name in _RAN if name in tables):
-            for gpu, row in self._rows(table, launches, texts="StringIds" in tables):
+def _profiles(database: Database) -> list[Profile]:
+    """The profiles of all GPUs. Raises ConfigError."""
+    if not {_KERNELS, _GRAPHS} & database.tables:
+        rule = f"is no export of nsys with kernels of a GPU: it has no table {_KERNELS}"
+        raise ConfigError([Problem("profile", rule, str(database.path), _WAY)])
+    texts, launches = database.texts("StringIds", "id", "value"), _launches(database)
+    by_gpu = defaultdict[_Gpu, KernelRows](KernelRows)
+    for table in (name for name in _RAN if name in database.tables):
+        for gpu, row in _rows(database, table, texts, launches):
+            if gpu in by_gpu or len(by_gpu) < MOST_GPUS:
                 by_gpu[gpu].append(row)
-        names = self._devices(tables)
-        iterations = self._iterations(tables)
-        return self._of_each(by_gpu, names, iterations)
+            else:
+                database.dropped[f"kernels of GPUs past the first {MOST_GPUS}"] += 1
+    return _of_each(database, by_gpu, _iterations(database, texts))
 
-    def _of_each(
-        self,
-        by_gpu: Mapping[tuple[int, int], KernelRows],
-        names: Sequence[str],
-        iterations: Sequence[tuple[int, float, float]],
-    ) -> list[Profile]:
-        """The profile of each GPU, most kernels first; the last one without any tells why. Raises ConfigError."""
-        if not by_gpu:
-            return [profile_of([], self.path.name, dropped=self.dropped)]
-        profiles = []
-        for process, device in sorted(by_gpu, key=lambda gpu: (-len(by_gpu[gpu]), gpu)):
-            marked = [(start, end) for at, start, end in iterations if at == process or process < 0 or at < 0]
-            name = names[device] if 0 <= device < len(names) else ""
-            how: dict[str, Any] = {"device": name, "dropped": self.dropped, "iterations": sorted(set(marked))}
-            profiles.append(profile_of(by_gpu[process, device], self.path.name, **how))
-        return profiles
 
-    def _columns(self, table: str) -> set[str]:
-        return {str(row[1]) for row in self.connection.execute(f"PRAGMA table_info({table})")}
-
-    def _select(self, table: str, wanted: Mapping[str, str], rest: str = "") -> Iterator[Mapping[str, Any]]:
-        """Yield rows of a table. wanted: name in the row -> expression, or "" where the table lacks it."""
-        chosen = {name: expression for name, expression in wanted.items() if expression}
-        text = f"SELECT {', '.join(chosen.values())} FROM {table} AS t {rest}"
-        absent = dict.fromkeys(wanted)
+def _of_each(
+    database: Database, by_gpu: Mapping[_Gpu, KernelRows], iterations: Mapping[int, Sequence[tuple[float, float]]]
+) -> list[Profile]:
+    """The profile of each GPU that has any; the first one tells why where none has. Raises ConfigError."""
+    name, dropped = database.path.name, database.dropped
+    gpus = islice(database.select("TARGET_INFO_GPU", ["name"]), _MOST_NAMES)
+    names = [str(row["name"]) for row in gpus] if "name" in database.columns("TARGET_INFO_GPU") else []
+    if not by_gpu:
+        return [profile_of([], name, dropped=dropped)]
+    profiles, problems = list[Profile](), list[ConfigError]()
+    for process, device in sorted(by_gpu):
+        marked = [span for at, spans in iterations.items() if at == process or process < 0 or at < 0 for span in spans]
+        how: dict[str, Any] = {"device": names[device] if 0 <= device < len(names) else "", "dropped": dropped}
         try:
-            for row in self.connection.execute(text):
-                yield absent | dict(zip(chosen, row, strict=True))
-        except _DAMAGED:
-            self.dropped[f"the rest of the table {table}, which is damaged"] += 1
+            profiles.append(profile_of(by_gpu[process, device], name, iterations=sorted(set(marked)), **how))
+        except ConfigError as error:
+            problems.append(error)
+    if not profiles:
+        raise problems[0]
+    return profiles
 
-    def _launches(self) -> dict[tuple[int, int], float]:
-        """When each launch began [s], by process and correlation."""
-        launches = {}
-        for row in self._select(_RUNTIME, self._plain(_RUNTIME, ("start", "correlationId", "globalTid"))):
-            try:
-                launches[_process(row["globalTid"]), int(row["correlationId"])] = int(row["start"]) * _NS
-            except (TypeError, ValueError):
-                self.dropped[_DROPPED] += 1
+
+def _launches(database: Database) -> dict[tuple[int, int], float]:
+    """When each launch began [s], by process and correlation."""
+    launches = dict[tuple[int, int], float]()
+    if _RUNTIME not in database.tables:
         return launches
+    for row in database.select(_RUNTIME, ("start", "correlationId", "globalTid")):
+        try:
+            start, number = whole(row["start"]), whole(row["correlationId"])
+            if start is not None and number is not None:
+                launches[_process(row["globalTid"]), number] = start * _NS
+        except _WRONG:
+            database.dropped[_DROPPED] += 1
+    return launches
 
-    def _plain(self, table: str, names: Sequence[str]) -> dict[str, str]:
-        columns = self._columns(table)
-        return {name: f't."{name}"' if name in columns else "" for name in names}
 
-    def _rows(
-        self, table: str, launches: Mapping[tuple[int, int], float], *, texts: bool
-    ) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
-        """Yield (process, device) and the row of a profile, for each row of a table."""
-        fields = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "gridX", "gridY", "gridZ")
-        wanted = self._plain(table, (*fields, "copyKind", "bytes", "srcDeviceId", "dstDeviceId"))
-        named = next((name for name in _NAMES if name in self._columns(table)), "")
-        joined = f'LEFT JOIN StringIds AS s ON s.id = t."{named}"' if named and texts else ""
-        wanted["text"] = f'COALESCE(s.value, t."{named}")' if joined else self._plain(table, [named])[named]
-        for row in self._select(table, wanted, joined):
-            try:
-                yield self._row(table, row, launches)
-            except (TypeError, ValueError, OverflowError):
-                self.dropped[_DROPPED] += 1
+def _rows(
+    database: Database, table: str, texts: Mapping[int, str], launches: _Launches
+) -> Iterator[tuple[_Gpu, Mapping[str, Any]]]:
+    """Yield (process, device) and the row of a profile, for each row of a table."""
+    named = next((name for name in _NAMES if name in database.columns(table)), "name")
+    fields = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "gridX", "gridY", "gridZ")
+    for row in database.select(table, (*fields, "copyKind", "bytes", "srcDeviceId", "dstDeviceId", "graphId", named)):
+        try:
+            gpu, kernel = _row(row, launches)
+            name = _name(table, row, texts.get(row[named], row[named]))
+            payload = row["bytes"] if table.endswith("MEMCPY") and name in _BETWEEN_GPUS else None
+            yield gpu, kernel | {"name": name, "payload_bytes": payload}
+        except _WRONG:
+            database.dropped[_DROPPED] += 1
 
-    def _row(
-        self, table: str, row: Mapping[str, Any], launches: Mapping[tuple[int, int], float]
-    ) -> tuple[tuple[int, int], Mapping[str, Any]]:
-        """A row of a profile. Raises TypeError, ValueError or OverflowError for fields that cannot be read."""
-        process, start = _process(row["globalPid"]), int(row["start"])
-        grid, launch = [row[f"grid{side}"] for side in "XYZ"], None
-        if row["correlationId"] is not None:
-            correlation = int(row["correlationId"])
-            launch = launches.get((process, correlation), launches.get((-1, correlation)))
-        copy = "Memset" if table.endswith("MEMSET") else _copy_name(row)
-        return (process, int(row["deviceId"] or 0)), {
-            "name": str(row["text"] or "kernel without a name") if table == _KERNELS else copy,
-            "stream": None if row["streamId"] is None else str(row["streamId"]),
-            "start_s": start * _NS,
-            "seconds": (int(row["end"]) - start) * _NS,
-            "launch_s": launch,
-            "ctas": None if None in grid else int(grid[0]) * int(grid[1]) * int(grid[2]),
-            "payload_bytes": None if table == _KERNELS or copy not in _BETWEEN_GPUS else row["bytes"],
-        }
 
-    def _devices(self, tables: set[str]) -> list[str]:
-        """Names of GPUs, by number."""
-        if "TARGET_INFO_GPU" not in tables or "name" not in self._columns("TARGET_INFO_GPU"):
-            return []
-        return [str(row["name"]) for row in self._select("TARGET_INFO_GPU", {"name": "t.name"}, "LIMIT 1024")]
+def _name(table: str, row: Mapping[str, Any], text: Any) -> str:
+    if table == _KERNELS:
+        return str(text or "kernel without a name")
+    if table == _GRAPHS:
+        return GRAPH_NAME if row["graphId"] is None else f"{GRAPH_NAME} {row['graphId']}"
+    return "Memset" if table.endswith("MEMSET") else _copy_name(row)
 
-    def _iterations(self, tables: set[str]) -> list[tuple[int, float, float]]:
-        """(process, start, end) [s] of ranges that are called as iterations are."""
-        if "NVTX_EVENTS" not in tables:
-            return []
-        wanted = self._plain("NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid"))
-        joined = ""
-        if wanted["textId"] and "StringIds" in tables:
-            joined = "LEFT JOIN StringIds AS s ON s.id = t.textId"
-            wanted["text"] = f"COALESCE({wanted['text'] or 'NULL'}, s.value)"
-        marked = []
-        for row in self._select("NVTX_EVENTS", wanted, joined):
-            if row["end"] is None or not is_iteration(str(row["text"])):
-                continue
-            try:
-                marked.append((_process(row["globalTid"]), int(row["start"]) * _NS, int(row["end"]) * _NS))
-            except (TypeError, ValueError):
-                self.dropped[_DROPPED] += 1
+
+def _row(row: Mapping[str, Any], launches: _Launches) -> tuple[_Gpu, dict[str, Any]]:
+    """A row of a profile, without its name. Raises an error of `_WRONG` for fields that cannot be read."""
+    process, start, end = _process(row["globalPid"]), whole(row["start"]), whole(row["end"])
+    if start is None or end is None:
+        raise ValueError
+    grid, launch = [whole(row[f"grid{side}"]) for side in "XYZ"], None
+    if (correlation := whole(row["correlationId"])) is not None:
+        launch = launches.get((process, correlation), launches.get((-1, correlation)))
+    x, y, z = grid
+    return (process, whole(row["deviceId"]) or 0), {
+        "stream": None if row["streamId"] is None else str(row["streamId"]),
+        "start_s": start * _NS,
+        "seconds": (end - start) * _NS,
+        "launch_s": launch,
+        "ctas": None if x is None or y is None or z is None else x * y * z,
+    }
+
+
+def _iterations(database: Database, texts: Mapping[int, str]) -> dict[int, list[tuple[float, float]]]:
+    """(start, end) [s] of ranges that are called as iterations are, by process."""
+    marked, count = defaultdict[int, list[tuple[float, float]]](list), 0
+    if "NVTX_EVENTS" not in database.tables:
         return marked
+    for row in database.select("NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid")):
+        text = row["text"] if row["text"] is not None else texts.get(row["textId"])
+        if row["end"] is None or not isinstance(text, str) or not is_iteration(text[:200]):
+            continue
+        try:
+            span = ((whole(row["start"]) or 0) * _NS, (whole(row["end"]) or 0) * _NS)
+            count += 1
+            if count <= MOST_ITERATIONS:
+                marked[_process(row["globalTid"])].append(span)
+        except _WRONG:
+            database.dropped[_DROPPED] += 1
+    database.dropped[f"iterations past the first {MOST_ITERATIONS:,}"] += max(count - MOST_ITERATIONS, 0)
+    return marked
 
 
 def _copy_name(row: Mapping[str, Any]) -> str:
@@ -198,5 +183,6 @@ def _copy_name(row: Mapping[str, Any]) -> str:
 
 
 def _process(number: Any) -> int:
-    """The process of a `globalPid` or `globalTid`; -1 where it is not recorded."""
-    return -1 if number is None else int(number) >> _PROCESS
+    """The process of a `globalPid` or `globalTid`; -1 where it is not recorded. Raises as `whole` does."""
+    value = whole(number)
+    return -1 if value is None else value >> _PROCESS

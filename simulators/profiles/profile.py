@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,13 +22,28 @@ from simulators.profiles.kernel_classes import (
     Patterns,
     kernel_class,
 )
+from simulators.profiles.texts import legal_text
 
 Floats = NDArray[np.float64]
 Marks = NDArray[np.bool_]
 _NAN = float("nan")
 MOST_KERNELS = 1 << 25
 """Of a profile, about 3 GB; what comes after them is dropped."""
+MOST_GPUS = 256
+"""Of one file; what comes after them is dropped."""
+MOST_ITERATIONS = 1 << 16
+"""Of one file."""
+GRAPH = "whole graph"
+"""Class of what a profiler recorded as one: a CUDA graph whose kernels it left out. What it does is unknown."""
+GRAPH_NAME = "whole CUDA graph"
+"""Begin of the names of these."""
 _EXACT = 2.0**53  # below which a float64 holds every whole number
+_EPOCH_S = 3600.0
+"""Between kernels that are of different epochs: no profile goes on for so long without a kernel."""
+_LONGEST_S = 86400.0
+"""A kernel may take: longer ones are faults of the clock."""
+_SHORTEST_S = 1e-12
+"""A kernel takes, if it takes any time: no clock tells less."""
 
 COLUMNS: Mapping[str, str] = {
     "name": "string",
@@ -40,12 +56,17 @@ COLUMNS: Mapping[str, str] = {
     "payload_bytes": "float64",
     "group_size": "Int64",
     "group": "string",
+    "sequence": "Int64",
+    "source_rank": "Int64",
+    "destination_rank": "Int64",
     "waited_for_ranks_s": "float64",
     "shape": "string",
 }
 """What is known of a kernel, and its type; launch_s, ctas and what is of collectives may be absent. group: which ranks
-take part. waited_for_ranks_s: part of a collective's seconds in which another rank had not begun it; NaN where profiles
-of other ranks were not read. shape: operator, sizes of its inputs and their type (`simulators.profiles.shapes`)."""
+take part; sequence: the number of the collective in its group, as the profiler tells it; source_rank, destination_rank:
+of a message. waited_for_ranks_s: part of a collective's seconds in which another rank had not begun it; NaN where
+profiles of other ranks were not read. shape: operator, sizes of its inputs and their type
+(`simulators.profiles.shapes`)."""
 DTYPE_BYTES = {
     **{"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2},
     **{"Char": 1, "Byte": 1, "Bool": 1},
@@ -60,6 +81,7 @@ class Profile:
     kernels: a row for each, with `COLUMNS` and `kind` (`simulators.profiles.kernel_classes`); start_s and launch_s are
     seconds from the first start. dropped: how many events could not be used, by reason. iterations: (start, end) [s] of
     those that were marked. device: name of the GPU, or "". rank: number of the process, as far as the file tells it.
+    lost: share of the file that is damaged, in words, or "".
     """
 
     kernels: pd.DataFrame
@@ -68,6 +90,7 @@ class Profile:
     dropped: Mapping[str, int] = field(default_factory=dict)
     iterations: Sequence[tuple[float, float]] = ()
     rank: int | None = None
+    lost: str = ""
 
     def __len__(self) -> int:
         return len(self.kernels)
@@ -114,8 +137,13 @@ class Profile:
 
     @property
     def is_compute(self) -> Marks:
-        """Kernels that compute: they neither communicate nor copy [N]."""
-        return np.asarray(~self.kernels["kind"].isin((*COMMUNICATES, *MOVED)))
+        """Kernels that compute: they neither communicate nor copy, and are no graphs of unknown kernels [N]."""
+        return np.asarray(~self.kernels["kind"].isin((*COMMUNICATES, GRAPH, *MOVED)))
+
+    @property
+    def is_graph(self) -> Marks:
+        """CUDA graphs that were recorded as one each, without their kernels [N]."""
+        return np.asarray(self.kernels["kind"] == GRAPH)
 
 
 class KernelRows:
@@ -146,8 +174,15 @@ class KernelRows:
             self._numbers[name].append(value)
         for name, column in self._texts.items():
             text = row.get(name)
-            column.append(None if text is None else self._same.setdefault(text, text))
+            column.append(None if text is None else self._legal(text))
         self._operators.append(operator)
+
+    def _legal(self, text: str) -> str:
+        legal = self._same.get(text)
+        if legal is None:
+            legal = legal_text(str(text))
+            self._same[text if len(text) <= len(legal) else legal] = legal
+        return legal
 
     def name_shapes(self, shapes: Mapping[int, str]) -> None:
         """Give each kernel the shape of the operator that launched it, where it is known."""
@@ -180,47 +215,88 @@ def profile_of(
 ) -> Profile:
     """The profile of kernels in any order, with the columns that are known of each. Raises ConfigError without any.
 
-    Kernels that end before they begin, or that have no stream, are dropped and counted.
+    Kernels that end before they begin, that have no stream, or that lie hours away from all others, are dropped and
+    counted.
     """
     collected = rows if isinstance(rows, KernelRows) else _collected(rows)
-    kernels, counts = collected.frame(), dict(dropped or {})
-    if collected.left_out:
-        counts[f"kernels past the first {MOST_KERNELS:,}"] = collected.left_out
-    start, seconds, launch = (kernels[name].to_numpy(float) for name in ("start_s", "seconds", "launch_s"))
-    wrong = {
-        "kernels without a stream": kernels["stream"].isna().to_numpy(bool),
-        "kernels without a time, or that end before they begin": ~(np.isfinite(start) & np.isfinite(seconds))
-        | (seconds < 0),
-    }
-    late = np.isinf(launch) | (launch > start)
-    for reason, marks in {**wrong, "launches that are later than their kernel": late}.items():
-        if count := int(marks.sum()):
-            counts[reason] = counts.get(reason, 0) + count
-    kernels = kernels.assign(launch_s=np.where(late, np.nan, launch))[~np.logical_or.reduce(list(wrong.values()))]
+    kernels, counts = collected.frame(), Counter(dropped or {})
+    counts[f"kernels past the first {MOST_KERNELS:,}"] += collected.left_out
+    kernels = _usable(_with_plain_payloads(kernels, counts), counts)
     if kernels.empty:
-        losses = "; ".join(f"{count} {reason}" for reason, count in counts.items())
+        losses = "; ".join(f"{count} {reason}" for reason, count in counts.items() if count)
         way = "record it with torch.profiler and ProfilerActivity.CUDA"
-        raise ConfigError([Problem("profile", "holds no kernel of a GPU", losses or source, way)])
+        raise ConfigError([Problem("profile", "holds no kernel of a GPU", losses or legal_text(source), way)])
+    if not float(kernels["seconds"].sum()):
+        way = "record it while it runs; what a simulator takes as its input holds no times"
+        raise ConfigError([Problem("profile", "holds no kernel that takes any time", legal_text(source), way)])
     kernels = kernels.sort_values("start_s", kind="stable", ignore_index=True)
     first = float(kernels["start_s"].iloc[0])
     kernels = kernels.assign(start_s=kernels["start_s"] - first, launch_s=kernels["launch_s"] - first)
-    marked = tuple((start - first, end - first) for start, end in iterations)
-    return Profile(kernels.assign(kind=_kinds(kernels, {})), source, device, counts, marked)
+    marked = tuple((start - first, end - first) for start, end in iterations if _is_span(start, end))
+    counts["iterations that end before they begin"] += len(iterations) - len(marked)
+    reasons = {reason: count for reason, count in counts.items() if count}
+    return Profile(kernels.assign(kind=_kinds(kernels, {})), legal_text(source), legal_text(device), reasons, marked)
 
 
 def classify(profile: Profile, patterns: Patterns) -> Profile:
     """The profile with classes by patterns of a user, which come first."""
-    return (
-        replace(profile, kernels=profile.kernels.assign(kind=_kinds(profile.kernels, patterns)))
-        if patterns
-        else profile
-    )
+    kernels = profile.kernels
+    return replace(profile, kernels=kernels.assign(kind=_kinds(kernels, patterns))) if patterns else profile
 
 
 def _kinds(kernels: pd.DataFrame, patterns: Patterns) -> pd.Series[str]:
     """The class of each kernel [N]; what was recorded as a collective is one."""
-    kinds = {name: kernel_class(name, patterns) for name in kernels["name"].unique()}
+    names = kernels["name"].unique()
+    kinds = {name: GRAPH if name.startswith(GRAPH_NAME) else kernel_class(name, patterns) for name in names}
     return kernels["name"].map(kinds).mask(kernels["collective"].notna(), COLLECTIVE).astype("string")
+
+
+def _is_span(start: float, end: float) -> bool:
+    return start <= end < float("inf") and start > -float("inf")
+
+
+def _with_plain_payloads(kernels: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
+    """The table with unknown sizes in place of those that are not possible, which are counted."""
+    for name, least in (("payload_bytes", 0), ("group_size", 1), ("ctas", 1)):
+        wrong = (kernels[name] < least).fillna(value=False).to_numpy(bool)
+        if name == "payload_bytes":
+            wrong = wrong | np.isinf(kernels[name].to_numpy(float))
+            counts["payloads that are negative or without end"] += int(wrong.sum())
+        kernels[name] = kernels[name].mask(wrong)
+    return kernels
+
+
+def _usable(kernels: pd.DataFrame, counts: Counter[str]) -> pd.DataFrame:
+    """The kernels that have a stream, and times near those of most others. What is dropped is counted."""
+    start, seconds, launch = (kernels[name].to_numpy(float) for name in ("start_s", "seconds", "launch_s"))
+    timed = np.isfinite(start) & np.isfinite(seconds) & (seconds >= 0)
+    streamless, endless = kernels["stream"].isna().to_numpy(bool), timed & (seconds > _LONGEST_S)
+    usable = timed & ~streamless & ~endless
+    away = usable.copy()
+    away[usable] = _away(start[usable], start[usable] + seconds[usable])
+    late = np.isinf(launch) | (launch > start) | (start - launch > _EPOCH_S)
+    for reason, marks in {
+        "kernels without a stream": streamless,
+        "kernels without a time, or that end before they begin": ~timed,
+        "kernels that take more than a day": endless,
+        "kernels hours away from all others, as those with a time of 0": away,
+        "launches that are later than their kernel": late & ~(away | endless),
+    }.items():
+        counts[reason] += int(marks.sum())
+    seconds = np.where(seconds < _SHORTEST_S, 0.0, seconds)
+    kept: pd.DataFrame = kernels.assign(launch_s=np.where(late, np.nan, launch), seconds=seconds)[usable & ~away]
+    return kept
+
+
+def _away(start: Floats, end: Floats) -> Marks:
+    """The kernels that begin, or end, more than an hour away from most others [N]."""
+    order = np.argsort(start, kind="stable")
+    epochs = np.cumsum(np.diff(start[order], prepend=start[order[:1]]) > _EPOCH_S)
+    if not len(epochs):
+        return np.zeros(0, bool)
+    away = np.zeros(len(start), bool)
+    away[order] = epochs != np.argmax(np.bincount(epochs))
+    return np.asarray(away | (end > start[~away].max() + _EPOCH_S) & (end - start > _EPOCH_S))
 
 
 def _collected(rows: Iterable[Mapping[str, Any]]) -> KernelRows:

@@ -1,22 +1,26 @@
 """Profiles of several ranks of one run: which collectives are the same, and how long ranks waited for one another.
 
-Collectives are matched by their order among those of equal group (stream, where groups are not recorded), name and
-payload. A rank that comes early waits inside the collective's kernel. The rank that comes last does not wait, so
+Collectives are matched within their group (stream, where groups are not recorded) by the number that the profiler tells
+(`Seq`), else by their order among those of equal name: sizes may differ from rank to rank. Where ranks have different
+counts of them, those of equal payload are matched by order. A send is matched with the receive of the same source,
+destination and order. A rank that comes early waits inside the collective's kernel. The rank that comes last does not
+wait, so
 
     transfer = the shortest duration of a collective among its ranks        waiting = a rank's duration - transfer
 
 A copy between GPUs waits for no rank: its duration is its transfer.
 
-Clocks of ranks differ. A collective ends at about the same time everywhere: the clock of each rank is shifted by the
-median difference of the ends of the collectives that it shares with ranks whose clocks are known, from the first rank
-on. What is left of these differences says how well clocks agree.
+Clocks of ranks differ, and only what is matched tells by how much. A collective ends at about the same time everywhere:
+the clock of each rank is shifted by the median difference of the ends of the collectives that it shares with ranks
+whose clocks are known, from the first rank on. What is left of these differences says how well clocks agree.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -30,7 +34,11 @@ from simulators.profiles.waits import waits
 
 Floats = NDArray[np.float64]
 
-_KEY = ["in_group", "name", "payload_bytes", "number"]
+_KEY = ["in_group", "operation", "by", "number"]
+_UNEVEN = re.compile(r"v(?:_|$)|all_?to_?all|send|recv|^_?(?:gather|scatter)", re.IGNORECASE)
+"""Names of collectives whose payloads may differ from rank to rank."""
+_SENT, _MESSAGE_BEGIN = "send and receive", "message from "
+_MESSAGE = re.compile(r"i?(?:send|recv|receive)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,16 @@ class Ranks:
     @cached_property
     def clocks_s(self) -> Mapping[int, float]:
         """What is added to the times of each rank to be on the clock of the first; NaN where nothing is shared."""
-        table = self.shared
         offsets = dict.fromkeys(self.profiles, float("nan"))
         offsets[next(iter(offsets))] = 0.0
+        messages = self.shared["label"] == _SENT
+        for table in (self.shared[~messages], self.shared):  # a send may end before its receive
+            offsets = self._aligned(offsets, table)
+        return offsets
+
+    @staticmethod
+    def _aligned(offsets: dict[int, float], table: pd.DataFrame) -> dict[int, float]:
+        """Offsets of clocks, with those that collectives of ranks of known offsets tell."""
         while True:
             aligned = table["end_s"] + table["rank"].map(offsets)
             known = aligned.groupby(table["collective"]).mean()
@@ -115,7 +130,9 @@ def match(profiles: Sequence[Profile]) -> Ranks:
     numbers = recorded if None not in recorded and len(set(recorded)) == len(recorded) else range(len(profiles))
     ordered = dict(sorted(zip([int(number or 0) for number in numbers], profiles, strict=True)))
     table = pd.concat([_collectives(rank, profile) for rank, profile in ordered.items()], ignore_index=True)
-    sizes = table.groupby(_KEY, dropna=False)["rank"].transform("size")
+    table = _numbered(table)
+    ranks_of = table.groupby(_KEY, dropna=False)["rank"]
+    sizes = ranks_of.transform("size").where(ranks_of.transform("nunique") > 1, 1)
     shared = table[sizes > 1].copy()
     shared["collective"] = shared.groupby(_KEY, dropna=False, sort=False).ngroup()
     shared["transfer_s"] = shared.groupby("collective")["seconds"].transform("min")
@@ -127,18 +144,46 @@ def match(profiles: Sequence[Profile]) -> Ranks:
 
 
 def _collectives(rank: int, profile: Profile) -> pd.DataFrame:
-    """The collectives of a rank, numbered among their like in order of their starts."""
+    """The collectives of a rank in order of their starts, with the operation that each is a part of."""
     kernels = profile.kernels[profile.is_collective]
+    names = kernels["collective"].fillna(kernels["name"])
+    ends = (
+        kernels[name].astype(object).where(kernels[name].notna(), None) for name in ("source_rank", "destination_rank")
+    )
+    operation = pd.Series(list(map(partial(_operation, rank), names, *ends)), index=kernels.index, dtype="string")
     label = kernels["collective"].fillna(kernels["name"].str.slice(0, 60))
-    table = kernels[["name", "payload_bytes", "seconds"]].assign(
+    return kernels[["name", "payload_bytes", "seconds", "sequence"]].assign(
         rank=rank,
         kernel=kernels.index.to_numpy(),
-        label=label,
+        label=label.mask(operation.str.startswith(_MESSAGE_BEGIN), _SENT),
+        operation=operation,
         waits=(kernels["kind"] != PEER_COPY).to_numpy(bool),
         in_group=kernels["group"].fillna("stream " + kernels["stream"]),
         end_s=kernels["start_s"] + kernels["seconds"],
     )
-    return table.assign(number=table.groupby(_KEY[:-1], dropna=False).cumcount())
+
+
+def _operation(rank: int, name: str, source: int | None, destination: int | None) -> str:
+    """The name of a collective; of a message its source and destination, of which a profile may tell the other one."""
+    if not _MESSAGE.fullmatch(name) or source is destination is None:
+        return name
+    return f"{_MESSAGE_BEGIN}{rank if source is None else source} to {rank if destination is None else destination}"
+
+
+def _numbered(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the number of each collective among its like, and `by` what else its like have in common."""
+    alike = table.groupby(["in_group", "operation"], dropna=False)
+    counts = table.groupby(["in_group", "operation", "rank"], dropna=False)["kernel"].transform("size")
+    table = table.assign(by="", count=counts)
+    recorded = alike["sequence"].transform("count") == alike["kernel"].transform("size")
+    messages = table["operation"].str.startswith(_MESSAGE_BEGIN)
+    by_sequence = (recorded & ~messages).to_numpy(bool)
+    uneven = table["operation"].str.contains(_UNEVEN).to_numpy(bool) | messages.to_numpy(bool)
+    counted = table.groupby(["in_group", "operation"], dropna=False)["count"].transform("nunique") > 1
+    by_payload = ~by_sequence & counted.to_numpy(bool) & ~uneven
+    by = np.where(by_payload, table["payload_bytes"].astype(str), "")
+    table = table.assign(by=np.where(by_sequence, "number " + table["sequence"].astype("string").fillna(""), by))
+    return table.assign(number=table.groupby(["rank", *_KEY[:-1]], dropna=False).cumcount())
 
 
 def _with_waiting(profile: Profile, shared: pd.DataFrame) -> Profile:

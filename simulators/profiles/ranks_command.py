@@ -10,6 +10,7 @@ Written into the folder:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SHOWN = 16  # classes of collectives, and ranks, in tables
+_MOST_LOST = 4  # ranks with damaged files that are named
 
 
 def read_files(paths: Sequence[Path]) -> tuple[list[Profile], list[str]]:
@@ -59,9 +61,14 @@ def import_ranks(profiles: Sequence[Profile], unread: Sequence[str] = ()) -> tup
 def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     """Yield what a person wants to know of several ranks, the most important first."""
     table = ranks.by_label()
-    yield f"{len(ranks.profiles)} ranks, {ranks.shared['collective'].nunique():,} collectives that several of them have"
+    counted = (
+        f"{len(ranks.profiles)} ranks, {ranks.shared['collective'].nunique():,} collectives that several of them have"
+    )
+    yield counted + _damage(ranks.profiles)
     if table.empty:
         yield "no collective of a rank is one of another's, so waiting for ranks cannot be told from transfer"
+        yield _ranks(ranks, done)
+        yield from _lost(ranks)
         yield from _unknown(ranks)
         return
     transfer, waited = float(table["transfer_s"].sum()), float(table["waited_s"].sum())
@@ -83,6 +90,13 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     yield from _lost(ranks)
 
 
+def _damage(profiles: Mapping[int, Profile]) -> str:
+    """The shares of files that were lost, of the first ranks that lost any."""
+    lost = [f"of rank {rank} {profile.lost}" for rank, profile in profiles.items() if profile.lost]
+    more = f", and of {len(lost) - _MOST_LOST} more ranks" if len(lost) > _MOST_LOST else ""
+    return f"; lost: {', '.join(lost[:_MOST_LOST])}{more}" if lost else ""
+
+
 def _unknown(ranks: Ranks) -> Iterator[str]:
     """Yield what is told of the rank that has most of its time in kernels of unknown kind."""
     shares = {rank: unknown_kernels(profile).share for rank, profile in ranks.profiles.items()}
@@ -94,9 +108,13 @@ def _lost(ranks: Ranks) -> Iterator[str]:
     yield from (f"dropped: a file that cannot be read: {problem}" for problem in ranks.unread)
     if ranks.alone:
         yield f"dropped: {ranks.alone:,} collectives that one rank alone has, by their order, name and payload"
+    losses = defaultdict[tuple[str, int], list[int]](list)
     for rank, profile in ranks.profiles.items():
-        for reason, count in profile.dropped.items():
-            yield f"dropped: rank {rank}: {count:,} {reason}"
+        for loss in profile.dropped.items():
+            losses[loss].append(rank)
+    for (reason, count), where in losses.items():
+        numbers = ", ".join(map(str, where[:_MOST_LOST])) + ", ..." * (len(where) > _MOST_LOST)
+        yield f"dropped: rank{'s' * (len(where) > 1)} {numbers}: {count:,} {reason}"
 
 
 def _labels(table: pd.DataFrame) -> Table:
@@ -119,15 +137,26 @@ def _ranks(ranks: Ranks, done: Mapping[int, Replayed]) -> Table:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False)
-    for name in ("rank", "span", "hidden", "transfer", "waiting", "came last", "replayed", "replayed without waiting"):
+    for name in (
+        "rank",
+        "span",
+        "hidden",
+        "exposed",
+        "transfer",
+        "waiting",
+        "came last",
+        "replayed",
+        "replayed without waiting",
+    ):
         shown.add_column(name, justify="right")
     for rank, row in ranks.by_rank().head(_SHOWN).iterrows():
         one = done[int(str(rank))]
         quick = replay_without_waiting(one.profile)
         times = [cell(float(row[name]), "s") for name in ("transfer_s", "waited_s")]
         spans = [cell(again.replayed.span_s, "s") for again in (one, quick)]
-        hidden = f"{100 * one.recorded.hidden:.1f} %"
-        shown.add_row(str(rank), cell(one.recorded.span_s, "s"), hidden, *times, f"{int(row['last'])}", *spans)
+        hidden = f"{100 * one.recorded.hidden:.1f} %" if one.recorded.collective_s else "-"
+        exposed = cell(one.recorded.exposed_s, "s")
+        shown.add_row(str(rank), cell(one.recorded.span_s, "s"), hidden, exposed, *times, f"{int(row['last'])}", *spans)
     return shown
 
 

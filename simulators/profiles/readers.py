@@ -1,4 +1,4 @@
-"""Formats of profiles, and the reader of each: `read` picks it by what a file is called."""
+"""Formats of profiles, and the reader of each: `read` picks it by the first bytes of a file, then by its name."""
 
 from __future__ import annotations
 
@@ -8,30 +8,60 @@ from dataclasses import replace
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem
+from dse.files import DAMAGED, open_packed, packer_of
 from simulators.profiles.chrome import read_chrome
+from simulators.profiles.databases import SQLITE
 from simulators.profiles.imported import is_imported, read_imported
 from simulators.profiles.kernel_table import read_tables
-from simulators.profiles.nsys import read_nsys
+from simulators.profiles.nsys import read_database
 from simulators.profiles.profile import Profile
+from simulators.profiles.rocprof_json import ROCPROF, read_rocprof_json
 
 MOST_FILES = 4096
 """Of the ranks of one run."""
+_HEAD = 1 << 16  # bytes that tell a format
+_PACKED = (".gz", ".zip", ".zst", ".xz", ".bz2", ".lz4")
+_COMMANDS = {
+    "gzip": "gunzip -k",
+    "zip": "unzip",
+    "zstd": "unzstd",
+    "xz": "unxz -k",
+    "bzip2": "bunzip2 -k",
+    "lz4": "unlz4",
+}
+_OTHERS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        (".nsys-rep", ".qdrep", ".qdstrm"),
+        ("is a report in Nsight Systems' own format", "export it: nsys export --type sqlite {name}"),
+    ),
+    ".ncu-rep": ("is a report of Nsight Compute, without a time line", "record it with nsys profile"),
+    **dict.fromkeys(
+        (".pftrace", ".perfetto-trace"),
+        ("is a trace of Perfetto", "write another format: rocprofv3 --output-format json (or csv, or rocpd)"),
+    ),
+    **dict.fromkeys((".otf2", ".otf"), ("is a trace in OTF2", "write another format: rocprofv3 --output-format json")),
+    **dict.fromkeys((".parquet", ".h5", ".hdf"), ("is no profile that is read", "nsys export --type sqlite is read")),
+    **dict.fromkeys((".pickle", ".pkl"), ("is a pickle, which is not opened", "name the JSON of the profiler")),
+}
+"""Ends of names of files that are not read: what they are, and the way out."""
 
 
-def _read_chakra(path: Path) -> Profile:
+def _read_chakra(path: Path) -> list[Profile]:
     from simulators.profiles.chakra_graphs import profile_of_trace
     from simulators.taskgraph.chakra import read_chakra
 
-    return profile_of_trace(read_chakra(path))
+    return [profile_of_trace(read_chakra(path))]
 
 
 READERS: Mapping[str, Callable[[Path], Sequence[Profile]]] = {
     ".csv": read_tables,
-    ".et": lambda path: [_read_chakra(path)],
-    ".json": lambda path: [read_chrome(path)],
-    ".sqlite": read_nsys,
+    ".et": _read_chakra,
+    ".json": read_chrome,
+    ".sqlite": read_database,
+    ".db": read_database,
+    ".rpd": read_database,
 }
-"""Ends of the names of files, without .gz, and what reads them: a profile for each GPU. Others are read as JSON."""
+"""Ends of the names of files, without those of packers, and what reads them: a profile for each GPU."""
 
 
 def read(path: Path) -> Profile:
@@ -39,17 +69,47 @@ def read(path: Path) -> Profile:
 
     Raises ConfigError for a file that cannot be read, or is no profile.
     """
-    first, *further = read_ranks(path)
-    if not further:
-        return first
-    return replace(first, dropped={**first.dropped, "kernels of other GPUs": sum(map(len, further))})
+    profiles = read_ranks(path)
+    first = max(profiles, key=len)
+    further = sum(map(len, profiles)) - len(first)
+    return replace(first, dropped={**first.dropped, "kernels of other GPUs": further}) if further else first
 
 
 def read_ranks(path: Path) -> Sequence[Profile]:
     """The profile of each GPU that a file, or a folder that `trace-import` wrote, holds. Raises ConfigError."""
     if is_imported(path):
         return read_imported(path)
-    return READERS.get(_suffix(path), READERS[".json"])(path)
+    return _reader(path)(path)
+
+
+def _reader(path: Path) -> Callable[[Path], Sequence[Profile]]:
+    """The reader of a file, by its first bytes where they tell a format, else by its name. Raises ConfigError."""
+    suffix = _suffix(path)
+    head = _head(path)
+    if head.startswith(SQLITE):
+        if packer := packer_of(path):
+            way = f"unpack it first: {_COMMANDS[packer]} {path.name}"
+            raise ConfigError([Problem("profile", f"is a database that is packed by {packer}", str(path), way)])
+        return read_database
+    if suffix in _OTHERS:
+        rule, way = _OTHERS[suffix]
+        raise ConfigError([Problem("profile", rule, str(path), way.format(name=path.name))])
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith((b"{", b"[")) and suffix != ".et":
+        return read_rocprof_json if ROCPROF in head else read_chrome
+    if suffix in READERS:
+        return READERS[suffix]
+    first = text.partition(b"\n")[0]
+    return read_tables if b"," in first and re.search(rb"start|begin", first, re.IGNORECASE) else read_chrome
+
+
+def _head(path: Path) -> bytes:
+    """The first unpacked bytes of a file."""
+    with open_packed(path) as (file, _):
+        try:
+            return file.peek(_HEAD)[:_HEAD]
+        except DAMAGED:
+            return b""
 
 
 def files_of(text: str) -> list[Path]:
@@ -69,7 +129,9 @@ def files_of(text: str) -> list[Path]:
         return [Path(name.strip()) for name in text.split(",") if name.strip()]
     if not paths or len(paths) > MOST_FILES:
         rule = f"names more than {MOST_FILES} files" if paths else "names no file that can be read"
-        raise ConfigError([Problem("profile", rule, text, f"files end in {', '.join(READERS)}, or in these and .gz")])
+        raise ConfigError(
+            [Problem("profile", rule, text, f"files end in {', '.join(READERS)}, or in these and {', '.join(_PACKED)}")]
+        )
     return sorted(paths, key=_natural)
 
 
@@ -86,4 +148,7 @@ def _natural(path: Path) -> list[str | int]:
 
 
 def _suffix(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
+    name = path.name.lower()
+    while name.endswith(_PACKED):
+        name = name.rpartition(".")[0]
+    return Path(name).suffix
