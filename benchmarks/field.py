@@ -114,6 +114,8 @@ def run(cases: Sequence[Trial], jobs: int) -> Iterator[Ended[Trial]]:
                 number, trial = waiting.pop()
                 copy = Path(place, str(number))
                 shutil.copytree(trial.folder, copy)
+                for folder, _, _ in os.walk(copy):  # also of a folder that may only be read
+                    Path(folder).chmod(0o700)
                 commands.start(trial, trial.check.command, copy)
             for ended in commands.ended():
                 yield ended
