@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -280,6 +281,125 @@ def test_an_algorithm_of_msccl_is_understood() -> None:
     assert len(schedule.messages) == 4
 
 
+Step = tuple[str, str, int, str, int, int]
+"""Type, source buffer and offset, target buffer and offset, count."""
+
+
+def algorithm(chunks: int, threads: list[dict[int, list[Step]]], *, in_place: bool = True) -> str:
+    """XML of an all-reduce as msccl-tools write it. threads: for each GPU, peer -> steps (-1: local ones, last)."""
+    text = f'<algo name="made" nchunksperloop="{chunks}" nchannels="1" proto="LL" ngpus="{len(threads)}"'
+    text += f' coll="allreduce" inplace="{int(in_place)}" outofplace="{int(not in_place)}">'
+    for gpu, blocks in enumerate(threads):
+        text += f'<gpu id="{gpu}" i_chunks="{chunks}" o_chunks="{chunks}" s_chunks="{chunks * len(threads)}">'
+        peers = list(blocks)
+        for number, (peer, steps) in enumerate(blocks.items()):
+            text += f'<tb id="{number}" send="{peer}" recv="{peer}" chan="0">'
+            rows = [(*step, -1, -1) for step in steps]
+            if peer < 0:  # after all that the others have received
+                rows = [("nop", "i", -1, "o", -1, 0, peers.index(other), 1) for other in peers if other >= 0] + rows
+            for place, (kind, *ends, count, depid, deps) in enumerate(rows):
+                names = ("srcbuf", "srcoff", "dstbuf", "dstoff")
+                buffers = " ".join(f'{name}="{end}"' for name, end in zip(names, ends, strict=True))
+                text += f'<step s="{place}" type="{kind}" {buffers} cnt="{count}" depid="{depid}" deps="{deps}"/>'
+            text += "</tb>"
+        text += "</gpu>"
+    return text + "</algo>"
+
+
+def all_pairs(n: int, parts: int, *, in_place: bool = True, chain: bool = False) -> str:
+    """All peers' tensors into scratch, and then added one by one, or to one another and only then to the own one."""
+    threads, to = list[dict[int, list[Step]]](), "i" if in_place else "o"
+    for gpu in range(n):
+        peers = [peer for peer in range(n) if peer != gpu]
+        blocks: dict[int, list[Step]] = {
+            peer: [("s", "i", 0, "s", 0, parts), ("r", "i", 0, "s", place * parts, parts)]
+            for place, peer in enumerate(peers)
+        }
+        ends = [("s", 0)] * (n - 2) + [(to, 0)] if chain else [(to, 0)] * (n - 1)
+        order = [*range(1, n - 1), 0] if chain else list(range(n - 1))
+        blocks[-1] = [] if in_place else [("cpy", "i", 0, "o", 0, parts)]
+        blocks[-1] += [("re", "s", parts * k, *end, parts) for k, end in zip(order, ends, strict=True)]
+        threads.append(blocks)
+    return algorithm(parts, threads, in_place=in_place)
+
+
+def doubling(n: int) -> str:
+    """Partners exchange all that they have in each round, into scratch, and add it: partial sums go both ways."""
+    rounds, threads = n.bit_length() - 1, list[dict[int, list[Step]]]()
+    for gpu in range(n):
+        blocks = {
+            gpu ^ 1 << k: [("s", "i", 0, "s", 0, n), ("r", "i", 0, "s", k * n, n), ("re", "s", k * n, "i", 0, n)]
+            for k in range(rounds)
+        }
+        threads.append(blocks)
+    text = algorithm(n, threads)
+    for k in range(1, rounds):  # a round begins when the sum of the one before is there
+        block = f'<tb id="{k}" '
+        parts = text.split(block)
+        first = 'depid="-1" deps="-1"'
+        text = block.join([parts[0], *(part.replace(first, f'depid="{k - 1}" deps="2"', 1) for part in parts[1:])])
+    return text
+
+
+@pytest.mark.parametrize("parts", [1, 8, 24])
+@pytest.mark.parametrize(("in_place", "chain"), list(product([True, False], repeat=2)))
+def test_partial_sums_in_scratch_are_a_proven_schedule_as_fast_as_the_same_messages_alone(
+    parts: int, in_place: bool, chain: bool
+) -> None:
+    topology, sizes = maker("mesh", "all_reduce").topology, [2.0**16, 2.0**23]
+    schedule = check_schedule(schedule_of_xml(all_pairs(8, parts, in_place=in_place, chain=chain)))
+    library = maker("mesh", "all_reduce").library["one_shot"]
+    assert sum(not message.is_local for message in schedule.messages) == len(library.messages)
+    times = seconds(schedule, topology, sizes)
+    assert times == pytest.approx(seconds(library, topology, sizes), rel=1e-12)
+    for again in (schedule_of_yaml(yaml_of(schedule)), schedule_of_xml(xml_of(schedule))):
+        assert seconds(check_schedule(again), topology, sizes) == pytest.approx(times, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_partners_that_exchange_partial_sums_both_ways_are_a_proven_schedule(n: int) -> None:
+    schedule = check_schedule(schedule_of_xml(doubling(n)))
+    sent = [message for message in schedule.messages if not message.is_local]
+    assert len(sent) == n * (n.bit_length() - 1)
+    again = check_schedule(schedule_of_xml(xml_of(schedule)))
+    assert [message for message in again.messages if not message.is_local] == sent
+
+
+@given(st.integers(2, 6), st.booleans(), st.booleans(), st.integers(0, 10**6), st.sampled_from(["lacks", "doubled"]))
+def test_a_sum_that_a_gpu_forgets_or_repeats_is_named(
+    n: int, in_place: bool, chain: bool, place: int, way: str
+) -> None:
+    text = all_pairs(n, n, in_place=in_place, chain=chain and n > 2)
+    sums = [match.span() for match in re.finditer(r'<step s="\d+" type="re"[^>]*/>', text)]
+    start, end = sums[place % len(sums)]
+    changed = text[:start] + ("" if way == "lacks" else 2 * text[start:end]) + text[end:]
+    with pytest.raises(ConfigError, match=r"block \d+ \[0, 1\) is (lost: o\[\d+\] .* lacks the contribution|doubled)"):
+        check_schedule(schedule_of_xml(changed))
+
+
+@pytest.mark.parametrize(("steps", "verb"), [(2, "has"), (300, "has"), (0, "moves")])
+def test_units_are_counted_before_they_are_made(steps: int, verb: str) -> None:
+    units = 2**19 if steps else 2**10
+    copies: list[Step] = [("cpy", "i", 0, "s", place % 3, units - 1) for place in range(steps or 300)]
+    text = algorithm(units, [{1: copies}, {0: copies}])
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match=rf"{verb} [\d,]+ units in all, and 262,144 are the most"):
+        schedule_of_xml(text)
+    assert tracemalloc.get_traced_memory()[1] < 8e6
+    tracemalloc.stop()
+
+
+def test_whole_blocks_of_many_units_are_moved_as_few() -> None:
+    half = 2**26
+    block: list[Step] = [
+        ("s", "i", 0, "s", 0, 2 * half),
+        ("r", "i", 0, "s", 0, 2 * half),
+        ("re", "s", 0, "i", 0, 2 * half),
+    ]
+    schedule = check_schedule(schedule_of_xml(algorithm(2 * half, [{1: block}, {0: block}])))
+    assert (schedule.units, [chunk.count for chunk in schedule.chunks]) == (half, [half, half])
+
+
 Change = Callable[[str], str]
 
 
@@ -294,6 +414,14 @@ Change = Callable[[str], str]
         (lambda text: text.replace('depid="-1"', 'depid="7"', 1), "waits for threadblock 7"),
         (lambda text: text.replace("rrcs", "jump"), "a step of type 'jump'"),
         (lambda text: text.replace("allreduce", "broadcast"), "is no <algo>"),
+        (lambda text: text.replace('cnt="1"', 'cnt="--1"', 1), "is no number: '--1'"),
+        (
+            lambda text: text.replace(
+                'type="r" srcbuf="i" srcoff="0" dstbuf="i"', 'type="r" srcbuf="i" srcoff="0" dstbuf="s"'
+            ),
+            "GPU 0 has a step of r to s[0], and s_chunks of it are 0",
+        ),
+        (lambda text: text.replace('<gpu id="1"', '<gpu id="0"'), "has two <gpu> with one id"),
         (lambda text: text.replace('<gpu id="1"', '<gpu id="2"'), "has no <gpu> for each of 2 GPUs"),
         (lambda text: text[:200], "is no XML"),
         (lambda text: '<!DOCTYPE a [<!ENTITY b "c">]>' + text, "declarations"),

@@ -178,8 +178,9 @@ def _table(compared: Compared) -> Table:
         rate = bus_rate(maker.collective, maker.topology.num_gpus, size, timed.seconds)
         relayed = size * max(map(timed.schedule.relayed_share, range(maker.topology.num_gpus)))
         numbers = f"{rate / 1e9:.1f} GB/s", _gap(timed.seconds, compared.bound_s), with_unit(relayed, "B")
+        messages = sum(not message.is_local for message in timed.schedule.messages)
         label = timed.schedule.name if name == SYNTHESISED else name.replace("_", " ")
-        shown.add_row(label, f"{len(timed.schedule.messages):,}", cell(timed.seconds, "s"), *numbers)
+        shown.add_row(label, f"{messages:,}", cell(timed.seconds, "s"), *numbers)
     return shown
 
 
@@ -252,11 +253,10 @@ def _claim(what: str, rows: pd.DataFrame) -> str:
 
 def _intervals(schedule: CollectiveSchedule, timeline: Timeline) -> list[Interval]:
     """Messages on their links, by whether they copy or add."""
-    tasks = {name: place for place, name in enumerate(timeline.graph.tasks)}
     spans = []
     for span in timeline.intervals(0):
         if span.kind.startswith("message"):
-            adds = schedule.messages[tasks[span.name] // 2].reduces
+            adds = schedule.messages[int(span.kind.removeprefix("message "))].reduces
             spans.append(replace(span, kind="reduction" if adds else "copy"))
     return spans
 

@@ -9,7 +9,8 @@ A tensor of V bytes has a block of V / n for each of n GPUs; a block has `units`
     all_to_all       GPU s has a tensor; its block d is wanted by GPU d
 
 A GPU has a slot for each chunk: what it has of it, as the set of GPUs whose contributions are in it. A copy fills or
-replaces a slot, a reduction adds to it; a `raw` message sends the GPU's own contribution, from its input.
+replaces a slot, a reduction adds to it; a `raw` message sends the GPU's own contribution, from its input. Slots from 1
+are for partial sums beside it; a message from a GPU to itself copies or adds one of its slots to another, in no time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from dse.errors import ConfigError, Problem
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 _SHOWN = 5  # problems of a schedule that are printed
-Slots = dict[tuple[int, int], frozenset[int]]
+Slots = dict[tuple[int, int, int], frozenset[int]]
+"""(GPU, chunk, number of the slot) -> GPUs whose contributions are in it."""
 
 
 def is_collective(name: str) -> TypeGuard[Collective]:
@@ -52,7 +54,8 @@ class DataChunk:
 class Message:
     """One send: chunks from a GPU to another one, at once. reduces: the receiver adds them to what it has.
 
-    raw: the sender's own contribution, whatever it has added since.
+    raw: the sender's own contribution, whatever it has added since. source_slot, target_slot: which of its slots of the
+    chunks a GPU sends, and fills or adds to.
     """
 
     source: int
@@ -60,9 +63,22 @@ class Message:
     chunks: tuple[int, ...]
     reduces: bool = False
     raw: bool = False
+    source_slot: int = 0
+    target_slot: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether it stays on a GPU, and takes no link."""
+        return self.source == self.target
 
     def __str__(self) -> str:
-        return f"{'adds' if self.reduces else 'sends'} {self.source} -> {self.target}"
+        ends = end_text(self.source, self.source_slot), end_text(self.target, self.target_slot)
+        return f"{'adds' if self.reduces else 'sends'} {ends[0]} -> {ends[1]}"
+
+
+def end_text(gpu: int, slot: int) -> str:
+    """A GPU, and its slot where that is not the first: `3`, `3:1`."""
+    return f"{gpu}:{slot}" if slot else f"{gpu}"
 
 
 @dataclass(frozen=True)
@@ -95,14 +111,15 @@ class CollectiveSchedule:
     def start(self) -> Slots:
         """Contributions in each (GPU, chunk) at the start."""
         return {
-            (gpu, place): frozenset([gpu])
+            (gpu, place, 0): frozenset([gpu])
             for place, chunk in enumerate(self.chunks)
             for gpu in sorted(self.origins(chunk))
         }
 
     def relayed_share(self, gpu: int) -> float:
         """Bytes, over the tensor's, that a GPU receives of chunks which it neither has at first nor wants."""
-        chunks = {chunk for message in self.messages if message.target == gpu for chunk in message.chunks}
+        received = (message for message in self.messages if message.target == gpu and not message.is_local)
+        chunks = {chunk for message in received for chunk in message.chunks}
         relayed = (self.chunks[place] for place in sorted(chunks))
         return sum(
             self.share(chunk) for chunk in relayed if gpu not in self.origins(chunk) and gpu not in self.targets(chunk)
@@ -150,9 +167,9 @@ def _faults_of_chunks(schedule: CollectiveSchedule) -> Iterator[str]:
     for chunks in blocks.values() if schedule.chunks else []:
         yield from _gaps(schedule, chunks)
     for place, message in enumerate(schedule.messages):
-        ends = {message.source, message.target}
-        if len(ends) < 2 or not ends <= set(gpus) or not message.chunks:
-            yield f"message {place} ({message}) needs two of {n} GPUs, and a chunk"
+        stays = message.is_local and message.source_slot == message.target_slot and not message.raw
+        if stays or not {message.source, message.target} <= set(gpus) or not message.chunks:
+            yield f"message {place} ({message}) needs two of {n} GPUs, or of the slots of one, and a chunk"
         if any(not 0 <= chunk < len(schedule.chunks) for chunk in message.chunks):
             yield f"message {place} ({message}) sends a chunk that is not in the list"
     for block, part in (key for key, chunks in blocks.items() if not chunks and key[0] != key[1]):
@@ -177,20 +194,23 @@ def _deliver(schedule: CollectiveSchedule, message: Message, slots: Slots) -> It
     """Fill the slots that a message fills; yield what is wrong with it."""
     for place in message.chunks:
         chunk = schedule.chunks[place]
-        sent = frozenset([message.source]) if message.raw else slots.get((message.source, place))
+        sent = frozenset([message.source]) if message.raw else slots.get((message.source, place, message.source_slot))
         if message.raw and message.source not in schedule.origins(chunk):
             sent = None
         if sent is None:
             yield f"{chunk} is sent before it is there"
             continue
-        present = slots.get((message.target, place), frozenset())
+        filled = message.target, place, message.target_slot
+        present = slots.get(filled, frozenset())
         if message.reduces and present & sent:
             yield f"{chunk} is doubled: GPU {message.target} has the contribution of GPU {min(present & sent)}"
+        elif message.target_slot:  # a partial sum that is no longer needed may be replaced
+            pass
         elif not message.reduces and sent <= present:
             yield f"{chunk} is doubled: GPU {message.target} has it"
         elif not message.reduces and not present <= sent:
             yield f"{chunk} is lost: the copy replaces the contribution of GPU {min(present - sent)}"
-        slots[message.target, place] = present | sent if message.reduces else sent
+        slots[filled] = present | sent if message.reduces else sent
 
 
 def _faults_at_end(schedule: CollectiveSchedule, slots: Slots) -> Iterator[str]:
@@ -198,20 +218,20 @@ def _faults_at_end(schedule: CollectiveSchedule, slots: Slots) -> Iterator[str]:
     for place, chunk in enumerate(schedule.chunks):
         everything = schedule.origins(chunk)
         for gpu in sorted(schedule.targets(chunk)):
-            if lacking := everything - slots.get((gpu, place), frozenset()):
+            if lacking := everything - slots.get((gpu, place, 0), frozenset()):
                 contribution = "" if len(everything) == 1 else f" with the contribution of GPU {min(lacking)}"
                 yield f"{chunk} is lost: it never reaches GPU {gpu}{contribution}"
 
 
 def waits(schedule: CollectiveSchedule) -> list[tuple[int, ...]]:
     """Messages that each message waits for: those that filled what it sends, and those that read what it replaces."""
-    writers: dict[tuple[int, int], list[int]] = {}
-    readers: dict[tuple[int, int], list[int]] = {}
+    writers: dict[tuple[int, int, int], list[int]] = {}
+    readers: dict[tuple[int, int, int], list[int]] = {}
     result = []
     for place, message in enumerate(schedule.messages):
         before: set[int] = set()
         for chunk in message.chunks:
-            sent, filled = (message.source, chunk), (message.target, chunk)
+            sent, filled = (message.source, chunk, message.source_slot), (message.target, chunk, message.target_slot)
             if not message.raw:
                 before.update(writers.get(sent, ()))
                 readers.setdefault(sent, []).append(place)

@@ -7,7 +7,7 @@ to output, and relays in scratch. A message of chunks that are not neighbours is
 `deps`, others by `nop` steps before it.
 
 Read: `s`, `r`, `rcs`, `rrc`, `rrcs`, `rrs`, `cpy`, `re` and `nop` of any channels; each is run on the units of the
-buffers, so that a step says which chunk it moves. Not expressible here: a GPU that keeps two partial sums of one unit.
+buffers, so that a step says which chunk it moves. Partial sums that a GPU keeps beside its own are slots of scratch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _NAMES: Mapping[str, str] = {
     "all_reduce": "allreduce",
     "all_to_all": "alltoall",
 }
+_RAW = -1
+"""Slot of a copy of a GPU's own contribution."""
 Place = tuple[str, int]
 """Buffer and offset."""
 Key = tuple[str, int]
@@ -46,10 +48,10 @@ class _Block:
 
 @dataclass
 class _GpuThreads:
-    """Threadblocks of a GPU by what they do; scratch: (chunk, raw copy or relay) -> offset."""
+    """Threadblocks of a GPU by what they do; scratch: (chunk, slot or raw copy) -> offset."""
 
     blocks: dict[Key, _Block] = field(default_factory=dict)
-    scratch: dict[tuple[int, bool], int] = field(default_factory=dict)
+    scratch: dict[tuple[int, int], int] = field(default_factory=dict)
     scratch_units: int = 0
 
     def block(self, does: str, peer: int) -> _Block:
@@ -73,19 +75,23 @@ class _Writer:
         self.copies: dict[tuple[int, int], Done] = {}
         self.waited: set[tuple[int, Key, int]] = set()
         self._copy()
-        written: dict[tuple[int, int], int] = {}
+        written: dict[tuple[int, int, int], int] = {}
         for place, before in enumerate(waits(schedule)):
-            self._send(place, before)
-            target, chunks = schedule.messages[place].target, schedule.messages[place].chunks
-            earlier = {written[target, chunk] for chunk in chunks if (target, chunk) in written}
-            self._receive(place, sorted({*before, *earlier}))
-            written |= {(target, chunk): place for chunk in chunks}
+            message = schedule.messages[place]
+            filled = [(message.target, chunk, message.target_slot) for chunk in message.chunks]
+            earlier = sorted({*before, *(written[slot] for slot in filled if slot in written)})
+            if message.is_local:
+                self._keep(place, earlier)
+            else:
+                self._send(place, before)
+                self._receive(place, earlier)
+            written |= dict.fromkeys(filled, place)
 
-    def _place(self, gpu: int, chunk: int, *, raw: bool = False) -> Place:
+    def _place(self, gpu: int, chunk: int, slot: int = 0) -> Place:
         """Buffer and offset of a GPU's slot of a chunk."""
         data, units = self.schedule.chunks[chunk], self.schedule.units
-        if raw or (self.schedule.collective == "all_to_all" and gpu not in (data.block, data.part)):
-            scratch, key = self.gpus[gpu], (chunk, raw)
+        if slot or (self.schedule.collective == "all_to_all" and gpu not in (data.block, data.part)):
+            scratch, key = self.gpus[gpu], (chunk, slot)
             if key not in scratch.scratch:
                 scratch.scratch[key] = scratch.scratch_units
                 scratch.scratch_units += data.count
@@ -102,7 +108,7 @@ class _Writer:
         for message in schedule.messages if any(message.raw for message in schedule.messages) else ():
             for chunk in message.chunks if message.raw else ():
                 if (message.source, chunk) not in self.copies:
-                    ends = self._place(message.source, chunk), self._place(message.source, chunk, raw=True)
+                    ends = self._place(message.source, chunk), self._place(message.source, chunk, _RAW)
                     step = {"type": "cpy", **_buffers(*ends, schedule.chunks[chunk].count)}
                     self.copies[message.source, chunk] = self._append(message.source, ("c", -1), step, None)
         for gpu in range(schedule.num_gpus) if schedule.collective == "all_to_all" else ():
@@ -121,6 +127,17 @@ class _Writer:
             step = {"type": "s", **_buffers(source, target, count), "msg": str(place)}
             self.ends[place, True], waited = self._append(gpu, block, step, waited), None
 
+    def _keep(self, place: int, before: Sequence[int]) -> None:
+        """Copy or add what stays on a GPU from one of its slots to another."""
+        message, messages = self.schedule.messages[place], self.schedule.messages
+        gpu, block = message.source, ("c", -1)
+        needed = [self.ends[earlier, True] for earlier in before if messages[earlier].source == gpu]
+        needed += [self.ends[earlier, False] for earlier in before if messages[earlier].target == gpu]
+        waited, kind = self._wait(gpu, block, needed), "re" if message.reduces else "cpy"
+        for source, target, count in self._runs(place):
+            done = self._append(gpu, block, {"type": kind, **_buffers(source, target, count)}, waited)
+            self.ends[place, True], self.ends[place, False], waited = done, done, None
+
     def _receive(self, place: int, before: Sequence[int]) -> None:
         message, gpu = self.schedule.messages[place], self.schedule.messages[place].target
         block, messages = ("r", message.source), self.schedule.messages
@@ -138,8 +155,9 @@ class _Writer:
         """Yield (source, target, count) of a message's chunks, neighbours at both ends joined."""
         message, runs = self.schedule.messages[place], list[tuple[Place, Place, int]]()
         for chunk in message.chunks:
-            source = self._place(message.source, chunk, raw=message.raw)
-            target, count = self._place(message.target, chunk), self.schedule.chunks[chunk].count
+            source = self._place(message.source, chunk, _RAW if message.raw else message.source_slot)
+            target = self._place(message.target, chunk, message.target_slot)
+            count = self.schedule.chunks[chunk].count
             if runs:
                 (before, at), (there, to), length = runs[-1]
                 if (before, at + length) == source and (there, to + length) == target:

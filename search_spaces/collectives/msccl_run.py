@@ -1,16 +1,24 @@
-"""MSCCL's XML read back: its steps are run on the units of all buffers, so that each says which chunk it moves."""
+"""MSCCL's XML read back: its steps are run on the units of all buffers, so that each says which chunk it moves.
+
+Units are as large as all steps and blocks allow (`grain` units of the file), and those that steps move are counted
+before any is made. An all-reduce in parts that are no multiple of its GPUs has smaller units, so that each GPU has a
+block.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
+import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dse.errors import ConfigError, Problem
 from search_spaces.collectives.explicit import Collective, CollectiveSchedule, DataChunk, Message
+from search_spaces.collectives.msccl_slots import Buffers, Cell, Flight, Key, Unit
 from search_spaces.collectives.topology import MOST_GPUS
 
 _COLLECTIVES: Mapping[str, Collective] = {
@@ -21,28 +29,14 @@ _COLLECTIVES: Mapping[str, Collective] = {
     "alltoall": "all_to_all",
 }
 _SENDS, _RECEIVES, _REDUCES = ("s", "rcs", "rrcs", "rrs"), ("r", "rcs", "rrc", "rrcs", "rrs"), ("rrc", "rrcs", "rrs")
+_LOCAL = ("cpy", "re")
+_READS, _WRITES = ("s", *_LOCAL, *_REDUCES), (*_RECEIVES, *_LOCAL)
 _KINDS = {*_SENDS, *_RECEIVES, "cpy", "re", "nop"}
-_MOST_UNITS = 1 << 20  # of all GPUs
-Unit = tuple[int, int, int]
-"""Block, part (-1 but in an all-to-all), and place in it."""
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """The content of a unit of a buffer. copied: by a local copy."""
-
-    unit: Unit
-    contributions: frozenset[int]
-    copied: bool = False
-
-
-@dataclass
-class _Flight:
-    """Units on their way. message: number that joins steps, or -1."""
-
-    cells: list[_Cell]
-    raw: bool
-    message: int
+_BUFFERS = {"i": "i", "o": "o", "s": "s", "input": "i", "output": "o", "scratch": "s"}
+MOST_UNITS = 1 << 18
+"""Units of all GPUs, and units that all steps move."""
+_ANY_ROOM = 999_999_999
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass
@@ -53,20 +47,8 @@ class _Threads:
     send: int
     receive: int
     channel: int
-    steps: list[Mapping[str, Any]]
+    steps: list[dict[str, Any]]
     done: int = 0
-
-
-@dataclass
-class _Moved:
-    """A message in units, before chunks are known."""
-
-    source: int
-    target: int
-    units: list[Unit]
-    reduces: bool
-    raw: bool
-    number: int
 
 
 def schedule_of_xml(text: str) -> CollectiveSchedule:
@@ -80,61 +62,23 @@ def schedule_of_xml(text: str) -> CollectiveSchedule:
     return _Run(root).schedule()
 
 
-def _refuse(rule: str) -> NoReturn:
-    raise ConfigError([Problem("schedule", rule)])
+def _refuse(rule: str, way_out: str = "") -> NoReturn:
+    raise ConfigError([Problem("schedule", rule, way_out=way_out)])
 
 
 def _number(element: ET.Element, name: str, default: int | None = None) -> int:
     text = element.get(name, "" if default is None else str(default))
-    if not text.lstrip("-").isascii() or not text.lstrip("-").isdigit() or len(text) > 9:
+    if not _NUMBER.fullmatch(text):
         _refuse(f"has <{element.tag}> whose {name} is no number: {text!r}")
     return int(text)
 
 
-@dataclass
-class _Buffers:
-    """Units of all buffers, by (GPU, buffer, offset), with what aliases them in place."""
-
-    collective: Collective
-    num_gpus: int
-    units: int
-    in_place: bool
-    cells: dict[tuple[int, str, int], _Cell] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        everything = range(self.num_gpus * self.units)
-        for gpu in range(self.num_gpus):
-            own_contribution = frozenset([gpu])
-            for at in range(self.units) if self.collective == "all_gather" else everything:
-                block, place = divmod(at, self.units)
-                unit = (gpu, block, place) if self.collective == "all_to_all" else (block, -1, place)
-                unit = (gpu, -1, place) if self.collective == "all_gather" else unit
-                self.cells[self._key(gpu, "i", at)] = _Cell(unit, own_contribution)
-
-    def _key(self, gpu: int, buffer: str, at: int) -> tuple[int, str, int]:
-        """Key of a unit of a buffer: in place, an all-gather's input and a reduce-scatter's output are parts."""
-        if not self.in_place or buffer == "s":
-            return gpu, buffer, at
-        if self.collective == "all_gather":
-            return gpu, "o", at + (gpu * self.units if buffer == "i" else 0)
-        return gpu, "i", at + (gpu * self.units if buffer == "o" and self.collective == "reduce_scatter" else 0)
-
-    def cell(self, gpu: int, buffer: str, at: int) -> _Cell | None:
-        """The content of a unit of a buffer; None: nothing has filled it."""
-        return self.cells.get(self._key(gpu, buffer, at))
-
-    def read(self, gpu: int, step: Mapping[str, Any], end: str = "src") -> list[_Cell]:
-        """Units of a step's source (or target). Raises ConfigError for units that nothing has filled."""
-        buffer, at = step[f"{end}buf"], step[f"{end}off"]
-        cells = [self.cell(gpu, buffer, at + place) for place in range(step["cnt"])]
-        if None in cells:
-            _refuse(f"GPU {gpu} sends {buffer}[{at + cells.index(None)}], which nothing has filled")
-        return [cell for cell in cells if cell is not None]
-
-    def write(self, gpu: int, step: Mapping[str, Any], cells: Sequence[_Cell]) -> None:
-        """Fill a step's target."""
-        for place, cell in enumerate(cells):
-            self.cells[self._key(gpu, step["dstbuf"], step["dstoff"] + place)] = cell
+def _by_id(elements: Sequence[ET.Element], owner: str) -> dict[int, ET.Element]:
+    """Elements by their `id`. Raises ConfigError where two have the same."""
+    by_id = {_number(element, "id"): element for element in elements}
+    if len(by_id) < len(elements):
+        _refuse(f"has two <{elements[0].tag}> with one id in {owner}")
+    return by_id
 
 
 class _Run:
@@ -143,39 +87,61 @@ class _Run:
     def __init__(self, root: ET.Element) -> None:
         name = root.get("coll", "")
         if root.tag != "algo" or name not in _COLLECTIVES:
-            _refuse(f"is no <algo> of {', '.join(_COLLECTIVES)}")
+            _refuse(f"is no <algo> of {', '.join(_COLLECTIVES)}, the collectives that are run here (coll={name!r})")
         self.name, self.collective = root.get("name", "imported")[:200], _COLLECTIVES[name]
-        self.num_gpus, tensor_units = _number(root, "ngpus"), _number(root, "nchunksperloop")
-        if not 2 <= self.num_gpus <= MOST_GPUS or tensor_units < 1 or tensor_units % self.num_gpus:
-            _refuse(f"needs 2 to {MOST_GPUS} GPUs, and a multiple of them as nchunksperloop")
-        if self.num_gpus * tensor_units > _MOST_UNITS:
-            _refuse(f"has more than {_MOST_UNITS} units in all, too many to be run; YAML has no such limit")
-        self.units = tensor_units // self.num_gpus
-        in_place = root.get("inplace") == "1" and self.collective != "all_to_all"
-        self.buffers = _Buffers(self.collective, self.num_gpus, self.units, in_place)
+        self.num_gpus, parts = _number(root, "ngpus"), _number(root, "nchunksperloop")
+        if not 2 <= self.num_gpus <= MOST_GPUS or parts < 1:
+            _refuse(f"needs 2 to {MOST_GPUS} GPUs, and nchunksperloop from 1")
+        self.scale = math.lcm(parts, self.num_gpus) // parts  # units of a chunk of the file
+        if self.scale > 1 and self.collective != "all_reduce":
+            _refuse(f"needs a multiple of its {self.num_gpus} GPUs as nchunksperloop, as its blocks are equal")
+        self.units = parts * self.scale // self.num_gpus
+        self.scratch = dict[int, int]()
         self.blocks = list(self._threads(root))
-        self.flights: dict[tuple[int, int, int], deque[_Flight]] = defaultdict(deque)
-        self.slots: dict[tuple[int, Unit], frozenset[int]] = {
-            (gpu, cell.unit): cell.contributions for (gpu, _, _), cell in self.buffers.cells.items()
-        }
-        self.moved: list[_Moved] = []
+        self._coarsen()
+        self._count("has", self.num_gpus**2 * self.units)
+        self._count("moves", sum(step["cnt"] for block in self.blocks for step in block.steps))
+        self.buffers = Buffers(self.collective, self.num_gpus, self.units, self._is_in_place(root))
+        self.flights: dict[tuple[int, int, int], deque[Flight]] = defaultdict(deque)
+
+    def _is_in_place(self, root: ET.Element) -> bool:
+        return root.get("inplace") == "1" and self.collective != "all_to_all"
+
+    def _coarsen(self) -> None:
+        """Make units as large as all offsets, counts and blocks allow."""
+        steps = [step for block in self.blocks for step in block.steps]
+        sizes = {self.units, *(step["cnt"] for step in steps)}
+        sizes |= {step["srcoff"] for step in steps if step["type"] in _READS}
+        sizes |= {step["dstoff"] for step in steps if step["type"] in _WRITES}
+        self.grain = math.gcd(*sizes)
+        self.units //= self.grain
+        self.scratch = {gpu: room // self.grain for gpu, room in self.scratch.items()}
+        for step in steps:
+            step.update({name: step[name] // self.grain for name in ("srcoff", "dstoff", "cnt")})
+
+    def _count(self, verb: str, units: int) -> None:
+        """Refuse to make more units than are run here. Raises ConfigError."""
+        if units > MOST_UNITS:
+            way = "say the same in fewer, larger chunks (nchunksperloop, cnt), or as YAML of messages"
+            _refuse(f"{verb} {units:,} units in all, and {MOST_UNITS:,} are the most that are run here", way)
 
     def _threads(self, root: ET.Element) -> Iterator[_Threads]:
         """Yield all threadblocks; `depid` becomes a place among them."""
-        gpus = {_number(gpu, "id"): gpu for gpu in root.findall("gpu")}
+        gpus = _by_id(root.findall("gpu"), "the file")
         if set(gpus) != set(range(self.num_gpus)):
             _refuse(f"has no <gpu> for each of {self.num_gpus} GPUs")
         first = 0
         for number, gpu in sorted(gpus.items()):
-            threads = gpu.findall("tb")
-            places = {_number(block, "id"): first + place for place, block in enumerate(threads)}
-            for block in threads:
+            self.scratch[number] = self.scale * _number(gpu, "s_chunks", _ANY_ROOM)
+            threads = _by_id(gpu.findall("tb"), f"GPU {number}")
+            places = {name: first + place for place, name in enumerate(threads)}
+            for block in threads.values():
                 send, receive, channel = (_number(block, end, -1) for end in ("send", "recv", "chan"))
                 steps = [self._step(step, places) for step in block.findall("step")]
                 yield _Threads(number, send, receive, channel, steps)
             first += len(threads)
 
-    def _step(self, step: ET.Element, places: Mapping[int, int]) -> Mapping[str, Any]:
+    def _step(self, step: ET.Element, places: Mapping[int, int]) -> dict[str, Any]:
         if (kind := step.get("type", "")) not in _KINDS:
             _refuse(f"has a step of type {kind!r}; there are {', '.join(sorted(_KINDS))}")
         numbers = {name: _number(step, name) for name in ("srcoff", "dstoff", "cnt", "depid", "deps")}
@@ -183,10 +149,12 @@ class _Run:
             if numbers["depid"] not in places:
                 _refuse(f"has a step that waits for threadblock {numbers['depid']}, which its GPU has not")
             numbers["depid"] = places[numbers["depid"]]
-        if kind != "nop" and not 1 <= numbers["cnt"] <= _MOST_UNITS:
+        if kind == "nop":
+            numbers |= {"srcoff": 0, "dstoff": 0, "cnt": 0}
+        elif numbers["cnt"] < 1:
             _refuse(f"has a step of {numbers['cnt']} units")
-        buffers = {name: {"input": "i", "output": "o", "scratch": "s"}.get(text := step.get(name, ""), text)
-                   for name in ("srcbuf", "dstbuf")}  # fmt: skip
+        numbers |= {name: self.scale * numbers[name] for name in ("srcoff", "dstoff", "cnt")}
+        buffers = {name: _BUFFERS.get(text := step.get(name, ""), text) for name in ("srcbuf", "dstbuf")}
         return {"type": kind, "msg": _number(step, "msg", -1), **numbers, **buffers}
 
     def schedule(self) -> CollectiveSchedule:
@@ -213,16 +181,25 @@ class _Run:
         return self._in_chunks()
 
     def _check_outputs(self) -> None:
-        """Raise ConfigError where an output has not the unit that belongs there."""
+        """Note what is wanted of outputs.
+
+        Raises ConfigError where one has not the unit that belongs there, with all contributions.
+        """
         exchanged, scattered = self.collective == "all_to_all", self.collective == "reduce_scatter"
+        adds = scattered or self.collective == "all_reduce"
         for gpu in range(self.num_gpus):
+            outputs = list[Cell]()
             for at in range(self.units * (1 if scattered else self.num_gpus)):
                 block, place = divmod(at, self.units)
                 unit = (block, gpu, place) if exchanged else (gpu if scattered else block, -1, place)
-                cell = self.buffers.cell(gpu, "o", at)
+                cell, chunk = self.buffers.cell(self.buffers.key(gpu, "o", at)), self._chunk(unit)
+                output = f"o[{at * self.grain}] of GPU {gpu}"
                 if cell is None or cell.unit != unit:
-                    chunk = DataChunk(unit[0], unit[2], 1, unit[1])
-                    _refuse(f"{chunk} is lost: it is not in o[{at}] of GPU {gpu}, where it belongs")
+                    _refuse(f"{chunk} is lost: it is not in {output}, where it belongs")
+                if lacking := set(range(self.num_gpus)) - cell.contributions if adds else ():
+                    _refuse(f"{chunk} is lost: {output} lacks the contribution of GPU {min(lacking)}")
+                outputs.append(cell)
+            self.buffers.finish(gpu, outputs)
 
     def _rank(self, place: int) -> tuple[int, int]:
         """Order in which steps that could run do: by message, sending first."""
@@ -246,57 +223,92 @@ class _Run:
         block = self.blocks[place]
         step, gpu = block.steps[block.done], block.gpu
         news: list[Any] = [place]
-        if step["type"] in ("cpy", "re"):
+        if step["type"] in _LOCAL:
             self._local(gpu, step)
-        if step["type"] in _RECEIVES:
-            self._arrive(block, step)
+        sent = self._arrive(block, step) if step["type"] in _RECEIVES else []
         if step["type"] in _SENDS:
-            cells = self.buffers.read(gpu, step, "src" if step["type"] == "s" else "dst")
-            raw = all(cell.copied and cell.contributions == {gpu} for cell in cells) and self.collective != "all_to_all"
-            raw = raw or any(self.slots[gpu, cell.unit] != cell.contributions == {gpu} for cell in cells)
+            if step["type"] == "s":
+                sent = self._read(gpu, self._keys(gpu, step, "src"))
+                self.buffers.take(gpu, sent)
             link = gpu, block.send, block.channel
-            self.flights[link].append(_Flight(cells, raw, step["msg"]))
+            self.flights[link].append(Flight(gpu, sent, step["msg"]))
             news.append(link)
+        elif sent:
+            self.buffers.release(gpu, sent)
         block.done += 1
         return news
 
+    def _keys(self, gpu: int, step: Mapping[str, Any], end: str) -> list[Key]:
+        """Cells of an end of a step. Raises ConfigError for those outside of their buffer."""
+        buffer, at, count = step[f"{end}buf"], step[f"{end}off"], step["cnt"]
+        if buffer not in ("i", "o", "s") or at < 0:
+            _refuse(f"GPU {gpu} has a step of {step['type']} at {buffer}[{at * self.grain}], which is in no buffer")
+        if end == "dst" and buffer == "s" and at + count > self.scratch[gpu]:
+            room, last = self.scratch[gpu] * self.grain, (at + count) * self.grain - 1
+            _refuse(f"GPU {gpu} has a step of {step['type']} to s[{last}], and s_chunks of it are {room}")
+        return [self.buffers.key(gpu, buffer, at + place) for place in range(count)]
+
+    def _read(self, gpu: int, keys: Sequence[Key]) -> list[Cell]:
+        """Content of cells. Raises ConfigError for units that nothing has filled."""
+        cells = [self.buffers.cell(key) for key in keys]
+        if None in cells:
+            _, buffer, at = keys[cells.index(None)]
+            _refuse(f"GPU {gpu} sends {buffer}[{at * self.grain}], which nothing has filled")
+        return [cell for cell in cells if cell is not None]
+
     def _local(self, gpu: int, step: Mapping[str, Any]) -> None:
-        cells = self.buffers.read(gpu, step)
-        if step["type"] == "re":
-            present = self.buffers.read(gpu, step, "dst")
-            cells = [_add_cells(gpu, cell, to) for cell, to in zip(cells, present, strict=True)]
-            self.slots |= {(gpu, cell.unit): cell.contributions for cell in cells}
-        self.buffers.write(gpu, step, [_Cell(cell.unit, cell.contributions, step["dstbuf"] == "s") for cell in cells])
+        targets = self._keys(gpu, step, "dst")
+        cells = self._read(gpu, self._keys(gpu, step, "src"))
+        if step["type"] == "cpy":
+            self.buffers.copy(gpu, cells, targets)
+            return
+        self._check_sums(gpu, cells, targets)
+        for some in _without_doubles(cells):
+            ends = [targets[place] for place in some]
+            self.buffers.add(gpu, [cells[place] for place in some], (ends, ends))
 
-    def _arrive(self, block: _Threads, step: Mapping[str, Any]) -> None:
-        gpu = block.gpu
-        flight = self.flights[block.receive, gpu, block.channel].popleft()
-        cells, reduces = flight.cells, step["type"] in _REDUCES
-        if len(cells) != step["cnt"]:
-            _refuse(f"GPU {gpu} receives {step['cnt']} units from GPU {block.receive}, which sends {len(cells)}")
-        self._note(_Moved(block.receive, gpu, [cell.unit for cell in cells], reduces, flight.raw, flight.message))
-        if reduces:
-            present = self.buffers.read(gpu, step)
-            cells = [_add_cells(gpu, cell, to) for cell, to in zip(cells, present, strict=True)]
-        self.buffers.write(gpu, step, [_Cell(cell.unit, cell.contributions) for cell in cells])
-        self.slots |= {(gpu, cell.unit): cell.contributions for cell in cells}
+    def _arrive(self, block: _Threads, step: Mapping[str, Any]) -> list[Cell]:
+        """Receive units; they, or the sums with them, as a step that sends them on has them, which keeps them."""
+        gpu, flights = block.gpu, self.flights[block.receive, block.gpu, block.channel]
+        flight = flights.popleft()
+        cells, counts = flight.cells, [self.grain * count for count in (step["cnt"], len(flight.cells))]
+        if counts[0] != counts[1]:
+            _refuse(f"GPU {gpu} receives {counts[0]} units from GPU {block.receive}, which sends {counts[1]}")
+        targets = self._keys(gpu, step, "dst")
+        if step["type"] == "rrs":  # its sum is kept nowhere
+            targets = [(gpu, f"of step {step['srcbuf']}", at) for _, _, at in self._keys(gpu, step, "src")]
+        bases = self._keys(gpu, step, "src") if step["type"] in _REDUCES else []
+        if bases:
+            self._check_sums(gpu, cells, bases)
+        for some in _without_doubles(cells):
+            to = [targets[place] for place in some]
+            if bases:
+                self.buffers.receive_sum(gpu, flight.part(some), ([bases[place] for place in some], to))
+            else:
+                self.buffers.receive(gpu, flight.part(some), to)
+        self.buffers.release(block.receive, cells)
+        arrived = self._read(gpu, targets)
+        self.buffers.take(gpu, arrived)
+        return arrived
 
-    def _note(self, moved: _Moved) -> None:
-        """Note a message; steps with its number are one."""
-        ends = moved.source, moved.target, moved.number
-        if self.moved and moved.number >= 0:
-            last = self.moved[-1]
-            if (last.source, last.target, last.number) == ends:
-                last.units += moved.units
-                return
-        self.moved.append(moved)
+    def _check_sums(self, gpu: int, cells: Sequence[Cell], bases: Sequence[Key]) -> None:
+        """Raise ConfigError where units are not added to those of the same place, or a contribution is doubled."""
+        for cell, to in zip(cells, self._read(gpu, bases), strict=True):
+            if cell.unit != to.unit:
+                _refuse(f"GPU {gpu} adds {self._chunk(cell.unit)} to {self._chunk(to.unit)}")
+            if doubled := cell.contributions & to.contributions:
+                _refuse(f"{self._chunk(cell.unit)} is doubled: GPU {gpu} has the contribution of GPU {min(doubled)}")
+
+    def _chunk(self, unit: Unit) -> DataChunk:
+        return DataChunk(unit[0], unit[2] * self.grain, self.grain, unit[1])
 
     def _in_chunks(self) -> CollectiveSchedule:
         """Cut blocks wherever a message begins or ends in them, and name the chunks of messages."""
         cuts: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for block, part in {unit[:2] for moved in self.moved for unit in moved.units}:
+        moved_units = self.buffers.moved
+        for block, part in {unit[:2] for moved in moved_units for unit in moved.units}:
             cuts[block, part] |= {0, self.units}
-        for moved in self.moved:
+        for moved in moved_units:
             for unit, following in zip(moved.units, [*moved.units[1:], None], strict=True):
                 if following != (*unit[:2], unit[2] + 1):
                     cuts[unit[:2]].add(unit[2] + 1)
@@ -304,24 +316,27 @@ class _Run:
                         cuts[following[:2]].add(following[2])
             cuts[moved.units[0][:2]].add(moved.units[0][2])
         chunks = [
-            DataChunk(block, start, end - start, part)
+            DataChunk(block, start * self.grain, (end - start) * self.grain, part)
             for (block, part), places in sorted(cuts.items())
             for start, end in zip(sorted(places), sorted(places)[1:], strict=False)
         ]
-        place = {(chunk.block, chunk.part, chunk.start): number for number, chunk in enumerate(chunks)}
+        place = {(chunk.block, chunk.part, chunk.start // self.grain): number for number, chunk in enumerate(chunks)}
         messages = tuple(
             Message(moved.source, moved.target, tuple(place[unit] for unit in moved.units if unit in place),
-                    moved.reduces, moved.raw)
-            for moved in self.moved
+                    moved.reduces, moved.raw, moved.source_slot, moved.target_slot)
+            for moved in moved_units
         )  # fmt: skip
-        return CollectiveSchedule(self.name, self.collective, self.num_gpus, self.units, tuple(chunks), messages)
+        units = self.units * self.grain
+        return CollectiveSchedule(self.name, self.collective, self.num_gpus, units, tuple(chunks), messages)
 
 
-def _add_cells(gpu: int, cell: _Cell, to: _Cell) -> _Cell:
-    """The sum of two units. Raises ConfigError where they are not of the same place, or a contribution is doubled."""
-    chunk = DataChunk(cell.unit[0], cell.unit[2], 1, cell.unit[1])
-    if cell.unit != to.unit:
-        _refuse(f"GPU {gpu} adds {chunk} to {DataChunk(to.unit[0], to.unit[2], 1, to.unit[1])}")
-    if doubled := cell.contributions & to.contributions:
-        _refuse(f"{chunk} is doubled: GPU {gpu} has the contribution of GPU {min(doubled)}")
-    return _Cell(cell.unit, cell.contributions | to.contributions)
+def _without_doubles(cells: Sequence[Cell]) -> list[list[int]]:
+    """Places of cells, in parts that have no unit twice."""
+    parts, times = list[list[int]](), defaultdict[Unit, int](int)
+    for place, cell in enumerate(cells):
+        part = times[cell.unit]
+        times[cell.unit] += 1
+        if part == len(parts):
+            parts.append([])
+        parts[part].append(place)
+    return parts

@@ -2,6 +2,7 @@
 
 A message is a task that takes its link for its bytes (and the time of a message), after the message before it on the
 link; it arrives the link's latency later, which is a task of its own, so that a link is free while data is on its way.
+One that stays on a GPU is no task: what waits for it waits for what it waits for.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ def lower_schedule(schedule: CollectiveSchedule, topology: LinkTopology, num_byt
     shares, tensor = [schedule.share(chunk) for chunk in schedule.chunks], np.asarray(num_bytes, float)
     works: dict[float, NDArray[np.float64]] = {}  # equal ones share a column of the graph
     last: dict[tuple[int, int], int] = {}
-    arrivals: list[int] = []
+    arrivals: list[tuple[int, ...]] = []  # tasks that end when a message is there
     for place, (message, before) in enumerate(zip(schedule.messages, waits(schedule), strict=True)):
+        needed = sorted({task for earlier in before for task in arrivals[earlier]})
+        if message.is_local:
+            arrivals.append(tuple(needed))
+            continue
         ends = message.source, message.target
         link = topology.by_ends.get(ends)
         if link is None:
             raise ConfigError([Problem("schedule", f"message {place} ({message}) has no link on {topology.name}")])
-        after = [arrivals[earlier] for earlier in before] + ([last[ends]] if ends in last else [])
+        after = needed + ([last[ends]] if ends in last else [])
         share = sum(shares[chunk] for chunk in message.chunks)
         work = works.setdefault(share, share * tensor)
         last[ends] = builder.task(
@@ -50,16 +55,15 @@ def lower_schedule(schedule: CollectiveSchedule, topology: LinkTopology, num_byt
             lane=f"GPU {ends[0]} to {ends[1]}",
             limiter="links",
         )
-        arrivals.append(
-            builder.task(
-                f"{place} arrives",
-                f"latency {place}",
-                after=[last[ends]],
-                delay=link.latency_s,
-                lane=f"GPU {ends[0]} to {ends[1]}: on its way",
-                limiter="latency",
-            )
+        arrival = builder.task(
+            f"{place} arrives",
+            f"latency {place}",
+            after=[last[ends]],
+            delay=link.latency_s,
+            lane=f"GPU {ends[0]} to {ends[1]}: on its way",
+            limiter="latency",
         )
+        arrivals.append((arrival,))
     return builder.build()
 
 

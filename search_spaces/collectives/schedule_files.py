@@ -10,6 +10,8 @@ messages:                   # in an order in which they can be sent; numbers are
 - 0 from 0 to 1
 - 3,4 from 2 to 0, added    # to what GPU 0 has
 - 5 from 1 to 0, added raw  # GPU 1's own contribution
+- 6 from 1 to 0:1           # a partial sum that GPU 0 keeps beside its own
+- 6 from 0:1 to 0, added    # and adds to its own
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from search_spaces.collectives.explicit import (
     DataChunk,
     Message,
     check_schedule,
+    end_text,
     is_collective,
 )
 from search_spaces.collectives.msccl import schedule_of_xml
@@ -42,7 +45,8 @@ from simulators.hardware.network import Node
 
 _MOST_BYTES = 64 << 20
 _CHUNK = re.compile(r"block (\d{1,6})(?:-(\d{1,6}))? \[(\d{1,9}), (\d{1,9})\)")
-_MESSAGE = re.compile(r"(\d{1,9}(?:,\d{1,9})*) from (\d{1,6}) to (\d{1,6})(, added)?( raw)?")
+_END = r"(\d{1,6})(?::(\d{1,6}))?"
+_MESSAGE = re.compile(rf"(\d{{1,9}}(?:,\d{{1,9}})*) from {_END} to {_END}(, added)?( raw)?")
 
 
 class ScheduleText(Frozen):
@@ -67,7 +71,8 @@ def yaml_of(schedule: CollectiveSchedule) -> str:
 def _text(message: Message) -> str:
     chunks = ",".join(map(str, message.chunks))
     way = (", added" if message.reduces else "") + (" raw" if message.raw else "")
-    return f"{chunks} from {message.source} to {message.target}{way}"
+    ends = end_text(message.source, message.source_slot), end_text(message.target, message.target_slot)
+    return f"{chunks} from {ends[0]} to {ends[1]}{way}"
 
 
 def read_schedule(path: Path, node: Node | None = None, pattern: str | None = None) -> CollectiveSchedule:
@@ -133,8 +138,9 @@ def _chunks(read: ScheduleText, check: Problems) -> Iterator[DataChunk]:
 def _messages(read: ScheduleText, check: Problems) -> Iterator[Message]:
     for place, text in enumerate(read.messages):
         match = _MESSAGE.fullmatch(text)
-        if match is None or (match[5] and not match[4]):
+        if match is None:
             check.add(f"schedule.messages.{place}", "is no message", value=text, way_out="write 0 from 0 to 1, added")
         else:
             chunks = tuple(map(int, match[1].split(",")))
-            yield Message(int(match[2]), int(match[3]), chunks, match[4] is not None, match[5] is not None)
+            source, of, target, to = (int(number or 0) for number in match.groups()[1:5])
+            yield Message(source, target, chunks, match[6] is not None, match[7] is not None, of, to)
