@@ -21,6 +21,7 @@ from search_spaces.frameworks import user_buffers
 from search_spaces.frameworks.command import nearest, write_all
 from search_spaces.frameworks.reading import read
 from search_spaces.frameworks.settings import leaves_of, read_plan, tools
+from search_spaces.frameworks.shell import read_script
 from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers, sites_of
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule
@@ -121,7 +122,7 @@ def test_settings_are_of_knobs_of_a_step_and_name_their_sources() -> None:
     for tool in tools().values():
         for file in tool.files:
             for setting in file.settings:
-                assert setting.path in known | {"sites", "system.node.experts.num_sms"}, setting.path
+                assert setting.fact or setting.path in known | {"sites", "system.node.experts.num_sms"}, setting.path
                 assert set(setting.sites) <= set(SITES)
                 assert setting.source
 
@@ -429,14 +430,138 @@ def test_settings_that_change_a_step_and_have_no_place_in_a_plan_are_told_before
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("serve.yaml").write_text("tensor-parallel-size: 8\ndata-parallel-size: 4\nserved-model-name: mine\n")
+    Path("serve.yaml").write_text("tensor-parallel-size: 8\nkv-cache-dtype: fp8\nserved-model-name: mine\n")
     assert main(["settings-import", "settings=serve.yaml", "from=vllm", "out=theirs.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "changes a step, and is not modelled: data-parallel-size"
+    assert lines[0] == "changes a step, and is not modelled: kv-cache-dtype"
     assert "means nothing to a plan: served-model-name" in lines
-    assert read_plan(Path("theirs.yaml")).unread == ("serve.yaml: data-parallel-size",)
+    assert read_plan(Path("theirs.yaml")).unread == ("serve.yaml: kv-cache-dtype",)
     section = given_section(Path("theirs.yaml"), {})
-    assert section["unread"] == ["serve.yaml: data-parallel-size"]
+    assert section["unread"] == ["serve.yaml: kv-cache-dtype"]
     for tool in tools().values():  # none of these is one that is read
         names = {name for file in tool.files for setting in file.settings for name in (setting.name, *setting.aliases)}
         assert not names & set(tool.unmodelled)
+
+
+# Launch lines
+
+
+def import_of(tool: str, text: str, *words: str, name: str = "launch.sh") -> dict[str, Any]:
+    """The plan that `settings-import` makes of a launch script."""
+    Path(name).write_text(text)
+    assert main(["settings-import", f"settings={name}", f"from={tool}", "out=theirs.yaml", *words]) == 0
+    plan: dict[str, Any] = yaml.safe_load(Path("theirs.yaml").read_text())
+    return plan
+
+
+WORDS = st.lists(st.text("abXY019-_.,:/=@%", min_size=1, max_size=8), max_size=6)
+
+
+@given(WORDS)
+def test_words_are_the_same_however_a_script_writes_them(words: list[str]) -> None:
+    plain = read_script("run " + " ".join(words)).words
+    array = "ARGS=(\n" + "".join(f"  {word}  # a note's\n" for word in words) + ')\nrun "${ARGS[@]}"'
+    text = f'ARGS="{" ".join(words)}"\nrun $ARGS'
+    lines = "run \\\n" + "".join(f"  {word} \\\n" for word in words)
+    one = "".join(f"W{place}='{word}'\n" for place, word in enumerate(words))
+    one += "run " + " ".join(f'"${{W{place}}}"' for place in range(len(words)))
+    default = "run " + " ".join(f"${{UNSET_{place}:-{word}}}" for place, word in enumerate(words))
+    for other in (array, text, lines, one, default):
+        assert read_script(other).words == plain == ["run", *words]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=8\nB=$((A * 4 / 2))\nrun $B ${B}x", ["run", "16", "16x"]),
+        ("run ${TP:-${PP:-4}} $1 $(hostname)", ["run", "4", "$1", "$(hostname)"]),
+        ("if [ -n x ]; then\nTP=4\nfi\nrun $TP", ["[", "-n", "x", "]", "run", "4"]),
+        ("TP=8\nif test x; then TP=4; fi\nrun $TP", ["test", "x", "run", "${TP}"]),
+        ("A=(--x 1)\nA+=(--y 2)\nrun ${A[@]}", ["run", "--x", "1", "--y", "2"]),
+        ('run \'{"a": "$b"}\' "q$UNSET"', ["run", '{"a": "$b"}', "q$UNSET"]),
+        ("run --a \\\n  # --b 1 \\\n  --c", ["run", "--a", "--c"]),
+    ],
+)
+def test_what_a_script_says_by_itself_stands_for_words_and_the_rest_keeps_its_name(text: str, words: list[str]) -> None:
+    assert read_script(text).words == words
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("A=x\n" + "".join("A=$A$A\n" for _ in range(40)), "stands for more than"),
+        ("run " + "${A:-" * 50 + "}" * 50, "values by default"),
+        ("run ${A", "closes"),
+        ("run 'a", "no closing quotation"),
+    ],
+)
+def test_scripts_that_end_nowhere_or_grow_without_end_are_refused(text: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        read_script(text)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "knobs"),
+    [
+        ("vllm", "vllm serve m -tp 4 -dp 2 -pp 2 --enable-expert-parallel", {"tp": 4, "dp": 2, "pp": 2, "ep": 8}),
+        ("vllm", "python3 -m vllm.entrypoints.openai.api_server --tensor_parallel_size=8", {"tp": 8}),
+        ("vllm", "docker run -e NCCL_NVLS_ENABLE=0 image -tp 2", {"tp": 2, "collectives": "library"}),
+        ("vllm", "vllm serve m -tp 2 --no-enable-expert-parallel", {"tp": 2}),
+        ("sglang", "python -m sglang.launch_server --tp 8 --dp 2", {"tp": 8, "dp": 2}),
+        ("sglang", "x --tp 8 --dp 4 --enable-dp-attention --ep-size 8", {"tp": 2, "dp": 4, "ep": 8}),
+        ("sglang", "x --tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend deepep", {"tp": 1, "dp": 8, "ep": 8}),
+        ("megatron", "N=2; torchrun --nproc_per_node=8 --nnodes=$N x.py --context-parallel-size 2", {"cp": 2, "dp": 8}),
+    ],
+)
+def test_degrees_of_a_launch_are_those_that_it_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, text: str, knobs: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert import_of(tool, text)["parallel"] == knobs
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "part"),
+    [
+        ("sglang", "x --tp 8 --dp 8 --enable-dp-attention", "parallel.ep: is not said"),
+        ("vllm", "vllm serve m -tp $TP", "settings.-tp = '$TP': names what the file does not set (write parallel.tp="),
+        ("megatron", "torchrun --nproc-per-node 8 x.py --tensor-model-parallel-size 3", "parallel.dp: would be 8 / 3"),
+        ("megatron", "x --num-layers-per-virtual-pipeline-stage 2", "needs the number of layers"),
+        ("megatron", "x --tp-comm-overlap --tp-comm-overlap-cfg /a/b.yaml", "is not beside the launch file"),
+        (
+            "megatron",
+            "x --num-layers ${L} --num-layers-per-virtual-pipeline-stage 2",
+            "names what the file does not set",
+        ),
+    ],
+)
+def test_sizes_that_a_launch_leaves_open_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str, text: str, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.sh").write_text(text)
+    assert main(["settings-import", "settings=launch.sh", f"from={tool}"]) == 2
+    assert part in capsys.readouterr().err
+    assert not Path("plan.yaml").exists()
+
+
+def test_what_follows_from_several_settings_of_a_launch_is_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ub.yaml").write_text("proj_fprop: {method: pipeline, num_sm: 24, num_splits: 2}\n")
+    text = "torchrun --nproc_per_node 8 --nnodes 16 x --num-layers 96 --num-layers-per-virtual-pipeline-stage 2 --bf16"
+    text += (
+        " --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --micro-batch-size 2 --global-batch-size 64"
+    )
+    text += " --fp8-format e4m3 --recompute-activations --overlap-param-gather --expert-model-parallel-size 4"
+    text += " --tp-comm-overlap --tp-comm-overlap-cfg $DIR/ub.yaml"
+    plan = import_of("megatron", text)
+    assert plan["parallel"] | {"virtual_stages": 12, "dp": 4, "pipeline": "interleaved"} == plan["parallel"]
+    run = {"batch": 2, "micro_batches": 8, "precision": "bf16", "products": "fp8", "recompute": "attention"}
+    assert plan["run"] == run
+    assert plan["sites"]["attention_out"].startswith("uniform_fused_1d num_chunks=2")
+    changes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changes a step")]
+    assert len(changes) == 2  # experts are cut by tp, too, and gathers of weights that are not split
+    assert any("--overlap-param-gather" in line for line in changes)
+    assert any("--expert-tensor-parallel-size (as tp, by default) 8" in line for line in changes)

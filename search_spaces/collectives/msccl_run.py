@@ -263,9 +263,9 @@ class _Run:
             self.buffers.copy(gpu, cells, targets)
             return
         self._check_sums(gpu, cells, targets)
-        for some in _without_doubles(cells):
-            ends = [targets[place] for place in some]
-            self.buffers.add(gpu, [cells[place] for place in some], (ends, ends))
+        for part in _without_doubles(cells):
+            ends = [targets[place] for place in part]
+            self.buffers.add(gpu, [cells[place] for place in part], (ends, ends))
 
     def _arrive(self, block: _Threads, step: Mapping[str, Any]) -> list[Cell]:
         """Receive units; they, or the sums with them, as a step that sends them on has them, which keeps them."""
@@ -280,12 +280,12 @@ class _Run:
         bases = self._keys(gpu, step, "src") if step["type"] in _REDUCES else []
         if bases:
             self._check_sums(gpu, cells, bases)
-        for some in _without_doubles(cells):
-            to = [targets[place] for place in some]
+        for part in _without_doubles(cells):
+            to = [targets[place] for place in part]
             if bases:
-                self.buffers.receive_sum(gpu, flight.part(some), ([bases[place] for place in some], to))
+                self.buffers.receive_sum(gpu, flight.part(part), ([bases[place] for place in part], to))
             else:
-                self.buffers.receive(gpu, flight.part(some), to)
+                self.buffers.receive(gpu, flight.part(part), to)
         self.buffers.release(block.receive, cells)
         arrived = self._read(gpu, targets)
         self.buffers.take(gpu, arrived)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.files import atomic_replacement, read_text
 from dse.space import get_path
 from search_spaces.collectives.schedule_files import read_schedule, yaml_of
-from search_spaces.frameworks.reading import read
+from search_spaces.frameworks.reading import read, settings_of
 from search_spaces.frameworks.settings import (
     SECTIONS,
     Plan,
@@ -42,17 +42,23 @@ def settings_import(words: Sequence[str]) -> int:
         keep(out, yaml_of(read_schedule(path)))
     else:
         settings = read(_texts(tool, path), with_words({}, overrides))
-        counting = [unread for unread in settings.unread if unread.split(" ")[0] in tool.unmodelled]
+        counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
         keep(out, text)
         for unread in counting:
             console.print(f"changes a step, and is not modelled: {unread}", soft_wrap=True, highlight=False)
         console.print(text.rstrip(), soft_wrap=True, highlight=False)
-        for unread in (unread for unread in settings.unread if unread not in counting):
+        for unread in dict.fromkeys(unread for unread in settings.unread if unread not in counting):
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
     console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
     return 0
+
+
+def _changes(unread: str, tool: Tool) -> bool:
+    """Return whether a setting that no plan has changes a step, by its name or that of its section."""
+    name = unread.split(" ")[0].split(".")[0].lstrip("-").replace("_", "-")
+    return name in {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
 
 
 def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
@@ -110,8 +116,26 @@ def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
             return texts
         way = f"a folder with {' or '.join(file.name for file in tool.files)}"
         raise ConfigError([Problem("settings", "holds no file of the tool", str(path), way)])
-    alike = [file for file in tool.files if Path(file.name).suffix == path.suffix]
-    return [((alike or [tool.files[-1]])[0], _text(path))]
+    text, alike = _text(path), [file for file in tool.files if Path(file.name).suffix == path.suffix]
+    if path.suffix not in (".yaml", ".yml", ".json", ".py"):
+        launched = [file for file in tool.files if file.format == "yaml" and tool.framework]
+        alike = [file.model_copy(update={"format": "arguments"}) for file in launched] or alike
+    file = (alike or [tool.files[-1]])[0]
+    if file.format != "arguments":
+        return [(file, text)]
+    return [*_beside(tool, path, file, text), (file, text)]
+
+
+def _beside(tool: Tool, path: Path, file: SettingsFile, text: str) -> Iterator[tuple[SettingsFile, str]]:
+    """Yield the files that a launch names and that lie beside it. Raises ConfigError for one that does not."""
+    by_layer = {other.name: other for other in tool.files}
+    for name, value, setting in settings_of(file, text):
+        if setting is not None and setting.constant in by_layer:
+            here = path.parent / Path(str(value)).name
+            if not here.is_file():
+                rule = "is not beside the launch file, and says how each layer overlaps"
+                raise ConfigError([Problem(f"settings.{name}", rule, str(value), f"put it there as {here.name}")])
+            yield by_layer[setting.constant], _text(here)
 
 
 def _named(tool: Tool, folder: Path, file: SettingsFile) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem
+from dse.space import get_path
+from search_spaces.frameworks.derived import derive
 from search_spaces.frameworks.settings import (
     BY_LAYER,
     Plan,
@@ -23,6 +24,7 @@ from search_spaces.frameworks.settings import (
     put_in,
     tp_of,
 )
+from search_spaces.frameworks.shell import Script, is_open, read_script
 from search_spaces.frameworks.user_buffers import is_of_a_site, read_layers, sites_of
 
 Values = Iterator[tuple[str, Any]]
@@ -31,10 +33,50 @@ _WHOLE = re.compile(r"-?\d{1,18}")
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """A plan that files say. unread: settings of them that mean nothing to a plan, or not with their value."""
+    """A plan that files say. unread: settings of them that mean nothing to a plan, or not with their value.
+
+    unmodelled: those that change a step all the same.
+    """
 
     plan: dict[str, Any]
     unread: Sequence[str]
+    unmodelled: Sequence[str] = ()
+
+
+@dataclass
+class _Plan:
+    """A plan in the making, and settings that have no place there."""
+
+    plan: dict[str, Any]
+    unread: list[str] = field(default_factory=list)
+    unmodelled: list[str] = field(default_factory=list)
+    facts: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    of_sites: list[tuple[Setting, Any]] = field(default_factory=list)
+
+    def add(self, name: str, value: Any, setting: Setting | None) -> None:
+        """Put a setting into the plan, or among those that have no place there."""
+        if setting is None:
+            self.unread.append(name)
+        elif self._is_open(name, value, setting):
+            return
+        elif setting.fact:
+            if setting.values and value not in (True, False):
+                self.unread.append(f"{name} {value}")
+            else:
+                self.facts[setting.fact] = name, value
+        elif setting.path == "sites":
+            self.of_sites.append((setting, value))
+        elif not setting.read(value, self.plan):
+            (self.unmodelled if setting.changes else self.unread).append(f"{name} {value}")
+
+    def _is_open(self, name: str, value: Any, setting: Setting) -> bool:
+        """Tell whether only a run would know a value that the plan has already. Raises ConfigError where it has not."""
+        if not isinstance(value, str) or not is_open(value) or setting.constant:
+            return False
+        if setting.path and setting.path != "sites" and get_path(self.plan, setting.path) is not None:
+            return True
+        way = f"write {setting.path or name.lstrip('-')}=<value>" if setting.path else "write its value in the file"
+        raise ConfigError([Problem(f"settings.{name}", "names what the file does not set", value, way)])
 
 
 def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan) -> ReadSettings:
@@ -42,27 +84,26 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan) -> ReadSettings:
 
     Layers of user buffers count before options that say of all sites whether they overlap.
     """
-    result, unread = {name: dict(entries) for name, entries in plan.items()}, list[str]()
+    gathered = _Plan({name: dict(entries) for name, entries in plan.items()})
+    result, unread = gathered.plan, gathered.unread
     by_layer = [text for file, text in files if file.format == "user_buffers"]
-    of_sites = list[tuple[Setting, Any]]()
     for file, text in files:
         if not text.strip():
             raise ConfigError([Problem("settings", "is empty", file.name)])
-        for name, value, setting in [] if file.format == "user_buffers" else _settings(file, text):
-            if setting is not None and setting.path == "sites":
-                of_sites.append((setting, value))
-            elif setting is None or not setting.read(value, result):
-                unread.append(name if setting is None else f"{name} {value}")
+        for name, value, setting in [] if file.format == "user_buffers" else settings_of(file, text):
+            gathered.add(name, value, setting)
+    possible = {setting.fact for file, _ in files for setting in file.settings}
+    gathered.unmodelled += derive(gathered.facts, result, possible)
     for text in by_layer:
         unread += _read_layers(text, result)
-    unread += _read_sites(of_sites, result, has_layers=bool(by_layer))
+    unread += _read_sites(gathered.of_sites, result, has_layers=bool(by_layer))
     check_plan(result)
-    return ReadSettings(result, unread)
+    return ReadSettings(result, unread, gathered.unmodelled)
 
 
-def _settings(file: SettingsFile, text: str) -> Iterator[tuple[str, Any, Setting | None]]:
+def settings_of(file: SettingsFile, text: str) -> Iterator[tuple[str, Any, Setting | None]]:
     """Yield the names and values that a file has, and the settings that they are; None where none is known."""
-    by_name = {_plain(name): setting for setting in file.settings for name in (setting.name, *setting.aliases)}
+    by_name = by_names(file)
     for name, value in _VALUES[file.format](text, by_name):
         yield name, value, by_name.get(_plain(name))
 
@@ -80,9 +121,14 @@ def _read_sites(settings: Sequence[tuple[Setting, Any]], plan: dict[str, Any], *
             yield f"{setting.name} {value}"
 
 
+def by_names(file: SettingsFile) -> dict[str, Setting]:
+    """Settings of a file by their names and aliases, as `_plain` has them."""
+    return {_plain(name): setting for setting in file.settings for name in (setting.name, *setting.aliases)}
+
+
 def _plain(name: str) -> str:
-    """Name of a setting, in which tools take dashes for underscores."""
-    return name.replace("_", "-")
+    """Name of a setting, in which tools take dashes for underscores; without those in front, of a command line."""
+    return name.lstrip("-").replace("_", "-")
 
 
 def _read_layers(text: str, plan: dict[str, Any]) -> list[str]:
@@ -102,13 +148,6 @@ def _parsed(text: str) -> Any:
         raise ConfigError([Problem("settings", f"is no YAML: {str(error).splitlines()[0]}")]) from None
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text.replace("\r\n", "\n").replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise ConfigError([Problem("settings", f"is no command line: {error}".lower())]) from None
-
-
 def _scalar(text: str) -> Any:
     """A whole number, true, false, or the text itself."""
     if _WHOLE.fullmatch(text):
@@ -117,21 +156,65 @@ def _scalar(text: str) -> Any:
 
 
 def _arguments(text: str, by_name: Mapping[str, Setting]) -> Values:
-    """Yield options of a command line, or of a file with one a line."""
+    """Yield options of a launch script, of a command line, or of a file with one a line; and of its environment."""
     for name in re.findall(r"^# (--[\w-]+) off$", text, re.MULTILINE):
         yield name, False
-    words = _words(text)
+    batch = " ".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
+    for script in (read_script(batch), read_script(text)):
+        variables = script.exports.items()
+        yield from (
+            (name, _scalar(value)) for name, value in variables if _plain(name) in by_name or _OF_TOOL.match(name)
+        )
+        yield from _options(script, by_name)
+
+
+def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
+    """Yield the options among the words of a script, with what follows them."""
+    words = script.words
     for place, word in enumerate(words):
-        if not word.startswith("--"):
+        if not _OPTION.match(word) or (word == "-m" and place and "python" in words[place - 1]):
             continue
         name, equals, value = word.partition("=")
-        setting, following = by_name.get(_plain(name)), words[place + 1] if place + 1 < len(words) else "--"
-        if equals:
-            yield name, _scalar(value)
-        elif (setting is not None and setting.is_flag) or following.startswith("--"):
-            yield name, True
+        setting, following = by_name.get(_plain(_dotted(name))), words[place + 1] if place + 1 < len(words) else "--"
+        if setting is None and _plain(name).startswith("no-"):
+            denied = by_name.get(_plain(name)[3:])
+            if denied is not None and denied.is_flag:
+                yield name.replace("no-", "", 1), False
+                continue
+        if _plain(name) in ("e", "env") and "=" in following:  # of a container
+            variable, _, value = following.partition("=")
+            if _plain(variable) in by_name or _OF_TOOL.match(variable):
+                yield variable, _scalar(value)
+        elif equals:
+            yield from _leaves(name, value)
+        elif _OPTION.match(following) or (setting and setting.is_flag and following.lower() not in _BOOLEANS):
+            yield _dotted(name), True
         else:
-            yield name, _scalar(following)
+            yield from _leaves(name, following)
+
+
+_OPTION = re.compile(r"--?[A-Za-z]|--$")
+_OF_TOOL = re.compile(r"(VLLM|SGLANG|SGL|NCCL|RCCL|NVTE|NVSHMEM|TLLM|TRTLLM|TORCH_NCCL|MORI|DEEPEP)_")
+_BOOLEANS = ("true", "false")
+
+
+def _leaves(name: str, value: str) -> Values:
+    """Yield a value, or those of the JSON that it is, by their paths."""
+    if not value.lstrip().startswith("{"):
+        yield _dotted(name), _scalar(value)
+        return
+    tree = _parsed(value)
+    for path, leaf in flattened(_dotted(name), tree) if isinstance(tree, Mapping) else [(name, value)]:
+        yield path, _scalar(leaf) if isinstance(leaf, str) else leaf
+
+
+def _dotted(name: str) -> str:
+    """Name of an option, of sections by their short names with their long ones."""
+    first, dot, rest = name.partition(".")
+    return f"{_SECTIONS.get(first.lstrip('-'), first)}{dot}{rest}"
+
+
+_SECTIONS: Mapping[str, str] = {"cc": "compilation-config", "O": "compilation-config", "sc": "speculative-config"}
 
 
 def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
@@ -145,10 +228,8 @@ def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
 
 
 def _environment(text: str, by_name: Mapping[str, Setting]) -> Values:
-    for word in _words(text):
-        name, equals, value = word.rstrip(";").partition("=")
-        if equals:
-            yield name, _scalar(value)
+    for name, value in read_script(text).exports.items():
+        yield name, _scalar(value)
 
 
 def _python(text: str, by_name: Mapping[str, Setting]) -> Values:

@@ -40,11 +40,13 @@ class Setting(Frozen):
 
     values: value of the knob -> that of the setting; the same where empty. constant: value that the setting has where
     sites overlap. disables: it is on where none of its sites overlaps and others do. also: values of other knobs that
-    go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`.
+    go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`. synonyms: other values that
+    are read, and the value of the knob. fact: what a launch says of which knobs follow (`derived`), in place of `path`.
+    read_only: never written. changes: a value that no knob has changes a step.
     """
 
     name: str
-    path: str
+    path: str = ""
     meaning: str
     provenance: Literal["vendor", "secondary", "memory"]
     source: str
@@ -57,9 +59,15 @@ class Setting(Frozen):
     constant: str = ""
     disables: bool = False
     also: Mapping[str, str] = {}
+    synonyms: Mapping[str, str | int | bool] = {}
+    fact: str = ""
+    read_only: bool = False
+    changes: bool = False
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
+        if self.fact or self.read_only:
+            return None
         if self.path == "sites":
             return self._of_sites(plan)
         value = get_path(plan, self.path)
@@ -101,6 +109,8 @@ class Setting(Frozen):
     def is_flag(self) -> bool:
         """True if a command line has the setting without a value."""
         of_sites = self.path == "sites" and not self.constant and not self.knob
+        if self.fact:
+            return True in self.values
         return of_sites or any(isinstance(value, bool) for value in self.values.values()) or is_boolean(self.path)
 
     def read(self, value: Any, plan: dict[str, Any]) -> bool:
@@ -111,6 +121,7 @@ class Setting(Frozen):
             self._read_sites(value, plan)
             return True
         knobs = [knob for knob, setting in self.values.items() if _same(setting, value)]
+        knobs += [knob for synonym, knob in self.synonyms.items() if _same(synonym, value)]
         if self.values and not knobs:
             return False
         put_in(plan, self.path, knobs[0] if knobs else value)

@@ -1,0 +1,139 @@
+"""Knobs of a step that follow from several settings of a launch: replicas from GPUs, virtual stages from layers.
+
+Facts are settings that say no knob by themselves (`fact` in `conf/data/framework_settings.yaml`), by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from dse.errors import ConfigError, Problem
+from dse.space import get_path
+from search_spaces.frameworks.settings import put_in
+
+Facts = Mapping[str, tuple[str, Any]]
+"""Fact -> the name of the setting that says it, and its value."""
+
+
+def derive(facts: Facts, plan: dict[str, Any], possible: Collection[str]) -> list[str]:
+    """Put what follows from facts into a plan; settings that change a step, and of which nothing follows.
+
+    possible: facts that the tool has settings for. Raises ConfigError where numbers of GPUs or layers do not fit.
+    """
+    if "expert_tp" in possible and "expert_tp" not in facts:
+        facts = {**facts, "expert_tp": ("--expert-tensor-parallel-size (as tp, by default)", _degree(plan, "tp"))}
+    return [text for rule in _RULES if (text := rule(facts, plan))]
+
+
+def _number(facts: Facts, fact: str) -> int:
+    """A fact that is a number. Raises ConfigError."""
+    name, value = facts[fact]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError([Problem(f"settings.{name}", "is no whole number from 1", value)])
+    return value
+
+
+def _degree(plan: Mapping[str, Any], name: str) -> int:
+    value = get_path(plan, f"parallel.{name}")
+    return value if isinstance(value, int) and value >= 1 else 1
+
+
+def _whole(path: str, quotient: tuple[int, int], of: str) -> int:
+    """The quotient of two numbers. Raises ConfigError where it is not whole."""
+    if quotient[1] < 1 or quotient[0] % quotient[1] or quotient[0] < 1:
+        raise ConfigError([Problem(path, f"would be {quotient[0]} / {quotient[1]}, which is not whole: {of}")])
+    return quotient[0] // quotient[1]
+
+
+def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
+    """Attention of `dp` replicas inside the GPUs of tp, as SGLang has it: experts take all of them."""
+    if facts.get("attention_dp", ("", False))[1] is not True:
+        return ""
+    gpus, replicas = _degree(plan, "tp"), _degree(plan, "dp")
+    put_in(plan, "parallel.tp", _whole("parallel.tp", (gpus, replicas), "GPUs of tp over replicas of attention"))
+    if get_path(plan, "parallel.ep") is None and replicas > 1:
+        rule = "is not said: with replicas of attention, each expert is cut over GPUs of several, which no plan says"
+        way = f"write parallel.ep={gpus}, or parallel.ep=1 for a model without experts"
+        raise ConfigError([Problem("parallel.ep", rule, way_out=way)])
+    return ""
+
+
+def _experts_of_tp(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts over the GPUs of tp, as SGLang's exchanges between all of them have it."""
+    if facts.get("experts_of_tp", ("", "none"))[1] != "none":
+        put_in(plan, "parallel.ep", _degree(plan, "tp"))
+    return ""
+
+
+def _experts_everywhere(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts over all GPUs of tp and dp, as vLLM has it."""
+    if facts.get("experts_everywhere", ("", False))[1] is True:
+        put_in(plan, "parallel.ep", _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp"))
+    return ""
+
+
+def _replicas(facts: Facts, plan: dict[str, Any]) -> str:
+    """Replicas that fill the GPUs of a launch: those of all nodes over tp, cp and pp."""
+    if "gpus" in facts or "gpus_per_node" in facts:
+        per_node = _number(facts, "gpus") if "gpus" in facts else _number(facts, "gpus_per_node")
+        gpus = per_node * (_number(facts, "nodes") if "nodes" in facts and "gpus" not in facts else 1)
+        replica = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "pp")
+        put_in(plan, "parallel.dp", _whole("parallel.dp", (gpus, replica), "GPUs of the launch over tp x cp x pp"))
+    return ""
+
+
+def _virtual_stages(facts: Facts, plan: dict[str, Any]) -> str:
+    """Parts of the model on each GPU, from its layers and those of a part."""
+    if "layers_per_part" not in facts:
+        return ""
+    if "layers" not in facts:
+        name, way = facts["layers_per_part"][0], "write --num-layers beside it"
+        raise ConfigError([Problem(f"settings.{name}", "needs the number of layers", way_out=way)])
+    parts = _degree(plan, "pp") * _number(facts, "layers_per_part")
+    put_in(plan, "parallel.pipeline", "interleaved")
+    number = _whole("parallel.virtual_stages", (_number(facts, "layers"), parts), "layers over pp x layers of a part")
+    put_in(plan, "parallel.virtual_stages", number)
+    return ""
+
+
+def _micro_batches(facts: Facts, plan: dict[str, Any]) -> str:
+    """Micro-batches of a replica, from the sequences of all."""
+    if "global_batch" not in facts:
+        return ""
+    replicas, batch = get_path(plan, "parallel.dp"), get_path(plan, "run.batch")
+    if replicas is None or batch is None:
+        return f"{facts['global_batch'][0]} {facts['global_batch'][1]} (needs parallel.dp and run.batch)"
+    whole = _number(facts, "global_batch"), replicas * batch
+    put_in(plan, "run.micro_batches", _whole("run.micro_batches", whole, "sequences over dp x sequences at once"))
+    return ""
+
+
+def _experts_by_tp(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts that tp cuts as well, as Megatron does where nothing is said."""
+    if _degree(plan, "ep") < 2:
+        return ""
+    name, cut = facts.get("expert_tp", ("", 1))
+    return "" if cut == 1 else f"{name} {cut}"
+
+
+def _gathers_beside(facts: Facts, plan: dict[str, Any]) -> str:
+    """Gathers of weights beside compute, which a step has where weights are split."""
+    if facts.get("gathers_beside", ("", False))[1] is True:
+        if get_path(plan, "parallel.zero") == 3:
+            put_in(plan, "parallel.prefetch", True)
+        else:
+            return f"{facts['gathers_beside'][0]} (a step has it where weights are split: parallel.zero=3)"
+    return ""
+
+
+_RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
+    _experts_of_tp,
+    _attention_replicas,
+    _experts_everywhere,
+    _replicas,
+    _virtual_stages,
+    _micro_batches,
+    _experts_by_tp,
+    _gathers_beside,
+)
