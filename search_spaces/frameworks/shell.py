@@ -242,11 +242,8 @@ class _ScriptReader:
             words[-1] += values[0]
             words += values[1:]
         texts = [text.replace("\0", "$") for text in words]
-        return [
-            text
-            for text in kept
-            if text or (not is_empty and any(part.quoted for part in word if isinstance(part, _WordPart)))
-        ]
+        stays = not is_empty and any(part.quoted for part in word if isinstance(part, _WordPart))
+        return [text for text in texts if text or stays]
 
     def _values(self, literal: str) -> list[str]:
         """Values that a reference stands for; itself where only a run would know."""
