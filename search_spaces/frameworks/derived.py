@@ -104,8 +104,8 @@ def _micro_batches(facts: Facts, plan: dict[str, Any]) -> str:
     replicas, batch = get_path(plan, "parallel.dp"), get_path(plan, "run.batch")
     if replicas is None or batch is None:
         return f"{facts['global_batch'][0]} {facts['global_batch'][1]} (needs parallel.dp and run.batch)"
-    whole = _number(facts, "global_batch"), replicas * batch
-    put_in(plan, "run.micro_batches", _whole("run.micro_batches", whole, "sequences over dp x sequences at once"))
+    sequences = _number(facts, "global_batch"), replicas * batch
+    put_in(plan, "run.micro_batches", _whole("run.micro_batches", sequences, "sequences over dp x sequences at once"))
     return ""
 
 

@@ -210,8 +210,8 @@ def _leaves(name: str, value: str) -> Values:
 
 def _dotted(name: str) -> str:
     """Name of an option, of sections by their short names with their long ones."""
-    first, dot, rest = name.partition(".")
-    return f"{_SECTIONS.get(first.lstrip('-'), first)}{dot}{rest}"
+    first, dot, below = name.partition(".")
+    return f"{_SECTIONS.get(first.lstrip('-'), first)}{dot}{below}"
 
 
 _SECTIONS: Mapping[str, str] = {"cc": "compilation-config", "O": "compilation-config", "sc": "speculative-config"}

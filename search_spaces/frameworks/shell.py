@@ -93,12 +93,12 @@ class _ScriptReader:
         match = _ASSIGNMENT.match(word[0].literal) if word and not word[0].quoted else None
         if match is None:
             return False
-        name, rest = match[1], [_WordPart(word[0].literal[match.end() :]), *word[1:]]
-        if self.text.startswith("(", self.at) and len(rest) == 1 and not rest[0].literal:
+        name, parts = match[1], [_WordPart(word[0].literal[match.end() :]), *word[1:]]
+        if self.text.startswith("(", self.at) and len(parts) == 1 and not parts[0].literal:
             self.at += 1
             values = list(self._array())
         else:
-            values = [" ".join(self._expand(rest, splits=False))]
+            values = [" ".join(self._expand(parts, splits=False))]
         if sum(map(len, values)) > _MOST_TEXT or len(values) > _MOST_WORDS:
             raise ConfigError([Problem(f"settings.{name}", f"stands for more than {_MOST_TEXT} characters")])
         before = self.variables.get(name)

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from dse.errors import ConfigError, Problem, Problems, pairs
-from dse.files import atomic_replacement, csv_columns, read_bytes
+from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
 from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
 from simulators.calibration.fit import (
@@ -33,6 +33,7 @@ from simulators.calibration.fit import (
     fit,
     library_tiles,
 )
+from simulators.calibration.foreign import open_table
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
 from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
@@ -105,7 +106,7 @@ def calibrate(words: Sequence[str]) -> int:
 
 def read_table(file: Path) -> list[Rows]:
     """Measured rows of a table in any known layout. Raises ConfigError."""
-    columns = csv_columns(file, "data")
+    columns = open_table(file).columns
     if holds_collectives(columns):
         return read_collectives(file)
     return [*read_gemms(file), *read_streams(file)] if layout_of(columns) else read(file)

@@ -6,6 +6,7 @@ Tables are told by their columns; rows without a time are skipped and counted.
   the larger buffer, as nccl-tests counts them), latency [ms]
 - profiles of microsoft/vidur: device, collective, gpus, devices_per_node, bytes, median_ms. Another build of the
   library (`vidur`), each call launched from its host: kernels wait there for the hosts of others
+- logs of nccl-tests and rccl-tests (`foreign`): device, test, gpus, nodes, bytes, seconds
 - microsoft/tokenweave: BL (tokens), hidden_size, times in us of tensors of bf16 on 8 x H100: by multimem, which are
   collectives in the switch (`multimem_*`, with `ctas_N` on N CTAs), and by the library as PyTorch calls it (`torch_*`)
 
@@ -28,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import Problems
-from dse.files import CsvTable, read_csv
+from dse.files import CsvTable
+from simulators.calibration.foreign import TESTS, open_table
 from simulators.calibration.measurements import Rows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import Group, collective_cost
@@ -99,13 +101,15 @@ def _reader(columns: tuple[str, ...]) -> Callable[[CsvTable, Problems, str], Ite
         return _of_configurator
     if set(columns) >= _OF_VIDUR:
         return _of_vidur
+    if set(columns) >= set(TESTS):
+        return _of_tests
     multimem = any(_SWITCHED.fullmatch(column) for column in columns)
     return _of_tokenweave if set(columns) >= _OF_TOKENWEAVE and multimem else None
 
 
 def read_collectives(path: Path) -> list[Rows]:
     """Rows of the collectives of a table, by device, kind and library; [] without any. Raises ConfigError."""
-    table, check = read_csv(path, way_out="name a CSV of measured collectives"), Problems()
+    table, check = open_table(path), Problems()
     reader = _reader(table.columns)
     if reader is None:
         return []
@@ -151,6 +155,20 @@ def _of_vidur(table: CsvTable, check: Problems, name: str) -> Iterator[_Cell]:
         nodes = max(1.0, gpus / together)
         row_kind = kind if nodes == 1 else f"{kind}_across_nodes"
         yield _Cell(line, cells["device"], row_kind, gpus, size, seconds, nodes, library="vidur")
+
+
+def _of_tests(table: CsvTable, check: Problems, name: str) -> Iterator[_Cell]:
+    """Yield the cells of a log of nccl-tests or rccl-tests."""
+    for line, cells in table.rows:
+        where = f"{name}, line {line}"
+        kind = _NAMES.get(cells["test"])
+        if kind is None:
+            check.add(f"{where}, test", "is none whose constants are fitted", value=cells["test"])
+            continue
+        gpus, nodes, size = (_whole(cells, column, 1, check, where) for column in ("gpus", "nodes", "bytes"))
+        row_kind = kind if nodes == 1 else f"{kind}_across_nodes"
+        if size:
+            yield _Cell(line, cells["device"], row_kind, gpus, size, _time(cells, "seconds", 1.0, check, where), nodes)
 
 
 def _of_tokenweave(table: CsvTable, check: Problems, name: str) -> Iterator[_Cell]:

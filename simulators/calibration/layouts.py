@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from dse.errors import Problems
-from dse.files import CsvTable, read_csv
+from dse.files import CsvTable
+from simulators.calibration.foreign import open_table, precision_of
 from simulators.calibration.measurements import Rows, tell_skipped
 from simulators.hardware.parts import StreamKind
 
@@ -43,7 +44,7 @@ class Layout:
         return (*self.sizes, self.time, *self.marks)
 
 
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
+_PRECISIONS = {"fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
 _FEATURES = ("out_features", "tokens", "in_features")
 LAYOUTS = (
     Layout(_FEATURES, "us", 1e-6, "precision", ("device", "precision")),
@@ -60,7 +61,7 @@ def layout_of(columns: tuple[str, ...]) -> Layout | None:
 
 def read_gemms(path: Path) -> list[Rows]:
     """Rows of GEMMs of a table, by device and precision. Raises ConfigError for a table that is none of `LAYOUTS`."""
-    table, check = read_csv(path, way_out="name a CSV of measured GEMMs"), Problems()
+    table, check = open_table(path), Problems()
     layout = layout_of(table.columns)
     if layout is None:
         known = "; ".join(", ".join(each.columns) for each in LAYOUTS)
@@ -80,7 +81,7 @@ def read_streams(path: Path) -> list[Rows]:
 
     Raises ConfigError.
     """
-    table, check = read_csv(path, way_out="name a CSV of measured operators"), Problems()
+    table, check = open_table(path), Problems()
     if not {"op", "hidden", "heads", "kv_heads", "ffn", "gated", "tp", "tokens", "median_ms"} <= set(table.columns):
         return []
     groups = defaultdict[tuple[str, str], list[tuple[int, str, float, float]]](list)
@@ -136,7 +137,7 @@ def _groups(table: CsvTable, layout: Layout, check: Problems, path: Path) -> Map
         if not all(cells[size] for size in layout.sizes):
             continue  # no GEMM
         written = cells.get(layout.precision, layout.precision)
-        precision = _PRECISIONS.get(written)
+        precision = _PRECISIONS.get(precision_of(written))
         if precision is None:
             unknown[written] += 1
         elif not cells[layout.time]:

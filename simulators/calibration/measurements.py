@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
 from dse.errors import Problem, Problems, did_you_mean
-from dse.files import read_csv
+from dse.files import check_columns, read_csv
+from simulators.calibration.foreign import open_table
 from simulators.hardware.parts import ELEMENT_BYTES, StreamKind
 
 Floats = NDArray[np.float64]
@@ -167,7 +168,9 @@ class _Table:
     def __init__(self, path: Path) -> None:
         self._path, self._check, self.filled = path, Problems(), 0
         self._seen, self._held = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-        self._csv = read_csv(path, needed=("precision", "op"), way_out="name a CSV of measured operators")
+        self._csv = open_table(path)
+        check_columns(self._check, self._csv.columns, ("precision", "op"), f"{path.name}, line {self._csv.header}")
+        self.done()
         for name in self._csv.columns:
             if name not in _COLUMNS and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
                 self.note(f"line {self._csv.header}", "times are in ms", name, did_you_mean(name, _COLUMNS))

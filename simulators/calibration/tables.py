@@ -13,6 +13,7 @@ from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
 from simulators.calibration.calibrate import plain_name, read_table
 from simulators.calibration.collectives import holds_collectives
+from simulators.calibration.foreign import is_foreign
 from simulators.calibration.layouts import layout_of
 from simulators.calibration.measurements import Rows
 
@@ -44,7 +45,8 @@ def is_of(rows: Rows, measured_as: str) -> bool:
 
 def _is_known(file: Path) -> bool:
     columns = csv_columns(file, "study.data_dir")
-    return set(columns) >= _OPERATIONS or holds_collectives(columns) or layout_of(columns) is not None
+    is_of_layout = holds_collectives(columns) or layout_of(columns) is not None or is_foreign(columns)
+    return set(columns) >= _OPERATIONS or is_of_layout
 
 
 def _concatenate(parts: Sequence[Rows]) -> Rows:
