@@ -11,10 +11,10 @@ COMMANDS = {
     ),
     "infragraph-import": Command(
         "simulators.hardware.infragraph:infragraph_import",
-        "infragraph-import file=<YAML or JSON> system=<shipped system> out=<file.yaml>",
-        "a topology of InfraGraph as a system: GPUs and links of a node, NICs and their place, number of nodes",
+        "infragraph-import file=<YAML, JSON or XML> system=<shipped system> out=<file.yaml>",
+        "a topology of InfraGraph or NCCL as a system: GPUs and links of a node, NICs and their place, number of nodes",
         {
-            "file": "file of InfraGraph, YAML or JSON",
+            "file": "file of InfraGraph, YAML or JSON, or XML of NCCL_TOPO_DUMP_FILE",
             "system": "name of a shipped system, whose GPU and other constants stay",
             "out": "file of the system to write",
             "device": "device of the file that is a node, where several have GPUs",

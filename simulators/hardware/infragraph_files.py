@@ -20,9 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from dse.config.yaml_checks import MOST_BYTES as MOST_YAML_BYTES
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import MOST_SHOWN, ConfigError, Problem, Problems, did_you_mean
-from dse.files import read_text
+from dse.files import open_plain_file, read_text
 from dse.units import Integer, Number
 from dse.values import Frozen
+from simulators.hardware.nccl_topology import infrastructure_tree
 
 Kind = Literal["custom", "device", "cpu", "xpu", "nic", "memory", "port", "switch"]
 Rate = Annotated[Number, Field(gt=0, le=1e9)]
@@ -196,7 +197,10 @@ class Graph:
 
 def read_infrastructure(path: Path) -> tuple[Infrastructure, list[str]]:
     """A file, and the dotted paths of it that are not read. A device alone is a file of one. Raises ConfigError."""
-    tree, unread = _parsed(path), list[str]()
+    if _starts_with_tag(path):
+        tree, unread = infrastructure_tree(path)
+    else:
+        tree, unread = _parsed(path), list[str]()
     if isinstance(tree, Mapping) and "infrastructure" in tree:  # what InfraGraph's get_graph answers
         unread += [str(name) for name in tree if name != "infrastructure"]
         tree = tree["infrastructure"]
@@ -210,6 +214,12 @@ def read_infrastructure(path: Path) -> tuple[Infrastructure, list[str]]:
     assert infrastructure is not None
     _check_names(infrastructure, path)
     return infrastructure, unread + list(_extras(infrastructure, ""))
+
+
+def _starts_with_tag(path: Path) -> bool:
+    """Return whether a file is XML, by its first bytes."""
+    with open_plain_file(path, "file") as file:
+        return file.read(1024).decode("utf-8-sig", errors="replace").lstrip().startswith("<")
 
 
 def _parsed(path: Path) -> Any:
