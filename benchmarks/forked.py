@@ -1,6 +1,6 @@
 """Commands of `python -m dse`, each in a process of its own that is forked from one that has imported everything.
 
-Each must end within 30 s; its memory, its exit code and what it printed are taken down.
+Each must end within a time limit; its memory, its exit code and what it printed are taken down.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ Case = TypeVar("Case")
 
 DOCUMENTED = (0, 2, 3, 4, 130, 143)
 """Exit codes that a command may end with."""
-_HANG_S = 30.0
+HANG_S = 30.0
+"""After which a command is stopped."""
 _ADDRESSES = 16 << 30  # bytes of address space of a command, so that a bomb does not take the machine with it
 _PRINTED = ("stdout.txt", "stderr.txt")
 
 
 @dataclass(frozen=True)
 class Ended(Generic[Case]):
-    """How a command ended. code: exit code, negative for a signal, None where it was stopped after 30 s."""
+    """How a command ended. code: exit code, negative for a signal, None where it was stopped."""
 
     case: Case
     folder: Path
@@ -54,6 +55,7 @@ class Ended(Generic[Case]):
 class Commands(Generic[Case]):
     """Commands that run now: file descriptor of the process -> (case, folder, process, when it began)."""
 
+    limit_s: float = HANG_S
     running: dict[int, tuple[Case, Path, int, float]] = field(default_factory=dict)
 
     def start(self, case: Case, words: Sequence[str], folder: Path) -> None:
@@ -74,7 +76,7 @@ class Commands(Generic[Case]):
         ready = {descriptor for descriptor, _ in poll.poll(500)}
         for descriptor, (case, folder, child, began) in list(self.running.items()):
             taken = time.monotonic() - began
-            late = descriptor not in ready and taken > _HANG_S
+            late = descriptor not in ready and taken > self.limit_s
             if late:
                 with suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
