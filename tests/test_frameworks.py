@@ -122,7 +122,9 @@ def test_settings_are_of_knobs_of_a_step_and_name_their_sources() -> None:
     for tool in tools().values():
         for file in tool.files:
             for setting in file.settings:
-                assert setting.fact or setting.path in known | {"sites", "system.node.experts.num_sms"}, setting.path
+                assert (
+                    setting.fact or setting.constant or setting.path in known | {"sites", "system.node.experts.num_sms"}
+                ), setting.path
                 assert set(setting.sites) <= set(SITES)
                 assert setting.source
 
@@ -475,8 +477,15 @@ def test_words_are_the_same_however_a_script_writes_them(words: list[str]) -> No
     [
         ("A=8\nB=$((A * 4 / 2))\nrun $B ${B}x", ["run", "16", "16x"]),
         ("run ${TP:-${PP:-4}} $1 $(hostname)", ["run", "4", "$1", "$(hostname)"]),
-        ("if [ -n x ]; then\nTP=4\nfi\nrun $TP", ["[", "-n", "x", "]", "run", "4"]),
-        ("TP=8\nif test x; then TP=4; fi\nrun $TP", ["test", "x", "run", "${TP}"]),
+        ("if [ -n x ]; then\nTP=4\nfi\nrun $TP", ["run", "4"]),
+        ("TP=8\nif grep x f; then TP=4; fi\nrun $TP", ["grep", "x", "f", "run", "${TP}"]),
+        ("D=fp8\nif [ $D == bf16 ]; then A=1; elif test $D = fp8; then A=2; else A=3; fi\nrun $A", ["run", "2"]),
+        ("A=(a)\nN=${N:-1}\nif [[ $N -gt 0 ]]; then A=(${A[@]} --b); else A=(c); fi\nrun ${A[@]}", ["run", "a", "--b"]),
+        ("TP=8\n[[ $1 == a ]] && TP=4\nrun $TP", ["run", "${TP}"]),
+        ("TP=8\nQ=1\n[[ $Q != 1 ]] && TP=4 || TP=2\nrun $TP", ["run", "2"]),
+        ("TP=8\nif [[ a == a && b == c ]]; then TP=4; fi\nrun $TP", ["run", "${TP}"]),
+        ("cat > c.yml <<'EOF'\na: it's\nEOF\nrun x", ["run", "x"]),
+        ("srun bash <<EOF\nrun --tp 4\nEOF\n", ["srun", "bash", "EOF", "run", "--tp", "4", "EOF"]),
         ("A=(--x 1)\nA+=(--y 2)\nrun ${A[@]}", ["run", "--x", "1", "--y", "2"]),
         ('run \'{"a": "$b"}\' "q$UNSET"', ["run", '{"a": "$b"}', "q$UNSET"]),
         ("run --a \\\n  # --b 1 \\\n  --c", ["run", "--a", "--c"]),
@@ -526,6 +535,12 @@ def test_degrees_of_a_launch_are_those_that_it_sets(
         ("sglang", "x --tp 8 --dp 8 --enable-dp-attention", "parallel.ep: is not said"),
         ("vllm", "vllm serve m -tp $TP", "settings.-tp = '$TP': names what the file does not set (write parallel.tp="),
         ("megatron", "torchrun --nproc-per-node 8 x.py --tensor-model-parallel-size 3", "parallel.dp: would be 8 / 3"),
+        (
+            "megatron",
+            "torchrun --nproc-per-node=$N x.py",
+            "names what the file does not set (write parallel.dp=<value>)",
+        ),
+        ("megatron", "srun --nodes=your_nodes --ntasks-per-node 8 x", "is no whole number from 1 (write parallel.dp="),
         ("megatron", "x --num-layers-per-virtual-pipeline-stage 2", "needs the number of layers"),
         ("megatron", "x --tp-comm-overlap --tp-comm-overlap-cfg /a/b.yaml", "is not beside the launch file"),
         (
@@ -565,3 +580,74 @@ def test_what_follows_from_several_settings_of_a_launch_is_in_the_plan(
     assert len(changes) == 2  # experts are cut by tp, too, and gathers of weights that are not split
     assert any("--overlap-param-gather" in line for line in changes)
     assert any("--expert-tensor-parallel-size (as tp, by default) 8" in line for line in changes)
+
+
+def parallel_of(text: str, *words: str) -> Any:
+    return import_of("megatron", text, *words)["parallel"]
+
+
+def test_what_a_launch_leaves_open_is_typed_and_what_it_does_not_need_may_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gpt = "torchrun --nproc_per_node 8 --nnodes 1 x --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16"
+    assert parallel_of(gpt, "parallel.dp=2") == {"dp": 2, "tp": 8, "pp": 16}
+    assert parallel_of("x --num-layers $L --tensor-model-parallel-size 2") == {"tp": 2}
+    plan = import_of("megatron", "x --micro-batch-size 1 --global-batch-size $GBS", "run.micro_batches=4")
+    assert plan["run"] == {"micro_batches": 4, "batch": 1}
+
+
+def test_states_that_replicas_split_follow_from_the_implementation_whatever_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ddp = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+    assert parallel_of(f"x --use-megatron-fsdp {ddp}") == {"zero": 3, "reductions": "beside", "prefetch": True}
+    assert parallel_of(f"x {ddp} --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads")["zero"] == 2
+    assert parallel_of(f"x {ddp} --data-parallel-sharding-strategy optim_grads_params")["zero"] == 1  # of no FSDP
+    assert parallel_of("x --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward") == {"zero": 3, "reshard": False}
+
+
+def test_virtual_stages_count_the_embedding_and_the_loss_where_they_are_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "x --num-layers 126 --pipeline-model-parallel-size 16 --num-layers-per-virtual-pipeline-stage 4"
+    text += " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert parallel_of(text) == {"pp": 16, "pipeline": "interleaved", "virtual_stages": 2}
+    assert parallel_of("x --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 1") == {"pp": 4}
+
+
+@pytest.mark.parametrize(
+    ("modules", "recompute", "tells"),
+    [
+        ("", "attention", False),
+        ("--recompute-modules core_attn", "attention", False),
+        ("--recompute-modules mla_up_proj layernorm moe_act", "up_projections", False),
+        ("--recompute-modules core_attn mlp", "attention", True),
+        ("--recompute-modules mlp moe", None, True),
+    ],
+)
+def test_selective_recomputation_is_of_the_modules_that_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    modules: str,
+    recompute: str | None,
+    tells: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = import_of("megatron", f"x --recompute-granularity selective {modules} --seq-length 4096")
+    assert plan.get("run", {}).get("recompute") == recompute
+    assert ("not modelled: --recompute-modules" in capsys.readouterr().out) == tells
+
+
+def test_scripts_inside_of_words_and_behind_conditions_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nested = 'A=(--tensor-model-parallel-size 4)\nCMD="cd x; python y.py ${A[@]}"\nsrun -N2 bash -x -c "${CMD}" 2>&1'
+    assert parallel_of(nested) == {"tp": 4}
+    two = "A=(--sequence-parallel)\nif grep x f; then A=(${A[@]} --use-distributed-optimizer); fi\nx ${A[@]}"
+    import_of("megatron", two)
+    assert "not modelled: ${A}, which a condition of the script sets in two ways" in capsys.readouterr().out

@@ -56,12 +56,13 @@ class _Plan:
     def add(self, name: str, value: Any, setting: Setting | None) -> None:
         """Put a setting into the plan, or among those that have no place there."""
         if setting is None:
-            self.unread.append(name)
+            (self.unmodelled if name.startswith("${") else self.unread).append(name)
         elif self._is_open(name, value, setting):
             return
         elif setting.fact:
             if setting.values and value not in (True, False):
                 self.unread.append(f"{name} {value}")
+                self.facts.pop(setting.fact, None)
             else:
                 self.facts[setting.fact] = name, value
         elif setting.path == "sites":
@@ -70,12 +71,14 @@ class _Plan:
             (self.unmodelled if setting.changes else self.unread).append(f"{name} {value}")
 
     def _is_open(self, name: str, value: Any, setting: Setting) -> bool:
-        """Tell whether only a run would know a value that the plan has already. Raises ConfigError where it has not."""
-        if not isinstance(value, str) or not is_open(value) or setting.constant:
-            return False
-        if setting.path and setting.path != "sites" and get_path(self.plan, setting.path) is not None:
+        """Tell whether only a run would know a value that is not needed. Raises ConfigError where it is."""
+        if setting.constant:  # a file, which is opened beside
+            return not setting.path
+        if not isinstance(value, str) or not is_open(value) or setting.fact:
+            return False  # facts may not be needed
+        if setting.path != "sites" and get_path(self.plan, setting.path) is not None:
             return True
-        way = f"write {setting.path or name.lstrip('-')}=<value>" if setting.path else "write its value in the file"
+        way = f"write {setting.path}=<value>" if setting.path != "sites" else "write its value in the file"
         raise ConfigError([Problem(f"settings.{name}", "names what the file does not set", value, way)])
 
 
@@ -161,18 +164,42 @@ def _arguments(text: str, by_name: Mapping[str, Setting]) -> Values:
         yield name, False
     batch = " ".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
     for script in (read_script(batch), read_script(text)):
-        variables = script.exports.items()
-        yield from (
-            (name, _scalar(value)) for name, value in variables if _plain(name) in by_name or _OF_TOOL.match(name)
-        )
-        yield from _options(script, by_name)
+        yield from _of_script(script, by_name)
+
+
+def _of_script(script: Script, by_name: Mapping[str, Setting]) -> Values:
+    """Yield what a script sets: its environment, options of its commands, and words that a condition decides."""
+    for name, value in script.exports.items():
+        if _plain(name) in by_name or _OF_TOOL.match(name):
+            yield name, _scalar(value)
+    yield from _options(script, by_name)
+    for place, word in enumerate(script.words):
+        if _has_script(script.words, place):
+            yield from _of_script(read_script(script.words[place + 1]), by_name)
+        if word[2:-1] in script.two_ways and word == f"${{{word[2:-1]}}}" and not _is_value(script.words, place):
+            yield f"{word}, which a condition of the script sets in two ways", True
+
+
+def _has_script(words: Sequence[str], place: int) -> bool:
+    """Tell whether a word is the option of a shell that a script follows: `bash -c "..."`."""
+    return bool(_COMMAND.fullmatch(words[place])) and len(" ".join(words[place + 1 : place + 2]).split()) > 1
+
+
+def _is_of_a_shell(words: Sequence[str], place: int) -> bool:
+    """Tell whether an option is one of a shell, or of Python, in front of what runs."""
+    return _has_script(words, place) or (words[place] == "-m" and place > 0 and "python" in words[place - 1])
+
+
+def _is_value(words: Sequence[str], place: int) -> bool:
+    """Tell whether a word is what follows an option."""
+    return place > 0 and _OPTION.match(words[place - 1]) is not None and "=" not in words[place - 1]
 
 
 def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
     """Yield the options among the words of a script, with what follows them."""
     words = script.words
     for place, word in enumerate(words):
-        if not _OPTION.match(word) or (word == "-m" and place and "python" in words[place - 1]):
+        if not _OPTION.match(word) or _is_of_a_shell(words, place):
             continue
         name, equals, value = word.partition("=")
         setting, following = by_name.get(_plain(_dotted(name))), words[place + 1] if place + 1 < len(words) else "--"
@@ -185,6 +212,8 @@ def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
             variable, _, value = following.partition("=")
             if _plain(variable) in by_name or _OF_TOOL.match(variable):
                 yield variable, _scalar(value)
+        elif setting and setting.several:
+            yield name, " ".join(([value] if equals else []) + list(_up_to_option(words[place + 1 :])))
         elif equals:
             yield from _leaves(name, value)
         elif _OPTION.match(following) or (setting and setting.is_flag and following.lower() not in _BOOLEANS):
@@ -193,6 +222,15 @@ def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
             yield from _leaves(name, following)
 
 
+def _up_to_option(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words in front of the next option."""
+    for word in words:
+        if _OPTION.match(word):
+            return
+        yield word
+
+
+_COMMAND = re.compile(r"-[a-z]?c")  # of a shell: a script follows
 _OPTION = re.compile(r"--?[A-Za-z]|--$")
 _OF_TOOL = re.compile(r"(VLLM|SGLANG|SGL|NCCL|RCCL|NVTE|NVSHMEM|TLLM|TRTLLM|TORCH_NCCL|MORI|DEEPEP)_")
 _BOOLEANS = ("true", "false")

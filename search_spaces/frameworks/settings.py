@@ -42,7 +42,8 @@ class Setting(Frozen):
     sites overlap. disables: it is on where none of its sites overlaps and others do. also: values of other knobs that
     go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`. synonyms: other values that
     are read, and the value of the knob. fact: what a launch says of which knobs follow (`derived`), in place of `path`.
-    read_only: never written. changes: a value that no knob has changes a step.
+    read_only: never written. changes: a value that no knob has changes a step. several: its value is all words up to
+    the next option. A setting with a constant and without path names a file of the tool.
     """
 
     name: str
@@ -63,10 +64,11 @@ class Setting(Frozen):
     fact: str = ""
     read_only: bool = False
     changes: bool = False
+    several: bool = False
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
-        if self.fact or self.read_only:
+        if self.fact or self.read_only or not self.path:
             return None
         if self.path == "sites":
             return self._of_sites(plan)

@@ -1,25 +1,28 @@
 """Words of launch scripts, which are read and never run: variables, arrays, defaults, arithmetic that a file says.
 
-What only a run would know keeps its name in the word (`${1}`, `$(hostname)`), as does a variable that a condition of
-the script sets in two ways; `is_open` tells such words.
+What only a run would know keeps its name in the word (`${1}`, `$(hostname)`), as does a variable that a condition sets
+in two ways and that the script does not decide (`conditions`); `is_open` tells such words.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dse.errors import ConfigError, Problem
+from search_spaces.frameworks.conditions import TESTS, Branches, decided
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
-_OPENS, _CLOSES = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
-_KEYWORDS = ("then", "else", "elif", "do", "export", "declare", "local", "readonly", "env", "exec", "{", "}", "in")
+_KEYWORDS = ("then", "do", "export", "declare", "local", "readonly", "env", "exec", "{", "}", "in")
 _OPEN = re.compile(r"\$(?:\{|\(|\w)|`")
 _DEFAULT = re.compile(r"([A-Za-z_]\w*|\d+)(?::?[-=](.*))?", re.DOTALL)
+_DOCUMENT = re.compile(r"[^#\n]*?(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>[A-Za-z_]\w*)(?P=quote)[^\n]*\n")
+_TARGET = re.compile(r">>?[ \t]*(\S+)|\btee[ \t]+(?:-a[ \t]+)?(\S+)")
 _MOST_WORDS, _MOST_TEXT, _MOST_DEPTH = 100_000, 1 << 20, 20
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
@@ -33,10 +36,14 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass
 class Script:
-    """words: of all commands, with what variables stand for. exports: variables of the environment."""
+    """words: of all commands, with what variables stand for. exports: variables of the environment.
+
+    two_ways: variables with options that a condition sets in two ways, and the script does not decide it.
+    """
 
     words: list[str] = field(default_factory=list)
     exports: dict[str, str] = field(default_factory=dict)
+    two_ways: set[str] = field(default_factory=set)
 
 
 def is_open(text: str) -> bool:
@@ -46,7 +53,41 @@ def is_open(text: str) -> bool:
 
 def read_script(text: str) -> Script:
     """The words of a script or of a list of arguments. Raises ConfigError for a quote that does not end."""
-    return _ScriptReader(text).script()
+    return _ScriptReader(split_documents(text)[0]).script()
+
+
+def split_documents(text: str) -> tuple[str, dict[str, str]]:
+    """A script without the files that it writes (`cat > file <<EOF`), and these by name."""
+    kept, written, lines = list[str](), dict[str, str](), text.replace("\r\n", "\n").splitlines(keepends=True)
+    places, place = _places(lines), 0
+    while place < len(lines):
+        match = _DOCUMENT.match(lines[place])
+        target = _TARGET.search(lines[place]) if match else None
+        end = _after(place, places.get(match["end"], [])) if match and target else None
+        if match is None or target is None or end is None:
+            kept.append(lines[place])
+            place += 1
+            continue
+        name = (target[1] or target[2]).strip("'\"").rpartition("/")[2]
+        written[name] = "".join(lines[place + 1 : end])
+        kept.append("\n")
+        place = end + 1
+    return "".join(kept), written
+
+
+def _places(lines: Sequence[str]) -> dict[str, list[int]]:
+    """Words that are a line alone -> the places of these lines."""
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(lines):
+        if _NAME.fullmatch(line.strip()):
+            places.setdefault(line.strip(), []).append(place)
+    return places
+
+
+def _after(place: int, places: Sequence[int]) -> int | None:
+    """The first of ascending places after one; None where there is none."""
+    at = bisect_right(places, place)
+    return places[at] if at < len(places) else None
 
 
 class _ScriptReader:
@@ -58,8 +99,9 @@ class _ScriptReader:
         if nesting > _MOST_DEPTH:
             rule = f"has values by default in values by default, over {_MOST_DEPTH} deep"
             raise ConfigError([Problem("settings", rule)])
-        self.depth = 0  # of conditions and loops
-        self.result = Script()
+        self.branches, self.result = Branches(), Script()
+        self.condition: list[str] | None = None  # words of a command that decides
+        self.condition_of = ""  # "if", "elif", or the test itself
 
     def script(self) -> Script:
         """Read all statements."""
@@ -67,20 +109,60 @@ class _ScriptReader:
         while (word := self._word()) is not None:
             if isinstance(word, str):
                 begins, prefix = True, False
+                self._end_command(word)
                 continue
             raw = word[0].literal if len(word) == 1 and not word[0].quoted else ""
-            if begins and raw in (*_OPENS, *_CLOSES):
-                self.depth += 1 if raw in _OPENS else -1
+            if begins and self._turns(raw):
                 continue
             if (begins or prefix) and (raw in _KEYWORDS or self._assign(word, exports=prefix)):
                 prefix = prefix or raw in ("export", "env", "declare", "readonly")
                 continue
+            if begins and raw in TESTS and self.condition is None:
+                self.condition, self.condition_of = [], raw
             begins = prefix = False
-            self.result.words += self._expand(word)
-            if len(self.result.words) > _MOST_WORDS:
-                raise ConfigError([Problem("settings", f"stands for more than {_MOST_WORDS} words")])
+            self._keep(self._expand(word))
+        self._end_command("\n")
         self._export_prefixes()
         return self.result
+
+    def _turns(self, raw: str) -> bool:
+        """Go into a condition or a loop, on in it, or out of it, where a word says so."""
+        if raw == "then" and self.condition is not None:
+            words, self.condition = self.condition, None
+            if words[:1] and words[0] not in TESTS:
+                self._keep([word for word in words if word != "\n"])
+            self.branches.decide(decided(words), is_first=self.condition_of == "if")
+            return True
+        if not self.branches.turn(raw):
+            return False
+        if raw in ("if", "elif"):
+            self.condition, self.condition_of = [], raw
+        return True
+
+    def _end_command(self, separator: str) -> None:
+        """Let a test decide about the rest of its line, or end a line."""
+        follows = self.text[self.at - 1 : self.at + 1]
+        if self.condition is not None and self.condition_of in TESTS:
+            words, self.condition = self.condition, None
+            if follows in ("&&", "||"):
+                holds = decided(words)
+                self.branches.join(holds if follows == "&&" or holds is None else not holds)
+                return
+        elif self.condition and follows in ("&&", "||"):
+            self.condition.append("\n")  # several commands decide
+        elif follows == "||":
+            self.branches.turn_round()
+        if separator in "\n;":
+            self.branches.end_line()
+
+    def _keep(self, words: Sequence[str]) -> None:
+        """Keep the words of a command. Raises ConfigError where they are too many."""
+        if self.condition is not None:
+            self.condition += words
+        elif not self.branches.is_skipped:
+            self.result.words += words
+        if len(self.result.words) > _MOST_WORDS or len(self.condition or ()) > _MOST_WORDS:
+            raise ConfigError([Problem("settings", f"stands for more than {_MOST_WORDS} words")])
 
     def _export_prefixes(self) -> None:
         """Let variables that no word of the script names be of the environment: those in front of a command."""
@@ -102,10 +184,15 @@ class _ScriptReader:
         if sum(map(len, values)) > _MOST_TEXT or len(values) > _MOST_WORDS:
             raise ConfigError([Problem(f"settings.{name}", f"stands for more than {_MOST_TEXT} characters")])
         before = self.variables.get(name)
+        if self.branches.is_skipped:
+            return True
         if match[2] == "+=":
             values = (before or []) + values
-        elif self.depth > 0 and before not in (None, values):
+        elif self.branches.is_open and before not in (None, values):
+            values_of_both = [*(before or []), *values]
             values = [f"${{{name}}}"]  # a condition decides
+            if any(word.startswith("-") for value in values_of_both for word in value.split()):
+                self.result.two_ways.add(name)
         self.variables[name] = values
         if exports and len(values) == 1:
             self.result.exports[name] = values[0]
@@ -121,7 +208,7 @@ class _ScriptReader:
             word = self._word()
             if word is None:
                 return
-            if word != "\n":
+            if not isinstance(word, str):
                 yield from self._expand(word)
 
     def _skip(self, *, newlines: bool = False) -> None:
@@ -140,13 +227,13 @@ class _ScriptReader:
                 return
 
     def _word(self) -> list[_WordPart] | str | None:
-        """The next word in parts, "\\n" for the end of a command, None at the end."""
+        """The next word in parts, the character that ends a command, None at the end."""
         self._skip()
         if self.at >= len(self.text):
             return None
         if self.text[self.at] in "\n;&|()<>":
             self.at += 1
-            return "\n"
+            return self.text[self.at - 1]
         parts = list[_WordPart]()
         while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;&|()<>":
             if _CONTINUED.match(self.text, self.at):
