@@ -20,7 +20,7 @@ from dse.errors import ConfigError
 from search_spaces.frameworks import user_buffers
 from search_spaces.frameworks.command import nearest, write_all
 from search_spaces.frameworks.reading import read
-from search_spaces.frameworks.settings import leaves_of, read_plan, tools
+from search_spaces.frameworks.settings import check_plan, leaves_of, read_plan, tools
 from search_spaces.frameworks.shell import read_script
 from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers, sites_of
 from simulators.steps.design import ScheduledDesign
@@ -432,14 +432,14 @@ def test_settings_that_change_a_step_and_have_no_place_in_a_plan_are_told_before
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("serve.yaml").write_text("tensor-parallel-size: 8\nkv-cache-dtype: fp8\nserved-model-name: mine\n")
+    Path("serve.yaml").write_text("tensor-parallel-size: 8\nenable-eplb: true\nserved-model-name: mine\n")
     assert main(["settings-import", "settings=serve.yaml", "from=vllm", "out=theirs.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "changes a step, and is not modelled: kv-cache-dtype"
+    assert lines[0] == "changes a step, and is not modelled: enable-eplb"
     assert "means nothing to a plan: served-model-name" in lines
-    assert read_plan(Path("theirs.yaml")).unread == ("serve.yaml: kv-cache-dtype",)
+    assert read_plan(Path("theirs.yaml")).unread == ("serve.yaml: enable-eplb",)
     section = given_section(Path("theirs.yaml"), {})
-    assert section["unread"] == ["serve.yaml: kv-cache-dtype"]
+    assert section["unread"] == ["serve.yaml: enable-eplb"]
     for tool in tools().values():  # none of these is one that is read
         names = {name for file in tool.files for setting in file.settings for name in (setting.name, *setting.aliases)}
         assert not names & set(tool.unmodelled)
@@ -651,3 +651,50 @@ def test_scripts_inside_of_words_and_behind_conditions_are_read(
     two = "A=(--sequence-parallel)\nif grep x f; then A=(${A[@]} --use-distributed-optimizer); fi\nx ${A[@]}"
     import_of("megatron", two)
     assert "not modelled: ${A}, which a condition of the script sets in two ways" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "run", "tells"),
+    [
+        ("vllm", "-q fp8 --kv-cache-dtype fp8_e4m3", {"weights": "fp8", "products": "fp8", "kv_cache": "fp8"}, ""),
+        ("vllm", "-q fp8_per_block --kv-cache-dtype bfloat16", {"weights": "fp8_block", "kv_cache": "bf16"}, ""),
+        ("vllm", "--quantization awq_marlin --kv-cache-dtype auto", {"weights": "int4"}, ""),
+        ("vllm", "--quantization modelopt_fp4", {"weights": "nvfp4"}, "modelopt_fp4 (products at FP4"),
+        ("vllm", "--quantization gptq", {}, "--quantization gptq"),
+        ("vllm", "--kv-cache-dtype fp8_ds_mla", {}, "--kv-cache-dtype fp8_ds_mla"),
+        ("sglang", "--quantization w8a8_fp8 --kv-cache-dtype fp8_e5m2", {"weights": "fp8_row", "kv_cache": "fp8"}, ""),
+        ("sglang", "--quantization w4afp8 --kv-cache-dtype fp4_e2m1", {}, "--kv-cache-dtype fp4_e2m1"),
+    ],
+)
+def test_formats_of_a_launch_are_those_of_the_run_and_others_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tool: str,
+    text: str,
+    run: dict[str, str],
+    tells: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = import_of(tool, f"serve {text} --port 80")
+    assert {**plan.get("run", {}), **run} == plan.get("run", {})
+    assert set(plan.get("run", {})) <= {*run, "products"}
+    printed = capsys.readouterr().out
+    assert ("not modelled: " in printed) == bool(tells)
+    assert tells in printed
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_format_of_the_cache_is_written_as_the_tool_calls_it(name: str) -> None:
+    written_as = {"vllm": "fp8", "sglang": "fp8_e4m3"}[name]
+    (text,) = written(name, {"run": {"kv_cache": "fp8"}}).values()
+    assert f"kv-cache-dtype: {written_as}\n" in text
+
+
+def test_formats_that_settings_name_are_known() -> None:
+    for tool in tools().values():
+        for setting in (setting for file in tool.files for setting in file.settings):
+            knobs = [{setting.path: knob} for knob in (*setting.values, *setting.synonyms.values())]
+            for tree in [*knobs, *setting.means.values()] if setting.path in ("run.weights", "run.kv_cache") else []:
+                ((path, value),) = tree.items()
+                check_plan({"run": {path.removeprefix("run."): value}})

@@ -69,6 +69,8 @@ class _Plan:
             self.of_sites.append((setting, value))
         elif not setting.read(value, self.plan):
             (self.unmodelled if setting.changes else self.unread).append(f"{name} {value}")
+        elif text := setting.beside(self.plan):
+            self.unmodelled.append(f"{name} {value} ({text}; its format is read)")
 
     def _is_open(self, name: str, value: Any, setting: Setting) -> bool:
         """Tell whether only a run would know a value that is not needed. Raises ConfigError where it is."""

@@ -43,7 +43,9 @@ class Setting(Frozen):
     go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`. synonyms: other values that
     are read, and the value of the knob. fact: what a launch says of which knobs follow (`derived`), in place of `path`.
     read_only: never written. changes: a value that no knob has changes a step. several: its value is all words up to
-    the next option. A setting with a constant and without path names a file of the tool.
+    the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
+    other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
+    that leave all as it is.
     """
 
     name: str
@@ -65,6 +67,9 @@ class Setting(Frozen):
     read_only: bool = False
     changes: bool = False
     several: bool = False
+    means: Mapping[str, Mapping[str, str]] = {}
+    beyond: Mapping[str, str] = {}
+    usual: tuple[str, ...] = ()
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
@@ -122,14 +127,20 @@ class Setting(Frozen):
         if self.path == "sites":
             self._read_sites(value, plan)
             return True
+        if any(_same(usual, value) for usual in self.usual):
+            return True
         knobs = [knob for knob, setting in self.values.items() if _same(setting, value)]
         knobs += [knob for synonym, knob in self.synonyms.items() if _same(synonym, value)]
         if self.values and not knobs:
             return False
         put_in(plan, self.path, knobs[0] if knobs else value)
-        for path, needed in self.also.items():
+        for path, needed in {**self.also, **self.means.get(str(knobs[0] if knobs else value), {})}.items():
             put_in(plan, path, needed)
         return True
+
+    def beside(self, plan: Plan) -> str:
+        """What the value that a plan has of the setting changes and no knob says; "" where nothing."""
+        return self.beyond.get(str(get_path(plan, self.path)), "") if self.beyond else ""
 
     def _read_sites(self, value: Any, plan: dict[str, Any]) -> None:
         sites = plan.setdefault("sites", {})
