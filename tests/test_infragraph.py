@@ -335,3 +335,10 @@ def test_wrong_words_are_refused(
     refusal = capsys.readouterr().err
     assert all(part in refusal for part in parts), refusal
     assert not list(tmp_path.glob("a.*"))
+
+
+def test_a_system_says_whose_topology_it_has(tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "field" / "nccl-topology-xml"
+    of_nccl = import_system(folder / "switch.xml", "h100_8", "mine").tree
+    assert of_nccl["description"].endswith("in switch.xml (NCCL)")
+    assert all(entry["source"].startswith("NCCL topology switch.xml: ") for entry in of_nccl["sources"].values())

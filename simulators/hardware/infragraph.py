@@ -17,7 +17,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
 from dse.files import atomic_replacement
 from dse.space import get_path
-from simulators.hardware.infragraph_files import read_infrastructure
+from simulators.hardware.infragraph_files import format_of, read_infrastructure
 from simulators.hardware.infragraph_machine import Reading, read_machine
 from simulators.hardware.machine import Hardware, merged, tree_of
 
@@ -72,13 +72,13 @@ def import_system(path: Path, system: str, name: str, *, device: str = "", fabri
     infrastructure, unread = read_infrastructure(path)
     reading, base = read_machine(infrastructure, device), tree_of(system)
     tree, stays = _tree(reading, base, name=name, fabric=fabric)
-    source = {"file": path.name, "device": reading.device}
+    source = {"file": path.name, "device": reading.device, "format": format_of(path)}
     tree = {
         "defaults": [system, "_self_"],
         "name": name,
-        "description": f"{system} with the topology of {source['device']} in {source['file']} (InfraGraph)",
+        "description": f"{system} with the topology of {source['device']} in {source['file']} ({source['format']})",
         **tree,
-        "sources": {**_sources(reading, tree, path.name), **tree.pop("sources", {})},
+        "sources": {**_sources(reading, tree, f"{source['format']} topology {path.name}"), **tree.pop("sources", {})},
     }
     check = Problems()
     check.model(Hardware, merged(base, {key: value for key, value in tree.items() if key != "defaults"}), path="system")
@@ -150,9 +150,9 @@ def _of_links(base: Mapping[str, Any], tree: Mapping[str, Any], system: str) -> 
 
 
 def _sources(reading: Reading, tree: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Entries of `sources` for what a reading put into a tree."""
+    """Entries of `sources` for what a reading of a file, with its format in front, put into a tree."""
     return {
-        path: {"provenance": "derived", "source": f"InfraGraph topology {file}: {why}"}
+        path: {"provenance": "derived", "source": f"{file}: {why}"}
         for path, (_, why) in reading.values.items()
         if get_path(tree, path) is not None
     }

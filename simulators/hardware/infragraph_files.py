@@ -216,6 +216,11 @@ def read_infrastructure(path: Path) -> tuple[Infrastructure, list[str]]:
     return infrastructure, unread + list(_extras(infrastructure, ""))
 
 
+def format_of(path: Path) -> str:
+    """Whose format a file has: InfraGraph's, or that of NCCL's and RCCL's topologies. Raises ConfigError."""
+    return "NCCL" if _starts_with_tag(path) else "InfraGraph"
+
+
 def _starts_with_tag(path: Path) -> bool:
     """Return whether a file is XML, by its first bytes."""
     with open_plain_file(path, "file") as file:
