@@ -292,7 +292,10 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
 
 @pytest.mark.slow
 @drawn(8)
-@given(plan=PLANS, name=st.sampled_from([name for name in OF_PLANS if name not in ("vllm", "sglang", "deepep")]))
+@given(
+    plan=PLANS,
+    name=st.sampled_from([name for name in OF_PLANS if name not in ("vllm", "sglang", "tensorrt_llm", "deepep")]),
+)
 def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan: dict[str, Any], name: str) -> None:
     plan = {"sites": plan["sites"], "parallel": {**plan["parallel"], "tp": 8, "zero": 0, "exchanges": "waited"}}
     words = ["model=llama3_8b", "run.mode=training", "run.sequence_length=2048"]
@@ -517,6 +520,8 @@ def test_scripts_that_end_nowhere_or_grow_without_end_are_refused(text: str, par
         ("vllm", "docker run -e NCCL_NVLS_ENABLE=0 image -tp 2", {"tp": 2, "collectives": "library"}),
         ("vllm", "vllm serve m -tp 2 --no-enable-expert-parallel", {"tp": 2}),
         ("sglang", "python -m sglang.launch_server --tp 8 --dp 2", {"tp": 8, "dp": 2}),
+        ("tensorrt_llm", "trtllm-serve m --tp_size 8 --ep_size 8 --pp_size 2", {"tp": 8, "ep": 8, "pp": 2}),
+        ("tensorrt_llm", "x --tensor_parallel_size 4 --moe_expert_parallel_size=4", {"tp": 4, "ep": 4}),
         ("sglang", "x --tp 8 --dp 4 --enable-dp-attention --ep-size 8", {"tp": 2, "dp": 4, "ep": 8}),
         ("sglang", "x --tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend deepep", {"tp": 1, "dp": 8, "ep": 8}),
         ("megatron", "N=2; torchrun --nproc_per_node=8 --nnodes=$N x.py --context-parallel-size 2", {"cp": 2, "dp": 8}),
@@ -533,6 +538,12 @@ def test_degrees_of_a_launch_are_those_that_it_sets(
     ("tool", "text", "part"),
     [
         ("sglang", "x --tp 8 --dp 8 --enable-dp-attention", "parallel.ep: is not said"),
+        (
+            "tensorrt_llm",
+            "cat > c.yml <<E\nenable_attention_dp: true\nE\nx --tp_size 8 --config c.yml",
+            "parallel.ep: is",
+        ),
+        ("vllm", "vllm serve m --config /nowhere/c.yaml", "settings.--config = '/nowhere/c.yaml': is not beside"),
         ("vllm", "vllm serve m -tp $TP", "settings.-tp = '$TP': names what the file does not set (write parallel.tp="),
         ("megatron", "torchrun --nproc-per-node 8 x.py --tensor-model-parallel-size 3", "parallel.dp: would be 8 / 3"),
         (
@@ -698,3 +709,39 @@ def test_formats_that_settings_name_are_known() -> None:
             for tree in [*knobs, *setting.means.values()] if setting.path in ("run.weights", "run.kv_cache") else []:
                 ((path, value),) = tree.items()
                 check_plan({"run": {path.removeprefix("run."): value}})
+
+
+def test_a_file_of_settings_counts_beside_the_command_line_as_the_tool_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("tensor-parallel-size: 2\ndata-parallel-size: 4\nenable-expert-parallel: true\n")
+    assert import_of("vllm", "vllm serve m --config ./c.yaml -tp 4")["parallel"] == {"tp": 4, "dp": 4, "ep": 16}
+    Path("c.yaml").write_text("tensor_parallel_size: 2\n")
+    assert import_of("tensorrt_llm", "trtllm-serve m --tp_size 4 --config c.yaml")["parallel"] == {"tp": 2}
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "tells"),
+    [
+        ("vllm", "-dp 8", "data-parallel-size 8 without enable-expert-parallel"),
+        ("vllm", "-dp 8 -ep", ""),
+        ("vllm", "-tp 8", ""),
+        ("sglang", "--tp 8 --ep 4", "parallel.ep = 4: each expert is cut over 2 GPUs as well"),
+        ("sglang", "--tp 8 --ep 8", ""),
+        ("tensorrt_llm", "--tp_size 8 --ep_size 2", "parallel.ep = 2: each expert is cut over 4 GPUs as well"),
+    ],
+)
+def test_experts_that_a_tool_cuts_otherwise_than_a_plan_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tool: str,
+    text: str,
+    tells: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_of(tool, f"serve {text}")
+    printed = capsys.readouterr().out
+    assert ("not modelled: " in printed) == bool(tells)
+    assert tells in printed

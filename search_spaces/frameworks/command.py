@@ -25,6 +25,7 @@ from search_spaces.frameworks.settings import (
     tools,
     write,
 )
+from search_spaces.frameworks.shell import split_documents
 
 _MOST_BYTES = 1 << 20
 
@@ -123,19 +124,25 @@ def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
     file = (alike or [tool.files[-1]])[0]
     if file.format != "arguments":
         return [(file, text)]
-    return [*_beside(tool, path, file, text), (file, text)]
+    named = list(_named_files(tool, path, file, text))
+    before = [(other, content) for is_later, other, content in named if not is_later]
+    after = [(other, content) for is_later, other, content in named if is_later]
+    return [*before, (file, text), *after]
 
 
-def _beside(tool: Tool, path: Path, file: SettingsFile, text: str) -> Iterator[tuple[SettingsFile, str]]:
-    """Yield the files that a launch names and that lie beside it. Raises ConfigError for one that does not."""
-    by_layer = {other.name: other for other in tool.files}
+def _named_files(tool: Tool, path: Path, file: SettingsFile, text: str) -> Iterator[tuple[bool, SettingsFile, str]]:
+    """Yield the files that a launch names, from beside it or as it writes them, and whether they count over it.
+
+    Raises ConfigError for one that is not there.
+    """
+    files, written = {other.name: other for other in tool.files}, split_documents(text)[1]
     for name, value, setting in settings_of(file, text):
-        if setting is not None and setting.constant in by_layer:
+        if setting is not None and setting.constant in files:
             here = path.parent / Path(str(value)).name
-            if not here.is_file():
-                rule = "is not beside the launch file, and says how each layer overlaps"
+            if here.name not in written and not here.is_file():
+                rule = f"is not beside the launch file, which has settings in it ({setting.meaning})"
                 raise ConfigError([Problem(f"settings.{name}", rule, str(value), f"put it there as {here.name}")])
-            yield by_layer[setting.constant], _text(here)
+            yield setting.later, files[setting.constant], written.get(here.name) or _text(here)
 
 
 def _named(tool: Tool, folder: Path, file: SettingsFile) -> str:

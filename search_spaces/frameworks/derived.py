@@ -26,7 +26,8 @@ def derive(facts: Facts, plan: dict[str, Any], possible: Collection[str]) -> lis
     """
     if "expert_tp" in possible and "expert_tp" not in facts:
         facts = {**facts, "expert_tp": ("--expert-tensor-parallel-size (as tp, by default)", _degree(plan, "tp"))}
-    return [text for rule in _RULES if (text := rule(facts, plan))]
+    rules = [*_RULES, *(rule for fact, rule in _RULES_WITH.items() if fact in possible)]
+    return [text for rule in rules if (text := rule(facts, plan))]
 
 
 def _number(facts: Facts, fact: str, knob: str) -> int:
@@ -56,8 +57,10 @@ def _whole(path: str, quotient: tuple[int, int], of: str) -> int:
 
 
 def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
-    """Attention of `dp` replicas inside the GPUs of tp, as SGLang has it: experts take all of them."""
-    if not _is_on(facts, "attention_dp"):
+    """Attention of replicas inside the GPUs of tp, as SGLang (dp) and TensorRT-LLM (one a GPU) have it."""
+    if _is_on(facts, "attention_dp_of_tp"):
+        put_in(plan, "parallel.dp", _degree(plan, "tp"))
+    elif not _is_on(facts, "attention_dp"):
         return ""
     gpus, replicas = _degree(plan, "tp"), _degree(plan, "dp")
     put_in(plan, "parallel.tp", _whole("parallel.tp", (gpus, replicas), "GPUs of tp over replicas of attention"))
@@ -65,6 +68,25 @@ def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
         rule = "is not said: with replicas of attention, each expert is cut over GPUs of several, which no plan says"
         way = f"write parallel.ep={gpus}, or parallel.ep=1 for a model without experts"
         raise ConfigError([Problem("parallel.ep", rule, way_out=way)])
+    return ""
+
+
+def _experts_of_replicas(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts that vLLM cuts over the GPUs of all replicas where it does not spread them."""
+    replicas = _degree(plan, "dp")
+    if "experts_everywhere" not in facts and replicas > 1 and get_path(plan, "parallel.ep") is None:
+        return (
+            f"data-parallel-size {replicas} without enable-expert-parallel (each expert of a mixture is cut over all)"
+        )
+    return ""
+
+
+def _experts_cut(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts that GPUs of tp cut as well, where fewer of them share the experts of a layer."""
+    experts, gpus = _degree(plan, "ep"), _degree(plan, "tp") * _degree(plan, "dp") * _degree(plan, "cp")
+    inside = gpus if _is_on(facts, "attention_dp") or _is_on(facts, "attention_dp_of_tp") else _degree(plan, "tp")
+    if 1 < experts < inside:
+        return f"parallel.ep = {experts}: each expert is cut over {inside // experts} GPUs as well"
     return ""
 
 
@@ -192,3 +214,10 @@ _RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
     _experts_by_tp,
     _gathers_beside,
 )
+
+_RULES_WITH: Mapping[str, Callable[[Facts, dict[str, Any]], str]] = {
+    "experts_everywhere": _experts_of_replicas,
+    "attention_dp": _experts_cut,
+    "attention_dp_of_tp": _experts_cut,
+}
+"""Rules of tools that have a setting for a fact, whether it is set or not."""

@@ -45,7 +45,7 @@ class Setting(Frozen):
     read_only: never written. changes: a value that no knob has changes a step. several: its value is all words up to
     the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
     other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
-    that leave all as it is.
+    that leave all as it is. later: the file that it names counts over the launch.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Setting(Frozen):
     means: Mapping[str, Mapping[str, str]] = {}
     beyond: Mapping[str, str] = {}
     usual: tuple[str, ...] = ()
+    later: bool = False
 
     def value_for(self, plan: Plan) -> Any:
         """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
