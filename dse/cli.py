@@ -13,6 +13,9 @@ import os
 import re
 import shlex
 import sys
+import tempfile
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 
 from dse import __version__, plugins
@@ -21,6 +24,8 @@ from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options
 from dse.config.spelling import flag_problem, mend
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, known_here, nearest
+from dse.errors.streams import CLOSED_PIPE, ClosedPipe, printable_streams
+from dse.errors.texts import Masks, printable, secrets_known
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -34,10 +39,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
+        with secrets_known(words), printable_streams():
+            return _printing(words)
+    except ClosedPipe:
+        return CLOSED_PIPE
+
+
+def _printing(words: list[str]) -> int:
+    """Run one command, whose prints are made printable; its exit code."""
+    try:
         return _exit_code(lambda: _dispatch(words))
     except KeyboardInterrupt as error:
         print(str(error) or "interrupted", file=sys.stderr)
         return 128 + getattr(error, "number", INTERRUPTED - 128)
+    except Exception:
+        if threading.current_thread() is threading.main_thread():
+            sys.excepthook = _fault(traceback.format_exc())
+        raise
+
+
+def _fault(text: str) -> Callable[..., None]:
+    """A hook for the traceback of a fault of ours, which is shown without the passwords that are known by now."""
+    shown = printable(text)
+
+    def show(*_: object) -> None:
+        print(shown, file=sys.stderr)
+
+    return show
 
 
 def _exit_code(command: Callable[[], int]) -> int:
@@ -186,13 +214,15 @@ def _hydra(words: Sequence[str]) -> int:
     def job(_: object) -> None:
         from dse.run_study import run
 
-        typed = list(HydraConfig.get().overrides.task)
+        typed = [masks.lifted(text) for text in HydraConfig.get().overrides.task]
         codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))))
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
-    sys.argv = [sys.argv[0], *(_quote_sweep(word) for word in ordered)]
+    masks = Masks()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints what it raises, and exits with 1
-    with told_by_hydra():
+    with tempfile.TemporaryDirectory(prefix="dse-hydra-") as scratch, told_by_hydra():
+        place = [f"hydra.sweep.dir='{scratch}'"]  # to which it copies the configuration, passwords and all
+        sys.argv = [sys.argv[0], *(masks.put_on(_quote_sweep(word)) for word in ordered), *place]
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
     return max(codes)
 

@@ -35,7 +35,6 @@ def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance
     if _QUIET.get():
         yield lambda count, label=None, *, fewer=0, exactly=None: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -45,16 +44,18 @@ def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance
         TimeRemainingColumn,
     )
 
+    from dse.errors.terminal import Terminal
+
     speed = TextColumn("{task.fields[rate]}")
     left = TextColumn("left")
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         speed,
         TimeElapsedColumn(),
     )
-    with Progress(*columns, TimeRemainingColumn(), left, console=Console(stderr=True, force_jupyter=False)) as progress:
+    with Progress(*columns, TimeRemainingColumn(), left, console=Terminal(stderr=True)) as progress:
         task = progress.add_task(label, total=total, rate="")
 
         def advance(count: int, label: str | None = None, *, fewer: int = 0, exactly: int | None = None) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dse.backend import Interval
 from dse.errors import pairs
 from dse.pages import charts, page, pictures, vega
 from dse.pages.pictures import Picture, data_uri
@@ -237,13 +236,9 @@ def write_traces(outputs: Outputs) -> list[Path]:
     paths = []
     for scenario, rows in tasks.groupby("scenario", sort=False):
         name = re.sub(r"[^\w.+-]", "_", str(scenario))[:80]
-        intervals = [Interval(*row) for row in rows[list(_FIELDS)].itertuples(index=False)]
-        text = json.dumps(report.trace(intervals, limits.get(str(scenario), {})))
+        text = json.dumps(report.trace(report.intervals_of(rows), limits.get(str(scenario), {})))
         paths.append(outputs.write_text(f"figures/timeline_{name}.json", text))
     return paths
-
-
-_FIELDS = ("lane", "name", "kind", "start_s", "finish_s", "moved_bytes", "flop")
 
 
 @output_files.working_on_folders

@@ -34,10 +34,9 @@ _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the 
 
 def console() -> Console:
     """The console of a command: as wide as the terminal, or 160 columns into a file or a pipe."""
-    from rich.console import Console
+    from dse.errors.terminal import Terminal
 
-    width = None if sys.stdout.isatty() else 160
-    return Console(width=width, markup=False, force_jupyter=False)
+    return Terminal(width=None if sys.stdout.isatty() else 160)
 
 
 def load_selection(outputs: Outputs) -> Selection:
@@ -297,7 +296,7 @@ def _value(value: Any, unit: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         return f"{'/'.join(f'{number:.3g}' for number in value)} {unit}"
-    return f"{value:.4g} {unit}" if unit not in ("bool",) else f"{value:.4g}"
+    return f"{value:.4g}" if unit in ("bool", "", "1") else f"{value:.4g} {unit}"
 
 
 def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
@@ -312,6 +311,14 @@ def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterabl
     intervals = pd.DataFrame([vars(interval) for interval in replay.intervals])
     written = outputs.write_text(f"figures/{name}.json", json.dumps(trace(replay.intervals, replay.limits)))
     return [*plots.save(partial(timelines.timeline, intervals, title), outputs.figures, name), written]
+
+
+def intervals_of(rows: pd.DataFrame) -> list[Interval]:
+    """Intervals of rows of a table of timelines."""
+    return [Interval(*row) for row in rows[list(_FIELDS)].itertuples(index=False)]
+
+
+_FIELDS = ("lane", "name", "kind", "start_s", "finish_s", "moved_bytes", "flop")
 
 
 def trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from dse.backend import Status
+from dse.errors.texts import ambiguous
 from dse.results import output_files
 from dse.units import WallSeconds, illegal
 from dse.values import Frozen
@@ -18,6 +19,10 @@ def _store_url(url: str) -> str:
     if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
         rule = "must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>"
         raise illegal(rule, f"sqlite:///{url}" if url.endswith(".db") else None)
+    if rule := ambiguous(url):
+        raise ValueError(rule)
+    if re.search(r"[?&]plugin=", url):
+        raise ValueError("must not name a plug-in of SQLAlchemy")
     return url
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES
 from dse.errors import ConfigError, Problem, Problems, hidden, pairs
+from dse.results.report import console
 from dse.store.database import StoreError, reader
 from dse.store.owner import Owner
 from dse.store.result_store import leases, owners, results, studies
@@ -88,7 +89,6 @@ def status(words: Sequence[str]) -> int:
 
 
 def _show(engine: Engine, every_s: float | None) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     first = look(engine)
@@ -97,9 +97,9 @@ def _show(engine: Engine, every_s: float | None) -> None:
         if first.processes:
             time.sleep(_FIRST_LOOK_S)
             before, first = first, look(engine)
-        Console().print(tables(first, before))
+        console().print(tables(first, before))
         return
-    with Live(tables(first, None), refresh_per_second=4) as live:
+    with Live(tables(first, None), console=console(), refresh_per_second=4) as live:
         while True:
             time.sleep(every_s)
             now = look(engine)

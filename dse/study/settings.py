@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from dse.errors.texts import ambiguous
 from dse.evaluation.settings import Executor
 from dse.results.pareto import Answer
 from dse.results.selection import Rule
@@ -99,7 +100,22 @@ def _tracking_uri(uri: str) -> str:
         rule = "must be null or a tracking URI of MLflow, such as sqlite:///mlflow.db or http://<host>:5000"
         server = f"http://{uri}" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri) else None
         raise illegal(rule, f"sqlite:///{uri}" if uri.endswith(".db") else server)
-    return uri
+    return _plain_url(uri)
+
+
+def _plain_url(url: str) -> str:
+    if rule := ambiguous(url):
+        raise ValueError(rule)
+    if re.search(r"[?&]plugin=", url):
+        raise ValueError("must not name a plug-in of SQLAlchemy")
+    return url
+
+
+def _storage(place: str) -> str:
+    if not re.match(r"(sqlite|postgresql|mysql)(\+\w+)?://", place) and not place.endswith(".log"):
+        rule = "must be null, the URL of a storage of Optuna, or the path of a journal that ends in .log"
+        raise illegal(rule, f"sqlite:///{place}" if place.endswith(".db") else None)
+    return _plain_url(place)
 
 
 class Tracking(Frozen):
@@ -110,7 +126,7 @@ class Tracking(Frozen):
     name: str
     description: str = ""
     uri: Annotated[str, AfterValidator(_tracking_uri)] | None
-    optuna: Annotated[str, Field(min_length=1)] | None = None
+    optuna: Annotated[str, AfterValidator(_storage)] | None = None
     points: Literal["auto", "all", "none"] = "auto"
     whole_up_to: Annotated[Integer, Field(ge=0)] = 10_000
 

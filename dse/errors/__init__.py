@@ -16,6 +16,9 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from dse.errors.texts import hidden as hidden
+from dse.errors.texts import printable
+from dse.errors.texts import redact as redact
 from dse.values import moved_to, renamed_to
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -35,8 +38,8 @@ class Problem:
     def __str__(self) -> str:
         item = getattr(self.value, "item", None)  # of a number of NumPy, whose own text says its type
         value = item() if callable(item) and not getattr(self.value, "ndim", 0) else self.value
-        where = f"{self.path} = {value!r}" if self.value is not None else self.path
-        return f"{where}: {self.rule}" + (f" ({self.way_out})" if self.way_out else "")
+        where = str(redact(self.path)) + (f" = {redact(value)!r}" if self.value is not None else "")
+        return printable(f"{where}: {self.rule}" + (f" ({self.way_out})" if self.way_out else ""))
 
 
 class ConfigError(Exception):
@@ -90,40 +93,6 @@ class Problems:
             self.found[MOST_SHOWN:] = [Problem(file, f"has {more} more problems")]
         if self.found:
             raise ConfigError(self.found)
-
-
-_SECRET = r"(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?)"
-
-
-def hidden(text: str) -> str:
-    """A text whose URIs have lost their passwords.
-
-    >>> hidden("cannot reach postgresql://me:secret@host/x")
-    'cannot reach postgresql://me:***@host/x'
-    """
-    plain = re.sub(r"(://[^/@:\s]*):[^@\s]*@", r"\1:***@", text)
-    return re.sub(rf"(?i)([?&][\w-]*{_SECRET}[\w-]*=)[^&\s]*", r"\1***", plain)
-
-
-def redact(tree: Any) -> Any:
-    """A tree, or a text such as an override, that may be written down: without passwords and what is named a secret.
-
-    >>> redact({"store": {"url": "postgresql://me:x@host/db"}, "api_key": "abc", "tokens": 3})
-    {'store': {'url': 'postgresql://me:***@host/db'}, 'api_key': '***', 'tokens': 3}
-    """
-    if isinstance(tree, Mapping):
-        return {key: "***" if _is_secret(key, value) else redact(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [redact(value) for value in tree]
-    if not isinstance(tree, str):
-        return tree
-    name, equals, value = tree.partition("=")
-    return f"{name}=***" if equals and _is_secret(name, value) else hidden(tree)
-
-
-def _is_secret(name: object, value: object) -> bool:
-    last = str(name).rpartition(".")[2]
-    return isinstance(value, str) and bool(value) and re.fullmatch(rf"(?i)(.*[_-])?{_SECRET}", last) is not None
 
 
 def did_you_mean(name: str, candidates: Iterable[str], *, path: str = "") -> str:
