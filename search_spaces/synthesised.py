@@ -28,6 +28,7 @@ from pydantic import Field
 
 from dse.content_hash import content_key
 from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement, read_text
 from dse.units import Integer
 from dse.values import knob
@@ -110,8 +111,8 @@ class Synthesised(CommEngineKnobs):
             return None
         try:
             named = {"name": self.name, "family": self.family, "priority": self.priority}
-            settled = type(self).model_validate({**named, **json.loads(read_text(path, str(path)))})
-        except (ValueError, ConfigError):
+            settled = type(self).model_validate({**named, **parse_json(read_text(path, str(path)), str(path))})
+        except (ValueError, TypeError, ConfigError):
             return None
         runs = not any(np.any(rule.broken) for rule in settled.rules(system, workload))
         return self.model_copy(update={name: getattr(settled, name) for name in _EXPLICIT}) if runs else None

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
@@ -159,7 +160,7 @@ def _speed(judge: Judge, name: str) -> float:
 @lru_cache(maxsize=4)
 def _judge_of(sections: str) -> Judge:
     """Judge of a configuration, as JSON; what it has computed is kept for the figures."""
-    design = CodesignBackend().design(json.loads(sections))
+    design = CodesignBackend().design(parse_json(sections, "design"))
     return Judge(Base(design.system, design.technology), design.workloads)
 
 

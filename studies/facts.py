@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import yaml
-
 from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 
 
 @cache
 def facts(name: str) -> Mapping[str, Any]:
     """Return the content of `conf/data/<name>.yaml`."""
-    content: Mapping[str, Any] = yaml.safe_load((conf_dir() / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+    content: Mapping[str, Any] = load_yaml(conf_dir() / "data" / f"{name}.yaml")
     return content
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
 from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.plots.palette import label
 from dse.results.claims import Claim, Finding, read
@@ -323,7 +323,7 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
 
 @cache
 def _option(group: str, name: str) -> dict[str, Any]:
-    tree: dict[str, Any] = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    tree: dict[str, Any] = load_yaml(conf_dir() / group / f"{name}.yaml")
     return tree
 
 

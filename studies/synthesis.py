@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.plots.palette import label
@@ -132,7 +131,7 @@ def _schedules(run: Finished, both: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     """Yield the name of each case and the keys of `schedule` that say its steps."""
     backend, tree = OverlapBackend("fluid"), dict(run.config)
     workloads = workloads_of(Problems(), tree["workload"])
-    option = yaml.safe_load((conf_dir() / "schedule" / f"{_FOUND}.yaml").read_text())
+    option = load_yaml(conf_dir() / "schedule" / f"{_FOUND}.yaml")
     for row in both.to_dict("records"):
         node = {**tree["system"]["node"], "topology": row["topology"]}
         effort = {path.partition(".")[2]: int(row[path]) for path in _EFFORT}

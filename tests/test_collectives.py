@@ -453,7 +453,7 @@ def test_damaged_xml_is_a_proven_schedule_or_refused(collective: Collective, pla
         (lambda text: text.replace("- 0 from 0 to 1\n", "- 0 to 1\n"), "schedule.messages.0"),
         (lambda text: text.replace("- block 3 [0, 1)\n", "- block 3\n"), "schedule.chunks.3"),
         (lambda text: text.replace("all_gather", "gather"), "schedule.collective"),
-        (lambda _: "a: [", "is no YAML"),
+        (lambda _: "a: [", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_what_is_wrong(change: Change, part: str, tmp_path: Path) -> None:

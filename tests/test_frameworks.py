@@ -380,7 +380,7 @@ def test_wrong_words_are_refused(
         ("vllm", "- 1\n", "is no mapping of YAML"),
         ("megatron", "--tensor-model-parallel-size", "parallel.tp = True"),
         ("megatron", "--data 'x", "is no command line"),
-        ("vllm", "a: [", "is no YAML"),
+        ("vllm", "a: [", "is not YAML"),
         ("deepep", "num_sms: 23", "is no even number of SMs"),
         ("nccl", " ", "is empty"),
     ],

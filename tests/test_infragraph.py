@@ -280,9 +280,9 @@ def test_a_device_in_itself_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "rule"),
     [
-        ("a.yaml", "{", "is no YAML"),
-        ("a.json", "{", "is no JSON"),
-        ("a.json", "[" * 100_000, "is no JSON"),
+        ("a.yaml", "{", "is not YAML"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "[" * 100_000, "is not JSON"),
         ("a.yaml", "a: &x [1]\nb: *x\n", "alias"),
         ("a.yaml", "a: !!python/name:os.system\n", "tag"),
         ("a.yaml", "3", "holds no devices"),

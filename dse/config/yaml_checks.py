@@ -16,11 +16,23 @@ from typing import Any
 import yaml
 
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import (
+    LOADER,
+    MOST_DEPTH,
+    MOST_NODES,
+    NOT_YAML,
+    limits,
+    long_numbers,
+    parse_yaml,
+    syntax_problem,
+)
+from dse.errors.parsing import load as read_yaml
+from dse.errors.texts import learn
 from dse.files import read_bytes
 
+__all__ = ["LOADER", "MOST_BYTES", "MOST_DEPTH", "MOST_NODES", "accidents", "load_yaml", "parse_yaml", "unreadable"]
+
 MOST_BYTES = 1 << 20
-MOST_DEPTH = 50
-MOST_NODES = 100_000
 MOST_FILES = 1_000
 MOST_ENTRIES = 10_000  # files and folders of any name
 _MOST_TOLD = 20  # problems of one file
@@ -31,10 +43,6 @@ _ACCIDENTS = {
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
     re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
-_STANDARD = "tag:yaml.org,2002:"
-_PLAIN = re.compile(rf"!$|{re.escape(_STANDARD)}(?!python/)")
-_LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 _HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
 _HEADER = re.compile(r"^\s*#\s*@package\s+(.*)$", re.MULTILINE)
 _OUTSIDE = re.compile(r"(^|/)\.\.(/|$)")
@@ -71,44 +79,23 @@ def unreadable(path: Path) -> list[Problem]:
     where = str(path)
     try:
         text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
-        problems = list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1))
+        problems = list(islice(chain(limits(text, where), long_numbers(text, where)), 1))
         if not problems and not (problems := list(islice(_foreign(text, where), _MOST_TOLD))):
-            yaml.load(text, Loader=LOADER)
+            learn(parse_yaml(text, where))
         return problems
     except ConfigError as error:
         return list(error.problems)
     except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
     except yaml.MarkedYAMLError as error:
-        return [_syntax_problem(error, where)]
-    except (
-        yaml.YAMLError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        RecursionError,
-    ) as error:
+        return [syntax_problem(error, where)]
+    except NOT_YAML as error:
         return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
-    """The problem of a text that is no YAML, with its line."""
-    is_left_open = "flow" in str(error.context)
-    mark = error.context_mark if is_left_open else error.problem_mark
-    line = mark.line + 1 if mark else 0
-    rule = " ".join(f"is not YAML: {error.problem or error.context}".split())
-    if is_left_open:
-        return Problem(f"{where}:{line}", "is not YAML: a bracket is left open", way_out="close it")
-    has_tab = "\\t" in rule or "cannot start any token" in rule
-    way = "indent with spaces, not tabs; quote what begins with % or @" if has_tab else "write key: value, with a space"
-    return Problem(f"{where}:{line}", rule, way_out=way)
-
-
 def load_yaml(path: Path) -> Any:
-    """Read a file that may be read. Raises yaml.YAMLError."""
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+    """Read a file that is shipped, or that was looked at. Raises ConfigError for one that is no YAML."""
+    return read_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
 def accidents(path: Path) -> list[Problem]:
@@ -116,24 +103,6 @@ def accidents(path: Path) -> list[Problem]:
     events = yaml.parse(path.read_text(encoding="utf-8"), Loader=LOADER)
     scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
     return list(islice((problem for event in scalars for problem in _misread(event, str(path))), _MOST_TOLD))
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Parse a text that is within the limits and of plain values with text keys.
-
-    Raises ConfigError, yaml.YAMLError, ValueError.
-    """
-    if problems := list(islice(chain(_limits(text, where), _long_numbers(text, where)), 1)):
-        raise ConfigError(problems)
-    return yaml.load(text, Loader=LOADER)
-
-
-def _long_numbers(text: str, where: str) -> Iterator[Problem]:
-    """Problems of numbers of thousands of digits: reading one takes time that grows with their square."""
-    for event in yaml.parse(text, Loader=LOADER):
-        if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
-            line = event.start_mark.line + 1 if event.start_mark else 0
-            yield Problem(f"{where}:{line}", f"is a number of {len(event.value)} characters")
 
 
 def calls_code(value: object) -> bool:
@@ -148,23 +117,6 @@ def calls_code(value: object) -> bool:
 def is_hydras(path: str) -> bool:
     """True if a dotted path, a group or a package (`group@package`) is one of Hydra's own."""
     return bool(re.match(r"/?hydra($|[./@:])", path)) or ("@" in path and bool(_HYDRA.search(path.partition("@")[2])))
-
-
-def _limits(text: str, where: str) -> Iterator[Problem]:
-    """Problems of the stream of events, which is read no further than its first problem and never expanded."""
-    depth = nodes = 0
-    for event in yaml.parse(text, Loader=LOADER):
-        line = f"{where}:{event.start_mark.line + 1}" if event.start_mark else where
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        nodes += isinstance(event, yaml.NodeEvent)
-        if depth > MOST_DEPTH:
-            yield Problem(line, f"is nested deeper than {MOST_DEPTH}")
-        if nodes > MOST_NODES:
-            yield Problem(line, f"holds more than {MOST_NODES} values")
-        if isinstance(event, yaml.AliasEvent):
-            yield Problem(line, "uses a YAML alias", f"*{event.anchor}", "write the value out")
-        elif not _PLAIN.match(tag := getattr(event, "tag", None) or _STANDARD):
-            yield Problem(line, "has a YAML tag that is not of plain data", tag, "remove the tag")
 
 
 def _foreign(text: str, where: str) -> Iterator[Problem]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import StrictBool, StrictFloat, StrictInt, model_validator
 
 from dse.errors import Problems
+from dse.errors.parsing import load
 from dse.values import Frozen, Provenance
 
 
@@ -56,7 +56,7 @@ class Finding:
 def read(path: Path) -> list[Claim]:
     """Claims of one paper from YAML. Raises ConfigError."""
     check = Problems()
-    rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+    rows = load(path.read_text(encoding="utf-8"), path.name)
     claims = [check.model(Claim, row, path=f"{path.name}[{index}]") for index, row in enumerate(rows)]
     check.done()
     return [claim for claim in claims if claim is not None]

@@ -20,6 +20,8 @@ from typing import Any
 
 from dse import plugins
 from dse.config.options import conf_dir
+from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement
 
 _JUDGES = ("dse.backend",)
@@ -227,8 +229,8 @@ _MOST_REMEMBERED = 10_000  # summaries; some 300 B each
 
 def _remembered_summaries() -> dict[str, Any]:
     """Summaries by the hash of the source; {} where there are none, or what is there is not theirs."""
-    with suppress(OSError, ValueError):
-        read = json.loads(_cache_file().read_text("utf-8"))
+    with suppress(OSError, ValueError, ConfigError):
+        read = parse_json(_cache_file().read_text("utf-8"), "cache")
         if isinstance(read, dict) and all(_is_summary(value) for value in read.values()):
             return read
     return {}

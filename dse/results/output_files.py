@@ -8,18 +8,18 @@ for a long one.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from pydantic import BaseModel
 
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import Broken, ConfigError, Problem, Problems
+from dse.errors.parsing import parse_json, parse_yaml
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,6 @@ MOST_BYTES = 1 << 24
 """Size of a JSON or YAML file."""
 MOST_VALUES = 1_000_000
 """Values in a JSON file."""
-_MOST_DEPTH = 50
 _MOST_FOOTER = 1 << 24  # bytes of what a table says of itself
 _MOST_COLUMNS = 10_000
 _FREE_CELLS, _CELLS_PER_BYTE = 10_000_000, 16  # cells of a table: some, and more in a longer file (keys are hashes)
@@ -83,20 +82,21 @@ def text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ConfigError."""
     content = text(path)
-    if sum(map(content.count, ",[{")) > MOST_VALUES:
-        raise file_error(path, f"holds more than {MOST_VALUES} values")
-    with _understood(path, "JSON"):
-        tree = json.loads(content, parse_constant=_no_number)
-    if _depth(tree) > _MOST_DEPTH:
-        raise file_error(path, f"is nested deeper than {_MOST_DEPTH}")
-    return tree
+    return _of_folder(lambda: parse_json(content, str(path), most_values=MOST_VALUES))
 
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML file without aliases and tags. Raises ConfigError."""
     content = text(path)
-    with _understood(path, "YAML"):
-        return parse_yaml(content, str(path))
+    return _of_folder(lambda: parse_yaml(content, str(path)))
+
+
+def _of_folder(parse: Callable[[], Any]) -> Any:
+    """What a parser makes of a file; what it refuses is refused with the way out of a damaged folder."""
+    try:
+        return parse()
+    except ConfigError as error:
+        raise ConfigError(replace(problem, way_out=problem.way_out or _WAY) for problem in error.problems) from None
 
 
 def read_as(kind: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
@@ -127,22 +127,6 @@ def _understood(path: Path, kind: str) -> Iterator[None]:
     except Exception as error:  # parsers raise types without a common base
         message = " ".join(str(error).split())[:200]
         raise file_error(path, f"is not {kind}: {type(error).__name__}{': ' * bool(message)}{message}") from error
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _depth(tree: Any) -> int:
-    """Levels of a tree; it is left as soon as there are too many."""
-    depth, level = 0, [tree]
-    while level and depth <= _MOST_DEPTH:
-        depth += 1
-        inner = (
-            list(node.values()) if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)
-        )
-        level = [value for values in inner for value in values]
-    return depth
 
 
 # ---------------------------------------------------------------- tables

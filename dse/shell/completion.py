@@ -13,13 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dse import plugins
 from dse.config.flags import OWN_FLAGS, own_folder
 from dse.config.options import conf_dir, list_options
-from dse.config.yaml_checks import LOADER, unreadable
+from dse.config.yaml_checks import unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors.parsing import load
 
 _SCRIPTS = {
     "bash": r"""
@@ -243,7 +242,7 @@ def _read(file: Path, group: str) -> tuple[str, dict[str, Any]]:
     """The package of a file (where in the configuration its values go) and its tree."""
     text = file.read_text("utf-8")
     header = text.partition("\n")[0].partition("# @package ")[2].strip()
-    tree = yaml.load(text, Loader=LOADER)
+    tree = load(text, str(file))
     return header or group, tree if isinstance(tree, dict) else {}
 
 

@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -49,8 +52,9 @@ class Owner:
     def of(cls, text: str) -> Owner | None:
         """Parse an owner; None if the text is not one."""
         try:
-            return cls(**{name: kind(json.loads(text)[name]) for name, kind in _KINDS.items()})
-        except (ValueError, KeyError, TypeError):
+            tree = parse_json(text, "owner")
+            return cls(**{name: kind(tree[name]) for name, kind in _KINDS.items()})
+        except (ConfigError, ValueError, KeyError, TypeError, OverflowError):
             return None
 
 

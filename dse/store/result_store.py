@@ -38,6 +38,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
+from dse.errors.parsing import parse_json
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.store.result_rows import (
     BULK_INSERT,
@@ -214,7 +215,7 @@ class Store:
             row = self.database.read(lambda connection: connection.execute(query).first())
             if row is None:
                 return None
-            metrics = tuple(json.loads(row.metrics))
+            metrics = tuple(parse_json(row.metrics, "metrics"))
             self._contexts[number] = Context(row.backend, row.version, row.parameters, metrics)
         return self._contexts[number]
 

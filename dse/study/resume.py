@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, insert, select, update
 
 from dse.errors import ConfigError, Problem, redact
+from dse.errors.parsing import parse_json
 from dse.results.provenance import changes
 from dse.store.owner import Owner
 from dse.store.result_store import Context, Store, owners, studies
@@ -89,13 +90,13 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
 
 def _continue_study(store: Store, plan: Plan, old: Row[Any], values: Mapping[str, Any]) -> Begun:
     """Continue an earlier study under the present question; results of its earlier contexts still count."""
-    numbers = {*json.loads(old.accepted), old.context} - {values["context"]}
+    numbers = {*_parsed_record(old.accepted), old.context} - {values["context"]}
     accepted = [context for number in sorted(numbers) if (context := store.context(number)) is not None]
     _forget(store, plan, [store.number(plan.context), *numbers])
-    present, before = json.loads(values["provenance"]), json.loads(old.provenance)
+    present, before = _parsed_record(values["provenance"]), _parsed_record(old.provenance)
     done = store.count(old.id, {*numbers, values["context"]})
     earlier = _distinct([*before.pop("earlier", []), *([before] if done else [])])
-    other = json.loads(old.asked) != json.loads(values["asked"])
+    other = _parsed_record(old.asked) != _parsed_record(values["asked"])
     row = {
         **values,
         "provenance": json.dumps({**present, "earlier": earlier}),
@@ -136,12 +137,12 @@ def join(store: Store, row: Row[Any], plan: Plan) -> StoreSession:
 
     Raises ConfigError where this plan asks another question.
     """
-    ours, theirs = question(plan), json.loads(row.asked)
+    ours, theirs = question(plan), _parsed_record(row.asked)
     if paths := sorted(path for path in {**ours, **theirs} if ours.get(path) != theirs.get(path)):
         shown = ", ".join(paths[:_SHOWN])
         rule = f"is another question here: {shown}{' and others' * (len(paths) > _SHOWN)} differ"
         raise ConfigError([Problem(f"study {row.id}", rule, row.name, "use its code and configuration (config_dir=)")])
-    contexts = [store.context(number) for number in json.loads(row.accepted)]
+    contexts = [store.context(number) for number in _parsed_record(row.accepted)]
     return StoreSession(store, Hold(row.id, plan.context, tuple(one for one in contexts if one is not None)))
 
 
@@ -168,7 +169,7 @@ def differing_runs(begun: Begun, provenance: Mapping[str, Any]) -> list[dict[str
     other_studies = [study for study in begun.session.recalled if study != begun.study]
     query = select(studies).where(studies.c.id.in_(other_studies)).order_by(studies.c.id)
     rows = [row for row in _read(begun.store, query) if _is_whole(begun.store, row)] if other_studies else []
-    runs = _distinct([*begun.earlier, *(json.loads(row.provenance) for row in rows)])
+    runs = _distinct([*begun.earlier, *(_parsed_record(row.provenance) for row in rows)])
     return [{"time": run.get("time", ""), "changed": changed} for run in runs if (changed := changes(run, provenance))]
 
 
@@ -204,10 +205,10 @@ def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[R
     rows = [row for row in _read(store, query) if _is_whole(store, row)]
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
-    same = next((row for row in rows if json.loads(row.asked) == definition), None)
+    same = next((row for row in rows if _parsed_record(row.asked) == definition), None)
     command = _without_resume(redact(plan.request.overrides))
     for row in rows:
-        if _without_resume(json.loads(row.command)) == command or (row.state == "running" and row.id not in busy):
+        if _without_resume(_parsed_record(row.command)) == command or (row.state == "running" and row.id not in busy):
             return same, row
     return same, None
 
@@ -222,15 +223,20 @@ def _read(store: Store, query: Select[Any]) -> Sequence[Row[Any]]:
     return store.database.read(lambda connection: connection.execute(short).all())
 
 
+def _parsed_record(text: str) -> Any:
+    """The tree of a text of the store, which may be a stranger's. Raises ConfigError."""
+    return parse_json(text, "studies")
+
+
 def _is_whole(store: Store, row: Row[Any]) -> bool:
     """Tell whether the record of a study can be read; a damaged one is reported and passed over, its results count."""
     try:
-        record = {name: json.loads(getattr(row, name)) for name in _TEXTS}
+        record = {name: _parsed_record(getattr(row, name)) for name in _TEXTS}
         wrong = next((name for name, kind in _TEXTS.items() if not isinstance(record[name], kind)), "")
         inner = [*record["command"], *record["asked"], *record["asked"].values()]
         wrong = wrong or ("" if all(isinstance(text, str) for text in inner) else "asked")
         wrong = wrong or ("" if all(isinstance(number, int) for number in record["accepted"]) else "accepted")
-    except (ValueError, TypeError, RecursionError, AttributeError) as error:
+    except (ConfigError, ValueError, TypeError, AttributeError) as error:
         wrong = type(error).__name__
     if wrong:
         print(f"{store.database}: study {row.id} is passed over, as its record is damaged ({wrong})", file=sys.stderr)
@@ -239,7 +245,7 @@ def _is_whole(store: Store, row: Row[Any]) -> bool:
 
 def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> str:
     """Say that an earlier study stays as it is: what was typed for it, or what else differs where that is the same."""
-    before, typed = json.loads(old.asked), json.loads(old.command)
+    before, typed = _parsed_record(old.asked), _parsed_record(old.command)
     state = "was interrupted" if old.state == "running" else "has other results"
     if _without_resume(typed) != _without_resume(redact(plan.request.overrides)):
         asked = f"with `{' '.join(typed)}`"

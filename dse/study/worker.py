@@ -8,7 +8,6 @@ scenarios are passed by.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors.parsing import parse_json
 from dse.evaluation.executor import Evaluator
 from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted, Stop, stoppable
@@ -101,7 +101,7 @@ def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerReque
 def _help(store: Store, row: Row[Any], executor: Executor, present: Present, stop: Stop) -> None:
     """Evaluate what is left of a study; one that cannot be helped with is told and passed by."""
     label = f"study {row.id} ({row.name})"
-    if wrong := differences(code_version(), code_version(json.loads(row.provenance))):
+    if wrong := differences(code_version(), code_version(parse_json(row.provenance, "provenance"))):
         print(f"{label} is passed by: here {wrong}", file=sys.stderr)
         return
     try:
@@ -128,6 +128,6 @@ def _help(store: Store, row: Row[Any], executor: Executor, present: Present, sto
 
 
 def _plan(row: Row[Any], present: Present) -> Plan:
-    words = json.loads(row.command)
+    words = parse_json(row.command, "command")
     overrides = [word for word in words if re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0] not in _OURS]
-    return plan_recorded(overrides, json.loads(row.provenance).get("config_dir"), present)
+    return plan_recorded(overrides, parse_json(row.provenance, "provenance").get("config_dir"), present)

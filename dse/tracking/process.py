@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
 from dse.progress import bar
 from dse.study.settings import Tracking
 from dse.tracking.study import StudyFolder
@@ -109,8 +111,8 @@ def _send(child: subprocess.Popen[str], line: str) -> None:
 
 def _messages(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     for line in child.stdout or ():
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
+        with suppress(ConfigError):
+            yield parse_json(line, "message")
 
 
 def _child() -> int:
@@ -123,7 +125,7 @@ def _child() -> int:
     wanted = Tracking.model_validate_json(lines.get())
     os.nice(_NICENESS)
     warm(wanted)
-    folder = Path(json.loads(lines.get()))
+    folder = Path(parse_json(lines.get(), "folder"))
 
     def say(**message: Any) -> None:
         print(json.dumps(message), file=out, flush=True)

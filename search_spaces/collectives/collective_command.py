@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from dse.backend import Interval
 from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors.parsing import parse_yaml
 from dse.plots.quantities import with_unit
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
@@ -128,7 +127,7 @@ def machine_of(name: str, words: Sequence[str]) -> Hardware:
         if not equals or not isinstance(section, dict) or not section:
             check.add(path, f"is no value of {name}", way_out="write system.node.num_gpus=4")
         else:
-            section[last] = yaml.safe_load(text)
+            section[last] = parse_yaml(text, path)
     check.done()
     machine = check.model(Hardware, tree, path="system")
     check.done()

@@ -25,7 +25,7 @@ import yaml
 from pydantic import Field
 
 from dse.config.yaml_checks import parse_yaml
-from dse.errors import ConfigError, Problem, Problems
+from dse.errors import ConfigError, Problems
 from dse.files import read_text
 from dse.values import Frozen
 from search_spaces.collectives.explicit import (
@@ -118,10 +118,7 @@ def _schedule_of_tree(tree: Any) -> CollectiveSchedule:
 
 
 def _tree(text: str) -> Any:
-    try:
-        return parse_yaml(text, "schedule")
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError([Problem("schedule", f"is no YAML: {str(error).splitlines()[0]}")]) from None
+    return parse_yaml(text, "schedule")
 
 
 def _chunks(read: ScheduleText, check: Problems) -> Iterator[DataChunk]:

@@ -96,7 +96,7 @@ def with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
             raise ConfigError([Problem(path, "has no value", way_out=f"write {path}=<value>")])
         try:
             put_in(changed, path, parse_yaml(value, path))
-        except (yaml.YAMLError, TypeError, AttributeError):
+        except (ConfigError, TypeError, AttributeError):
             raise ConfigError([Problem(path, "is no value of a plan", value)]) from None
     return changed
 

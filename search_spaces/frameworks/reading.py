@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem
 from dse.space import get_path
@@ -147,10 +145,7 @@ def _read_layers(text: str, plan: dict[str, Any]) -> list[str]:
 
 
 def _parsed(text: str) -> Any:
-    try:
-        return parse_yaml(text, "settings")
-    except yaml.YAMLError as error:
-        raise ConfigError([Problem("settings", f"is no YAML: {str(error).splitlines()[0]}")]) from None
+    return parse_yaml(text, "settings")
 
 
 def _scalar(text: str) -> Any:

@@ -7,16 +7,17 @@ same failure, so that failures can be counted.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dse.backend import Metric, Result, Status
+from dse.errors import ConfigError
+from dse.errors.parsing import parse_json
 from dse.evaluation.workers import Lost
 from simulators.external.process import Ended, Limits
 
@@ -108,10 +109,11 @@ def read_output(path: Path, most: int) -> bytes | None:
 def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
     """Parse the answer, one JSON object: metrics, or a status with its reason."""
     try:
-        content = json.loads(answer, parse_int=float, object_pairs_hook=_distinct)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(answer, "OUTPUT", distinct=True, lenient=True)
+    except ConfigError as error:
         begins = sanitize_text(answer[: 4 * _MOST_VALUE].decode(errors="replace").strip())
-        return Result("failed", reason=f"OUTPUT is no JSON\n{sanitize_text(str(error))}; it begins: {begins}")
+        what = f"OUTPUT is no JSON\n{sanitize_text(error.problems[0].rule)}; it begins: {begins}"
+        return Result("failed", reason=what)
     if not isinstance(content, dict):
         return Result("failed", reason="OUTPUT is no JSON object")
     status = content.pop("status", "ok")
@@ -129,14 +131,6 @@ def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
         outcome,
         reason=sanitize_text(reason, _MOST_REASON) if isinstance(reason, str) and reason.strip() else "no reason given",
     )
-
-
-def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is given twice")
-    return mapping
 
 
 def _number(value: Any) -> Any:

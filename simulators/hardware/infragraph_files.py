@@ -6,7 +6,6 @@ beyond the components is cut, and of two vertices with several edges the last ed
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from dse.config.yaml_checks import MOST_BYTES as MOST_YAML_BYTES
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import MOST_SHOWN, ConfigError, Problem, Problems, did_you_mean
-from dse.files import open_plain_file, read_text
+from dse.errors.parsing import parse_json
+from dse.files import read_text
 from dse.units import Integer, Number
 from dse.values import Frozen
 from simulators.hardware.nccl_topology import infrastructure_tree
@@ -233,11 +232,7 @@ def _parsed(path: Path) -> Any:
         text = read_text(path, "file", most=MOST_JSON_BYTES)
     else:
         text = read_text(path, "file", most=MOST_YAML_BYTES, way_out="name a plain file; a large one may be JSON")
-    try:
-        return json.loads(text) if is_json else parse_yaml(text, "file")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        rule = f"is no {'JSON' if is_json else 'YAML'}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError([Problem("file", rule, str(path), _WAY)]) from None
+    return parse_json(text, str(path)) if is_json else parse_yaml(text, str(path))
 
 
 def _extras(part: BaseModel, path: str) -> Iterator[str]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated
 
-import yaml
 from pydantic import Field
 
 from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.units import Number
 from dse.values import Frozen
@@ -94,7 +94,7 @@ class SharedConstants(Sourced):
 @cache
 def shared_constants() -> SharedConstants:
     """The numbers of `conf/data/operators.yaml`. Raises ConfigError."""
-    tree = yaml.safe_load((conf_dir() / "data" / "operators.yaml").read_text("utf-8"))
+    tree = load_yaml(conf_dir() / "data" / "operators.yaml")
     check = Problems()
     constants = check.model(SharedConstants, tree, path="operators")
     check.done()

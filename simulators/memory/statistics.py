@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors.parsing import parse_yaml
 from dse.results import provenance
 from dse.results.run_folder import Outputs
 from dse.space import set_path
@@ -212,8 +212,8 @@ def _parse_words(words: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[s
     for word in overrides:
         path, _, value = word.partition("=")
         try:
-            set_path(trees, path, yaml.safe_load(value))
-        except (KeyError, yaml.YAMLError):
+            set_path(trees, path, parse_yaml(value, path))
+        except KeyError:
             check.add(path, "is no path of a value", value=value, way_out="write system.gpu.l2.bytes=8388608")
     check.done()
     return options, trees

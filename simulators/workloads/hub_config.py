@@ -10,8 +10,6 @@ Which keys were read is recorded: others that may change a cost are listed in th
 from __future__ import annotations
 
 import functools
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors.parsing import parse_json
 from dse.files import read_text
 from simulators.workloads.hub_quantised import Unread, stored_tree
 from simulators.workloads.hub_rules import UnfitValue, evaluate, names_in
@@ -149,30 +148,8 @@ def hub_tree(path: Path) -> dict[str, Any]:
     return tree | ({"unread": unread} if unread else {})
 
 
-def _keys_of(path: Path) -> Mapping[str, Any]:
-    """Keys of a file; of a model that also sees, those of its text part, and those around it."""
-    keys = _json(path)
-    for name in _TEXT:
-        inner = keys.get(name)
-        if isinstance(inner, dict):
-            around = {key: value for key, value in keys.items() if key not in (name, "architectures")}
-            merged = {**around, **{key: value for key, value in inner.items() if key != "_name_or_path"}}
-            merged["model_type"] = _text_type(keys.get("model_type"), inner)
-            return merged
-    return keys
-
-
-def _text_type(outer: Any, inner: Mapping[str, Any]) -> Any:
-    """The type of a text part: its own, or that which belongs to the whole."""
-    kinds = [inner.get("model_type"), f"{outer}_text", outer]
-    return next((kind for kind in kinds if kind in readable_types()), kinds[0] or outer)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        keys = json.loads(read_text(path, str(path)))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError([Problem(str(path), f"is no JSON: {error}", way_out="download it again")]) from None
+def _parsed(path: Path) -> Mapping[str, Any]:
+    keys = parse_json(read_text(path, str(path)), str(path))
     if not isinstance(keys, dict):
         raise ConfigError([Problem(str(path), "holds no keys", way_out="give the config.json of a model")])
     return keys

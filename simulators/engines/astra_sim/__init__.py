@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from dse.config.yaml_checks import load_yaml
 from simulators.engines.astra_sim.program import GIB, Setup, absence, simulate
 from simulators.engines.astra_sim.traces import Unfit, setup_of, spread, steps_of, traces_of
 from simulators.taskgraph.chakra import TraceNode
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.timeline import Refused, Timeline, Totals
 
-VALIDATED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("validated.yaml").read_text("utf-8"))
+VALIDATED: dict[str, Any] = load_yaml(Path(__file__).with_name("validated.yaml"))
 """Its validated configurations, by the name of the GPU in tables of measured times."""
 
 

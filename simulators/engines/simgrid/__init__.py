@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dse.errors.parsing import parse_json
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline, Totals
 
@@ -117,7 +118,7 @@ def simulate(graphs: list[dict[str, Any]]) -> dict[str, Any]:
         raise RuntimeError(f"SimGrid cannot be run: {error}") from error
     if run.returncode:
         raise RuntimeError(ENGINE.absence() or f"SimGrid failed: {run.stderr.strip()[-500:]}")
-    answer: dict[str, Any] = json.loads(run.stdout)
+    answer: dict[str, Any] = parse_json(run.stdout, "SimGrid")
     return answer
 
 
