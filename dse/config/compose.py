@@ -97,20 +97,15 @@ class _Composer:
             except HydraException as error:
                 self.problems.append(spelling.grammar_problem(text, error, _parses))
                 continue
+            except spelling.BEYOND_GRAMMAR as error:
+                self.note(text, f"cannot be parsed: {type(error).__name__}", way_out="write path=value")
+                continue
             if self._is_foreign(text, override):
                 continue
-            kind = (
-                "delete"
-                if override.is_delete()
-                else "add"
-                if override.is_add() or override.is_force_add()
-                else "change"
-            )
-            key = (
-                override.key_or_group.removesuffix(".name")
-                if self._is_option(override.key_or_group)
-                else override.key_or_group
-            )
+            is_added = override.is_add() or override.is_force_add()
+            kind = "delete" if override.is_delete() else "add" if is_added else "change"
+            name = override.key_or_group
+            key = name.removesuffix(".name") if self._is_option(name) else name
             sweep = bool(override.is_sweep_override())
             value = None if kind == "delete" else override.value()
             if key in self.groups() and isinstance(value, int | float):  # `false` and `1` name options, or none
@@ -121,7 +116,9 @@ class _Composer:
     def _is_foreign(self, text: str, override: Any) -> bool:
         """True if an override would have Hydra call something, which is noted."""
         key, way = text.partition("=")[0].lstrip("+~"), "leave it out"
-        if is_hydras(key):
+        if not override.key_or_group.strip("./@"):
+            self.note(text, "has no path before its =", way_out="write path=value")
+        elif is_hydras(key):
             rule = "is a setting of Hydra's, which may run code and is not for a study to change"
             self.note(key, rule, way_out=f"{way}; flags such as --multirun and --cfg job are allowed")
         elif any(map(calls_code, key.split("."))) or "_target_" in text.partition("=")[2]:
@@ -168,7 +165,7 @@ def _parses(text: str) -> bool:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    with contextlib.suppress(HydraException):
+    with contextlib.suppress(HydraException, *spelling.BEYOND_GRAMMAR):
         return OverridesParser.create().parse_override(text) is not None
     return False
 
@@ -262,6 +259,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     tree = composer.compose(picks)
     if not tree:
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems), folder=composer.folder)
+    composer.problems.extend(option_files.problems_of_files(tree))
     for line in described:
         _check_name(composer, tree, line.key, str(line.value))
         _add_to_name(composer, tree, line)
@@ -277,11 +275,11 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     }
     fixed |= catalogued_paths(tree, whole) - {line.key.removeprefix("space.") for line in values}
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
-    composer.problems.extend(sweeps.inexact(tree, knobs))
-    baseline = get_path(tree, "study.baseline") or {}
+    baseline = get_path(tree, "study.baseline")
     values_of = {knob.path: knob.values for knob in knobs}
     probes = get_path(tree, "study.probes") or {}
-    extra = [*dict(baseline).items(), *(pair for probe in _mappings(probes) for pair in _mapping(probe, "points"))]
+    first = [] if not isinstance(baseline, Mapping) else list(baseline.items())
+    extra = [*first, *(pair for probe in _mappings(probes) for pair in _mapping(probe, "points"))]
     named = dict(values_of)
     for path, value in extra:
         named[path] = (*named.get(path, ()), *(value if isinstance(value, list) else [value]))

@@ -152,3 +152,16 @@ def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
     if path and is_number and isinstance(sources, dict):
         sources[path] = {"provenance": "assumed", "source": "typed on the command line"}
+
+
+def problems_of_files(tree: Mapping[str, Any]) -> list[Problem]:
+    """Values that only the command line may give, in a configuration as files, or a record, give it.
+
+    A package says what these are in its mapping `GUARDS`: section -> `module:function`, of the section.
+    """
+    problems = list[Problem]()
+    for section, place in plugins.declarations("GUARDS").items():
+        if isinstance(tree.get(section), Mapping):
+            module, _, function = place.partition(":")
+            problems += getattr(importlib.import_module(module), function)(tree[section])
+    return problems

@@ -253,6 +253,8 @@ def grammar_problem(text: str, error: Exception, parses: Callable[[str], bool]) 
     return Problem(text, f"cannot be parsed: {_plain_reason(error)}", way_out=f"write `{words[0]}`" if words else "")
 
 
+BEYOND_GRAMMAR = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""Raised by Hydra's parser for words that are beyond its grammar."""
 _REASONS = {
     r"missing EQUAL.*": "it has no =",
     r"(?:mismatched|extraneous) input '<EOF>'.*": "it ends too early",

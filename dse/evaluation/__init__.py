@@ -2,6 +2,7 @@
 
 from dse.plugins import Command
 
+GUARDS = {"executor": "dse.evaluation.settings:problems_of_files"}
 COMMANDS = {
     "certificates": Command(
         "dse.evaluation.certificates:certificates",

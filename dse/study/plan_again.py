@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dse.config.compose import request
+from dse.config.options import problems_of_files
 from dse.errors import ConfigError, Problem
+from dse.evaluation.settings import Executor
 from dse.results.finished_run import Finished
 from dse.results.output_files import file_error
 from dse.space import get_path
 from dse.study.plan import Plan, plan
+
+_WAY = "look at it, and if it is yours run the study again and type it"
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,13 @@ class Present:
             way = "quote it as a shell takes it"
             raise ConfigError([Problem("command", f"cannot be split: {error}", options["command"], way)]) from None
         return cls(Path(options["config_dir"]) if "config_dir" in options else None, words)
+
+
+def _on_this_machine(planned: Plan) -> Plan:
+    """A plan whose points are evaluated here: the cluster of a record may be anybody's, and what it answers is run."""
+    here = Executor(name="local").model_dump(include={"address", "cluster", "settings", "tls", "plain", "most_jobs"})
+    executor = planned.settings.executor.model_copy(update=here)
+    return replace(planned, settings=planned.settings.model_copy(update={"executor": executor}))
 
 
 def plan_words(words: Sequence[str]) -> Plan:
@@ -61,7 +72,11 @@ def plan_recorded(overrides: Sequence[str], folder: str | None, present: Present
     The record may be somebody else's, so no program is started that the present command line does not name.
     Raises ConfigError.
     """
-    planned = plan(request(overrides, present.folder or (Path(folder) if folder else None)))
+    recorded = request(overrides, present.folder or (Path(folder) if folder else None))
+    problems = problems_of_files(recorded.tree)
+    if settings := [problem for problem in problems if problem.path.startswith("executor.settings.")]:
+        raise ConfigError(replace(problem, rule=f"was recorded: {problem.rule}", way_out=_WAY) for problem in settings)
+    planned = _on_this_machine(plan(recorded))
     for spec in (planned.spec, *(level.spec for level in planned.levels)):
         program = tuple(getattr(spec.make(), "program", ()))
         if program and program != present.command:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dse.errors import ConfigError, Problem
+from dse.errors import ConfigError, Problem, Problems
 from dse.search.question import MakeMethod, Method, Outcome, Question, constraints
 from dse.space import Assignment, Knob
 
@@ -24,12 +24,22 @@ def sampler(name: str, *, needs: str = "", all_knobs: bool = False, **defaults: 
     """
 
     def method(question: Question, options: Mapping[str, Any]) -> Method:
+        _check_plain(options)
         library = make_sampler(lambda: _optuna(needs), options)
         kind = getattr(library.samplers, name)
         instance = make_sampler(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
         return Sampled(library, question, instance, all_knobs=all_knobs)
 
     return method
+
+
+def _check_plain(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that are no numbers or truth values: samplers take parts of themselves there."""
+    check = Problems()
+    for name, value in options.items():
+        if value is not None and not isinstance(value, bool | int | float):
+            check.add(f"search.options.{name}", "must be a number, true, false or null", value=value)
+    check.done()
 
 
 def _optuna(needs: str) -> Any:
