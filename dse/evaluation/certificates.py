@@ -53,6 +53,17 @@ def certificates(words: Sequence[str]) -> int:
     return 0
 
 
+def expiry(cert: Path) -> str:
+    """The day on which a certificate ended, and the hour; "" for one that is valid, or that this cannot tell of."""
+    try:
+        from cryptography import x509
+
+        ended = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc
+    except (ImportError, ValueError, OSError):
+        return ""
+    return f"{ended:%Y-%m-%d %H:%M} UTC" if ended < datetime.now(UTC) else ""
+
+
 def make(folder: Path, days: int) -> None:
     """Write ca.pem, cert.pem and key.pem (elliptic curve P-256); the authority's key is thrown away."""
     from cryptography.hazmat.primitives import serialization

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from importlib import import_module
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
+from dse.evaluation.certificates import expiry
 from dse.evaluation.remote import leave
 from dse.evaluation.settings import ClusterKind, Executor
+from dse.evaluation.signals import SIGNALS_OF_A_TERMINAL
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -74,6 +78,7 @@ def _connected(executor: Executor) -> Iterator[Client]:
         target: Any = executor.address
         if target is None:
             assert executor.cluster is not None
+            stack.enter_context(_without_pages(executor))
             target = stack.enter_context(_started(executor, security))
         try:
             client = Client(target, security=security, timeout=_ANSWER_S, set_as_default=False, name="dse")
@@ -81,7 +86,8 @@ def _connected(executor: Executor) -> Iterator[Client]:
             way = "start one (dask scheduler), or let one be started: executor.cluster=local"
             raise ClusterError(f"no scheduler answers at {executor.address} ({error}): {way}") from None
         stack.enter_context(client)
-        print(f"Dask: {client.scheduler.address}, dashboard {client.dashboard_link}", file=sys.stderr)
+        dashboard = f", dashboard {client.dashboard_link}" if _has_dashboard(executor) else ""
+        print(f"Dask: {client.scheduler.address}{dashboard}", file=sys.stderr)
         yield client
         if executor.address is None:
             client.run(leave)
@@ -96,16 +102,11 @@ def _started(executor: Executor, security: Security | None) -> Iterator[Any]:
     if security is not None:
         settings["security"] = security
     if kind == "local":
-        fixed = {
-            "silence_logs": logging.ERROR,
-            "host": _LOOPBACK,
-            "dashboard_address": f"{_LOOPBACK}:0",
-            "threads_per_worker": 1,
-        }
-        settings = {**fixed, "n_workers": executor.num_jobs, **settings}
+        settings = {**_of_this_machine(executor), **settings}
     make = _class(_CLASSES[kind])
     try:
-        cluster = make(**settings)
+        with _signals_for_this_thread():
+            cluster = make(**settings)
     except (TypeError, ValueError) as error:
         way = f"see {_CLASSES[kind]} in the documentation of Dask"
         raise ConfigError(
@@ -122,6 +123,44 @@ def _started(executor: Executor, security: Security | None) -> Iterator[Any]:
         yield cluster
 
 
+def _of_this_machine(executor: Executor) -> dict[str, Any]:
+    """Settings of a cluster on this machine, unless others are typed: it listens to itself, and has no dashboard."""
+    return {
+        "silence_logs": logging.CRITICAL,  # or Dask tells of every worker that ends before its scheduler
+        "host": _LOOPBACK,
+        "dashboard_address": f"{_LOOPBACK}:0",
+        "threads_per_worker": 1,
+        "n_workers": executor.num_jobs,
+        "scheduler_kwargs": {"dashboard": _has_dashboard(executor)},
+    }
+
+
+@contextmanager
+def _signals_for_this_thread() -> Iterator[None]:
+    """While the thread of Dask starts: Ctrl-C and a closed terminal are for this one, not for the processes of Dask.
+
+    A signal that is blocked stays so in threads and processes that are started meanwhile, and by these.
+    """
+    resource_tracker.ensure_running()  # the first process that is started would start it, which unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_A_TERMINAL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_pages(executor: Executor) -> Iterator[None]:
+    """While a cluster lasts whose dashboard nobody asked for: its servers have no pages, as these have no password."""
+    import dask
+
+    if _has_dashboard(executor):
+        yield
+        return
+    with dask.config.set({f"distributed.{part}.http.routes": [] for part in ("scheduler", "worker")}):
+        yield
+
+
 def _eagerness(executor: Executor) -> Mapping[str, Any]:
     """How soon Dask asks for more workers: as long as those that are there have a second chunk waiting.
 
@@ -135,15 +174,38 @@ def _security(executor: Executor) -> Security | None:
     from distributed import Security
 
     files = executor.tls_files
+    if files is None and executor.cluster == "local" and executor.address is None and not executor.plain:
+        return _security_for_once()
     if files is None:
         return None
     if missing := [path for path in files if not path.is_file()]:
         way = "make them: python -m dse certificates out=<folder>"
         raise ConfigError([Problem("executor.tls", f"lacks {missing[0].name}", executor.tls, way)])
+    if ended := expiry(files[1]):
+        rule = f"holds certificates that were valid until {ended}"
+        way = "make new ones: python -m dse certificates out=<folder>, and name them: executor.tls=<folder>"
+        raise ConfigError([Problem("executor.tls", rule, executor.tls, way)])
     authority, cert, key = map(str, files)
     roles = {f"tls_{role}_{part}": path for role in ("client", "scheduler", "worker")
              for part, path in (("cert", cert), ("key", key))}  # fmt: skip
     return Security(tls_ca_file=authority, require_encryption=True, **roles)
+
+
+def _security_for_once() -> Security:
+    """TLS of a cluster on this machine, whose other users could send it work else; the key is in memory alone."""
+    from distributed import Security
+
+    try:
+        security: Security = Security.temporary()
+    except ImportError:
+        rule = "needs cryptography, which is not installed, to keep other users of this machine out"
+        raise ConfigError([Problem("executor", rule, None, "pip install cryptography")]) from None
+    return security
+
+
+def _has_dashboard(executor: Executor) -> bool:
+    """Tell whether somebody asked for the dashboard of a cluster on this machine; others have theirs as Dask says."""
+    return executor.cluster != "local" or executor.address is not None or "dashboard_address" in executor.settings
 
 
 def _class(path: str) -> Callable[..., Any]:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+"""Ctrl-C, and the end of the terminal, such as a closed ssh session."""
+SIGNALS = (*SIGNALS_OF_A_TERMINAL, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,10 +41,14 @@ class Stop:
 
 @contextmanager
 def stoppable() -> Iterator[Stop]:
-    """While it lasts, SIGINT and SIGTERM ask for an end; in other threads than the main one nothing changes."""
+    """While it lasts, SIGINT, SIGHUP and SIGTERM ask for an end; in other threads than the main one nothing changes.
+
+    SIGHUP stays ignored where it is, as `nohup` has it.
+    """
     stop = Stop()
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stop._handle) for number in SIGNALS if main}
+    ignored = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
+    before = {number: signal.signal(number, stop._handle) for number in SIGNALS if main and number not in ignored}
     try:
         yield stop
     finally:
