@@ -25,7 +25,8 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     if isinstance(value, IntervalSweep):
         return _interval(path, value.start, value.end, log="log" in value.tags)
     if isinstance(value, RangeSweep):
-        values: tuple[Any, ...] = tuple(_range_values(value))
+        range_size(value)
+        values: tuple[Any, ...] = _whole_numbers(value) or tuple(value.range())
     elif isinstance(value, Glob):
         names = groups.get(path.partition(".")[0], [])
         values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
@@ -35,7 +36,15 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
         raise ValueError("it holds no value (the end of a range is left out)")
     if any(isinstance(item, list | dict) for item in values):
         raise ValueError("a value is a number, a text or null, not a list or a mapping")
+    if isinstance(value, RangeSweep):
+        return Knob(path, values)
     return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
+
+
+def _whole_numbers(sweep: Any) -> tuple[int, ...]:
+    """The values of a range of whole numbers, of which a million take no time; () for any other."""
+    ends = (sweep.start, sweep.stop, sweep.step)
+    return tuple(range(*ends)) if all(isinstance(end, int) for end in ends) else ()
 
 
 def plain(leaf: Any) -> Any:

@@ -32,10 +32,7 @@ class Genes:
         self.ordered = np.array([not knob.values or knob.is_ordered for knob in self.knobs])
         deciding = {knob.path for knob in space.deciding_knobs}
         self._deciding = np.flatnonzero([knob.path in deciding for knob in self.knobs])
-        self._places = [
-            {_name(value): place for values in (knob.numbers or (), knob.values) for place, value in enumerate(values)}
-            for knob in self.knobs
-        ]
+        self._places: dict[int, dict[tuple[type, Any], int]] = {}  # by column, once they are asked for
         self._counting: dict[tuple[float, ...], NDArray[np.bool_]] = {}
 
     def draw(self, count: int, random: np.random.Generator) -> Rows:
@@ -81,9 +78,17 @@ class Genes:
 
     def _gene(self, column: int, knob: Knob, value: Any) -> float:
         if knob.values:
+            if column not in self._places:
+                self._places[column] = _places(knob)
             return float(self._places[column][_name(value)])
         low, high, at = (map(math.log, (knob.low, knob.high, value))) if knob.log else (knob.low, knob.high, value)
         return (at - low) / (high - low)
+
+
+def _places(knob: Knob) -> dict[tuple[type, Any], int]:
+    """Places of the values of a knob, as they are written and as numbers."""
+    kinds = (knob.values,) if knob.numbers in (None, knob.values) else (knob.numbers or (), knob.values)
+    return {_name(value): place for values in kinds for place, value in enumerate(values)}
 
 
 def _name(value: Any) -> tuple[type, Any]:

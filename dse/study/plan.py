@@ -351,7 +351,7 @@ def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> t
 def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section: str) -> list[Problem]:
     """Return the problems of the values of a knob, with the knob of the legal ones as the way out."""
     path, problems = f"{section}.{knob.path}", dict[Any, list[Problem]]()
-    for value in knob.values or (knob.low, knob.high):
+    for value in _values_to_check(knob):
         check = Problems()
         _check_value(check, space, {**chosen, knob.path: value}, path)
         if check.found:
@@ -363,6 +363,20 @@ def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section
     way = f"write `{assignment(path, meant[0])}`" if len(knob.values) == 1 and any(meant) else way
     found = [problem for one in problems.values() for problem in one]
     return [replace(problem, way_out=way) if section == "space" and way else problem for problem in found]
+
+
+_MOST_CHECKED = 1000  # values of a knob
+
+
+def _values_to_check(knob: Knob) -> Sequence[Any]:
+    """The values of a knob that are validated before anything runs: all; of very many that ascend, some and both ends.
+
+    What is legal at both ends is so between them, but for rules that are checked of each point as well.
+    """
+    count = len(knob.values)
+    if count <= _MOST_CHECKED or not knob.is_ordered:
+        return knob.values or (knob.low, knob.high)
+    return [knob.values[place * (count - 1) // (_MOST_CHECKED - 1)] for place in range(_MOST_CHECKED)]
 
 
 def _condition(space: Space, knob: Knob, option: Mapping[str, Any]) -> Mapping[str, Any] | None:

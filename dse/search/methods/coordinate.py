@@ -12,7 +12,7 @@ by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -57,15 +57,16 @@ class Coordinate:
         self._values = [self._combinations(places) for places in self._free]
         self._ranks: dict[bytes, tuple[float, float]] = {}
         self._sweeps = self._all_sweeps()
-        self._waiting: list[Rows] = []
+        self._waiting: Iterator[Rows] = iter(())
         self._asked = set[bytes]()  # rows whose outcomes are not known yet
         self._best: Rows = np.zeros(len(self._genes.knobs))
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose points of the sweep at hand; those of the next one once the outcomes of all are known."""
-        while not self._waiting and not self._asked and (rows := next(self._sweeps, None)) is not None:
-            self._waiting = [row for row in rows if row.tobytes() not in self._ranks]
-        asked, self._waiting = self._waiting[:count], self._waiting[count:]
+        asked = list(itertools.islice(self._waiting, count))
+        while not asked and not self._asked and (rows := next(self._sweeps, None)) is not None:
+            self._waiting = (row for row in rows if row.tobytes() not in self._ranks)
+            asked = list(itertools.islice(self._waiting, count))
         self._asked.update(row.tobytes() for row in asked)
         return self._genes.points(np.array(asked)) if asked else []
 
@@ -80,10 +81,10 @@ class Coordinate:
             self._ranks[row.tobytes()] = min(rank, self._ranks.get(row.tobytes(), _NONE))
             self._asked.discard(row.tobytes())
 
-    def _all_sweeps(self) -> Iterator[list[Rows]]:
+    def _all_sweeps(self) -> Iterator[Iterable[Rows]]:
         """Yield the rows of each sweep; the next one begins where the outcomes of the one before lead."""
         starts = self._starts()
-        yield [row for start in starts for row in (start, *self._neighbours(start, self._values))]
+        yield (row for start in starts for row in itertools.chain([start], self._neighbours(start, self._values)))
         self._best = min(starts, key=self._rank)
         ranked = {start.tobytes(): [self._ranked(start, group) for group in range(len(self._free))] for start in starts}
         yield [self._together(start, ranked[start.tobytes()]) for start in starts]
@@ -143,15 +144,15 @@ class Coordinate:
         own = tuple(around[list(places)].tolist())
         return sorted(values, key=lambda value: (ranks[value], value != own))
 
-    def _neighbours(self, around: Rows, values: Sequence[Sequence[Values]]) -> list[Rows]:
-        """Rows that differ from one in one group of knobs that counts there."""
-        rows = [
+    def _neighbours(self, around: Rows, values: Sequence[Sequence[Values]]) -> Iterator[Rows]:
+        """Rows that differ from one in one group of knobs that counts there, made when they are asked for."""
+        rows = (
             self._with(around, places, value)
             for places, several in zip(self._free, values, strict=True)
             if around[places[0]] >= 0
             for value in several
-        ]
-        return [row for row in rows if (row != around).any()]
+        )
+        return (row for row in rows if (row != around).any())
 
     def _with(self, row: Rows, places: Places, values: Values) -> Rows:
         changed = row.copy()
