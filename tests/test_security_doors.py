@@ -1,0 +1,573 @@
+"""Doors that all texts pass: what a stranger's file says is data, and what is printed or recorded holds no secret."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dse.cli import main
+from dse.config.compose import request
+from dse.errors import ConfigError, Problem
+from dse.errors.parsing import parse_json, parse_yaml
+from dse.errors.streams import CLOSED_PIPE
+from dse.errors.terminal import Terminal
+from dse.errors.texts import hidden, printable, redact, secrets_known
+from dse.evaluation import certificates
+from dse.evaluation.connection import connected
+from dse.evaluation.settings import SETTINGS_OF_FILES, Executor
+
+PACKAGES = ("dse", "simulators", "search_spaces", "studies")
+QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
+SMALL = [*QUIET, "timeline=false", "schedule=serial", "workload.only=[g4]"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to run in."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def said(words: list[str]) -> tuple[int, str]:
+    """The exit code of a command, and all that it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = main(words)
+    return code, out.getvalue()
+
+
+# Secrets
+
+SIGNS = st.text(st.sampled_from("abcXYZ019 @:/?#%&=+'\"\\$!*{}[](),;~^|<>-_.é"), min_size=6, max_size=16)
+PASSWORDS = SIGNS.filter(
+    lambda text: len(re.sub(r"\W", "", text)) >= 6 and text == text.strip() and '"' not in text[:1]
+)
+PLACES = (
+    "store.url=postgresql://me:{}@127.0.0.1:9/x",
+    "store.url=postgresql+psycopg://me:{}@127.0.0.1:9/x",
+    "store.url=postgres://me:{}@127.0.0.1:9/x",
+    "store.url=mysql://me:{}@127.0.0.1:9/x",
+    "store=postgresql://me:{}@127.0.0.1:9/x",
+    "store.ulr=postgresql://me:{}@127.0.0.1:9/x",
+    "tracking.uri=http://me:{}@127.0.0.1:9/",
+    "tracking.optuna=mysql://me:{}@127.0.0.1:9/x",
+    "+case.api_key={}",
+    "stroe.password={}",
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(PASSWORDS, st.sampled_from(PLACES))
+def test_a_word_that_is_written_down_has_lost_its_password(password: str, place: str) -> None:
+    word = place.format(password)
+    with secrets_known([word]):
+        for text in (redact(word), str(Problem(word, "is wrong", word)), hidden(f"no {password}, at all")):
+            assert password not in text
+        assert password not in str(Problem("store.url", "is wrong", {"url": word.partition("=")[2]}))
+        assert password not in printable(f"(psycopg.OperationalError) connection to {word!r} failed: {password!r}")
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PASSWORDS, st.sampled_from(PLACES), st.sampled_from([[], ["--cfg", "job"], ["seed=0,1", "--multirun"]]))
+def test_no_command_prints_or_leaves_a_password(elsewhere: Path, password: str, place: str, flags: list[str]) -> None:
+    code, text = said([*SMALL, "store.patience_s=1s", place.format(password), *flags])
+    assert "Traceback" not in text
+    assert code in (0, 2, 4)
+    assert password not in text
+    assert not [path for path in elsewhere.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at postgresql://me:a/b:c?d@host/x, again", "at postgresql://me:***@host/x, again"),
+        ("https://host/x?user=me&password=secret&a=b", "https://host/x?user=me&password=***&a=b"),
+        ("https://0123456789abcdef0123@host/x", "https://***@host/x"),
+        ("postgresql://me@host/x and tcp://127.0.0.1:8786", "postgresql://me@host/x and tcp://127.0.0.1:8786"),
+        ("PGPASSWORD=hunter2 psql", "PGPASSWORD=*** psql"),
+        ("{'password': 'two words', 'user': 'me'}", "{'password': '***', 'user': 'me'}"),
+        ("tokens=64 token: 3 ms, 8192 tokens", "tokens=64 token: 3 ms, 8192 tokens"),
+        ("sqlite:///a:b.db", "sqlite:///a:b.db"),
+        ("void foo::bar<int>(float)", "void foo::bar<int>(float)"),
+    ],
+)
+def test_a_secret_is_known_by_its_place_and_nothing_else_is_hidden(text: str, shown: str) -> None:
+    assert hidden(text) == shown
+
+
+def test_a_password_of_the_environment_is_hidden_where_a_library_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "correct horse")
+    with secrets_known([]):
+        assert hidden("invalid dsn: correct horse") == "invalid dsn: ***"
+    assert hidden("correct horse") == "correct horse"  # and forgotten with the command
+
+
+# Terminals
+
+
+@given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "Lu", "Zs", "Po"]), max_size=40))
+def test_nothing_that_is_printed_steers_a_terminal(text: str) -> None:
+    shown = printable(text)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", shown)
+    out = io.StringIO()
+    Terminal(file=out, width=200).print(text, {"a": text})
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out.getvalue())
+
+
+def test_escapes_and_markup_of_a_store_are_text(elsewhere: Path) -> None:
+    from sqlalchemy import insert
+
+    from dse.store import result_store
+
+    store = result_store.Store(f"sqlite:///{elsewhere}/outputs/results.db")
+    columns = {column.name for column in result_store.studies.columns if not column.nullable} - {"id"}
+    row: dict[str, Any] = dict.fromkeys(columns, "{}")
+    kinds = {column.name: column.type.python_type for column in result_store.studies.columns if column.name in columns}
+    row |= {name: 0 for name, kind in kinds.items() if kind in (int, float)}
+    row |= {"name": "[/nope]\x1b[2J[red]", "state": "done"}
+    store.database.write(lambda connection: connection.execute(insert(result_store.studies).values(row)))
+    store.database.close()
+    code, text = said(["status"])
+    assert code == 0, text
+    assert r"[/nope]\x1b[2J[red]" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.slow
+def test_consoles_come_from_one_door() -> None:
+    makers = set()
+    for package in PACKAGES:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                used = (
+                    [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
+                )
+                if any(isinstance(name, ast.Name) and name.id in ("Console", "Terminal") for name in used):
+                    makers.add(str(path.relative_to(REPOSITORY)))
+    assert makers == {"dse/errors/terminal.py", "dse/progress.py", "dse/results/report.py"}
+
+
+# YAML and JSON
+
+HOSTILE = (
+    *(
+        "[" * 5000,
+        "]" * 5000,
+        "{" * 5000,
+        "a: [",
+        "{a: b: c}",
+        "- " * 3000,
+        "? " * 3000,
+        "9" * 5000,
+        "a: " + "9" * 5000,
+    ),
+    *('{"a": ' * 3000, '"\\ud800"', '{"\\udc00": 1}', '{"a": "\\u0000"}', "a\0b", "\ufeff\ufeff", "\x1b[31m", "NaN"),
+    *("1e999", "-Infinity", "!!python/object/apply:os.system [a]", "!!timestamp zz", "&a [*a]", "a: &a 1\nb: *a"),
+    *(
+        "? [a]\n: b",
+        "? {a: b}\n: c",
+        "<<: 1",
+        "%YAML 9\n---\n",
+        "\t- a",
+        "@",
+        "`",
+        "!!set {a}",
+        "!!binary x",
+        "1:1:1:1",
+    ),
+    *("\ud800", "1_0", "0b2", "0o9", "2020-99-99", "a: |9\n b", "...\n...", "--- a\n--- b", "{,}", "[,]", "'", '"\\x'),
+)
+WILD = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.text(st.sampled_from("[]{}:,-?!&*|>'\"%@`#\\ \n\tab01.e\0\ud800~<="), max_size=40),
+    st.builds(lambda sign, count: sign * count, st.sampled_from("[{(-?:&*!|9 "), st.integers(1, 6000)),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(WILD)
+def test_whatever_a_text_holds_it_is_data_or_a_refusal(text: str) -> None:
+    for parse in (parse_yaml, parse_json):
+        began = time.process_time()
+        with contextlib.suppress(ConfigError):
+            tree = parse(text, "file")
+            json.dumps(tree, default=str, ensure_ascii=False).encode("utf-8")  # can be written down
+        assert time.process_time() - began < 2
+
+
+READERS = {"load", "loads", "safe_load", "full_load", "unsafe_load", "load_all", "safe_load_all"}
+OTHER_DOORS = {
+    "dse/errors/parsing.py",  # the door
+    "simulators/engines/simgrid/simulation.py",  # a script of another Python, which reads what we write
+    "simulators/external/supervisor.py",  # likewise: a process of its own that imports nothing of ours
+}
+
+
+@pytest.mark.slow
+def test_yaml_and_json_are_read_through_one_door() -> None:
+    wrong = set()
+    for package in PACKAGES:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
+                    module = node.func.value
+                    if isinstance(module, ast.Name) and module.id in ("yaml", "json"):
+                        wrong.add(str(path.relative_to(REPOSITORY)))
+    assert wrong == OTHER_DOORS
+
+
+# Words
+
+SIGNS_OF_WORDS = "|+|++|~|=|x|study|store.url|+space.|space.a|@|.|..|{|[|(|'|null|range(1,3)|choice()|${|${a}|:|,|é|!|&"
+PARTS = st.sampled_from([*SIGNS_OF_WORDS.split("|"), "executor.settings", "9" * 500, "a b", "\\", "\x1b"])
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PARTS, max_size=5))
+def test_words_of_any_kind_are_read_or_refused(parts: list[str]) -> None:
+    word = "".join(parts)
+    with contextlib.suppress(ConfigError):
+        request(["study=ficco_sweep", word])
+
+
+@pytest.mark.parametrize("word", ["+=x", "=x", "~", "++=", "+.=1", "study.baseline=010"])
+def test_a_word_without_a_path_is_refused_with_the_way_out(word: str) -> None:
+    code, text = said([*SMALL, "store=none", word])
+    assert code == 2
+    assert "Traceback" not in text
+
+
+# The executor
+
+
+def executor_of(folder: Path, text: str) -> list[str]:
+    """A user's folder with an option of the group executor; the words of a study that takes it."""
+    (folder / "executor").mkdir(parents=True)
+    shipped = (REPOSITORY / "conf" / "executor" / "dask.yaml").read_text("utf-8")
+    lines = [line for line in shipped.splitlines() if line.partition(":")[0] not in re.findall(r"^\w+", text, re.M)]
+    (folder / "executor" / "mine.yaml").write_text("\n".join(lines).replace("name: dask", "name: mine") + f"\n{text}\n")
+    return [*SMALL, f"--config-dir={folder}", "executor=mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("settings: {preload: ['import os; os.mkdir(\"pwned\")']}", "executor.settings.preload"),
+        ("settings: {host: 0.0.0.0}", "executor.settings.host"),
+        ("settings: {dashboard_address: ':8787'}", "executor.settings.dashboard_address"),
+        ("settings: {security: {}}", "executor.settings.security"),
+        ("settings: {worker_class: os.system}", "executor.settings.worker_class"),
+        ("settings: {env: {LD_PRELOAD: x.so}}", "executor.settings.env"),
+        ("settings: {n_workers: {a: b}}", "executor.settings.n_workers"),
+        ("cluster: slurm\nsettings: {job_script_prologue: [touch pwned]}", "executor.settings.job_script_prologue"),
+        ("cluster: slurm\nsettings: {python: ./evil}", "executor.settings.python"),
+        ('cluster: slurm\nsettings: {queue: "a\\ntouch pwned"}', "executor.settings.queue"),
+        ("cluster: pbs\nsettings: {queue: 'a; touch pwned'}", "executor.settings.queue"),
+        ("cluster: lsf\nsettings: {shebang: '#!./evil'}", "executor.settings.shebang"),
+        ("cluster: ssh\nsettings: {hosts: [evil]}", "executor.settings.hosts"),
+        ("cluster: kubernetes\nsettings: {image: evil}", "executor.settings.image"),
+        ("address: tcp://127.0.0.1:9", "executor.address"),
+        ("plain: true", "executor.plain"),
+        ("tls: theirs", "executor.tls"),
+    ],
+)
+def test_a_file_gives_the_executor_data_and_nothing_that_runs(
+    text: str, path: str, tmp_path: Path, elsewhere: Path
+) -> None:
+    code, output = said(executor_of(tmp_path / "conf", text))
+    assert code == 2, output
+    assert path in output
+    assert "take it out of the file" in output
+    assert not list(elsewhere.iterdir())
+
+
+def test_what_a_file_may_say_of_a_cluster_composes_and_all_else_may_be_typed(tmp_path: Path) -> None:
+    words = executor_of(
+        tmp_path / "conf", "cluster: slurm\nsettings: {queue: gpu, cores: 8, memory: 16 GB, walltime: '01:00:00'}"
+    )
+    folder = tmp_path / "conf"
+    made = request([word for word in words if not word.startswith("--")], folder)
+    assert made.problems == ()
+    typed = request([*SMALL, "executor=dask", "executor.settings={preload: [mine]}", "executor.plain=true"])
+    assert typed.problems == ()
+    assert typed.tree["executor"]["settings"] == {"preload": ["mine"]}
+    assert all(not {"preload", "host", "security", "env"} & keys.keys() for keys in SETTINGS_OF_FILES.values())
+
+
+@pytest.mark.slow
+def test_a_recorded_command_gives_the_executor_no_settings_that_run(elsewhere: Path) -> None:
+    assert main([*SMALL, "store=none"]) == 0
+    file = next(elsewhere.glob("outputs/ficco_sweep/2*/provenance.json"))
+    made = json.loads(file.read_text())
+    made["overrides"] += ["executor=dask", "executor.settings={preload: [evil]}"]
+    file.write_text(json.dumps(made))
+    import dse
+
+    key = str(dse.load("ficco_sweep")["key"].iloc[0])
+    code, text = said(["timeline", "study=ficco_sweep", f"key={key}"])
+    assert code == 2
+    assert "executor.settings.preload" in text
+
+
+# The cluster on this machine
+
+INTRUDER = """
+import socket, ssl, sys
+for port in map(int, sys.argv[1:]):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for wrap in (context.wrap_socket, lambda plain: plain):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as plain, wrap(plain) as channel:
+                channel.settimeout(5)
+                channel.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+                answer = channel.recv(4096)
+                if answer and b" 404 " not in answer[:40]:
+                    print(port, "answers", answer[:40])
+        except OSError:
+            pass
+print("tried")
+"""
+
+
+def ports_of(pids: set[int]) -> set[int]:
+    """Ports that processes listen on, by the kernel's tables."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_this_machine_is_let_into_no_port_of_a_cluster(tmp_path: Path) -> None:
+    before = ports_of({os.getpid()})
+    script = tmp_path / "intruder.py"
+    script.write_text(INTRUDER)
+    with connected(Executor(name="x", cluster="local", jobs=1)) as client:
+        client.wait_for_workers(1)
+        assert client.scheduler.address.startswith("tls://127.0.0.1:")
+        workers = set(client.run(os.getpid).values())
+        ports = ports_of({os.getpid(), *workers}) - before
+        assert len(ports) >= 3
+        user = {"user": 65534, "group": 65534, "extra_groups": []}
+        text = script.read_text()
+        python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+        command: list[str] = [python, "-c", text, *map(str, ports)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120, check=False, **user)  # type: ignore[call-overload]
+    if done.returncode and "ermission" in done.stderr:
+        pytest.skip("another user may not run Python here")
+    assert done.stdout == "tried\n", done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_without_the_certificate_nobody_speaks_to_the_scheduler() -> None:
+    from distributed import Client, Security
+
+    with connected(Executor(name="x", cluster="local", jobs=1)) as client:
+        address = client.scheduler.address.removeprefix("tls://")
+        for place, security in ((f"tcp://{address}", None), (f"tls://{address}", Security.temporary())):
+            with pytest.raises((OSError, TypeError)):
+                Client(place, security=security, timeout=2, set_as_default=False)
+
+
+@pytest.mark.slow
+def test_certificates_that_have_ended_say_so_and_how_to_make_new_ones(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datetime import datetime as real
+
+    class Earlier(real):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return real.now(tz) - timedelta(days=40)
+
+    Path("old").mkdir(mode=0o700)
+    monkeypatch.setattr(certificates, "datetime", Earlier)
+    certificates.make(Path("old"), 30)
+    monkeypatch.setattr(certificates, "datetime", real)
+    code, text = said([*SMALL, "executor=dask", "executor.tls=old"])
+    assert code == 2
+    assert "holds certificates that were valid until" in text
+    assert "python -m dse certificates out=" in text
+
+
+# Ends
+
+
+def command(*words: str, **settings: Any) -> subprocess.Popen[bytes]:
+    """A command as a process of its own, in the current folder."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen([sys.executable, "-m", "dse", *words], env=environment, start_new_session=True, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--help"], ["systems"]], ids=["print", "console"])
+def test_a_reader_that_goes_away_ends_the_command_quietly(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with command(*words, stdout=writer, stderr=subprocess.PIPE) as run:
+        os.close(writer)
+        _, errors = run.communicate(timeout=120)
+    assert errors == b""
+    assert run.returncode == CLOSED_PIPE
+
+
+@pytest.mark.slow
+def test_the_end_of_the_terminal_is_a_stop_that_keeps_what_was_evaluated() -> None:
+    words = [*QUIET, "budget.trials=1000000", "+space.system.gpu.num_cus=range(64,304,1)", "executor.jobs=1"]
+    with command(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        _wait_for(Path("outputs/results.db"))
+        time.sleep(1.0)
+        os.kill(run.pid, signal.SIGHUP)
+        _, errors = run.communicate(timeout=120)
+    assert b"Traceback" not in errors
+    assert b"interrupted" in errors
+    assert run.returncode == 128 + signal.SIGHUP
+
+
+def _wait_for(path: Path) -> None:
+    until = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_cluster_prints_no_traceback_of_its_workers() -> None:
+    words = [*QUIET, "budget.trials=1000000", "+space.system.gpu.num_cus=range(64,304,1)", "executor=dask"]
+    with command(*words, "executor.jobs=2", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        lines = list(_until(run.stderr, b"Dask:"))
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=120)
+    assert b"Traceback" not in b"".join(lines) + errors
+    assert b"interrupted" in errors
+    assert run.returncode == 130
+
+
+def _until(stream: Any, sign: bytes) -> Iterator[bytes]:
+    for line in stream:
+        yield line
+        if sign in line:
+            return
+
+
+# Large spaces
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["plan", "bert"])
+def test_a_study_of_a_million_values_begins_soon(study: str) -> None:
+    words = [f"study={study}", "tracking=none", "figures=none", "timeline=false", "budget.trials=4"]
+    with command(*words, "+space.run.batch=range(1,1000000)", stdout=subprocess.DEVNULL) as run:
+        _wait_for(Path("outputs/results.db"))
+        while run.poll() is None and not _has_begun(Path("outputs/results.db")):
+            time.sleep(0.05)
+        assert run.poll() is None
+        ticks = Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        run.kill()
+    assert sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") < 10  # of its CPU time, whatever else this machine does
+
+
+def _has_begun(database: Path) -> bool:
+    """True once a point of a store is in hand, or has a result."""
+    with contextlib.suppress(sqlite3.OperationalError), sqlite3.connect(f"file:{database}?mode=ro", uri=True) as store:
+        return any(store.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("leases", "results"))
+    return False
+
+
+# SECURITY.md
+
+SENTENCES = {
+    "Code in configuration": (
+        "test_a_foreign_configuration_is_refused_before_hydra_reads_it",
+        "test_an_override_that_would_have_hydra_call_something_is_refused_by_its_path",
+        "test_flags_that_read_other_configurations_or_pickles_are_refused",
+    ),
+    "Bombs": ("test_a_bomb_takes_neither_time_nor_memory_even_where_options_are_only_listed",),
+    "Input files": ("test_a_folder_may_hold_links_but_neither_devices_nor_settings_of_hydra",),
+    "Pickles and `eval`": (
+        "test_nothing_evaluates_text_or_reads_pickles",
+        "test_mlflow_is_told_to_read_no_pickles",
+    ),
+    "Programs": (
+        "test_a_program_sees_an_empty_folder_few_variables_and_its_limits",
+        "test_cpu_time_and_file_size_are_limited",
+    ),
+    "Output folders": (
+        "test_a_damaged_file_ends_every_command_in_a_sentence",
+        "test_nothing_is_written_through_a_link_of_a_folder",
+        "test_a_place_that_only_a_folder_names_is_not_written_to",
+        "test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times",
+        "test_whatever_a_text_holds_it_is_data_or_a_refusal",
+    ),
+    "A store": ("test_a_damaged_store_ends_in_a_sentence",),
+    "Results": ("test_any_answer_becomes_numbers_in_their_ranges_or_a_reason",),
+    "Names": (
+        "test_a_study_whose_name_is_no_plain_one_is_refused",
+        "test_texts_of_a_configuration_are_shown_as_they_are_and_never_as_markup",
+        "test_whatever_a_name_is_it_makes_no_element_of_a_page",
+        "test_only_named_scripts_may_run_and_nothing_may_be_asked_for",
+    ),
+    "A cluster": (
+        "test_another_user_of_this_machine_is_let_into_no_port_of_a_cluster",
+        "test_without_the_certificate_nobody_speaks_to_the_scheduler",
+        "test_what_cannot_work_is_told_with_the_way_out",
+    ),
+    "What goes to a library unread": (
+        "test_a_file_gives_the_executor_data_and_nothing_that_runs",
+        "test_a_recorded_command_gives_the_executor_no_settings_that_run",
+    ),
+    "The UI": ("test_the_user_interface_listens_on_this_machine_only",),
+    "Secrets": (
+        "test_no_command_prints_or_leaves_a_password",
+        "test_no_file_of_a_run_holds_a_password",
+        "test_a_password_of_the_environment_is_hidden_where_a_library_repeats_it",
+    ),
+    "Terminals": (
+        "test_nothing_that_is_printed_steers_a_terminal",
+        "test_escapes_and_markup_of_a_store_are_text",
+    ),
+}
+"""What SECURITY.md says is refused -> the tests that hold it."""
+
+
+@pytest.mark.slow
+def test_each_sentence_on_security_has_a_test() -> None:
+    text = (REPOSITORY / "SECURITY.md").read_text("utf-8").partition("## What is refused")[2].partition("## What to")[0]
+    assert {name.rstrip(".") for name in re.findall(r"^- \*\*(.+?)\*\*", text, re.MULTILINE)} == set(SENTENCES)
+    tests = {
+        node.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert {name for names in SENTENCES.values() for name in names} <= tests
