@@ -275,6 +275,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     }
     fixed |= catalogued_paths(tree, whole) - {line.key.removeprefix("space.") for line in values}
     knobs = tuple(knob for knob in _knobs(composer, tree, groups) if knob.path not in fixed)
+    composer.problems.extend(sweeps.inexact(tree, knobs))
     baseline = get_path(tree, "study.baseline")
     values_of = {knob.path: knob.values for knob in knobs}
     probes = get_path(tree, "study.probes") or {}

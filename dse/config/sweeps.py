@@ -25,8 +25,7 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     if isinstance(value, IntervalSweep):
         return _interval(path, value.start, value.end, log="log" in value.tags)
     if isinstance(value, RangeSweep):
-        range_size(value)
-        values: tuple[Any, ...] = _whole_numbers(value) or tuple(value.range())
+        values: tuple[Any, ...] = tuple(_range_values(value))
     elif isinstance(value, Glob):
         names = groups.get(path.partition(".")[0], [])
         values = tuple(name for name in names if _matches(name, value.include) and not _matches(name, value.exclude))
@@ -41,12 +40,6 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
 
 
-def _whole_numbers(sweep: Any) -> tuple[int, ...]:
-    """The values of a range of whole numbers, of which a million take no time; () for any other."""
-    ends = (sweep.start, sweep.stop, sweep.step)
-    return tuple(range(*ends)) if all(isinstance(end, int) for end in ends) else ()
-
-
 def plain(leaf: Any) -> Any:
     """A value of a space that is no text, as it is. Raises ValueError for a sweep, as one inside braces is if bare."""
     if isinstance(leaf, int | float | list | None):
@@ -54,12 +47,13 @@ def plain(leaf: Any) -> Any:
     raise ValueError("inside braces it needs quotes, as 'choice(a,b)'")
 
 
-def _range_values(sweep: Any) -> Iterator[int | float]:
-    """The values of a range, its end left out. Raises ValueError as `range_size` does."""
-    count = range_size(sweep)
+def _range_values(sweep: Any) -> Sequence[int | float]:
+    """The values of a range, its end left out; whole numbers take no time. Raises ValueError as `range_size` does."""
+    count, ends = range_size(sweep), (sweep.start, sweep.stop, sweep.step)
+    if all(isinstance(end, int) for end in ends):
+        return range(*ends)
     start, step = Decimal(str(sweep.start)), Decimal(str(sweep.step))
-    whole = all(isinstance(number, int) for number in (sweep.start, sweep.stop, sweep.step))
-    return (int(start + place * step) if whole else float(start + place * step) for place in range(count))
+    return [float(start + place * step) for place in range(count)]
 
 
 def range_size(sweep: Any) -> int:

@@ -19,7 +19,7 @@ from dse.config.yaml_checks import MOST_BYTES as MOST_YAML_BYTES
 from dse.config.yaml_checks import parse_yaml
 from dse.errors import MOST_SHOWN, ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_json
-from dse.files import read_text
+from dse.files import open_plain_file, read_text
 from dse.units import Integer, Number
 from dse.values import Frozen
 from simulators.hardware.nccl_topology import infrastructure_tree

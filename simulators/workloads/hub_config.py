@@ -10,6 +10,7 @@ Which keys were read is recorded: others that may change a cost are listed in th
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,7 +149,26 @@ def hub_tree(path: Path) -> dict[str, Any]:
     return tree | ({"unread": unread} if unread else {})
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
+def _keys_of(path: Path) -> Mapping[str, Any]:
+    """Keys of a file; of a model that also sees, those of its text part, and those around it."""
+    keys = _json(path)
+    for name in _TEXT:
+        inner = keys.get(name)
+        if isinstance(inner, dict):
+            around = {key: value for key, value in keys.items() if key not in (name, "architectures")}
+            merged = {**around, **{key: value for key, value in inner.items() if key != "_name_or_path"}}
+            merged["model_type"] = _text_type(keys.get("model_type"), inner)
+            return merged
+    return keys
+
+
+def _text_type(outer: Any, inner: Mapping[str, Any]) -> Any:
+    """The type of a text part: its own, or that which belongs to the whole."""
+    kinds = [inner.get("model_type"), f"{outer}_text", outer]
+    return next((kind for kind in kinds if kind in readable_types()), kinds[0] or outer)
+
+
+def _json(path: Path) -> dict[str, Any]:
     keys = parse_json(read_text(path, str(path)), str(path))
     if not isinstance(keys, dict):
         raise ConfigError([Problem(str(path), "holds no keys", way_out="give the config.json of a model")])
