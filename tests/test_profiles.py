@@ -241,3 +241,25 @@ def test_the_command_writes_kernels_summary_and_a_timeline(
     assert told["recorded"]["hidden"] == 0
     assert len(json.loads((tmp_path / "here" / "figures" / "timeline.json").read_text())["traceEvents"]) > 2 * len(rows)
     assert kernels(replay(profile_of(rows, "made")))["waited_for_kernel"].tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.et", "run.csv", "run.sqlite"])
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "a pointer of Git LFS"),
+        (b"<!DOCTYPE html><html>404</html>", "is a web page"),
+    ],
+)
+def test_what_stands_in_place_of_a_profile_is_named(tmp_path: Path, name: str, content: bytes, rule: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rule):
+        read(tmp_path / name)
+
+
+def test_a_gzip_that_is_damaged_before_any_event_is_not_said_to_be_no_trace(tmp_path: Path) -> None:
+    packed = gzip.compress(json.dumps({"traceEvents": [{"name": "x"}]}).encode())
+    (tmp_path / "run.json.gz").write_bytes(packed[:12] + b"\xff" * 8 + packed[20:])
+    with pytest.raises(ConfigError, match="gzip that is cut off or damaged"):
+        read(tmp_path / "run.json.gz")

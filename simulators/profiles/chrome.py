@@ -6,7 +6,8 @@ the events `deviceProperties` and the rank of `distributedInfo`. Of operators (`
 record_shapes) `Input Dims` and `Input type` are read, and a kernel is one of the operator with the same `External id`.
 The launch of a kernel is the event of a category such as `cuda_runtime`, `cuda_driver` or `hip_runtime` with
 the same correlation. Iterations are annotations `ProfilerStep#`. Categories of older versions (`Kernel`, `Runtime`) are
-read as today's. The JSON of rocprof is read as well: what ran on a queue, with its times. Nothing of a file is run.
+read as today's. The JSON of rocprof is read as well: what ran on a queue, with its times; and that of XLA (JAX,
+TensorFlow): what ran on the streams of a process `/device:GPU:0`. Nothing of a file is run.
 
 A GPU is a (pid, device). Traces that were merged come apart: by labels before the pid (`[TP00] 0`), and by the event
 `Record Window End`, with which each of several traces in one file ends.
@@ -48,6 +49,8 @@ _ROLES = (
     (re.compile(r"user_annotation"), _MARKED),
 )
 """Categories of events, in small letters, and what such an event is."""
+_XLA_GPU = re.compile(r"/device:GPU:\d+")
+_XLA_STREAM = "Stream #"
 _LABEL = re.compile(r"(.*?)\s*-?\d*")
 _END_OF_TRACE = "Record Window End"
 _ITERATION = "ProfilerStep#"
@@ -76,7 +79,9 @@ def read_chrome(path: Path) -> list[Profile]:
                 advance(max(file.tell() - events.at, 0))
                 events.at = file.tell()
     if "traceEvents" not in records.met:
-        raise ConfigError([Problem("profile", "is no Chrome trace: it has no traceEvents", str(path), _WAY)])
+        rule = f"has no traceEvents before {losses[0]}" if losses else "is no Chrome trace: it has no traceEvents"
+        way = "record or download it again" if losses else _WAY
+        raise ConfigError([Problem("profile", rule, str(path), way)])
     damage(events.dropped, records, losses, "events")
     return [replace(profile, lost=lost_share(records, losses)) for profile in events.profiles(path)]
 
@@ -120,6 +125,8 @@ class _Events:
     ranks: list[int] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     labels: dict[Any, str] = field(default_factory=dict)
+    xla_gpus: dict[Any, str] = field(default_factory=dict)  # by pid
+    xla_streams: set[tuple[Any, Any]] = field(default_factory=set)  # (pid, tid)
     trace: int = 0
     zero: float | int | None = None
     at: int = 0
@@ -155,6 +162,8 @@ class _Events:
             self._launch(event, args)
         elif category is None and isinstance(args, dict) and "BeginNs" in args:
             self._rocprof(event, args)
+        elif category is None and isinstance(args, dict) and isinstance(event.get("pid"), str | int):
+            self._xla(event, args)
         elif role == _OPERATOR and isinstance(args, dict) and args.get("Input Dims"):
             self._operator(event, args)
         elif role and str(event.get("name", "")).startswith(_ITERATION):
@@ -221,6 +230,17 @@ class _Events:
         name = str(args.get("Name") or args.get("KernelName") or event["name"]).removesuffix(" [clone .kd]")
         times = {"start_s": start * _NS, "seconds": (end - start) * _NS}
         self._keep(((0, ""), "", ""), {"name": name.removesuffix(".kd"), "stream": " ".join(queue), **times})
+
+    def _xla(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+        """Keep what ran on a stream of a GPU, of a trace of XLA: its other lines (`XLA Ops`, `Steps`) repeat that."""
+        pid, stream, text = event["pid"], (event["pid"], event.get("tid")), str(args.get("name", ""))
+        if event.get("name") == "process_name" and _XLA_GPU.fullmatch(text) and len(self.xla_gpus) < MOST_GPUS:
+            self.xla_gpus[pid] = text
+        elif event.get("name") == "thread_name" and text.startswith(_XLA_STREAM):
+            if pid in self.xla_gpus and len(self.xla_streams) < _MOST_CATEGORIES:
+                self.xla_streams.add(stream)
+        elif stream in self.xla_streams and event.get("ph") == "X":
+            self._kernel(event, {"device": self.xla_gpus[pid]})
 
     def _operator(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         """Keep the shape of an operator; one that cannot be read is none."""

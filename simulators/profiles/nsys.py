@@ -81,14 +81,13 @@ def _of_each(
 ) -> list[Profile]:
     """The profile of each GPU that has any; the first one tells why where none has. Raises ConfigError."""
     name, dropped = database.path.name, database.dropped
-    gpus = islice(database.select("TARGET_INFO_GPU", ["name"]), _MOST_NAMES)
-    names = [str(row["name"]) for row in gpus] if "name" in database.columns("TARGET_INFO_GPU") else []
+    names = _names(database)
     if not by_gpu:
         return [profile_of([], name, dropped=dropped)]
     profiles, problems = list[Profile](), list[ConfigError]()
     for process, device in sorted(by_gpu):
         marked = [span for at, spans in iterations.items() if at == process or process < 0 or at < 0 for span in spans]
-        how: dict[str, Any] = {"device": names[device] if 0 <= device < len(names) else "", "dropped": dropped}
+        how: dict[str, Any] = {"device": names.get(device, ""), "dropped": dropped}
         try:
             profiles.append(profile_of(by_gpu[process, device], name, iterations=sorted(set(marked)), **how))
         except ConfigError as error:
@@ -96,6 +95,20 @@ def _of_each(
     if not profiles:
         raise problems[0]
     return profiles
+
+
+def _names(database: Database) -> Mapping[int, str]:
+    """The name of each GPU by its number: by the order of rows where numbers are not recorded."""
+    if "name" not in database.columns("TARGET_INFO_GPU"):
+        return {}
+    names = dict[int, str]()
+    for place, row in enumerate(islice(database.select("TARGET_INFO_GPU", ["id", "name"]), _MOST_NAMES)):
+        try:
+            number = whole(row["id"])
+        except _WRONG:
+            number = None
+        names[place if number is None else number] = str(row["name"])
+    return names
 
 
 def _launches(database: Database) -> dict[tuple[int, int], float]:

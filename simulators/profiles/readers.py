@@ -29,10 +29,21 @@ _COMMANDS = {
     "bzip2": "bunzip2 -k",
     "lz4": "unlz4",
 }
+_NO_FILES: Mapping[bytes, tuple[str, str]] = {
+    b"version https://git-lfs": ("is a pointer of Git LFS in place of the file", "fetch the file: git lfs pull"),
+    b"/annex/objects": ("is a pointer of git-annex in place of the file", "fetch the file: git annex get"),
+    b"<!doctype html": ("is a web page", "download the file itself"),
+    b"<html": ("is a web page", "download the file itself"),
+}
+"""Begins of files, in small letters, that stand in place of one."""
 _OTHERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         (".nsys-rep", ".qdrep", ".qdstrm"),
         ("is a report in Nsight Systems' own format", "export it: nsys export --type sqlite {name}"),
+    ),
+    ".pb": (
+        "is a trace of XLA in protocol buffers",
+        "read {name}'s neighbour, the .trace.json.gz that JAX writes beside it",
     ),
     ".ncu-rep": ("is a report of Nsight Compute, without a time line", "record it with nsys profile"),
     **dict.fromkeys(
@@ -95,12 +106,22 @@ def _reader(path: Path) -> Callable[[Path], Sequence[Profile]]:
         rule, way = _OTHERS[suffix]
         raise ConfigError([Problem("profile", rule, str(path), way.format(name=path.name))])
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    _check_begin(path, text)
     if text.startswith((b"{", b"[")) and suffix != ".et":
         return read_rocprof_json if ROCPROF in head else read_chrome
     if suffix in READERS:
         return READERS[suffix]
     first = text.partition(b"\n")[0]
     return read_tables if b"," in first and re.search(rb"start|begin", first, re.IGNORECASE) else read_chrome
+
+
+def _check_begin(path: Path, text: bytes) -> None:
+    """Raise ConfigError for a file that holds nothing, or what stands in place of another."""
+    if not path.stat().st_size:
+        raise ConfigError([Problem("profile", "is empty", str(path), "record or download it again")])
+    for begin, (rule, way) in _NO_FILES.items():
+        if text[: len(begin)].lower() == begin:
+            raise ConfigError([Problem("profile", rule, str(path), way)])
 
 
 def _head(path: Path) -> bytes:
