@@ -284,3 +284,13 @@ def test_every_public_model_is_an_option_under_all_of_its_names() -> None:
     assert all(options.values())
     for name in options:
         model_tree(name)
+
+
+def test_a_model_is_named_by_the_folder_of_its_weights_too(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-8B"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"is a folder without config\.json"):
+        model_tree(str(folder))
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert model_tree(str(folder)) == model_tree(str(folder / "config.json"))
+    assert request(["study=comp_vs_comm", f"model={folder}"]).knobs

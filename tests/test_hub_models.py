@@ -174,6 +174,7 @@ READ: Mapping[str, tuple[Any, float]] = {
         0.0255 * 2 + 0.9745 * 4.5 / 8,
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, (4 + 20 / 128) / 8),
+    "auto-round": ({"quant_method": "intel/auto-round", "bits": 8, "group_size": -1, "sym": True}, 1.0),
     "gptq": ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 1.0),
     "nvfp4 of modelopt": (
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.self_attn*"]},

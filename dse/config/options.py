@@ -102,10 +102,10 @@ def listed(group: str) -> Mapping[str, str]:
 
 
 def catalogued(group: str, value: object) -> bool:
-    """Tell whether the catalogue of a group has an option, or reads the file that it names."""
+    """Tell whether the catalogue of a group has an option, or reads the file or folder that it names."""
     if not isinstance(value, str) or catalogue(group) is None:
         return False
-    return value.endswith(_SUFFIXES) or value in listed(group)
+    return value.endswith(_SUFFIXES) or value in listed(group) or ("/" in value and Path(value).is_dir())
 
 
 def catalogued_tree(group: str, value: str) -> dict[str, Any]:

@@ -86,8 +86,17 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     )
     if most > float(ranks.shared["transfer_s"].median()):
         yield "that is longer than half of the collectives take: these may be different ones, of traces cut differently"
+    yield from _absent(ranks)
     yield from _unknown(ranks)
     yield from _lost(ranks)
+
+
+def _absent(ranks: Ranks) -> Iterator[str]:
+    """Yield that groups have more ranks than are here."""
+    sizes = [profile.kernels["group_size"].dropna() for profile in ranks.profiles.values()]
+    largest, here = max((int(size.max()) for size in sizes if len(size)), default=0), len(ranks.profiles)
+    if largest > here:
+        yield f"a group has {largest:,} ranks, of which {here} are here: waiting for the others counts as transfer"
 
 
 def _damage(profiles: Mapping[int, Profile]) -> str:

@@ -449,6 +449,7 @@ _READERS: Mapping[str, Callable[[Tree], _Reading]] = {
     "gptq": _gptq,
     "gptq-marlin": _gptq,
     "auto-round": _gptq,
+    "intel/auto-round": _gptq,
     "modelopt": _by_algorithm,
     "modelopt-fp4": _by_algorithm,
     "mxfp4": _mxfp4,

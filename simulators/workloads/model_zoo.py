@@ -15,19 +15,25 @@ from simulators.workloads.hub_config import hub_tree
 from simulators.workloads.model import Transformer
 from simulators.workloads.public_models import aliases, public
 
+_HUB = "config.json"  # of a folder of weights
 _NOTE_KEYS = ("provenance", "source")
 
 
 def model_tree(name: str, section: str = "models") -> dict[str, Any]:
-    """Tree of a model: `conf/model/<name>.yaml`, a model of `conf/data/models.yaml`, a YAML file, or a `config.json`.
+    """Tree of a model: `conf/model/<name>.yaml`, a model of `conf/data/models.yaml`, a YAML file, or a `config.json`,
+    also by the folder that it lies in.
 
     section: that names the model. Raises ConfigError, also for a model that cannot be expressed as a transformer.
     """
-    path = _path("model", name)
+    path = _path("model", str(Path(name, _HUB)) if Path(name, _HUB).is_file() else name)
     if path is not None and path.suffix == ".json":
         return hub_tree(path)
     if path is not None:
         return {"kind": "transformer", **_read(path, section)}
+    if Path(name).is_dir():
+        raise ConfigError(
+            [Problem(section, f"is a folder without {_HUB}", name, "name the folder of a model's weights")]
+        )
     models, formal = public(), aliases().get(name, name)
     if formal not in models:
         way = did_you_mean(name, list_options("model"))
