@@ -24,8 +24,7 @@ from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options
 from dse.config.spelling import flag_problem, mend
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, known_here, nearest
-from dse.errors.streams import CLOSED_PIPE, ClosedPipe, printable_streams
-from dse.errors.texts import Masks, printable, secrets_known
+from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
@@ -40,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
         with secrets_known(words), printable_streams():
-            return _printing(words)
+            return _run_printable(words)
     except ClosedPipe:
         return CLOSED_PIPE
 
 
-def _printing(words: list[str]) -> int:
+def _run_printable(words: list[str]) -> int:
     """Run one command, whose prints are made printable; its exit code."""
     try:
         return _exit_code(lambda: _dispatch(words))

@@ -28,9 +28,8 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json, parse_yaml
-from dse.errors.streams import CLOSED_PIPE
 from dse.errors.terminal import Terminal
-from dse.errors.texts import hidden, printable, redact, secrets_known
+from dse.errors.texts import CLOSED_PIPE, hidden, printable, redact, secrets_known
 from dse.evaluation import certificates
 from dse.evaluation.connection import connected
 from dse.evaluation.settings import SETTINGS_OF_FILES, Executor

@@ -11,8 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from dse.errors.streams import ClosedPipe
-from dse.errors.texts import printable
+from dse.errors.texts import ClosedPipe, printable
 
 
 class Terminal(Console):

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.backend import Interval, Replay
 from dse.results import provenance
-from dse.results.agreement import errors, match_levels
-from dse.results.claims import Finding, judge
 from dse.results.finished_run import Finished
 from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dse.plots import Draw
+    from dse.results.claims import Finding
 
 _MOST_COLOURS = 11
 _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
@@ -91,6 +90,8 @@ def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, D
 
 def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str, Any]]:
     """Judge the paper's claims on a table and write `claims.json`; its rows. They are about all points or none."""
+    from dse.results.claims import judge
+
     study = plugins.load("study", module)
     changed = [
         text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
@@ -202,6 +203,7 @@ def level_figures(outputs: Outputs) -> Iterator[tuple[str, Draw]]:
     """Yield (name, what draws) of figures of how far the levels of the ladder agree, if the study has one."""
     from dse import plots
     from dse.plots import fronts
+    from dse.results.agreement import errors, match_levels
 
     if not outputs.has("fidelity"):
         return

@@ -172,7 +172,7 @@ _SPLIT = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """What replicas split, by `zero`."""
 
 
-def _recomputed(facts: Facts, plan: dict[str, Any]) -> str:
+def _recompute(facts: Facts, plan: dict[str, Any]) -> str:
     """What a selective recomputation computes again: the core of attention, or modules that are named."""
     if get_path(plan, "run.recompute") != "attention" or "recomputed_modules" not in facts:
         return ""
@@ -204,7 +204,7 @@ def _gathers_beside(facts: Facts, plan: dict[str, Any]) -> str:
 
 _RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
     _split_states,
-    _recomputed,
+    _recompute,
     _experts_of_tp,
     _attention_replicas,
     _experts_everywhere,

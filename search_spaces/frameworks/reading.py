@@ -199,7 +199,10 @@ def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
         if not _OPTION.match(word) or _is_of_a_shell(words, place):
             continue
         name, equals, value = word.partition("=")
-        setting, following = by_name.get(_plain(_dotted(name))), words[place + 1] if place + 1 < len(words) else "--"
+        setting, following = (
+            by_name.get(_plain(_path_of(name))),
+            words[place + 1] if place + 1 < len(words) else "--",
+        )
         if setting is None and _plain(name).startswith("no-"):
             denied = by_name.get(_plain(name)[3:])
             if denied is not None and denied.is_flag:
@@ -214,7 +217,7 @@ def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
         elif equals:
             yield from _leaves(name, value)
         elif _OPTION.match(following) or (setting and setting.is_flag and following.lower() not in _BOOLEANS):
-            yield _dotted(name), True
+            yield _path_of(name), True
         else:
             yield from _leaves(name, following)
 
@@ -236,14 +239,14 @@ _BOOLEANS = ("true", "false")
 def _leaves(name: str, value: str) -> Values:
     """Yield a value, or those of the JSON that it is, by their paths."""
     if not value.lstrip().startswith("{"):
-        yield _dotted(name), _scalar(value)
+        yield _path_of(name), _scalar(value)
         return
     tree = _parsed(value)
-    for path, leaf in flattened(_dotted(name), tree) if isinstance(tree, Mapping) else [(name, value)]:
+    for path, leaf in flattened(_path_of(name), tree) if isinstance(tree, Mapping) else [(name, value)]:
         yield path, _scalar(leaf) if isinstance(leaf, str) else leaf
 
 
-def _dotted(name: str) -> str:
+def _path_of(name: str) -> str:
     """Name of an option, of sections by their short names with their long ones."""
     first, dot, below = name.partition(".")
     return f"{_SECTIONS.get(first.lstrip('-'), first)}{dot}{below}"

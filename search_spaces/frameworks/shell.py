@@ -293,7 +293,7 @@ class _ScriptReader:
         """Read what `$` begins: a variable, arithmetic, or a command."""
         after = self.text[self.at + 1 : self.at + 2]
         if after in ("{", "("):
-            end = self._closing(self.at + 1)
+            end = self._find_close(self.at + 1)
             literal = self.text[self.at : end]
             self.at = end
             return _WordPart(literal, quoted=quoted, variable=True)
@@ -302,7 +302,7 @@ class _ScriptReader:
         self.at += 1 + len(name)
         return _WordPart(f"${name}", quoted=quoted, variable=bool(name))
 
-    def _closing(self, start: int) -> int:
+    def _find_close(self, start: int) -> int:
         """Place after the bracket that closes the one at `start`."""
         pairs, stack = {"{": "}", "(": ")"}, list[str]()
         for place in range(start, len(self.text)):

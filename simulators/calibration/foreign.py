@@ -65,13 +65,13 @@ def open_table(path: Path) -> CsvTable:
     with open_plain_file(path, "data") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(b"PAR1"):
-        return _translated(_parquet(path), path)
+        return _translate(_parquet(path), path)
     text = head.decode("utf-8-sig", errors="replace")
     if _THREADS.search(text) or any(_TEST_HEADER.match(line) for line in text.splitlines()):
         return _of_tests(path)
     if _BENCH.search(text):
         return _of_bench(path)
-    return _translated(read_csv(path, way_out="name a CSV, or a Parquet table, of measured operators"), path)
+    return _translate(read_csv(path, way_out="name a CSV, or a Parquet table, of measured operators"), path)
 
 
 def is_foreign(columns: Sequence[str]) -> bool:
@@ -87,7 +87,7 @@ def _is_of_vidur(columns: Sequence[str]) -> bool:
     return any(_MEDIAN.fullmatch(name) for name in columns)
 
 
-def _translated(table: CsvTable, path: Path) -> CsvTable:
+def _translate(table: CsvTable, path: Path) -> CsvTable:
     if _is_of_aiter(table.columns):
         return _of_aiter(table, path)
     if _is_of_vidur(table.columns):
@@ -205,11 +205,11 @@ def _in_milliseconds(table: CsvTable) -> CsvTable:
         return table
     name, unit = timed[0]
     columns = tuple("latency" if column == name else column for column in table.columns)
-    rows = tuple((line, {**cells, "latency": _scaled(cells[name], _UNITS_S[unit] * 1e3)}) for line, cells in table.rows)
+    rows = tuple((line, {**cells, "latency": _scale(cells[name], _UNITS_S[unit] * 1e3)}) for line, cells in table.rows)
     return replace(table, columns=columns, rows=rows)
 
 
-def _scaled(text: str, factor: float) -> str:
+def _scale(text: str, factor: float) -> str:
     try:
         return repr(float(text) * factor)
     except ValueError:

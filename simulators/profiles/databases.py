@@ -65,24 +65,24 @@ class Database:
         """Columns of a table that are stored; none where there is no such table."""
         if table not in self.tables:
             return set()
-        return {str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})")}
+        return {str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quote(table)})")}
 
     def select(self, table: str, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Yield the rows of a table in their order; None for columns that it lacks. Damaged rows are passed over."""
         columns = self.columns(table)
         there = [name for name in names if name in columns]
         absent = dict.fromkeys(names)
-        for values in self._rows(table, ", ".join(map(_quoted, there)) or "NULL"):
+        for values in self._rows(table, ", ".join(map(_quote, there)) or "NULL"):
             yield absent | dict(zip(there, values, strict=False))
 
     def _rows(self, table: str, chosen: str) -> Iterator[tuple[Any, ...]]:
         """Yield rows of a table. Behind damage reading goes on a row later, then two, four and so on."""
         try:
-            self._connection.execute(f"SELECT rowid FROM {_quoted(table)} LIMIT 0")
+            self._connection.execute(f"SELECT rowid FROM {_quote(table)} LIMIT 0")
         except _DAMAGED:  # WITHOUT ROWID
-            yield from self._plain_rows(table, f"SELECT {chosen} FROM {_quoted(table)}")
+            yield from self._plain_rows(table, f"SELECT {chosen} FROM {_quote(table)}")
             return
-        text = f"SELECT rowid, {chosen} FROM {_quoted(table)} WHERE rowid > ? ORDER BY rowid"
+        text = f"SELECT rowid, {chosen} FROM {_quote(table)} WHERE rowid > ? ORDER BY rowid"
         last, step, attempts, since = _FIRST, 1, 0, 0
         while attempts < _MOST_ATTEMPTS and last < _LAST:
             try:
@@ -109,7 +109,7 @@ class Database:
 
     def _count(self, table: str) -> int:
         with suppress(*_DAMAGED):
-            return int(self._connection.execute(f"SELECT max(rowid) FROM {_quoted(table)}").fetchone()[0] or 0)
+            return int(self._connection.execute(f"SELECT max(rowid) FROM {_quote(table)}").fetchone()[0] or 0)
         return 0
 
     def _note_damage(self, table: str, rows: int) -> None:
@@ -132,7 +132,7 @@ class Database:
         return texts
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

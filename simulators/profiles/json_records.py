@@ -186,7 +186,7 @@ class JsonRecords:
                 break
             self._place = end - 1
         at, begun = self._place, begin - self._base
-        if not (mended := list(self._mended(key, self._buffer[begun:at])) if begun >= 0 else []):
+        if not (mended := list(self._mend(key, self._buffer[begun:at])) if begun >= 0 else []):
             self.damaged, self.lost = self.damaged + failures, self.lost + at - begun
         yield from mended
         if value is not None:
@@ -216,7 +216,7 @@ class JsonRecords:
         names = self._keys[key]
         return isinstance(value, dict) and (not names or any(name in value for name in names))
 
-    def _mended(self, key: str, text: str) -> Iterator[Any]:
+    def _mend(self, key: str, text: str) -> Iterator[Any]:
         """Yield the element that a damaged text was, where it is worth it: nulls for nan and inf, plain backslashes."""
         if self._worth is None or not self._worth.search(text):
             return

@@ -88,16 +88,16 @@ def _of_signature(text: str) -> KernelName:
         if token == "::":
             parts, arguments = [*parts, ""], []
         elif token.isspace():
-            words, parts, arguments = [*words, _joined(parts, arguments)], [""], []
+            words, parts, arguments = [*words, _join(parts, arguments)], [""], []
         elif token == "(" and parts[-1] != "decltype":
             break
         elif token and token in "<([{":
             open_at.append(token)
-    named = [word for word in (*words, _joined(parts, arguments)) if word.base]
+    named = [word for word in (*words, _join(parts, arguments)) if word.base]
     return named[-1] if named else KernelName("")
 
 
-def _joined(parts: list[str], arguments: list[str]) -> KernelName:
+def _join(parts: list[str], arguments: list[str]) -> KernelName:
     *outer, base = [part for part in parts if part] or [""]
     return KernelName(base, "::".join(outer), " ".join(arguments))
 

@@ -39,10 +39,10 @@ _WAY = "nsys stats --report cuda_gpu_trace --format csv writes when each kernel 
 
 def is_nsys_stats(columns: Sequence[str]) -> bool:
     """True for the columns of a table of all kernels, as nsys stats writes it."""
-    return {"start", "duration"} <= _timed(columns).keys() and "Name" in columns
+    return {"start", "duration"} <= _time_columns(columns).keys() and "Name" in columns
 
 
-def _timed(columns: Sequence[str]) -> dict[str, tuple[str, float]]:
+def _time_columns(columns: Sequence[str]) -> dict[str, tuple[str, float]]:
     """`start` and `duration` -> (column, its unit in seconds)."""
     matches = [(column, match) for column in columns if (match := _TIMED.fullmatch(column.strip()))]
     return {match[1].lower(): (column, _UNITS[match[2].lower()]) for column, match in matches if match[2] in _UNITS}
@@ -61,7 +61,7 @@ def read_nsys_stats(path: Path) -> list[Profile]:
     with csv_rows(path, dropped) as (columns, rows):
         if "Strm" not in columns:
             raise ConfigError([Problem("profile", "lacks the column Strm, so no stream is known", str(path), _WAY)])
-        timed = _timed(columns)
+        timed = _time_columns(columns)
         for row in rows:
             device = row.get("Device", "")
             try:

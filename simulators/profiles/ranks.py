@@ -62,11 +62,11 @@ class Ranks:
         offsets[next(iter(offsets))] = 0.0
         messages = self.shared["label"] == _SENT
         for table in (self.shared[~messages], self.shared):  # a send may end before its receive
-            offsets = self._aligned(offsets, table)
+            offsets = self._align(offsets, table)
         return offsets
 
     @staticmethod
-    def _aligned(offsets: dict[int, float], table: pd.DataFrame) -> dict[int, float]:
+    def _align(offsets: dict[int, float], table: pd.DataFrame) -> dict[int, float]:
         """Offsets of clocks, with those that collectives of ranks of known offsets tell."""
         while True:
             aligned = table["end_s"] + table["rank"].map(offsets)
@@ -130,7 +130,7 @@ def match(profiles: Sequence[Profile]) -> Ranks:
     numbers = recorded if None not in recorded and len(set(recorded)) == len(recorded) else range(len(profiles))
     ordered = dict(sorted(zip([int(number or 0) for number in numbers], profiles, strict=True)))
     table = pd.concat([_collectives(rank, profile) for rank, profile in ordered.items()], ignore_index=True)
-    table = _numbered(table)
+    table = _number_calls(table)
     ranks_of = table.groupby(_KEY, dropna=False)["rank"]
     sizes = ranks_of.transform("size").where(ranks_of.transform("nunique") > 1, 1)
     shared = table[sizes > 1].copy()
@@ -170,7 +170,7 @@ def _operation(rank: int, name: str, source: int | None, destination: int | None
     return f"{_MESSAGE_BEGIN}{rank if source is None else source} to {rank if destination is None else destination}"
 
 
-def _numbered(table: pd.DataFrame) -> pd.DataFrame:
+def _number_calls(table: pd.DataFrame) -> pd.DataFrame:
     """The table with the number of each collective among its like, and `by` what else its like have in common."""
     alike = table.groupby(["in_group", "operation"], dropna=False)
     counts = table.groupby(["in_group", "operation", "rank"], dropna=False)["kernel"].transform("size")
