@@ -162,14 +162,14 @@ class _Events:
             self._launch(event, args)
         elif category is None and isinstance(args, dict) and "BeginNs" in args:
             self._rocprof(event, args)
-        elif category is None and isinstance(args, dict) and isinstance(event.get("pid"), str | int):
-            self._xla(event, args)
         elif role == _OPERATOR and isinstance(args, dict) and args.get("Input Dims"):
             self._operator(event, args)
         elif role and str(event.get("name", "")).startswith(_ITERATION):
             self._iteration(event)
         elif role == _OTHER and event.get("name") == _END_OF_TRACE:
             self.trace += 1
+        elif category is None and isinstance(args, dict) and isinstance(event.get("pid"), str | int):
+            self._xla(event, args)
 
     def _role(self, category: str) -> str:
         """What events of a category are, whatever its capitals, and also one of several (`gpu,kernel`)."""
