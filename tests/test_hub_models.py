@@ -58,7 +58,7 @@ def _metrics(tree: Mapping[str, Any], **values: Any) -> dict[str, float]:
 @pytest.mark.parametrize("name", _TOTALS["models"])
 def test_a_model_has_the_parameters_that_are_published(tmp_path: Path, name: str) -> None:
     entry = _TOTALS["models"][name]
-    assert entry["by"] in _TOTALS["sources"]
+    assert entry["by"] in _TOTALS["publications"]
     assert _weights(_tree(tmp_path, entry["config"])).number == pytest.approx(entry["total"], rel=1e-3)
 
 
