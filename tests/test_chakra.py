@@ -244,7 +244,7 @@ def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPath
 def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "run.et"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"no execution trace|no kernel"):
+    with pytest.raises(ConfigError, match=r"no execution trace|no kernel|is empty"):
         read(path)
 
 

@@ -132,7 +132,7 @@ def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalClus
 
     def kill() -> None:
         older = set[int]()  # a nanny gives up a worker that ends while it starts
-        while not ended.wait(2.0):
+        while not ended.wait(2.0) and len(killed) < 3:  # Dask gives up a task whose workers died four times
             pids = set(client.run(os.getpid, on_error="ignore").values())
             if ready := sorted(pids & older):
                 killed.append(drawn.choice(ready))
