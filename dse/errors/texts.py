@@ -23,6 +23,7 @@ from typing import Any, TextIO, cast
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
+_FOLDERS = ("PWD", "OLDPWD")  # of the shell, which are no passwords in spite of their names
 _SECRETS = r"passw(?:or)?d|passphrase|secret|credentials?|(?:api|secret|access|private)_?key"
 _TOKENS = r"(?<![A-Za-z0-9])(?:token|pwd)|(?:access|auth|bearer|refresh|id)token"
 _NAMED = rf"(?:{_SECRETS}|{_TOKENS})"
@@ -181,7 +182,8 @@ def _hide_value(match: re.Match[str]) -> str:
 def secrets_known(words: Iterable[str]) -> Iterator[None]:
     """While it lasts, the secrets of these words, and those of the environment, are hidden wherever they stand."""
     before = _patterns[:]
-    learn(os.environ | {"": ""}, least=_LEAST_OF_ENVIRONMENT)
+    named = {name: value for name, value in os.environ.items() if name not in _FOLDERS}
+    learn(named, least=_LEAST_OF_ENVIRONMENT)
     learn(list(words))
     try:
         yield
