@@ -148,7 +148,8 @@ def _folders(data: Path, only: Sequence[str]) -> list[Path]:
 
 
 def _print(counts: Mapping[str, int], lines: Sequence[str], *, as_json: bool) -> None:
-    print("\n".join(lines), file=sys.stderr)
+    for line in lines:
+        print(line, file=sys.stderr)
     text = "\n".join(f"{name:<11}{value:>6,}" for name, value in counts.items())
     print(json.dumps(counts, indent=2) if as_json else text)
 

@@ -1,7 +1,8 @@
 """The command line: `python -m dse study=<name> [group=option ...] [path=value ...]`, and commands beside it.
 
 Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 too many points failed; 4 the environment failed
-(disk, database, permissions), what was recorded is kept; 130 interrupted, 143 terminated.
+(disk, database, permissions), what was recorded is kept; 130 interrupted, 129 its terminal is gone,
+143 terminated; 141 nobody reads the output.
 """
 
 from __future__ import annotations

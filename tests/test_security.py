@@ -20,8 +20,9 @@ from conftest import CONF, REPOSITORY, flat_system
 from folders import finished, odd_table
 
 from dse.cli import main
-from dse.config.yaml_checks import MOST_BYTES, MOST_FILES, MOST_NODES, unreadable
+from dse.config.yaml_checks import MOST_BYTES, MOST_FILES, unreadable
 from dse.errors import hidden, redact
+from dse.errors.parsing import MOST_NODES
 from dse.results import provenance
 from dse.results.report import console
 from dse.tracking.study import StudyFolder

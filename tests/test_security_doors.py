@@ -123,6 +123,13 @@ def test_a_password_of_the_environment_is_hidden_where_a_library_repeats_it(monk
     assert hidden("correct horse") == "correct horse"  # and forgotten with the command
 
 
+def test_the_folder_of_the_shell_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PWD", "OLDPWD"):
+        monkeypatch.setenv(name, "/home/me/studies")
+    with secrets_known([]):
+        assert hidden("written to /home/me/studies/outputs") == "written to /home/me/studies/outputs"
+
+
 # Terminals
 
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import yaml
 
 from dse import plugins
-from dse.config.yaml_checks import LOADER, load_yaml, unreadable
+from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import LOADER
 from dse.files import read_text
 from dse.units import amount
 

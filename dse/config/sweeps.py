@@ -88,10 +88,10 @@ def _interval(path: str, low: Any, high: Any, *, log: bool) -> Knob:
 
 
 def inexact(tree: Mapping[str, Any], knobs: Sequence[Knob]) -> list[Problem]:
-    """Problems of the whole numbers of a configuration and of its knobs that a 64-bit float rounds."""
+    """Problems of whole numbers that a 64-bit float rounds: of a configuration, and the first of each of its knobs."""
     rule = "is a whole number beyond 2**53, which a table of results would round"
-    swept = [(f"space.{knob.path}", value) for knob in knobs for value in knob.values]
-    large = [(path, value) for path, value in [*_numbers(tree, ""), *swept] if _is_inexact(value)]
+    first = ((f"space.{knob.path}", next(filter(_is_inexact, knob.values), None)) for knob in knobs)
+    large = [(path, value) for path, value in [*_numbers(tree, ""), *first] if _is_inexact(value)]
     return [Problem(path, rule, value, "write a smaller number, or a text in quotes") for path, value in large]
 
 

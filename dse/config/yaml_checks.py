@@ -9,28 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dse.errors import ConfigError, Problem
-from dse.errors.parsing import (
-    LOADER,
-    MOST_DEPTH,
-    MOST_NODES,
-    NOT_YAML,
-    limits,
-    long_numbers,
-    parse_yaml,
-    syntax_problem,
-)
+from dse.errors.parsing import LOADER, parse_yaml
 from dse.errors.parsing import load as read_yaml
 from dse.errors.texts import learn
 from dse.files import read_bytes
-
-__all__ = ["LOADER", "MOST_BYTES", "MOST_DEPTH", "MOST_NODES", "accidents", "load_yaml", "parse_yaml", "unreadable"]
 
 MOST_BYTES = 1 << 20
 MOST_FILES = 1_000
@@ -79,18 +68,15 @@ def unreadable(path: Path) -> list[Problem]:
     where = str(path)
     try:
         text = read_bytes(path, where, most=MOST_BYTES).decode("utf-8")
-        problems = list(islice(chain(limits(text, where), long_numbers(text, where)), 1))
-        if not problems and not (problems := list(islice(_foreign(text, where), _MOST_TOLD))):
-            learn(parse_yaml(text, where))
-        return problems
+        tree = parse_yaml(text, where)
     except ConfigError as error:
         return list(error.problems)
     except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
-    except yaml.MarkedYAMLError as error:
-        return [syntax_problem(error, where)]
-    except NOT_YAML as error:
-        return [Problem(where, f"is not YAML: {' '.join(str(error).split())}")]
+    problems = list(islice(_foreign(text, where), _MOST_TOLD))
+    if not problems:
+        learn(tree)
+    return problems
 
 
 def load_yaml(path: Path) -> Any:

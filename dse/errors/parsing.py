@@ -27,7 +27,7 @@ _LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
 _LONG_IN_JSON = re.compile(r"[-+.0-9eE]{400}")
 _GARBLED = re.compile("[\0\ud800-\udfff]")
 _WAY_OUT = "write plain text there"
-NOT_YAML = (
+_NOT_YAML = (
     *(yaml.YAMLError, ValueError, ArithmeticError, AttributeError, LookupError, TypeError, RecursionError),
     *(MemoryError, AssertionError),
 )
@@ -37,12 +37,12 @@ NOT_YAML = (
 def parse_yaml(text: str, where: str, *, most_nodes: int = MOST_NODES) -> Any:
     """Parse a text in YAML that is within the limits. where: the file or the path that holds it. Raises ConfigError."""
     try:
-        if problems := list(islice(chain(limits(text, where, most_nodes), long_numbers(text, where)), 1)):
+        if problems := list(islice(chain(_limits(text, where, most_nodes), _long_numbers(text, where)), 1)):
             raise ConfigError(problems)
         return _plain(yaml.load(text, Loader=LOADER), where)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError([syntax_problem(error, where)]) from None
-    except NOT_YAML as error:
+        raise ConfigError([_syntax_problem(error, where)]) from None
+    except _NOT_YAML as error:
         raise ConfigError([Problem(where, f"is not YAML: {_reason(error)}")]) from None
 
 
@@ -51,8 +51,8 @@ def load(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError([syntax_problem(error, where)]) from None
-    except NOT_YAML as error:
+        raise ConfigError([_syntax_problem(error, where)]) from None
+    except _NOT_YAML as error:
         raise ConfigError([Problem(where, f"is not YAML: {_reason(error)}")]) from None
 
 
@@ -145,7 +145,7 @@ def _plain(tree: Any, where: str) -> Any:
 # ---------------------------------------------------------------- YAML before it is read
 
 
-def syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
+def _syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
     """The problem of a text that is no YAML, with its line."""
     is_left_open = "flow" in str(error.context)
     mark = error.context_mark if is_left_open else error.problem_mark
@@ -158,14 +158,14 @@ def syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
     return Problem(f"{where}:{line}", rule, way_out=way)
 
 
-def long_numbers(text: str, where: str) -> Iterator[Problem]:
+def _long_numbers(text: str, where: str) -> Iterator[Problem]:
     """Problems of numbers of thousands of digits: reading one takes time that grows with their square."""
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
             yield Problem(_line(event, where), f"is a number of {len(event.value)} characters")
 
 
-def limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Problem]:
+def _limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Problem]:
     """Problems of the stream of events, which is read no further than its first problem and never expanded."""
     level = nodes = 0
     for event in yaml.parse(text, Loader=LOADER):

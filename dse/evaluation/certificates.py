@@ -53,6 +53,11 @@ def certificates(words: Sequence[str]) -> int:
     return 0
 
 
+def _today() -> datetime:
+    """Date and time of day: what certificates are valid by, and nothing else may look at."""
+    return datetime.now(UTC)
+
+
 def expiry(cert: Path) -> str:
     """The day on which a certificate ended, and the hour; "" for one that is valid, or that this cannot tell of."""
     try:
@@ -61,7 +66,7 @@ def expiry(cert: Path) -> str:
         ended = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc
     except (ImportError, ValueError, OSError):
         return ""
-    return f"{ended:%Y-%m-%d %H:%M} UTC" if ended < datetime.now(UTC) else ""
+    return f"{ended:%Y-%m-%d %H:%M} UTC" if ended < _today() else ""
 
 
 def make(folder: Path, days: int) -> None:
@@ -92,7 +97,7 @@ def _signed(
     subject, issuer = (
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, f"{_NAME} authority")
     )
-    now = datetime.now(UTC)
+    now = _today()
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

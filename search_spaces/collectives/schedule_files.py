@@ -24,8 +24,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problems
+from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse.values import Frozen
 from search_spaces.collectives.explicit import (

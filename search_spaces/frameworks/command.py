@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
+from dse.errors.parsing import parse_yaml
 from dse.files import atomic_replacement, read_text
 from dse.space import get_path
 from search_spaces.collectives.schedule_files import read_schedule, yaml_of

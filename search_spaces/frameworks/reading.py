@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from search_spaces.frameworks.derived import derive
 from search_spaces.frameworks.settings import (

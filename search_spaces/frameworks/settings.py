@@ -19,8 +19,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml, parse_yaml
+from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from dse.space import get_path
 from dse.values import Frozen

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from dse.config.yaml_checks import MOST_BYTES as MOST_YAML_BYTES
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import MOST_SHOWN, ConfigError, Problem, Problems, did_you_mean
-from dse.errors.parsing import parse_json
+from dse.errors.parsing import parse_json, parse_yaml
 from dse.files import open_plain_file, read_text
 from dse.units import Integer, Number
 from dse.values import Frozen

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import parse_yaml
 from dse.files import read_bytes, read_text
 from dse.results.run_folder import Outputs
 from simulators.profiles.profile import COLUMNS, Profile, profile_of

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dse.config.options import conf_dir
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors.parsing import parse_yaml
 from dse.files import read_text
 from simulators.profiles.kernel_names import MOST_LETTERS, KernelName, reduce_name
 

@@ -33,8 +33,8 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Interval, Tree
-from dse.config.yaml_checks import parse_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse.values import AtLeast, leaves
 from simulators.costs.collective import Pattern
