@@ -90,11 +90,11 @@ def test_keys_of_a_model_file_that_no_model_reads_are_reported(tmp_path: Path) -
         "num_attention_heads": 8,
         "vocab_size": 99,
     }
-    keys |= {"intermediate_size": 2048, "rope_theta": 1e4, "bos_token_id": 1, "quantization_config": {"bits": 4}}
+    keys |= {"intermediate_size": 2048, "rope_theta": 1e4, "bos_token_id": 1, "layers_run_twice": 2}
     (tmp_path / "config.json").write_text(json.dumps(keys))
     words = [f"model={tmp_path / 'config.json'}", *(word for word in DECODE if not word.startswith("model="))]
     (note,) = check_typed(_planned(*words))
-    assert "quantization_config is not modelled" in note
+    assert "layers_run_twice is not modelled" in note
 
 
 def test_a_typed_number_has_the_command_line_as_its_source() -> None:
