@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def _words(draw: random.Random, path: Path) -> str:
 def _edit(draw: random.Random, path: Path) -> str:
     """Other values or keys in a tree."""
     try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
+        tree, dump = _tree_of(path.read_text("utf-8"))
     except (ValueError, yaml.YAMLError, RecursionError):  # it was spoilt before
         return "nothing"
     for _ in range(draw.choice((1, 1, 2))):
@@ -189,17 +190,30 @@ def _edit(draw: random.Random, path: Path) -> str:
         elif isinstance(owner, dict):
             value = owner.pop(key, None)
             owner |= {slip(draw, str(key)): value} if what == "key" else {}
-    text = json.dumps(tree) if path.suffix == ".json" else yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(dump(tree), encoding="utf-8")
     return str(key)
 
 
+def _tree_of(text: str) -> tuple[Any, Callable[[Any], str]]:
+    """The tree of a text, and how it is written: as JSON where it is JSON, else as YAML with its aliases."""
+    try:
+        return json.loads(text), json.dumps
+    except ValueError:
+        return yaml.safe_load(text), partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+
+
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """(mapping or list, key) of every value of a tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in items:
-        yield tree, key
-        yield from _places(value)
+    """(mapping or list, key) of every value of a tree; once for what aliases repeat, a bomb repeats it 9^10 times."""
+    visited: set[int] = set()
+    waiting = [tree]
+    while waiting:
+        owner = waiting.pop()
+        if id(owner) in visited or not isinstance(owner, dict | list):
+            continue
+        visited.add(id(owner))
+        for key, value in list(owner.items() if isinstance(owner, dict) else enumerate(owner)):
+            yield owner, key
+            waiting.append(value)
 
 
 def slip(draw: random.Random, name: str) -> str:
