@@ -745,3 +745,100 @@ def test_experts_that_a_tool_cuts_otherwise_than_a_plan_are_told(
     printed = capsys.readouterr().out
     assert ("not modelled: " in printed) == bool(tells)
     assert tells in printed
+
+
+# Scripts with several launches
+
+TWO = """export VLLM_USE_V1=1
+TP=4; echo first --tensor-parallel-size 2
+NCCL_NVLS_ENABLE=0 vllm serve m --port 8000 \\
+  -tp $TP > a.log 2>&1 &
+cat > other.yaml <<EOF
+a: 1
+EOF
+TP=8
+vllm serve m --port 8001 -tp $TP --kv-cache-dtype fp8 &
+"""
+HOSTS = "srun --nodes=1 --ntasks-per-node=1 hostname --ip-address\n"
+RUNS = "srun bash -c 'torchrun --nproc-per-node 8 a.py --micro-batch-size 1'\ntorchrun --nproc-per-node 4 b.py\n"
+BRANCHES = "if [ $1 = a ]; then\n  vllm serve m -tp 4\nelse\n  vllm serve m {}\nfi\n"
+SERVERS = "serve() { python -m sglang.launch_server $@; }\nserve --tp 8 --port 1\nserve --tp 4\nserve --tp 8\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "parts"),
+    [
+        ("vllm", TWO, ["line 3 (vllm serve m)", "tensor-parallel-size 4", "line 9", "tensor-parallel-size 8"]),
+        ("vllm", TWO, ["NCCL_NVLS_ENABLE 0", "no NCCL_NVLS_ENABLE", "write launch=1 or launch=2", "no kv-cache-dtype"]),
+        ("megatron", HOSTS + RUNS, ["line 2 (torchrun) has --nproc-per-node 8", "line 3 (torchrun)", "launch=2"]),
+        ("vllm", BRANCHES.format("-tp 8"), ["line 2 ", "line 4 ", "tensor-parallel-size 8"]),
+        ("sglang", SERVERS, ["holds 3 launches", "line 2 ", "line 3 ", "launch=1 to launch=3"]),
+        ("vllm", "x -tp 1\n" * 1001, ["holds more than 1000 launches"]),
+    ],
+)
+def test_launches_of_a_script_that_set_different_things_are_refused_by_their_lines(
+    tool: str,
+    text: str,
+    parts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.sh").write_text(text)
+    assert main(["settings-import", "settings=launch.sh", f"from={tool}"]) == 2
+    refusal = capsys.readouterr().err
+    assert all(part in refusal for part in parts), refusal
+    assert not Path("plan.yaml").exists()
+
+
+def test_one_of_several_launches_is_read_with_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert import_of("vllm", TWO, "launch=1")["parallel"] == {"tp": 4, "collectives": "library"}
+    second = import_of("vllm", TWO, "launch=2")
+    assert (second["parallel"], second["run"]["kv_cache"]) == ({"tp": 8}, "fp8")
+    assert import_of("sglang", SERVERS, "launch=2")["parallel"] == {"tp": 4}
+    allocated = "salloc -N 4 --ntasks-per-node 8\n" + HOSTS + "x.sh --tensor-model-parallel-size 8\nx.sh --bf16\n"
+    assert import_of("megatron", allocated, "launch=1")["parallel"] == {"tp": 8, "dp": 4}
+    assert import_of("megatron", allocated, "launch=2")["parallel"] == {"dp": 32}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BRANCHES.format("--port 3 --tensor-parallel-size=4"),
+        "for p in 1 2; do vllm serve m --port $p -tp 4; done\nvllm serve m -tp 4\n",
+        "if [ x = y ]; then vllm serve m -tp 8; fi\nvllm serve m -tp 4\n",
+        "docker run -e VLLM_USE_V1=1 -it image\nvllm serve m -tp 4\necho vllm serve m -tp 8\n",
+        "vllm serve m -tp 8 -tp 4\n",
+        "--tensor-parallel-size 4\n--port 80\n",
+    ],
+)
+def test_launches_that_set_the_same_are_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert import_of("vllm", text)["parallel"] == {"tp": 4}
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "part"),
+    [
+        ("launch=3", "launch.sh", "launch = 3: is the number of no launch: the script has 2 (write launch=1 or"),
+        ("launch=0", "launch.sh", "launch = '0': is no whole number from 1"),
+        ("launch=1", "serve.yaml", "launch = 1: is of launch scripts, and this is none (leave it out)"),
+    ],
+)
+def test_a_number_of_no_launch_is_refused(
+    word: str,
+    name: str,
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.sh").write_text(TWO)
+    Path("serve.yaml").write_text("tensor-parallel-size: 8\n")
+    assert main(["settings-import", f"settings={name}", "from=vllm", word]) == 2
+    assert part in capsys.readouterr().err

@@ -14,6 +14,7 @@ COMMANDS = {
         {
             "settings": "file of the tool, or a folder that `export` wrote",
             "from": "the tool, as in `export to=`",
+            "launch": "which of several launches of a script, from 1, where they differ",
             "out": "file to write (plan.yaml)",
             "parallel.<knob>": "a value that the settings leave open, such as parallel.tp=8",
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from dse.errors.parsing import parse_yaml
 from dse.files import atomic_replacement, read_text
 from dse.space import get_path
 from search_spaces.collectives.schedule_files import read_schedule, yaml_of
+from search_spaces.frameworks.launches import LAUNCH
 from search_spaces.frameworks.reading import read, settings_of
 from search_spaces.frameworks.settings import (
     SECTIONS,
     Plan,
+    Setting,
     SettingsFile,
     Tool,
     Written,
@@ -31,18 +33,18 @@ _MOST_BYTES = 1 << 20
 
 
 def settings_import(words: Sequence[str]) -> int:
-    """`settings-import settings=<file> from=<tool> [out=plan.yaml] [parallel.tp=8 ...]`: read a tool's settings."""
+    """`settings-import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
     from dse.results import report
 
     option_words, overrides = _words(words)
-    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"})
+    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
     name, tool = tool_named("from", options["from"])
     path, out = Path(options["settings"]), Path(options["out"])
-    console = report.console()
-    if tool.files[0].format == "msccl":
+    console, launch = report.console(), _number_of(options.get(LAUNCH, ""))
+    if tool.files[0].format == "msccl" and not launch:
         keep(out, yaml_of(read_schedule(path)))
     else:
-        settings = read(_texts(tool, path), with_words({}, overrides))
+        settings = read(_texts(tool, path, launch), with_words({}, overrides), launch=launch)
         counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
         kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
         text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
@@ -54,6 +56,14 @@ def settings_import(words: Sequence[str]) -> int:
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
     console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
     return 0
+
+
+def _number_of(text: str) -> int:
+    """The number of a launch, from what is typed; 0 where nothing is. Raises ConfigError."""
+    if text and not re.fullmatch(r"[1-9]\d{0,8}", text):
+        way = f"{LAUNCH}=2 is the second launch of a script"
+        raise ConfigError([Problem(LAUNCH, "is no whole number from 1", text, way)])
+    return int(text or 0)
 
 
 def _changes(unread: str, tool: Tool) -> bool:
@@ -108,7 +118,7 @@ def tool_named(word: str, name: str) -> tuple[str, Tool]:
     return name, tools()[name]
 
 
-def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
+def _texts(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
     """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
     if path.is_dir():
         paths = [(file, path / _named(tool, path, file)) for file in tool.files]
@@ -124,19 +134,21 @@ def _texts(tool: Tool, path: Path) -> list[tuple[SettingsFile, str]]:
     file = (alike or [tool.files[-1]])[0]
     if file.format != "arguments":
         return [(file, text)]
-    named = list(_named_files(tool, path, file, text))
+    named = list(_named_files(tool, path, settings_of(file, text, launch), text))
     before = [(other, content) for is_later, other, content in named if not is_later]
     after = [(other, content) for is_later, other, content in named if is_later]
     return [*before, (file, text), *after]
 
 
-def _named_files(tool: Tool, path: Path, file: SettingsFile, text: str) -> Iterator[tuple[bool, SettingsFile, str]]:
+def _named_files(
+    tool: Tool, path: Path, settings: Iterable[tuple[str, Any, Setting | None]], text: str
+) -> Iterator[tuple[bool, SettingsFile, str]]:
     """Yield the files that a launch names, from beside it or as it writes them, and whether they count over it.
 
     Raises ConfigError for one that is not there.
     """
     files, written = {other.name: other for other in tool.files}, split_documents(text)[1]
-    for name, value, setting in settings_of(file, text):
+    for name, value, setting in settings:
         if setting is not None and setting.constant in files:
             here = path.parent / Path(str(value)).name
             if here.name not in written and not here.is_file():

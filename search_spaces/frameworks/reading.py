@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
+from search_spaces.frameworks.arguments import Values, plain, scalar
 from search_spaces.frameworks.derived import derive
+from search_spaces.frameworks.launches import LAUNCH, script_values
 from search_spaces.frameworks.settings import (
     BY_LAYER,
     Plan,
@@ -22,11 +23,8 @@ from search_spaces.frameworks.settings import (
     put_in,
     tp_of,
 )
-from search_spaces.frameworks.shell import Script, is_open, read_script
+from search_spaces.frameworks.shell import is_open, read_script
 from search_spaces.frameworks.user_buffers import is_of_a_site, read_layers, sites_of
-
-Values = Iterator[tuple[str, Any]]
-_WHOLE = re.compile(r"-?\d{1,18}")
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,21 @@ class _Plan:
         raise ConfigError([Problem(f"settings.{name}", "names what the file does not set", value, way)])
 
 
-def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan) -> ReadSettings:
+def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan, *, launch: int = 0) -> ReadSettings:
     """The plan that files with their texts say, beside what one says already. Raises ConfigError.
 
-    Layers of user buffers count before options that say of all sites whether they overlap.
+    Layers of user buffers count before options that say of all sites whether they overlap. launch: the number of one
+    among those of a script; 0 where there is one.
     """
+    if launch and all(file.format != _SCRIPT for file, _ in files):
+        raise ConfigError([Problem(LAUNCH, "is of launch scripts, and this is none", launch, "leave it out")])
     gathered = _Plan({name: dict(entries) for name, entries in plan.items()})
     result, unread = gathered.plan, gathered.unread
     by_layer = [text for file, text in files if file.format == "user_buffers"]
     for file, text in files:
         if not text.strip():
             raise ConfigError([Problem("settings", "is empty", file.name)])
-        for name, value, setting in [] if file.format == "user_buffers" else settings_of(file, text):
+        for name, value, setting in [] if file.format == "user_buffers" else settings_of(file, text, launch):
             gathered.add(name, value, setting)
     possible = {setting.fact for file, _ in files for setting in file.settings}
     gathered.unmodelled += derive(gathered.facts, result, possible)
@@ -104,11 +105,15 @@ def read(files: Sequence[tuple[SettingsFile, str]], plan: Plan) -> ReadSettings:
     return ReadSettings(result, unread, gathered.unmodelled)
 
 
-def settings_of(file: SettingsFile, text: str) -> Iterator[tuple[str, Any, Setting | None]]:
-    """Yield the names and values that a file has, and the settings that they are; None where none is known."""
+def settings_of(file: SettingsFile, text: str, launch: int = 0) -> Iterator[tuple[str, Any, Setting | None]]:
+    """Yield the names and values that a file has, and the settings that they are; None where none is known.
+
+    launch: the number of one among those of a script; 0 where there is one. Raises ConfigError.
+    """
     by_name = by_names(file)
-    for name, value in _VALUES[file.format](text, by_name):
-        yield name, value, by_name.get(_plain(name))
+    is_script = file.format == _SCRIPT
+    for name, value in script_values(text, by_name, launch) if is_script else _VALUES[file.format](text, by_name):
+        yield name, value, by_name.get(plain(name))
 
 
 def _read_sites(settings: Sequence[tuple[Setting, Any]], plan: dict[str, Any], *, has_layers: bool) -> Iterator[str]:
@@ -125,13 +130,8 @@ def _read_sites(settings: Sequence[tuple[Setting, Any]], plan: dict[str, Any], *
 
 
 def by_names(file: SettingsFile) -> dict[str, Setting]:
-    """Settings of a file by their names and aliases, as `_plain` has them."""
-    return {_plain(name): setting for setting in file.settings for name in (setting.name, *setting.aliases)}
-
-
-def _plain(name: str) -> str:
-    """Name of a setting, in which tools take dashes for underscores; without those in front, of a command line."""
-    return name.lstrip("-").replace("_", "-")
+    """Settings of a file by their names and aliases, as `plain` has them."""
+    return {plain(name): setting for setting in file.settings for name in (setting.name, *setting.aliases)}
 
 
 def _read_layers(text: str, plan: dict[str, Any]) -> list[str]:
@@ -148,113 +148,6 @@ def _parsed(text: str) -> Any:
     return parse_yaml(text, "settings")
 
 
-def _scalar(text: str) -> Any:
-    """A whole number, true, false, or the text itself."""
-    if _WHOLE.fullmatch(text):
-        return int(text)
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _arguments(text: str, by_name: Mapping[str, Setting]) -> Values:
-    """Yield options of a launch script, of a command line, or of a file with one a line; and of its environment."""
-    for name in re.findall(r"^# (--[\w-]+) off$", text, re.MULTILINE):
-        yield name, False
-    batch = " ".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
-    for script in (read_script(batch), read_script(text)):
-        yield from _of_script(script, by_name)
-
-
-def _of_script(script: Script, by_name: Mapping[str, Setting]) -> Values:
-    """Yield what a script sets: its environment, options of its commands, and words that a condition decides."""
-    for name, value in script.exports.items():
-        if _plain(name) in by_name or _OF_TOOL.match(name):
-            yield name, _scalar(value)
-    yield from _options(script, by_name)
-    for place, word in enumerate(script.words):
-        if _has_script(script.words, place):
-            yield from _of_script(read_script(script.words[place + 1]), by_name)
-        if word[2:-1] in script.two_ways and word == f"${{{word[2:-1]}}}" and not _is_value(script.words, place):
-            yield f"{word}, which a condition of the script sets in two ways", True
-
-
-def _has_script(words: Sequence[str], place: int) -> bool:
-    """Tell whether a word is the option of a shell that a script follows: `bash -c "..."`."""
-    return bool(_COMMAND.fullmatch(words[place])) and len(" ".join(words[place + 1 : place + 2]).split()) > 1
-
-
-def _is_of_a_shell(words: Sequence[str], place: int) -> bool:
-    """Tell whether an option is one of a shell, or of Python, in front of what runs."""
-    return _has_script(words, place) or (words[place] == "-m" and place > 0 and "python" in words[place - 1])
-
-
-def _is_value(words: Sequence[str], place: int) -> bool:
-    """Tell whether a word is what follows an option."""
-    return place > 0 and _OPTION.match(words[place - 1]) is not None and "=" not in words[place - 1]
-
-
-def _options(script: Script, by_name: Mapping[str, Setting]) -> Values:
-    """Yield the options among the words of a script, with what follows them."""
-    words = script.words
-    for place, word in enumerate(words):
-        if not _OPTION.match(word) or _is_of_a_shell(words, place):
-            continue
-        name, equals, value = word.partition("=")
-        setting, following = (
-            by_name.get(_plain(_path_of(name))),
-            words[place + 1] if place + 1 < len(words) else "--",
-        )
-        if setting is None and _plain(name).startswith("no-"):
-            denied = by_name.get(_plain(name)[3:])
-            if denied is not None and denied.is_flag:
-                yield name.replace("no-", "", 1), False
-                continue
-        if _plain(name) in ("e", "env") and "=" in following:  # of a container
-            variable, _, value = following.partition("=")
-            if _plain(variable) in by_name or _OF_TOOL.match(variable):
-                yield variable, _scalar(value)
-        elif setting and setting.several:
-            yield name, " ".join(([value] if equals else []) + list(_up_to_option(words[place + 1 :])))
-        elif equals:
-            yield from _leaves(name, value)
-        elif _OPTION.match(following) or (setting and setting.is_flag and following.lower() not in _BOOLEANS):
-            yield _path_of(name), True
-        else:
-            yield from _leaves(name, following)
-
-
-def _up_to_option(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words in front of the next option."""
-    for word in words:
-        if _OPTION.match(word):
-            return
-        yield word
-
-
-_COMMAND = re.compile(r"-[a-z]?c")  # of a shell: a script follows
-_OPTION = re.compile(r"--?[A-Za-z]|--$")
-_OF_TOOL = re.compile(r"(VLLM|SGLANG|SGL|NCCL|RCCL|NVTE|NVSHMEM|TLLM|TRTLLM|TORCH_NCCL|MORI|DEEPEP)_")
-_BOOLEANS = ("true", "false")
-
-
-def _leaves(name: str, value: str) -> Values:
-    """Yield a value, or those of the JSON that it is, by their paths."""
-    if not value.lstrip().startswith("{"):
-        yield _path_of(name), _scalar(value)
-        return
-    tree = _parsed(value)
-    for path, leaf in flattened(_path_of(name), tree) if isinstance(tree, Mapping) else [(name, value)]:
-        yield path, _scalar(leaf) if isinstance(leaf, str) else leaf
-
-
-def _path_of(name: str) -> str:
-    """Name of an option, of sections by their short names with their long ones."""
-    first, dot, below = name.partition(".")
-    return f"{_SECTIONS.get(first.lstrip('-'), first)}{dot}{below}"
-
-
-_SECTIONS: Mapping[str, str] = {"cc": "compilation-config", "O": "compilation-config", "sc": "speculative-config"}
-
-
 def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
     tree = _parsed(text)
     if not isinstance(tree, Mapping):
@@ -262,12 +155,12 @@ def _yaml_values(text: str, by_name: Mapping[str, Setting]) -> Values:
     for name, value in tree.items():
         is_json = isinstance(value, str) and value.lstrip().startswith("{")
         for path, leaf in flattened(str(name), _parsed(value) if is_json else value):
-            yield path, _scalar(leaf) if isinstance(leaf, str) else leaf
+            yield path, scalar(leaf) if isinstance(leaf, str) else leaf
 
 
 def _environment(text: str, by_name: Mapping[str, Setting]) -> Values:
     for name, value in read_script(text).exports.items():
-        yield name, _scalar(value)
+        yield name, scalar(value)
 
 
 def _python(text: str, by_name: Mapping[str, Setting]) -> Values:
@@ -285,8 +178,9 @@ def _python(text: str, by_name: Mapping[str, Setting]) -> Values:
                 yield target.id, ast.unparse(node.value)
 
 
+_SCRIPT = "arguments"
+"""The format of launch scripts and command lines."""
 _VALUES: Mapping[str, Callable[[str, Mapping[str, Setting]], Values]] = {
-    "arguments": _arguments,
     "yaml": _yaml_values,
     "environment": _environment,
     "python": _python,

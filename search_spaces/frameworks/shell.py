@@ -34,16 +34,44 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command of a script. place: of its first word among those of the script. line: of the text, from 1."""
+
+    place: int
+    line: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A variable that a script sets. place: the number of words before. value: None where it is as without it."""
+
+    place: int
+    name: str
+    value: str | None
+
+
 @dataclass
 class Script:
     """words: of all commands, with what variables stand for. exports: variables of the environment.
 
-    two_ways: variables with options that a condition sets in two ways, and the script does not decide it.
+    two_ways: variables with options that a condition sets in two ways, and the script does not decide it. begins: place
+    and line of each command. changes: of variables with one value, in order.
     """
 
     words: list[str] = field(default_factory=list)
     exports: dict[str, str] = field(default_factory=dict)
     two_ways: set[str] = field(default_factory=set)
+    begins: list[tuple[int, int]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def commands(self) -> Iterator[Command]:
+        """The commands that have words, in order."""
+        ends = [place for place, _ in self.begins] + [len(self.words)]
+        for (place, line), end in zip(self.begins, ends[1:], strict=True):
+            yield Command(place, line, tuple(self.words[place:end]))
 
 
 def is_open(text: str) -> bool:
@@ -70,7 +98,7 @@ def split_documents(text: str) -> tuple[str, dict[str, str]]:
             continue
         name = (target[1] or target[2]).strip("'\"").rpartition("/")[2]
         written[name] = "".join(lines[place + 1 : end])
-        kept.append("\n")
+        kept.append("\n" * (end + 1 - place))  # lines keep their numbers
         place = end + 1
     return "".join(kept), written
 
@@ -102,6 +130,8 @@ class _ScriptReader:
         self.branches, self.result = Branches(), Script()
         self.condition: list[str] | None = None  # words of a command that decides
         self.condition_of = ""  # "if", "elif", or the test itself
+        self.is_first, self.line, self.counted = True, 1, 0  # whether a command begins; lines up to a place
+        self.before: dict[str, str | None] = {}  # variables set in front of a command -> their values without it
 
     def script(self) -> Script:
         """Read all statements."""
@@ -142,6 +172,8 @@ class _ScriptReader:
     def _end_command(self, separator: str) -> None:
         """Let a test decide about the rest of its line, or end a line."""
         follows = self.text[self.at - 1 : self.at + 1]
+        if separator not in "<>" and self.text[self.at - 2 : self.at] not in (">&", "<&"):  # but `2>&1`
+            self._begin_next()
         if self.condition is not None and self.condition_of in TESTS:
             words, self.condition = self.condition, None
             if follows in ("&&", "||"):
@@ -155,11 +187,22 @@ class _ScriptReader:
         if separator in "\n;":
             self.branches.end_line()
 
+    def _begin_next(self) -> None:
+        """Begin another command; what was set in front of the last one alone is as before."""
+        if not self.is_first:
+            place = len(self.result.words)
+            self.result.changes += [Change(place, name, value) for name, value in self.before.items()]
+        self.is_first, self.before = True, {}
+
     def _keep(self, words: Sequence[str]) -> None:
         """Keep the words of a command. Raises ConfigError where they are too many."""
         if self.condition is not None:
             self.condition += words
-        elif not self.branches.is_skipped:
+        elif words and not self.branches.is_skipped:
+            if self.is_first:
+                self.line += self.text.count("\n", self.counted, self.at)
+                self.counted, self.is_first = self.at, False
+                self.result.begins.append((len(self.result.words), self.line))
             self.result.words += words
         if len(self.result.words) > _MOST_WORDS or len(self.condition or ()) > _MOST_WORDS:
             raise ConfigError([Problem("settings", f"stands for more than {_MOST_WORDS} words")])
@@ -194,9 +237,17 @@ class _ScriptReader:
             if any(word.startswith("-") for value in values_of_both for word in value.split()):
                 self.result.two_ways.add(name)
         self.variables[name] = values
-        if exports and len(values) == 1:
-            self.result.exports[name] = values[0]
+        if len(values) == 1:
+            self._note(Change(len(self.result.words), name, values[0]), before, exports=exports)
         return True
+
+    def _note(self, change: Change, before: Sequence[str] | None, *, exports: bool) -> None:
+        """Note that a variable is set: for the rest of the script, or for the command that it stands in front of."""
+        self.result.changes.append(change)
+        if exports and change.value is not None:
+            self.result.exports[change.name] = change.value
+        else:
+            self.before.setdefault(change.name, " ".join(before) if before else None)
 
     def _array(self) -> Iterator[str]:
         """Yield the elements of an array up to its end."""
