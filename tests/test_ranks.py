@@ -18,7 +18,7 @@ from dse.cli import main
 from dse.errors import ConfigError
 from simulators.profiles.profile import Profile
 from simulators.profiles.ranks import Ranks, match, replay_without_waiting
-from simulators.profiles.ranks_command import answer
+from simulators.profiles.ranks_command import answer, ranks_summary
 from simulators.profiles.readers import files_of, read
 from simulators.profiles.replay import replay
 
@@ -146,6 +146,44 @@ def test_ranks_without_numbers_or_with_the_same_are_numbered_by_their_files(tmp_
         assert list(ranks_of(paths).profiles) == [0, 1]
     paths = [rank_file(tmp_path, number, rows, f"{number}.json") for number in (9, 4)]
     assert list(ranks_of(paths).profiles) == [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "assumed"),
+    [
+        ([0, 0], "0.json and 1.json say rank 0: taken as ranks 0 to 1 of one run, in the order of files; of two runs"),
+        ([0, 0, 3, 3, 3], "0.json and 1.json say rank 0; 2.json, 3.json and 4.json say rank 3: taken as ranks 0 to 4"),
+        ([3, None], "1.json says no rank: taken as ranks 0 to 1 of one run, in the order of files"),
+        ([None, None], "0.json and 1.json say no rank: taken as ranks 0 to 1"),
+        ([0] * 9, "0.json, 1.json, 2.json, 3.json and 5 more say rank 0: taken as ranks 0 to 8"),
+        ([9, 4], ""),
+    ],
+)
+def test_what_is_assumed_of_ranks_that_files_do_not_tell_apart_is_in_the_first_lines(
+    tmp_path: Path, numbers: list[int | None], assumed: str
+) -> None:
+    rows = events([100], [150])
+    paths = [rank_file(tmp_path, number, rows, f"{place}.json") for place, number in enumerate(numbers)]
+    ranks = ranks_of(paths)
+    done = {rank: replay(profile) for rank, profile in ranks.profiles.items()}
+    second = [line for line in answer(ranks, done) if isinstance(line, str)][1]
+    assert ranks.assumed.startswith(assumed)
+    assert (second == ranks.assumed) == bool(assumed)
+    assert ranks_summary(ranks, done).get("assumed", "") == ranks.assumed
+    assert bool(ranks.assumed) == bool(assumed)
+
+
+def test_a_path_through_one_of_two_files_of_the_same_rank_says_what_is_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, later in (("a", 0), ("b", 40)):
+        (tmp_path / folder).mkdir()
+        for number, begin in enumerate((100, 130)):
+            rows = events([begin, 280 + later], [150, 300 + later])
+            rank_file(tmp_path / folder, 0, rows, f"{folder}{number}.json")
+    assert main(["explain", f"{tmp_path / 'a'}", f"{tmp_path / 'b'}", f"out={tmp_path / 'out'}"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "a0.json and a1.json say rank 0: taken as ranks 0 to 1" in shown
 
 
 def test_collectives_that_one_rank_alone_has_are_counted(tmp_path: Path) -> None:

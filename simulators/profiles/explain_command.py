@@ -102,7 +102,8 @@ def of_profile(name: str, profile: Profile, beside: Sequence[Profile] = (), *, s
     count = len(files_of(name))
     delays, alone_s, notes = _laws(profile, beside, system)
     ranks = f" of {count} ranks" if count > 1 else ""
-    notes += [f"{profile.source}: {line}" for line in unknown_lines(profile)]
+    assumed = [profile.assumed] if profile.assumed else []
+    notes += [f"{profile.source}: {line}" for line in (*assumed, *unknown_lines(profile))]
     return Explained(f"{profile.source}{ranks}", PROFILE, tuple(critical_path(profile, delays, alone_s)), notes=notes)
 
 

@@ -81,7 +81,8 @@ class Profile:
     kernels: a row for each, with `COLUMNS` and `kind` (`simulators.profiles.kernel_classes`); start_s and launch_s are
     seconds from the first start. dropped: how many events could not be used, by reason. iterations: (start, end) [s] of
     those that were marked. device: name of the GPU, or "". rank: number of the process, as far as the file tells it.
-    lost: share of the file that is damaged, in words, or "".
+    lost: share of the file that is damaged, in words, or "". assumed: what its rank, and those of others, are taken for
+    where files do not tell, in words, or "".
     """
 
     kernels: pd.DataFrame
@@ -91,6 +92,7 @@ class Profile:
     iterations: Sequence[tuple[float, float]] = ()
     rank: int | None = None
     lost: str = ""
+    assumed: str = ""
 
     def __len__(self) -> int:
         return len(self.kernels)

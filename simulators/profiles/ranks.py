@@ -32,6 +32,7 @@ from simulators.profiles.profile import Profile
 from simulators.profiles.replay import ENGINE, Replayed, lower_kernels
 from simulators.profiles.waits import waits
 
+_MOST_NAMED = 4  # files that are named
 Floats = NDArray[np.float64]
 
 _KEY = ["in_group", "operation", "by", "number"]
@@ -54,6 +55,11 @@ class Ranks:
     shared: pd.DataFrame
     alone: int
     unread: Sequence[str] = ()
+
+    @property
+    def assumed(self) -> str:
+        """What the ranks of profiles are taken for where files do not tell, in words, or ""."""
+        return next(iter(self.profiles.values())).assumed
 
     @cached_property
     def clocks_s(self) -> Mapping[int, float]:
@@ -124,10 +130,13 @@ class Ranks:
 def match(profiles: Sequence[Profile]) -> Ranks:
     """Match the collectives of profiles of several ranks.
 
-    The rank of a profile is the one that it tells, or its place where one does not, or two tell the same.
+    The rank of a profile is the one that it tells, or its place where one does not, or two tell the same; the profiles
+    then say so (`assumed`).
     """
     recorded = [profile.rank for profile in profiles]
     numbers = recorded if None not in recorded and len(set(recorded)) == len(recorded) else range(len(profiles))
+    assumed = _assumed(profiles) if numbers is not recorded else ""
+    profiles = [replace(profile, assumed=assumed) for profile in profiles]
     ordered = dict(sorted(zip([int(number or 0) for number in numbers], profiles, strict=True)))
     table = pd.concat([_collectives(rank, profile) for rank, profile in ordered.items()], ignore_index=True)
     table = _number_calls(table)
@@ -141,6 +150,29 @@ def match(profiles: Sequence[Profile]) -> Ranks:
     waited = {rank: _with_waiting(ordered[rank], shared[shared["rank"] == rank]) for rank in ordered}
     columns = ["rank", "kernel", "collective", "name", "label", "seconds", "transfer_s", "waited_s", "end_s"]
     return Ranks(waited, shared[columns].reset_index(drop=True), int((sizes == 1).sum()))
+
+
+def _assumed(profiles: Sequence[Profile]) -> str:
+    """What the files say of their ranks, where these are not all told and different, and what is assumed instead."""
+    sources: dict[int | None, list[str]] = {}
+    for profile in profiles:
+        sources.setdefault(profile.rank, []).append(profile.source)
+    twice = [f"{_names(names)} say rank {rank}" for rank, names in sources.items() if rank is not None and names[1:]]
+    silent = sources.pop(None, [])
+    if not sources and len(set(silent)) == 1:
+        return ""  # GPUs of one file
+    untold = [f"{_names(silent)} {'say' if silent[1:] else 'says'} no rank"] if silent else []
+    says = "; ".join([*twice[:_MOST_NAMED], *(["and others alike"] if twice[_MOST_NAMED:] else []), *untold])
+    rule = f"{says}: taken as ranks 0 to {len(profiles) - 1} of one run, in the order of files"
+    if not twice:
+        return rule
+    return f"{rule}; of two runs, or of one rank recorded twice, waiting means nothing: name one file for each rank"
+
+
+def _names(sources: Sequence[str]) -> str:
+    """Names of files, the first ones of many."""
+    names = list(sources[:_MOST_NAMED]) + [f"{len(sources) - _MOST_NAMED} more"] * (len(sources) > _MOST_NAMED)
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _collectives(rank: int, profile: Profile) -> pd.DataFrame:

@@ -65,6 +65,8 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
         f"{len(ranks.profiles)} ranks, {ranks.shared['collective'].nunique():,} collectives that several of them have"
     )
     yield counted + _damage(ranks.profiles)
+    if ranks.assumed:
+        yield ranks.assumed
     if table.empty:
         yield "no collective of a rank is one of another's, so waiting for ranks cannot be told from transfer"
         yield _ranks(ranks, done)
@@ -178,6 +180,7 @@ def ranks_summary(ranks: Ranks, done: Mapping[int, Replayed]) -> dict[str, Any]:
         "collectives": int(ranks.shared["collective"].nunique()),
         "collectives_of_one_rank": ranks.alone,
         "unread": list(ranks.unread),
+        **({"assumed": ranks.assumed} if ranks.assumed else {}),
         "disagreement_of_clocks_s": {"median": _number(middle), "most_of_95_per_cent": _number(most)},
         "ranks": {
             rank: {
