@@ -121,6 +121,26 @@ def test_a_profile_of_known_kernels_says_nothing_of_unknown_ones() -> None:
     assert list(communication_lines(profile, replay(profile).recorded)) == ["no kernel of it communicates"]
 
 
+def test_kernels_that_multiply_and_communicate_in_one_are_both_and_told() -> None:
+    alone = profile_of([row("kernel_ag_gemm_intra_node", "7", 0, 100), row(GEMM, "7", 100, 50)], "made")
+    done = replay(alone).recorded
+    assert (done.collective_s, done.both_s, done.compute_s) == pytest.approx((100 * US, 100 * US, 150 * US))
+    lines = list(communication_lines(alone, done))
+    assert lines[0].startswith("collectives take 100.00 µs, 100.0 % of it beside computation; 0")
+    assert "of it kernels that multiply and communicate in one (1): 100.00 µs, taken as hidden inside" in lines[1]
+    with pytest.raises(ConfigError, match="multiply and communicate in one, and hide it inside"):
+        advise(alone, "h100_8")
+    reduce = row("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "20", 100, 100, collective="allreduce")
+    recorded = row("gemm_rs", "7", 200, 50, collective="reduce_scatter")
+    both = profile_of([row(GEMM, "7", 100, 50), reduce, recorded], "made")
+    assert both.kernels["kind"].tolist() == ["GEMM", "collective", "GEMM with communication"]
+    assert replay(both).recorded.hidden == pytest.approx(100 / 150)
+    (line,) = (line for line in communication_lines(both, replay(both).recorded) if "in one" in line)
+    assert line.endswith("; without them 50.0 % is hidden")
+    classed = classify(second_stream(), {"GEMM with communication": ["acme"]})
+    assert replay(classed).recorded.hidden == 1
+
+
 def test_patterns_of_a_user_come_first_and_idle_ones_are_told(tmp_path: Path) -> None:
     path = tmp_path / "kernels.yaml"
     path.write_text("collective: ['^ACME::ex*ge$', nothing]\ncompute: nvjet\n")

@@ -42,7 +42,7 @@ from simulators.profiles.what_if import WhatIfs
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
-_VERSION = "3"
+_VERSION = "4"
 _OF_WORKLOAD = ("path", "kernels")
 _SECTIONS = ("system", "workload", "plan")
 _MOST_MODELS = 8  # runs on machines that are remembered

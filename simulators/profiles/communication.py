@@ -32,12 +32,26 @@ def communication_lines(profile: Profile, recorded: Overlapped) -> Iterator[str]
         runs = copy_runs(profile)
         text = f"{copies.sum():,} copies between GPUs by copy engines, in {runs:,} run{'s' if runs > 1 else ''}"
         yield f"  of it {text}: {cell(_of(profile, copies).collective_s, 's')}"
+    yield from _fused(profile)
     notes = notifying_kernels(profile)
-    moves = _of(profile, profile.is_collective & ~notes)
+    moves = _of(profile, profile.has_communication & ~notes)
     if moves.collective_s and profile.seconds[notes].sum() > _WORTH * recorded.collective_s:
         waited = cell(float(profile.seconds[notes].sum()), "s")
         hidden = f"{100 * moves.hidden:.1f} % is hidden"
         yield f"  of it kernels that notify or wait for ranks: {waited}; without them {hidden}"
+
+
+def _fused(profile: Profile) -> Iterator[str]:
+    """Yield how long kernels run that multiply and communicate in one."""
+    if not (fused := profile.is_fused).any():
+        return
+    others = _of(profile, profile.is_collective)
+    rest = f"; without them {100 * others.hidden:.1f} % is hidden" if others.collective_s else ""
+    takes = cell(_of(profile, fused).collective_s, "s")
+    yield (
+        f"  of it kernels that multiply and communicate in one ({fused.sum():,}): {takes}, taken as hidden inside (how "
+        f"long they move data is not recorded){rest}"
+    )
 
 
 def _nothing_known(profile: Profile) -> str:

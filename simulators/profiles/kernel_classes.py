@@ -32,6 +32,8 @@ COMMUNICATES = (COLLECTIVE, PEER_COPY)
 """Classes of what moves data between GPUs: by kernels, and by copy engines."""
 OTHER = "other"
 """The class of kernels that no rule fits."""
+FUSED = "GEMM with communication"
+"""The class of kernels that multiply and communicate in one: they compute, and hide their communication inside."""
 MOVED = ("copy", "fill")
 """Classes of what copy engines, or kernels in their place, do within a GPU, or between it and the host."""
 CLASSES = (
@@ -41,6 +43,7 @@ CLASSES = (
     "grouped GEMM",
     "convolution",
     "GEMM",
+    FUSED,
     "norm",
     "softmax",
     "optimizer",

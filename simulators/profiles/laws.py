@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.profiles.kernel_classes import CLASSES, COMMUNICATES
+from simulators.profiles.kernel_classes import CLASSES, COMMUNICATES, FUSED
 from simulators.profiles.machine import ProfiledMachine, machine_named
 from simulators.profiles.profile import Profile
 from simulators.profiles.rate_law import RateLaw
@@ -33,7 +33,7 @@ from simulators.profiles.rate_law import RateLaw
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-ON_SMS = ("GEMM", "grouped GEMM", "attention", "convolution")
+ON_SMS = ("GEMM", FUSED, "grouped GEMM", "attention", "convolution")
 """Classes of kernels whose time depends on the SMs that they get."""
 FEWEST = 5
 """Kernels that a penalty is learnt from."""

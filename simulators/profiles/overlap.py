@@ -36,7 +36,7 @@ class Overlapped:
     @property
     def exposed_s(self) -> float:
         """Time of collectives that nothing hides."""
-        return self.collective_s - self.both_s
+        return max(self.collective_s - self.both_s, 0.0)
 
 
 def overlapped(start_s: Floats, end_s: Floats, *, computes: Marks, communicates: Marks) -> Overlapped:

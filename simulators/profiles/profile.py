@@ -16,6 +16,7 @@ from dse.errors import ConfigError, Problem
 from simulators.profiles.kernel_classes import (
     COLLECTIVE,
     COMMUNICATES,
+    FUSED,
     MOVED,
     OTHER,
     PEER_COPY,
@@ -126,6 +127,16 @@ class Profile:
     def is_collective(self) -> Marks:
         """Kernels that communicate, and copies between GPUs [N]."""
         return np.asarray(self.kernels["kind"].isin(COMMUNICATES))
+
+    @property
+    def is_fused(self) -> Marks:
+        """Kernels that multiply and communicate in one [N]."""
+        return np.asarray(self.kernels["kind"] == FUSED)
+
+    @property
+    def has_communication(self) -> Marks:
+        """Kernels during which data moves between GPUs: those that communicate, and those that multiply as well [N]."""
+        return self.is_collective | self.is_fused
 
     @property
     def is_peer_copy(self) -> Marks:
@@ -247,10 +258,11 @@ def classify(profile: Profile, patterns: Patterns) -> Profile:
 
 
 def _kinds(kernels: pd.DataFrame, patterns: Patterns) -> pd.Series[str]:
-    """The class of each kernel [N]; what was recorded as a collective is one."""
+    """The class of each kernel [N]; what was recorded as a collective is one, unless it multiplies as well."""
     names = kernels["name"].unique()
     kinds = {name: GRAPH if name.startswith(GRAPH_NAME) else kernel_class(name, patterns) for name in names}
-    return kernels["name"].map(kinds).mask(kernels["collective"].notna(), COLLECTIVE).astype("string")
+    named = kernels["name"].map(kinds)
+    return named.mask(kernels["collective"].notna() & (named != FUSED), COLLECTIVE).astype("string")
 
 
 def _is_span(start: float, end: float) -> bool:

@@ -51,7 +51,7 @@ class Replayed:
 
     def _overlapped(self, start_s: Floats, end_s: Floats) -> Overlapped:
         profile = self.profile
-        return overlapped(start_s, end_s, computes=profile.is_compute, communicates=profile.is_collective)
+        return overlapped(start_s, end_s, computes=profile.is_compute, communicates=profile.has_communication)
 
 
 def replay(profile: Profile) -> Replayed:

@@ -90,7 +90,7 @@ def _shares(column: pd.Series[float]) -> dict[str, float]:
 def if_they_communicate(profile: Profile, unknown: Unknown) -> Overlapped:
     """Overlap of the profile if the unknown kernels of these streams communicated."""
     moves = profile.is_unknown & profile.kernels["stream"].isin(list(unknown.streams)).to_numpy(bool)
-    computes, communicates = profile.is_compute & ~moves, profile.is_collective | moves
+    computes, communicates = profile.is_compute & ~moves, profile.has_communication | moves
     return overlapped(profile.start_s, profile.end_s, computes=computes, communicates=communicates)
 
 
@@ -123,6 +123,9 @@ def unused_patterns(profiles: Iterable[Profile], patterns: Patterns) -> Iterator
 def nothing_to_move(rule: str, profile: Profile) -> tuple[str, str, str]:
     """Rule, value and way out of a profile without communication, as far as its kernels are known."""
     unknown = unknown_kernels(profile)
+    if profile.is_fused.any():
+        fused = "that can be told from products: its kernels multiply and communicate in one, and hide it inside"
+        return f"{rule} {fused}", profile.source, "record a run whose collectives are kernels of their own"
     if not unknown.counts:
         return rule, profile.source, "record a rank of a run on several GPUs"
     share = unknown.busy or f"{100 * unknown.share:.1f} % of the time of kernels"
