@@ -423,13 +423,23 @@ Change = Callable[[str], str]
         ),
         (lambda text: text.replace('<gpu id="1"', '<gpu id="0"'), "has two <gpu> with one id"),
         (lambda text: text.replace('<gpu id="1"', '<gpu id="2"'), "has no <gpu> for each of 2 GPUs"),
+        (lambda text: text.replace("<algo", "<algorithm").replace("</algo", "</algorithm"), "is no <algo>"),
+        (lambda text: text.replace('ngpus="2"', 'ngpus="1"'), "needs 2 to"),
+        (lambda text: text.replace("allreduce", "allgather").replace('loop="2"', 'loop="3"'), "needs a multiple"),
+        (lambda text: text.replace('cnt="1"', 'cnt="0"', 1), "has a step of 0 units"),
+        (lambda text: text.replace('cnt="1"', 'cnt="2"', 1), "units from GPU"),
+        (lambda text: text.replace('srcbuf="i" srcoff="0"', 'srcbuf="x" srcoff="0"'), "which is in no buffer"),
+        (lambda text: text.replace('loop="2"', 'loop="900000"'), "has 1,800,000 units in all"),
         (lambda text: text[:200], "is no XML"),
         (lambda text: '<!DOCTYPE a [<!ENTITY b "c">]>' + text, "declarations"),
     ],
 )
 def test_a_wrong_algorithm_of_msccl_is_refused_in_a_sentence(change: Change, part: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(part)):
-        check_schedule(schedule_of_xml(change(RING_OF_TWO)))
+    with pytest.raises(ConfigError, match=re.escape(part)) as refused:
+        check_schedule(schedule_of_xml(change(RING_OF_TWO), "mine.xml"))
+    for problem in refused.value.problems:
+        assert (problem.path, problem.value) == ("schedule", "mine.xml")
+        assert problem.way_out
 
 
 @given(st.sampled_from(COLLECTIVES), st.integers(0, 10**6), st.sampled_from(["0", "1", "-1", "9", "s", "rrc", "cpy"]))

@@ -13,10 +13,10 @@ import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from dse.errors import ConfigError, Problem
+from dse.errors import ConfigError, Problem, did_you_mean
 from search_spaces.collectives.explicit import Collective, CollectiveSchedule, DataChunk, Message
 from search_spaces.collectives.msccl_slots import Buffers, Cell, Flight, Key, Unit
 from search_spaces.collectives.topology import MOST_GPUS
@@ -51,25 +51,39 @@ class _Threads:
     done: int = 0
 
 
-def schedule_of_xml(text: str) -> CollectiveSchedule:
-    """The schedule of an MSCCL algorithm, not proven. Raises ConfigError, also where its steps wait in a circle."""
-    if "<!" in text.replace("<!--", ""):
-        _refuse("has declarations, which MSCCL's XML does not need")
+def schedule_of_xml(text: str, source: str = "algorithm.xml") -> CollectiveSchedule:
+    """The schedule of an MSCCL algorithm, not proven. source: name of its file.
+
+    Raises ConfigError, also where its steps wait in a circle.
+    """
     try:
-        root = ET.fromstring(text)
+        return _Run(_root(text)).schedule()
+    except ConfigError as error:
+        raise ConfigError([replace(problem, value=source) for problem in error.problems]) from None
+
+
+def _root(text: str) -> ET.Element:
+    if "<!" in text.replace("<!--", ""):
+        _refuse("has declarations, which MSCCL's XML does not need", "leave out <!DOCTYPE ...> and <![CDATA[ ... ]]>")
+    try:
+        return ET.fromstring(text)
     except ET.ParseError as error:
-        _refuse(f"is no XML: {error}")
-    return _Run(root).schedule()
+        _refuse(f"is no XML: {error}", "write or download it again; msccl-tools prints whole files")
 
 
-def _refuse(rule: str, way_out: str = "") -> NoReturn:
+def _refuse(rule: str, way_out: str) -> NoReturn:
     raise ConfigError([Problem("schedule", rule, way_out=way_out)])
+
+
+_MEND = "mend that step, or let msccl-tools check the program (Check()) before it prints it"
+"""The way out for steps that move wrong data."""
+_ROOM = "write more s_chunks for this GPU"
 
 
 def _number(element: ET.Element, name: str, default: int | None = None) -> int:
     text = element.get(name, "" if default is None else str(default))
     if not _NUMBER.fullmatch(text):
-        _refuse(f"has <{element.tag}> whose {name} is no number: {text!r}")
+        _refuse(f"has <{element.tag}> whose {name} is no number: {text!r}", f'write {name}="<whole number>"')
     return int(text)
 
 
@@ -77,7 +91,7 @@ def _by_id(elements: Sequence[ET.Element], owner: str) -> dict[int, ET.Element]:
     """Elements by their `id`. Raises ConfigError where two have the same."""
     by_id = {_number(element, "id"): element for element in elements}
     if len(by_id) < len(elements):
-        _refuse(f"has two <{elements[0].tag}> with one id in {owner}")
+        _refuse(f"has two <{elements[0].tag}> with one id in {owner}", "number them from 0, each once")
     return by_id
 
 
@@ -87,14 +101,19 @@ class _Run:
     def __init__(self, root: ET.Element) -> None:
         name = root.get("coll", "")
         if root.tag != "algo" or name not in _COLLECTIVES:
-            _refuse(f"is no <algo> of {', '.join(_COLLECTIVES)}, the collectives that are run here (coll={name!r})")
+            rule = f"is no <algo> of {', '.join(_COLLECTIVES)}, the collectives that are run here (coll={name!r})"
+            way = did_you_mean(name, _COLLECTIVES) if root.tag == "algo" else "name a file that begins with <algo"
+            _refuse(rule, way)
         self.name, self.collective = root.get("name", "imported")[:200], _COLLECTIVES[name]
         self.num_gpus, parts = _number(root, "ngpus"), _number(root, "nchunksperloop")
         if not 2 <= self.num_gpus <= MOST_GPUS or parts < 1:
-            _refuse(f"needs 2 to {MOST_GPUS} GPUs, and nchunksperloop from 1")
+            _refuse(f"needs 2 to {MOST_GPUS} GPUs, and nchunksperloop from 1", "write both into <algo ...>")
         self.scale = math.lcm(parts, self.num_gpus) // parts  # units of a chunk of the file
         if self.scale > 1 and self.collective != "all_reduce":
-            _refuse(f"needs a multiple of its {self.num_gpus} GPUs as nchunksperloop, as its blocks are equal")
+            _refuse(
+                f"needs a multiple of its {self.num_gpus} GPUs as nchunksperloop, as its blocks are equal",
+                f'write nchunksperloop="{self.num_gpus}", and smaller chunks',
+            )
         self.units = parts * self.scale // self.num_gpus
         self.scratch = dict[int, int]()
         self.blocks = list(self._threads(root))
@@ -129,7 +148,7 @@ class _Run:
         """Yield all threadblocks; `depid` becomes a place among them."""
         gpus = _by_id(root.findall("gpu"), "the file")
         if set(gpus) != set(range(self.num_gpus)):
-            _refuse(f"has no <gpu> for each of {self.num_gpus} GPUs")
+            _refuse(f"has no <gpu> for each of {self.num_gpus} GPUs", f"write <gpu> with id 0 to {self.num_gpus - 1}")
         first = 0
         for number, gpu in sorted(gpus.items()):
             self.scratch[number] = self.scale * _number(gpu, "s_chunks", _ANY_ROOM)
@@ -143,16 +162,17 @@ class _Run:
 
     def _step(self, step: ET.Element, places: Mapping[int, int]) -> dict[str, Any]:
         if (kind := step.get("type", "")) not in _KINDS:
-            _refuse(f"has a step of type {kind!r}; there are {', '.join(sorted(_KINDS))}")
+            _refuse(f"has a step of type {kind!r}; there are {', '.join(sorted(_KINDS))}", did_you_mean(kind, _KINDS))
         numbers = {name: _number(step, name) for name in ("srcoff", "dstoff", "cnt", "depid", "deps")}
         if numbers["depid"] >= 0:
             if numbers["depid"] not in places:
-                _refuse(f"has a step that waits for threadblock {numbers['depid']}, which its GPU has not")
+                rule = f"has a step that waits for threadblock {numbers['depid']}, which its GPU has not"
+                _refuse(rule, f"write depid as one of {', '.join(map(str, list(places)[:8]))}, or -1")
             numbers["depid"] = places[numbers["depid"]]
         if kind == "nop":
             numbers |= {"srcoff": 0, "dstoff": 0, "cnt": 0}
         elif numbers["cnt"] < 1:
-            _refuse(f"has a step of {numbers['cnt']} units")
+            _refuse(f"has a step of {numbers['cnt']} units", 'write cnt="1" or more, or type="nop"')
         numbers |= {name: self.scale * numbers[name] for name in ("srcoff", "dstoff", "cnt")}
         buffers = {name: _BUFFERS.get(text := step.get(name, ""), text) for name in ("srcbuf", "dstbuf")}
         return {"type": kind, "msg": _number(step, "msg", -1), **numbers, **buffers}
@@ -176,7 +196,10 @@ class _Run:
         if stuck := [block for block in self.blocks if block.done < len(block.steps)]:
             where = ", ".join(f"GPU {block.gpu} step {block.done} (send {block.send}, recv {block.receive})"
                               for block in stuck[:3])  # fmt: skip
-            _refuse(f"deadlocks: {where} wait for ever")
+            _refuse(
+                f"deadlocks: {where} wait for ever",
+                "let a step before them send what they wait for, or mend depid and deps",
+            )
         self._check_outputs()
         return self._in_chunks()
 
@@ -195,9 +218,9 @@ class _Run:
                 cell, chunk = self.buffers.cell(self.buffers.key(gpu, "o", at)), self._chunk(unit)
                 output = f"o[{at * self.grain}] of GPU {gpu}"
                 if cell is None or cell.unit != unit:
-                    _refuse(f"{chunk} is lost: it is not in {output}, where it belongs")
+                    _refuse(f"{chunk} is lost: it is not in {output}, where it belongs", _MEND)
                 if lacking := set(range(self.num_gpus)) - cell.contributions if adds else ():
-                    _refuse(f"{chunk} is lost: {output} lacks the contribution of GPU {min(lacking)}")
+                    _refuse(f"{chunk} is lost: {output} lacks the contribution of GPU {min(lacking)}", _MEND)
                 outputs.append(cell)
             self.buffers.finish(gpu, outputs)
 
@@ -242,10 +265,12 @@ class _Run:
         """Cells of an end of a step. Raises ConfigError for those outside of their buffer."""
         buffer, at, count = step[f"{end}buf"], step[f"{end}off"], step["cnt"]
         if buffer not in ("i", "o", "s") or at < 0:
-            _refuse(f"GPU {gpu} has a step of {step['type']} at {buffer}[{at * self.grain}], which is in no buffer")
+            _refuse(
+                f"GPU {gpu} has a step of {step['type']} at {buffer}[{at * self.grain}], which is in no buffer", _MEND
+            )
         if end == "dst" and buffer == "s" and at + count > self.scratch[gpu]:
             room, last = self.scratch[gpu] * self.grain, (at + count) * self.grain - 1
-            _refuse(f"GPU {gpu} has a step of {step['type']} to s[{last}], and s_chunks of it are {room}")
+            _refuse(f"GPU {gpu} has a step of {step['type']} to s[{last}], and s_chunks of it are {room}", _ROOM)
         return [self.buffers.key(gpu, buffer, at + place) for place in range(count)]
 
     def _read(self, gpu: int, keys: Sequence[Key]) -> list[Cell]:
@@ -253,7 +278,7 @@ class _Run:
         cells = [self.buffers.cell(key) for key in keys]
         if None in cells:
             _, buffer, at = keys[cells.index(None)]
-            _refuse(f"GPU {gpu} sends {buffer}[{at * self.grain}], which nothing has filled")
+            _refuse(f"GPU {gpu} sends {buffer}[{at * self.grain}], which nothing has filled", _MEND)
         return [cell for cell in cells if cell is not None]
 
     def _local(self, gpu: int, step: Mapping[str, Any]) -> None:
@@ -273,7 +298,10 @@ class _Run:
         flight = flights.popleft()
         cells, counts = flight.cells, [self.grain * count for count in (step["cnt"], len(flight.cells))]
         if counts[0] != counts[1]:
-            _refuse(f"GPU {gpu} receives {counts[0]} units from GPU {block.receive}, which sends {counts[1]}")
+            _refuse(
+                f"GPU {gpu} receives {counts[0]} units from GPU {block.receive}, which sends {counts[1]}",
+                "give both steps one cnt",
+            )
         targets = self._keys(gpu, step, "dst")
         if step["type"] == "rrs":  # its sum is kept nowhere
             targets = [(gpu, f"of step {step['srcbuf']}", at) for _, _, at in self._keys(gpu, step, "src")]
@@ -295,9 +323,10 @@ class _Run:
         """Raise ConfigError where units are not added to those of the same place, or a contribution is doubled."""
         for cell, to in zip(cells, self._read(gpu, bases), strict=True):
             if cell.unit != to.unit:
-                _refuse(f"GPU {gpu} adds {self._chunk(cell.unit)} to {self._chunk(to.unit)}")
+                _refuse(f"GPU {gpu} adds {self._chunk(cell.unit)} to {self._chunk(to.unit)}", _MEND)
             if doubled := cell.contributions & to.contributions:
-                _refuse(f"{self._chunk(cell.unit)} is doubled: GPU {gpu} has the contribution of GPU {min(doubled)}")
+                rule = f"{self._chunk(cell.unit)} is doubled: GPU {gpu} has the contribution of GPU {min(doubled)}"
+                _refuse(rule, _MEND)
 
     def _chunk(self, unit: Unit) -> DataChunk:
         return DataChunk(unit[0], unit[2] * self.grain, self.grain, unit[1])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,11 +83,22 @@ def read_schedule(path: Path, node: Node | None = None, pattern: str | None = No
     """
     text = read_text(path, "schedule", most=_MOST_BYTES, way_out="name the YAML or XML file of a schedule")
     if text.lstrip().startswith("<"):
-        return check_schedule(schedule_of_xml(text))
+        return _proven(schedule_of_xml(text, path.name), path.name)
     tree = _tree(text)
     if isinstance(tree, dict) and "steps" in tree:
         return _schedule_of_steps(tree, node, pattern)
-    return check_schedule(_schedule_of_tree(tree))
+    return _proven(_schedule_of_tree(tree), path.name)
+
+
+def _proven(schedule: CollectiveSchedule, source: str) -> CollectiveSchedule:
+    """A schedule that moves every byte to where it belongs. Raises ConfigError, with the file and a way out."""
+    try:
+        return check_schedule(schedule)
+    except ConfigError as error:
+        raise ConfigError([replace(problem, value=source, way_out=_MEND) for problem in error.problems]) from None
+
+
+_MEND = "mend the messages of that chunk, or start from a schedule that `dse collective` writes"
 
 
 def _schedule_of_steps(tree: dict[str, Any], node: Node | None, pattern: str | None) -> CollectiveSchedule:
