@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 from iterations import made
@@ -97,6 +98,8 @@ KIMI = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 151936}
+SIZES["intermediate_size"] = 22016
 GPT2 = {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48, "n_positions": 1024, "vocab_size": 50257}
 NEOX = {
     "model_type": "gpt_neox",
@@ -177,6 +180,51 @@ def test_a_model_is_called_what_its_file_or_folder_is_called(tmp_path: Path) -> 
     folder.mkdir()
     assert hub_tree(written(folder, LLAMA))["name"] == "own"
     assert hub_tree(written(folder, LLAMA, "tiny.json"))["name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("kind", "guess"),
+    [("lama", "llama"), ("Qwen3-MoE", "qwen3_moe"), ("mistrall", "mistral"), ("gemma9", ""), ("qwen4", ""),
+     ("whisper", ""), ("resnet", ""), ("clip", ""), ("grok-1", ""), ("llama" * 100, ""), (7, ""), (None, "")],
+)  # fmt: skip
+def test_a_type_is_guessed_where_it_is_misspelt_alone_and_the_way_out_is_named(
+    tmp_path: Path, kind: object, guess: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        hub_tree(written(tmp_path, {**LLAMA, "model_type": kind}))
+    way = error.value.problems[0].way_out
+    assert way.startswith(f"did you mean `{guess}`? else" if guess else "the types of text models")
+    assert "conf/data/hub_types.yaml" in way and "docs/how-to/model.md" in way
+    assert (REPOSITORY / "docs/how-to/model.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("config", "unread"),
+    [
+        ({"model_type": "mpt", "no_bias": True}, []),
+        ({"model_type": "qwen", **SIZES, "kv_channels": 128, "no_bias": True}, []),
+        ({"model_type": "hunyuan_v1_dense", "head_dim": 128, "attention_head_dim": 128}, []),
+        ({"model_type": "hunyuan_v1_moe", "attention_head_dim": 128}, []),
+        ({"model_type": "llama", "no_bias": True}, ["no_bias"]),
+    ],
+)
+def test_keys_that_the_class_of_a_type_reads_or_ignores_are_not_told_as_unread(
+    tmp_path: Path, config: dict[str, Any], unread: list[str]
+) -> None:
+    path = written(tmp_path, config)
+    assert hub_tree(path).get("unread", []) == [f"{path}: {key}" for key in unread]
+
+
+def test_a_key_of_biases_and_one_of_heads_say_what_they_say_in_the_class(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen", **SIZES, "kv_channels": 128}
+    plain, biased = (hub_tree(written(tmp_path, {**qwen, "no_bias": value})) for value in (True, False))
+    layer = 2 * 11008 + 4096 + 4096  # w1 and w2; c_proj of the feed-forward layer, and of attention
+    assert biased["vectors"] - plain["vectors"] == layer
+    mpt = [hub_tree(written(tmp_path, {"model_type": "mpt", "no_bias": value})) for value in (True, False)]
+    assert mpt[0] == mpt[1]
+    hunyuan = {"model_type": "hunyuan_v1_dense", "hidden_size": 5120, "num_attention_heads": 32}
+    heads = [hub_tree(written(tmp_path, {**hunyuan, **key})) for key in ({"attention_head_dim": 128}, {})]
+    assert [tree.get("head_dim", 160) for tree in heads] == [128, 160]
 
 
 WRONG: dict[str, tuple[Any, str]] = {

@@ -10,6 +10,7 @@ Which keys were read is recorded: others that may change a cost are listed in th
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +19,14 @@ from typing import Any
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
 from dse.files import read_text
 from simulators.workloads.hub_quantised import Unread, stored_tree
 from simulators.workloads.hub_rules import UnfitValue, evaluate, names_in
 from simulators.workloads.hub_types import HubType, hub_type, readable_types
 
+_MISSPELT, _LONGEST_TYPE = 2, 60  # letters
 _MOST_LAYERS = 10_000
 _LARGEST = 2**31
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -133,8 +135,7 @@ def hub_tree(path: Path) -> dict[str, Any]:
     keys = _keys_of(path)
     kind, senses = keys.get("model_type"), [key for key in _SENSES if keys.get(key)]
     if kind not in readable_types():
-        way = did_you_mean(str(kind), readable_types()) if kind else f"add one of {', '.join(readable_types())}"
-        raise ConfigError([Problem(f"{path}: model_type", "is no type of model that is read", kind, way)])
+        raise ConfigError([Problem(f"{path}: model_type", "is no type of model that is read", kind, _instead(kind))])
     file = HubFile(path, keys, hub_type(str(kind)))
     tree: dict[str, Any] = {}
     try:
@@ -147,6 +148,33 @@ def hub_tree(path: Path) -> dict[str, Any]:
     unread = [f"{path}: {key}" for key in file.unread]
     unread += [f"{path}: {key} (a part that is no text is left out)" for key in senses]
     return tree | ({"unread": unread} if unread else {})
+
+
+def _instead(kind: Any) -> str:
+    """The way out of a type that is not read: one spelt nearly alike, the list of types, a file typed by hand."""
+    alike = sorted((letters_apart(str(kind), name), name) for name in readable_types()) if kind else []
+    is_near = alike and alike[0][0] <= min(_MISSPELT, len(str(kind)) // 3)
+    guess = f"did you mean `{alike[0][1]}`? else " if is_near else ""
+    types = "the types of text models that are read are the rows of conf/data/hub_types.yaml"
+    by_hand = "write any other model by hand, as a YAML file of its layers, hidden and heads: docs/how-to/model.md"
+    return f"{guess}{types}; {by_hand}"
+
+
+def letters_apart(name: str, other: str) -> int:
+    """How many letters are added, left out or replaced from one name to another; many where their numbers differ.
+
+    >>> letters_apart("lama", "llama"), letters_apart("Qwen3-moe", "qwen3_moe"), letters_apart("gemma9", "gemma3") > 2
+    (1, 0, True)
+    """
+    names = [re.sub(r"[^a-z0-9]", "", text.lower())[:_LONGEST_TYPE] for text in (name, other)]
+    if re.findall(r"[0-9]+", names[0]) != re.findall(r"[0-9]+", names[1]):
+        return _LONGEST_TYPE  # another version
+    row = list(range(len(names[1]) + 1))
+    for place, letter in enumerate(names[0], 1):
+        before, row = row, [place]
+        for at, target in enumerate(names[1], 1):
+            row.append(min(before[at] + 1, row[-1] + 1, before[at - 1] + (letter != target)))
+    return row[-1]
 
 
 def _keys_of(path: Path) -> Mapping[str, Any]:
