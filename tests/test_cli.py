@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -187,6 +188,17 @@ def test_a_bound_is_shown_as_one_and_ends_the_tolerance() -> None:
     for tolerance in (None, (0, 4)):
         with pytest.raises(ValueError, match="at_most needs a tolerance that ends at its value"):
             Claim(**about, kind="at_most", value=3, tolerance=tolerance)
+
+
+def test_a_unit_of_1_is_not_printed_and_any_other_one_is() -> None:
+    about = {"id": "x.gain", "statement": "", "metric": "gain", "provenance": "derived", "source": ""}
+    for unit, texts in (("1", ["1.3", "1.25/1.4"]), ("s", ["1.3 s", "1.25/1.4 s"])):
+        kinds: list[dict[str, Any]] = [{"kind": "exact", "value": 1.3}, {"kind": "band", "value": (1.25, 1.4)}]
+        claims = [Claim(**about, **kind, unit=unit, tolerance=(1, 2)) for kind in kinds]
+        shown = report.claims_table([row for claim in claims for row in judge([claim], {"x.gain": Finding(1.3)})])
+        assert not isinstance(shown, str)
+        assert [*shown.columns[1].cells] == texts
+        assert [*shown.columns[2].cells] == texts[:1] * 2
 
 
 def test_only_predictions_are_counted_as_tests_of_the_model() -> None:

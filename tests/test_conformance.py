@@ -1110,6 +1110,23 @@ def test_engines_agree_on_a_task_without_work_that_waits_for_a_slot(pair: tuple[
     assert_agreement(build.build(), pair)
 
 
+@every_exact_engine
+def test_a_slot_is_granted_by_instant_then_by_index_and_not_by_round_or_priority(engine: str) -> None:
+    build = GraphBuilder()
+    pool = build.pool("slot", 1)
+    one: dict[str, Any] = {"pool": pool, "work": 1.0, "cap": 1.0}
+    build.task("holds the slot", "gemm", pool=pool, work=2.0, cap=1.0)
+    root = build.task("ends at 1", "gemm", work=1.0, cap=1.0)
+    between = build.task("takes no time", "gemm", after=[root])
+    later_round = build.task("ready at 1, in the second round", "gemm", after=[between], priority=1, **one)
+    urgent = build.task("ready at 1, in the first round", "gemm", after=[root], priority=0, **one)
+    waits_longest = build.task("ready at 0", "gemm", priority=2, **one)
+    timeline = ENGINES[engine].run(build.build())
+    assert not timeline.reason(0) or engine not in ("event", "fluid")
+    if not timeline.reason(0):
+        assert timeline.issued[0, [waits_longest, later_round, urgent]].tolist() == [2.0, 3.0, 4.0]
+
+
 @every_pair
 @pytest.mark.parametrize("missing", [1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 0.0, -1e-12, -1e-6, -1e-2])
 def test_engines_agree_on_both_sides_of_saturation(pair: tuple[str, str], missing: float) -> None:

@@ -297,8 +297,13 @@ def _value(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return f"{'/'.join(f'{number:.3g}' for number in value)} {unit}"
-    return f"{value:.4g}" if unit in ("bool", "", "1") else f"{value:.4g} {unit}"
+        return _with_unit("/".join(f"{number:.3g}" for number in value), unit)
+    return _with_unit(f"{value:.4g}", unit)
+
+
+def _with_unit(text: str, unit: str) -> str:
+    """A number with its unit; that of a pure number is not written."""
+    return text if unit in ("bool", "", "1") else f"{text} {unit}"
 
 
 def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:
