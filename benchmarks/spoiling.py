@@ -190,11 +190,11 @@ def _edit(draw: random.Random, path: Path) -> str:
         elif isinstance(owner, dict):
             value = owner.pop(key, None)
             owner |= {slip(draw, str(key)): value} if what == "key" else {}
-    path.write_text(dump(tree), encoding="utf-8")
+    path.write_text(str(dump(tree)), encoding="utf-8")
     return str(key)
 
 
-def _tree_of(text: str) -> tuple[Any, Callable[[Any], str]]:
+def _tree_of(text: str) -> tuple[Any, Callable[[Any], Any]]:
     """The tree of a text, and how it is written: as JSON where it is JSON, else as YAML with its aliases."""
     try:
         return json.loads(text), json.dumps
