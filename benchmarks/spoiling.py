@@ -84,11 +84,11 @@ def _edits(path: Path) -> Callable[[random.Random, Path], object]:
 
 
 def _cut(draw: random.Random, path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: draw.randint(0, path.stat().st_size)])
 
 
 def _flip(draw: random.Random, path: Path) -> None:
-    data = bytearray(path.read_bytes())
+    data = bytearray(path.read_bytes() or b"\0")
     for _ in range(draw.choice((1, 1, 3, 30))):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     path.write_bytes(data)

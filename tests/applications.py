@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conftest import shipped
-
 from dse.backend import Batch
 from dse.plugins import available
 from dse.space import set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import Design
+from tests.support import shipped
 
 BACKEND: MemoryBackend = available("backend")["memory"]()
 RUN = {"requests": 200_000, "repeats": 3}

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from conftest import shipped
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import BaseModel
@@ -18,6 +17,7 @@ from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import Design
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import Block
+from tests.support import shipped
 
 BACKEND: StepBackend = available("backend")["step"]()
 NETWORK = {

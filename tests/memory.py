@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from conftest import merged, shipped
 from numpy.typing import NDArray
 
 from simulators.hardware.memory_system import MemorySystem
@@ -19,6 +18,7 @@ from simulators.hardware.parts import Dram
 from simulators.memory import engine
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import SimulatedCost, Simulation
+from tests.support import merged, shipped
 
 POLICIES = {name: Policy.model_validate(tree) for name, tree in shipped("policy").items()}
 LINE = 64

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from folders import finished, key
 from rich.table import Table
 
 from dse.cli import main
@@ -19,6 +18,7 @@ from dse.results.claims import Claim, Finding, judge
 from dse.results.run_folder import Outputs
 from dse.results.words import choice_in_words, gain_in_words
 from simulators import compiled
+from tests.folders import finished, key
 
 
 def outputs_of(root: Path, gains: list[float]) -> tuple[Outputs, pd.DataFrame]:

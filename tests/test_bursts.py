@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulators.costs.pim_bursts import Layers, Memory, Turns, events, turns
 from simulators.taskgraph.graph import GraphBuilder
+from tests.support import ENGINES
 
 RATE = 1e12
 Op = tuple[float, float, float]  # seconds, share of the memory's rate, seconds of its copy

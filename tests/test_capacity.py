@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from dse.values import put
 from simulators.costs.capacity import Base, Buffer, Copies, Copy, capacity_saving, grid
 from simulators.hardware.number_formats import Format
+from tests.support import shipped
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
 

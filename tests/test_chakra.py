@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import graphs
 import numpy as np
 import pytest
-from conftest import damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +24,8 @@ from simulators.profiles.replay import replay
 from simulators.taskgraph.chakra import ExecutionTrace, TraceNode, read_chakra, write_chakra
 from simulators.taskgraph.chakra_messages import COLLECTIVES, NODE_TYPES, message
 from simulators.taskgraph.graph import TaskGraph
+from tests import graphs
+from tests.support import damage
 
 US = 1e-6
 

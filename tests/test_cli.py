@@ -18,7 +18,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from conftest import CONF, shipped
 
 import dse
 from dse.cli import main
@@ -32,6 +31,7 @@ from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.study.plan import Plan, plan
 from studies.ficco import STUDY
+from tests.support import CONF, shipped
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]

@@ -17,10 +17,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import toy
-from conftest import REPOSITORY
 from distributed import Client, Future, LocalCluster
-from test_faults import fill
 
 from benchmarks import cluster as proof
 from benchmarks.network import usable
@@ -41,6 +38,9 @@ from dse.store.session import Hold
 from dse.study.plan import Plan
 from dse.study.resume import begin, finish
 from dse.study.run import Support, run
+from tests import toy
+from tests.support import REPOSITORY
+from tests.test_faults import fill
 
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(40))))
 QUIET = ["tracking=none", "figures=none", "fidelity=none"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_config import planned
 
 from dse import plugins
 from dse.cli import main
+from tests.test_config import planned
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from swept import grid, written
 
 from dse.analysis.compare import (
     REFERENCE,
@@ -26,6 +25,7 @@ from dse.analysis.compare import (
 )
 from dse.cli import main
 from dse.results.finished_run import Finished
+from tests.swept import grid, written
 
 KNOBS = {"a.x": list(range(6)), "a.y": list(range(6))}
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CONF, REPOSITORY
 
 from dse.cli import main
 from dse.shell.completion import candidates
+from tests.support import CONF, REPOSITORY
 
 SHELLS = ("bash", "zsh", "fish")
 

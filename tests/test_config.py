@@ -17,20 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 import yaml
-from conftest import (
-    AFTER,
-    CONF,
-    DEVICES,
-    FAMILIES,
-    FREE,
-    MEMORIES,
-    OF_ONE_GPU,
-    SYSTEMS,
-    flat_system,
-    shipped,
-)
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +31,19 @@ from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
 from simulators.workloads.operators import ShapeList, read_shapes
+from tests import toy
+from tests.support import (
+    AFTER,
+    CONF,
+    DEVICES,
+    FAMILIES,
+    FREE,
+    MEMORIES,
+    OF_ONE_GPU,
+    SYSTEMS,
+    flat_system,
+    shipped,
+)
 
 Said = Callable[..., str]
 

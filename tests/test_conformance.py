@@ -13,30 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import applications
-import iterations
 import numpy as np
 import pytest
-import test_external
-import toy
-from conftest import (
-    ENGINES,
-    EXACT,
-    FAMILIES,
-    FREE,
-    OF_STREAMS,
-    PATTERNS,
-    REPOSITORY,
-    SCHEDULES,
-    backend,
-    design,
-    drawn,
-    lower,
-    number,
-    results,
-    shipped,
-)
-from graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -58,9 +36,28 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, Timeline, busy
+from tests import applications, iterations, test_external, toy
+from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
+from tests.support import (
+    ENGINES,
+    EXACT,
+    FAMILIES,
+    FREE,
+    OF_STREAMS,
+    PATTERNS,
+    REPOSITORY,
+    SCHEDULES,
+    backend,
+    design,
+    drawn,
+    lower,
+    number,
+    results,
+    shipped,
+)
 
 Floats = NDArray[np.float64]
-Point = dict[str, Any]  # arguments of conftest.design
+Point = dict[str, Any]  # arguments of support.design
 
 PAIRS = list(itertools.combinations(EXACT, 2))
 BOUNDS = [name for name in ENGINES if name not in EXACT]  # from below
@@ -1244,7 +1241,7 @@ def evaluated_elsewhere(hash_seed: int) -> str:
     """Metrics of all shipped schedules, from another process with its own order of sets, as JSON."""
     code = (
         "import json\n"
-        "from conftest import ENGINES, SCHEDULES, backend, design, results\n"
+        "from tests.support import ENGINES, SCHEDULES, backend, design, results\n"
         "points = [design(s, {'system.node.topology': t}) for s in SCHEDULES for t in ('mesh', 'ring')]\n"
         "print(json.dumps([[dict(r.metrics), r.reason] for e in ENGINES for r in results(backend(e), points)]))\n"
     )

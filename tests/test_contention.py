@@ -13,24 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import (
-    CONF,
-    ENGINES,
-    FAMILIES,
-    FREE,
-    SCHEDULES,
-    backend,
-    design,
-    drawn,
-    lower,
-    results,
-    shipped,
-    sources_of,
-)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from test_conformance import DISTINCT, magnitudes, points, run
 
 from benchmarks import validity
 from dse.cli import main
@@ -55,6 +40,21 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload
 from studies.conccl import STUDY
+from tests.support import (
+    CONF,
+    ENGINES,
+    FAMILIES,
+    FREE,
+    SCHEDULES,
+    backend,
+    design,
+    drawn,
+    lower,
+    results,
+    shipped,
+    sources_of,
+)
+from tests.test_conformance import DISTINCT, magnitudes, points, run
 
 BESIDE = [name for name, tree in shipped("schedule").items() if FAMILIES[tree["family"]].orders == ("beside",)]
 REDUCING = [name for name in DISTINCT if name not in BESIDE]

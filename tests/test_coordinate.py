@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import Fixed
 
 from dse.errors import ConfigError
 from dse.search import Chosen, Question, Search, explore
 from dse.space import Assignment, Knob, Space
+from tests.toy import Fixed
 
 COORDINATE = Search(name="coordinate", batch=512, rounds=1)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import backend, design, results, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from simulators.hardware.system import System, links_of, system_of
 from simulators.steps.groups import groups
 from simulators.steps.operators import Exchange, Op, Platform, Product, collective, operator_costs
 from simulators.workloads.model import Parallel
+from tests.support import backend, design, results, shipped
 
 GEMMS = [
     (tokens, outputs, depth)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY
 from pydantic import BaseModel
 
 from benchmarks import claims, gallery, notebooks, reference, site, tutorial
@@ -22,6 +21,7 @@ from dse.config.options import list_options
 from dse.study.settings import Settings
 from dse.values import LABELS
 from simulators.hardware.machine import Hardware
+from tests.support import REPOSITORY
 
 README = REPOSITORY / "README.md"
 PAGES = [README, *(REPOSITORY / name for name in site.PROJECT), *sorted((REPOSITORY / "docs").rglob("*.md"))]

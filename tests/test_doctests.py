@@ -6,7 +6,8 @@ import doctest
 import importlib
 
 import pytest
-from test_layers import MODULES, name_of
+
+from tests.test_layers import MODULES, name_of
 
 EXAMPLES = [
     name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")

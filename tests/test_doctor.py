@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import CONF, REPOSITORY
 
 from dse.cli import main
 from dse.tracking.doctor import check_database
+from tests.support import CONF, REPOSITORY
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from dse.study.census import Tally, general
 from dse.study.dry_run import Outlook, outlook
 from dse.study.timing import Pace, spread
 from dse.units import duration_text, quantity_text
+from tests import toy
 
 
 @pytest.fixture(autouse=True, scope="module")

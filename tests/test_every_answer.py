@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from folders import finished, key
 
 from benchmarks import answer_check, claims
 from dse.cli import main
@@ -17,6 +16,7 @@ from dse.config.options import list_options
 from dse.results.answer import answer_tables, winners_in_words
 from dse.results.pareto import Answer, Contest, Standings
 from dse.results.run_folder import Outputs
+from tests.folders import finished, key
 
 STUDY = Path(__file__).parents[1] / "conf" / "study"
 RUN_ELSEWHERE = {"measure_my_gpu"}  # by tests/test_torch.py, where PyTorch is

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
-from test_experts import EXPERTS, LATENT, small
-from test_plan import plan_of, planned
 
 from benchmarks.dualpipe import TABLE, figures, hidden_share
 from dse.plugins import load
@@ -23,6 +20,9 @@ from simulators.steps.task_graph import intervals, lower
 from simulators.steps.two_streams import Slot, TwoStreams
 from simulators.steps.two_streams import lower as lower_streams
 from simulators.workloads.spreading import Pipelining
+from tests.iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
+from tests.test_experts import EXPERTS, LATENT, small
+from tests.test_plan import plan_of, planned
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-3, 3.0))
 RATES = st.floats(0.5, 1.0)

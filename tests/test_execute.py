@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
-from conftest import design
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +22,8 @@ from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.store.result_rows import Fresh
 from dse.store.session import Forgetful
 from dse.values import Keys
+from tests import toy
+from tests.support import design
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import BACKEND, KERNELS, NETWORK, block, laid, made, metrics, step
 
 from simulators.steps.iteration import Iteration
 from simulators.steps.task_graph import intervals
 from simulators.workloads.experts import MixtureOfExperts, distinct_places, largest_normal
 from simulators.workloads.model_zoo import model_tree
+from tests.iterations import BACKEND, KERNELS, NETWORK, block, laid, made, metrics, step
 
 SMALL: dict[str, Any] = {
     "kind": "transformer",

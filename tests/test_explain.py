@@ -12,11 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import REPOSITORY
-from graphs import graphs
 from hypothesis import given
 from hypothesis import strategies as st
-from test_profiles import GEMM, SUM, US, kernel
 
 import dse
 from dse import plugins
@@ -41,6 +38,9 @@ from simulators.taskgraph.causes import (
 )
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
+from tests.graphs import graphs
+from tests.support import REPOSITORY
+from tests.test_profiles import GEMM, SUM, US, kernel
 
 RUN = {**dict.fromkeys(("ficco_sweep", "conccl", "t3", "t3_mi300x", "fused_ops", "nic_placement", "goldyloc"), ()),
        **dict.fromkeys(("overlap_measured", "bert", "comp_vs_comm", "seqpoint", "jitq", "plan", "whole_models"), ()),

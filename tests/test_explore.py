@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from browser import browsing, needs_chromium
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pages import HOSTILE, SUMMARY, run_folder, some_points
 
 from dse.errors import ConfigError
 from dse.pages.explore import Server, Site, command, find_table
 from dse.pages.points import read_points
 from dse.pages.query import MOST_DRAWN, Explorer, Filter, Question, Sort, Window
+from tests.browser import browsing, needs_chromium
+from tests.test_pages import HOSTILE, SUMMARY, run_folder, some_points
 
 MANY = 20_000
 

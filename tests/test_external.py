@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import CONF, REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import refused
 
 import dse
 from dse import plugins
@@ -40,6 +38,8 @@ from simulators.external import process
 from simulators.external.backend import ExternalBackend
 from simulators.external.outcome import judge_run
 from simulators.external.process import Ended, Limits
+from tests.support import CONF, REPOSITORY
+from tests.toy import refused
 
 NAME = f"{Path(sys.executable).name} menu.py"
 MENU = Path(__file__).with_name("menu.py")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, backend, drawn, number, results, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from simulators.hardware.system import System
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.workloads.operators import Pattern
+from tests.support import ENGINES, backend, drawn, number, results, shipped
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
 WAYS: tuple[Algorithm, ...] = ("direct", "hierarchical")

@@ -15,10 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toy
-from conftest import REPOSITORY
-from test_resume import begun, command  # noqa: F401  (a fixture)
-from test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
 from benchmarks.postgres import Server
 from dse.backend import Metric, Results, check_results
@@ -27,6 +23,10 @@ from dse.evaluation.workers import Pool
 from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
+from tests import toy
+from tests.support import REPOSITORY
+from tests.test_resume import begun, command  # noqa: F401  (a fixture)
+from tests.test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
 S = [
@@ -61,7 +61,7 @@ WRITE = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
 from dse import plugins
-from test_store import Store, fresh, recorded
+from tests.test_store import Store, fresh, recorded
 store = Store(sys.argv[1])
 for start in range(0, 600, 30):
     recorded(store, fresh(range(start, start + 30)))

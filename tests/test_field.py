@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY
 from pydantic import ValidationError
 
 from benchmarks.field import OURS, trials
+from tests.support import REPOSITORY
 
 
 def field(*words: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from figures import overlaps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from dse.plots.quantities import log_ticks, number, scale, with_unit
 from dse.results import report
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
+from tests.figures import overlaps
 
 SIZES = st.floats(1e-12, 1e15)
 UNITS = st.sampled_from(["s", "B", "B/s", "FLOP/s"])

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
 
 from dse import plugins
 from dse.evaluation.backend_spec import BackendSpec
 from dse.results import fingerprint as fingerprints
 from dse.results.fingerprint import fingerprint, summarise
 from simulators.external.backend import ExternalBackend
+from tests.support import REPOSITORY
 
 MODULES = sorted((REPOSITORY / "simulators").rglob("*.py")) + sorted((REPOSITORY / "search_spaces").rglob("*.py"))
 FILES = {

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import REPOSITORY
-from folders import finished, odd_table
 
 from dse.cli import main
 from dse.errors import ConfigError
 from dse.results import output_files
+from tests.folders import finished, odd_table
+from tests.support import REPOSITORY
 
 FAST = ["study=ficco_sweep", "schedule=serial", "workload.only=[g1,g4]", "tracking=none", "fidelity=none"]
 OTHER = "2026-01-01_00-00-00"

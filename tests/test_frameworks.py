@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from simulators.workloads.model import Optimizer, Parallel
 from studies.export import Exported, answer
 from studies.plan import given_section
 from studies.planned_step import Exporting, PlannedStep
+from tests.support import drawn
 
 OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format != "msccl"]
 OPTIONS = (

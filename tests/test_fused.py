@@ -11,10 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import ENGINES, backend, drawn, lower, results, shipped
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_conformance import magnitudes
 
 from dse.cli import main
 from dse.space import set_path
@@ -26,6 +24,8 @@ from simulators.overlap.design import Design
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY
+from tests.support import ENGINES, backend, drawn, lower, results, shipped
+from tests.test_conformance import magnitudes
 
 FREE = {
     "system.gpu.kernel_launch_s": 0.0,

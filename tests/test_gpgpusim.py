@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from applications import BACKEND, design, metrics
-from conftest import shipped
 
 from dse.cli import main
 from dse.errors import ConfigError
@@ -24,6 +22,8 @@ from simulators.memory.measured import load_measured_systems, scenarios
 from simulators.memory.measures import partition_camping, simulate
 from simulators.memory.phases import cuts, phases, shares
 from studies.convolutions import against, errors
+from tests.applications import BACKEND, design, metrics
+from tests.support import shipped
 
 TABLE = """device,precision,op,w,h,c,n,k,r,s,pad_h,pad_w,stride_v,stride_h,fwd_ms,bwd_data_ms,bwd_filter_ms,algo
 NV_P100,fp32,conv,32,32,64,16,64,3,3,1,1,1,1,0.2,0.2,0.4,WINOGRAD

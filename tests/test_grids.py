@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, FREE, SCHEDULES, backend, design, drawn, lower
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_conformance import DISTINCT, magnitudes, points
 
 from dse.backend import Batch, Result
 from dse.space.grids import grids
@@ -20,6 +18,8 @@ from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.graph import TaskGraph
+from tests.support import ENGINES, EXACT, FREE, SCHEDULES, backend, design, drawn, lower
+from tests.test_conformance import DISTINCT, magnitudes, points
 
 SIMULATORS = [(name, None) for name in ENGINES] + list(itertools.permutations(EXACT, 2))
 every_schedule = pytest.mark.parametrize("schedule", DISTINCT)

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from conftest import merged, shipped
 from pydantic import BaseModel
 
 from dse.cli import main
@@ -24,6 +23,7 @@ from simulators.hardware.network import link_rules
 from simulators.hardware.system import System, system_of
 from simulators.hardware.systems import VIEWS, served_by
 from simulators.rules import problems
+from tests.support import merged, shipped
 
 TODAY = (
     "mi300x_8", "mi355x_8", "mi210_4", "a100_8", "h100_8", "h800_8",

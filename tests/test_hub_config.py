@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import made
 
 from dse.config.compose import request
 from dse.config.options import list_options
@@ -20,6 +18,8 @@ from simulators.workloads.hub_config import hub_tree
 from simulators.workloads.hub_types import readable_types
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import aliases, public
+from tests.iterations import made
+from tests.support import REPOSITORY
 
 LLAMA = {
     "model_type": "llama",

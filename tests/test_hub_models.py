@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import step
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
@@ -24,6 +23,7 @@ from simulators.workloads.model import Kernels, Run, Transformer
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.public_models import public
 from simulators.workloads.stored import PARTS, format_names, stored_as, weight_format
+from tests.iterations import step
 
 _TOTALS = load_yaml(conf_dir() / "data" / "hub_totals.yaml")
 _PROMPT = Run(mode="prefill", batch=1, sequence_length=1024, precision="bf16")

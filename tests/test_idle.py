@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import backend, design
 from hypothesis import given
 from hypothesis import strategies as st
-from test_config import planned
-from test_conformance import DISTINCT
-from test_grids import batches, evaluated
 
 from dse.backend import Batch, Canonical, Results
 from dse.config.compose import request
@@ -25,6 +21,10 @@ from dse.space import Block, Space
 from dse.study.plan import Plan, plan
 from dse.study.run import run
 from dse.values import put
+from tests.support import backend, design
+from tests.test_config import planned
+from tests.test_conformance import DISTINCT
+from tests.test_grids import batches, evaluated
 
 TIMED = {"search_benchmark"}  # among its metrics are seconds that a method took: no two runs are equal
 STUDIES = sorted({path.stem for path in Path("conf/study").glob("*.yaml")} - TIMED)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from swept import Row, grid, written
 
 from dse.analysis.importance import FEWEST, METHODS, Assessment, assess
 from dse.cli import main
 from dse.errors import ConfigError
+from tests.swept import Row, grid, written
 
 SCENARIOS: dict[str, Row] = {"small": {}, "large": {}}
 KNOBS: dict[str, Sequence[Any]] = {

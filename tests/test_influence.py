@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.study.influence import check_typed, with_value
 from dse.study.plan import Plan, plan
+from tests.support import drawn
 
 PREFILL = ["study=plan", "model=llama3_70b", "parallel.tp=8", "run.mode=prefill", "run.batch=4"]
 DECODE = ["study=plan", "model=llama3_70b", "system=h100_8", "parallel.tp=8", "run.mode=decode", "run.batch=64"]

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CONF, DEVICES, shipped
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import BACKEND, KERNELS, NETWORK, evaluated, gridded, metrics, runs, single, step, tree
 
 from dse.backend import Batch, check_results
 from dse.errors import ConfigError
 from dse.values import leaves
 from simulators.steps.backend import iteration
 from simulators.workloads.public_models import public
+from tests.iterations import BACKEND, KERNELS, NETWORK, evaluated, gridded, metrics, runs, single, step, tree
+from tests.support import CONF, DEVICES, shipped
 
 MODES = ("training", "prefill", "decode")
 COMPUTE = ("forward_s", "backward_s", "optimizer_s")

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+
+from tests.support import REPOSITORY
 
 COUNTING = re.compile(r"\bcall\b[^\n]*@NRT_(?:incref|decref)\b")
 RUN = """
 import sys
 from pathlib import Path
 from benchmarks.graphs import pipeline
-from conftest import ENGINES, FREE, design, lower
+from tests.support import ENGINES, FREE, design, lower
 from simulators.engines.fluid import few_classes, many_classes
 from simulators.taskgraph import maxplus
 from simulators.taskgraph.symmetry import reduce_graph

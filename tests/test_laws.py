@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SYSTEMS, backend, design_tree, shipped
 from hypothesis import given
 from hypothesis import strategies as st
-from test_config import planned
-from test_conformance import DISTINCT
-from test_grids import batches
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Law, Lawful, Result, Results, check_laws
 from dse.errors import ConfigError
 from dse.evaluation.calls import call
 from simulators.overlap.metrics import RELATIONS
+from tests.support import SYSTEMS, backend, design_tree, shipped
+from tests.test_config import planned
+from tests.test_conformance import DISTINCT
+from tests.test_grids import batches
 
 STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
 

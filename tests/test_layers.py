@@ -8,12 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import applications
-import iterations
 import pytest
 import yaml
-from conftest import CONF, REPOSITORY, SYSTEMS, design, shipped, sources_of
-from conftest import backend as overlap
 
 from dse import plugins
 from dse.config.options import list_options
@@ -27,6 +23,9 @@ from simulators.memory.backend import MemoryBackend
 from simulators.profiles.backend import ProfileBackend
 from simulators.profiles.design import PlanKnobs
 from simulators.steps.sites import SITES
+from tests import applications, iterations
+from tests.support import CONF, REPOSITORY, SYSTEMS, design, shipped, sources_of
+from tests.support import backend as overlap
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 FILES = sorted(CONF.rglob("*.yaml"))

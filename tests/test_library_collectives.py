@@ -14,7 +14,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import BACKEND, metrics, step
 
 from benchmarks import validity
 from dse.cli import main
@@ -33,6 +32,7 @@ from simulators.hardware.device import LibraryNode, device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind, CollectiveLibrary, InSwitch, Protocols, SwitchRate
 from simulators.workloads.model_zoo import option_tree
+from tests.iterations import BACKEND, metrics, step
 
 TYPICAL = Protocols(**{name: prior.middle for name, prior in PROTOCOL_PRIORS.items()})
 TRUE = Protocols(

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import design, drawn, lower
-from graphs import graphs, pipelines
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from simulators.engines.fluid import Prepared, few_classes, many_classes
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
+from tests.graphs import graphs, pipelines
+from tests.support import design, drawn, lower
 
 
 @pytest.fixture(autouse=True)

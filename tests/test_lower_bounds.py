@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import backend, design, drawn, smooth_numbers
-from graphs import graphs
 from hypothesis import given
 
 from dse import plugins
@@ -13,6 +11,8 @@ from dse.backend import Batch
 from dse.space import get_path
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from tests.graphs import graphs
+from tests.support import backend, design, drawn, smooth_numbers
 
 FLUID = plugins.load("engine", "fluid")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from applications import BACKEND, design, metrics, tree
-from conftest import shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +15,8 @@ from simulators.memory import engine
 from simulators.memory.kernels import Application
 from simulators.memory.measures import partition_camping, programs, simulate
 from simulators.memory.simulation import lines
+from tests.applications import BACKEND, design, metrics, tree
+from tests.support import shipped
 
 APPLICATIONS = tuple(name for name, tree in shipped("application").items() if "groups" in tree)
 POLICIES = tuple(shipped("policy"))

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from applications import BACKEND, metrics
-from conftest import shipped
 
 from simulators.memory import engine
 from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, feed, kernels, unsupported_reason
@@ -16,6 +14,8 @@ from simulators.memory.design import Design
 from simulators.memory.kernels import Application
 from simulators.memory.measures import programs
 from simulators.memory.program import Program
+from tests.applications import BACKEND, metrics
+from tests.support import shipped
 
 CUS = 64
 SMALL: Mapping[str, Any] = {"n": 2, "c": 8, "h": 14, "w": 14, "k": 16, "r": 3, "s": 3, "pad_h": 1, "pad_w": 1}

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory import (
+
+from simulators.hardware import memory_system as machines
+from simulators.hardware.memory_system import Folds, MemorySystem
+from simulators.memory.kernels import ElementwiseKernel
+from simulators.memory.policy import Policy
+from simulators.memory.program import Program, Region, Touch, Writer
+from simulators.memory.traces import program
+from tests.memory import (
     APART_NS,
     IRREDUCIBLE,
     LINE,
@@ -33,13 +40,6 @@ from memory import (
     stack_distances,
     system,
 )
-
-from simulators.hardware import memory_system as machines
-from simulators.hardware.memory_system import Folds, MemorySystem
-from simulators.memory.kernels import ElementwiseKernel
-from simulators.memory.policy import Policy
-from simulators.memory.program import Program, Region, Touch, Writer
-from simulators.memory.traces import program
 
 COLUMNS, BANKS = 32, 16  # lines of a row, and banks, of the shipped DRAM
 BURST_NS = 2.0

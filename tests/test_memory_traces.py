@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from simulators.memory.program import Region, Touch, Writer
 from simulators.memory.recorded import ADDRESS, CU, STORE, TIME, Recording, reach, read
 from simulators.memory.simulation import Simulation
 from simulators.memory.statistics import Replayed, banks, channels, design_of, run, sets, statistics_record
+from tests.support import shipped
 
 LINE = 64
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import CONF, REPOSITORY
 
 from dse import plugins
 from dse.cli import main
@@ -20,6 +19,7 @@ from dse.config.compose import request
 from dse.config.flags import overrides, own_folder
 from dse.errors import ConfigError
 from dse.study.plan import plan
+from tests.support import CONF, REPOSITORY
 
 FILES: dict[str, str | bytes] = {
     "my_gemms.csv": "name,m,n,k\nx,4096,8192,4096\n",

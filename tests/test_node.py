@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATTERNS, SCHEDULES, design, design_tree, results, shipped
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.overlap.node import least_shard, piece, shard
+from tests.support import PATTERNS, SCHEDULES, design, design_tree, results, shipped
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")

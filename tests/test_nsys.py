@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from dse.errors import ConfigError
 from simulators.profiles.nsys import read_nsys
 from simulators.profiles.readers import read, read_ranks
 from simulators.profiles.replay import replay
+from tests.support import damage
 
 US = 1e-6
 PROCESS = 41 << 24

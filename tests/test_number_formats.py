@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import shipped
 from pydantic import ValidationError
 
 from simulators.hardware.number_formats import Format
+from tests.support import shipped
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
 SHARED = {"mx9": 7, "mx6": 4, "mx4": 2}  # bits of a magnitude

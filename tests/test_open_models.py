@@ -6,10 +6,10 @@ import re
 from typing import Any, get_args
 
 import pytest
-from conftest import shipped
 
 from dse.values import Provenance
 from simulators.workloads.operators import Shape, ShapeList
+from tests.support import shipped
 
 MODELS: dict[str, dict[str, Any]] = shipped("data")["models"]["models"]
 LISTED = ShapeList.model_validate(shipped("workload")["open_models"])

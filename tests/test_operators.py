@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import number
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from simulators.costs.recurrent import persistent, recurrent
 from simulators.costs.streaming import elementwise, embedding, reduction
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.shared import shared_constants
+from tests.support import number
 
 CHIP = Chip(
     num_cus=56,

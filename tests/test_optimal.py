@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import design, lower
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.instance import Instance, Job, JobSchedule, JobServer, Way, instance_of
 from simulators.taskgraph.optimal import optimum, replay_s
 from simulators.taskgraph.subset_bounds import instance_bound, least_graph, subset_bound
+from tests.support import design, lower
 
 pytest.importorskip("ortools")
 FLUID = plugins.load("engine", "fluid")

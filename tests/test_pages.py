@@ -17,8 +17,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from browser import LAPTOP, PHONE, browsing, needs_chromium
-from folders import finished, odd_table
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
@@ -31,6 +29,8 @@ from dse.pages.tables import sheet
 from dse.pages.views import begin, embedded
 from dse.results.finished_run import Finished, read
 from dse.results.run_folder import Outputs
+from tests.browser import LAPTOP, PHONE, browsing, needs_chromium
+from tests.folders import finished, odd_table
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}<!--"
 SUMMARY = {

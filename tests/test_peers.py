@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import ENGINES, REPOSITORY, backend, design, design_tree, lower, results, shipped
 
 from benchmarks import peers, presets
 from dse.config.compose import request
@@ -24,6 +23,7 @@ from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from tests.support import ENGINES, REPOSITORY, backend, design, design_tree, lower, results, shipped
 
 DATA = REPOSITORY.parent / "shared" / "data"
 STAND_IN = """#!{python}

@@ -12,21 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import (
-    FAMILIES,
-    OF_STREAMS,
-    PATTERNS,
-    SYSTEMS,
-    backend,
-    design,
-    design_tree,
-    lower,
-    number,
-    results,
-    shipped,
-    sources_of,
-    without_source,
-)
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -41,6 +26,21 @@ from simulators.hardware.machine import Hardware
 from simulators.hardware.sourced import WHAT_IF
 from simulators.hardware.system import LinkedNode, ScheduleGpu, System
 from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
+from tests.support import (
+    FAMILIES,
+    OF_STREAMS,
+    PATTERNS,
+    SYSTEMS,
+    backend,
+    design,
+    design_tree,
+    lower,
+    number,
+    results,
+    shipped,
+    sources_of,
+    without_source,
+)
 
 TOPOLOGIES = ("mesh", "switch", "ring")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import backend, design_tree, results, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from dse.values import put
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.system import System
+from tests.support import backend, design_tree, results, shipped
 
 PARTS = {name: Pim.model_validate(tree["gpu"]["pim"]) for name, tree in shipped("pim").items() if "gpu" in tree}
 SETS = {name: InstructionSet.model_validate(tree) for name, tree in shipped("instructions").items()}

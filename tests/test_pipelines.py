@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from iterations import NETWORK, made, metrics, runs
 
 from dse.plugins import load
 from simulators.steps.beside_weights import beside_weights
@@ -20,6 +18,8 @@ from simulators.steps.pipelines import StageTurns, in_flight
 from simulators.steps.sharded_data import SplitLayers
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.spreading import Pipelining, ShardedData
+from tests.iterations import NETWORK, made, metrics, runs
+from tests.support import shipped
 
 SECONDS = st.floats(1e-2, 1.0)
 STAGES, ROUNDS = st.integers(1, 5), st.integers(1, 4)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from conftest import ENGINES, REPOSITORY
-from toy import distribution
 
 import dse
 from dse import plugins
@@ -24,6 +22,8 @@ from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
 from dse.study.plan import plan
 from dse.values import Frozen
+from tests.support import ENGINES, REPOSITORY
+from tests.toy import distribution
 
 
 class Point(Frozen):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import finished, odd_table, wide_table
 
 from benchmarks.postgres import Server
 from dse.results.selection import Rule
@@ -17,6 +16,7 @@ from dse.tracking.database import Store, open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
 from dse.tracking.sync import sync
+from tests.folders import finished, odd_table, wide_table
 
 ALL = Rule("all")
 

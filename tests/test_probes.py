@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import toy
 
 from dse.backend import Batch
 from dse.errors import ConfigError
@@ -20,6 +19,7 @@ from dse.study.plan import Plan
 from dse.study.record import search_with_probes
 from dse.study.resume import begin, finish
 from dse.study.run import Support
+from tests import toy
 
 KNOBS = (Knob("thing.x", tuple(range(4))),)
 

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import number, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import BACKEND, gridded, metrics, runs, single, step, tree
 from pydantic import BaseModel
 
 from dse.cli import main
@@ -24,6 +22,8 @@ from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
 from simulators.steps.quantised import _passes, _run, copy_bytes, weights
 from simulators.steps.task_graph import WAITING, intervals
+from tests.iterations import BACKEND, gridded, metrics, runs, single, step, tree
+from tests.support import number, shipped
 
 WAYS = ("stored", "gpu", "pim")
 ways = st.sampled_from(WAYS)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
 from numpy.typing import NDArray
 
 from simulators.calibration.measurements import read
@@ -21,6 +20,7 @@ from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch
 from simulators.workloads.model import Run, Speech, Translation
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
+from tests.support import shipped
 
 Floats = NDArray[np.float64]
 Model = Speech | Translation

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import CONF, REPOSITORY
 from pydantic import ValidationError
 
 from benchmarks import contention_page
@@ -22,6 +21,7 @@ from benchmarks.calibrated_numbers import (
 from benchmarks.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
 from benchmarks.refits import REFITTERS
 from dse.values import Source
+from tests.support import CONF, REPOSITORY
 
 SHARED = REPOSITORY.parent / "shared" / "data"
 AT_ONCE = ("contention", "links", "technology")  # all others take seconds, or minutes

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import numpy as np
 import pytest
-from conftest import FAMILIES, design
 from pydantic import BaseModel
 
 import dse
@@ -19,6 +18,7 @@ from dse.content_hash import content_key, content_keys, keys_to_hex
 from dse.errors import ConfigError, did_you_mean
 from dse.study.plan import plan
 from dse.values import Former, Frozen, former_leaf, former_names, knob, moved_to
+from tests.support import FAMILIES, design
 
 BEFORE = {  # content keys of shipped schedules under their former names, with today's laws and models of costs
     "uniform_fused_2d": "61715061499f84d5317bfca6cad3a6ba",

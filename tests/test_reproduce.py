@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import PHONE, browsing, needs_chromium
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.pages.reproduce import Study, choose, command, studies
 from dse.pages.reproduction import Row, counts, distinct, duration, write
+from tests.browser import PHONE, browsing, needs_chromium
 
 SHIPPED = studies()
 CLAIM = {

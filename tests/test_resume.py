@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import toy
 from sqlalchemy import select
 
 from dse import plugins
@@ -28,6 +27,7 @@ from dse.store.result_store import Store, leases, owners, studies
 from dse.study.plan import Plan
 from dse.study.resume import Begun, begin, finish, question
 from dse.study.run import Support, run
+from tests import toy
 
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(8))))
 
@@ -309,7 +309,7 @@ def test_a_design_that_ends_its_worker_is_one_failure_with_its_reason_and_no_oth
 SLOW = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-import toy
+from tests import toy
 from pathlib import Path
 from dse import cli, plugins
 sys.path.insert(0, sys.argv[1])

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from race import Formula, times
-from toy import distribution
 
 from dse import plugins
 from dse.analysis import robustness
@@ -26,6 +24,8 @@ from dse.cli import main
 from dse.errors import ConfigError
 from dse.space import get_path
 from dse.study.plan_again import plan_words
+from tests.race import Formula, times
+from tests.toy import distribution
 
 LINK = {"bytes_per_s": 4e9, "setup_s": 0.1, "cu_bytes_per_s": 2e9, "share": 0.5, "lanes": 1}
 STUDY = f"""\

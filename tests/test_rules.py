@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swept import Row, grid, written
 
 from dse.analysis.contexts import Cases, Question, cases
 from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree, between
@@ -22,6 +21,7 @@ from dse.analysis.tree_learning import Size, features, learn
 from dse.cli import main
 from dse.errors import ConfigError
 from dse.results.finished_run import Finished
+from tests.swept import Row, grid, written
 
 SIZES: dict[str, Row] = {
     f"w{m}x{k}": {"load.m": m, "load.k": k} for m in (10, 20, 40, 80, 160) for k in (15, 30, 60, 120)

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import CONF
 
 from benchmarks import steps
 from dse import plugins
 from dse.cli import main
+from tests.support import CONF
 
 FEW = ["tracking=none", "store=none", "timeline=false"]
 MISSED = {

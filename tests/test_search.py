@@ -16,8 +16,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import swept
-import toy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -39,6 +37,7 @@ from dse.study import warm_start
 from dse.study.plan import Plan
 from dse.study.run import Findings
 from dse.study.run import run as run_study
+from tests import swept, toy
 
 METHODS = tuple(name for name in plugins.available("method") if name not in ("gp", "coordinate"))
 """Methods that fill their budget: gp needs torch, coordinate ends by itself (tests/test_coordinate.py)."""

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONF, REPOSITORY, flat_system
-from folders import finished, odd_table
 
 from dse.cli import main
 from dse.config.yaml_checks import MOST_BYTES, MOST_FILES, unreadable
@@ -26,6 +24,8 @@ from dse.errors.parsing import MOST_NODES
 from dse.results import provenance
 from dse.results.report import console
 from dse.tracking.study import StudyFolder
+from tests.folders import finished, odd_table
+from tests.support import CONF, REPOSITORY, flat_system
 
 S = [
     "study=ficco_sweep",

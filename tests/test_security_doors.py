@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from dse.errors.texts import CLOSED_PIPE, hidden, printable, redact, secrets_kno
 from dse.evaluation import certificates
 from dse.evaluation.connection import connected
 from dse.evaluation.settings import SETTINGS_OF_FILES, Executor
+from tests.support import REPOSITORY
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]

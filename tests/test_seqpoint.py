@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from simulators.steps.seqpoint import (
     project_epoch,
 )
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths, sequence_lengths
+from tests.support import shipped
 
 DATA_SETS = sorted(set(shipped("lengths")) - {"none"})
 SOURCE = {"provenance": "derived", "source": "made up for a test"}

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from folders import finished, odd_table
 
 from dse.results.selection import Rule
 from dse.tracking.database import open_store
 from dse.tracking.shared_views import BEST, FRONT, TAG, Columns, links, points_view, runs_view
 from dse.tracking.sync import sync
+from tests.folders import finished, odd_table
 
 CHROMIUM = shutil.which("chromium")
 QUIET = (

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import shipped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import ScheduleGpu, system_of
 from simulators.overlap.backend import OverlapBackend
 from studies.degrees import Predictor, score_choices
+from tests.support import shipped
 
 GPU: ScheduleGpu = system_of(shipped("system")["mi100"]).gpu
 BACKEND = OverlapBackend("fluid")

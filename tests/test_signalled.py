@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import backend, design, results, shipped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from simulators.costs.protocols import protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_s
 from simulators.hardware.machine import merged
 from simulators.hardware.system import system_of
+from tests.support import backend, design, results, shipped
 
 H100 = {f"system.{key}": value for key, value in shipped("system")["h100_8"].items() if key not in ("sources", "name")}
 H100["system.costs"] = {"gemm": "waves", "collective": "links"}

@@ -12,12 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import toy
-from folders import finished, odd_table
-from proxy import Proxy, before
 from sqlalchemy import Connection, func, select, text
-from test_resume import planned
-from test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
 from benchmarks.postgres import Server
 from dse.cli import main
@@ -29,6 +24,11 @@ from dse.store.session import Hold, StoreSession
 from dse.study.resume import begin
 from dse.tracking.database import TrackingError, open_store
 from dse.tracking.sync import sync
+from tests import toy
+from tests.folders import finished, odd_table
+from tests.proxy import Proxy, before
+from tests.test_resume import planned
+from tests.test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
 S = [

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, design
 
 from simulators.engines import simgrid
 from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
+from tests.support import ENGINES, EXACT, design
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import BACKEND, gridded
 
 from dse.backend import Batch
 from dse.errors import ConfigError
@@ -18,6 +16,8 @@ from simulators.steps.backend import iteration, metrics_of
 from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_schedule
 from simulators.steps.task_graph import intervals
 from simulators.workloads.model_zoo import model_tree
+from tests.iterations import BACKEND, gridded
+from tests.support import shipped
 
 GATHERS = [name for name, site in SITES.items() if site.order == "before"]
 SUMS = [name for name, site in SITES.items() if site.order == "after"]

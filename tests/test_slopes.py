@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import design, drawn, smooth_numbers
-from graphs import graphs, pipelines
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +23,8 @@ from simulators.engines.fluid import ENGINE
 from simulators.overlap.backend import OverlapBackend
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.slopes import slopes
+from tests.graphs import graphs, pipelines
+from tests.support import design, drawn, smooth_numbers
 
 STEPS = (1e-5, 1e-6, 1e-7)
 """Of differences; the order of events may change within the larger ones."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from dse.values import leaves, put
 from simulators.steps import backend
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
+from tests.support import drawn
 
 STUDIES = ("bert", "comp_vs_comm", "jitq", "plan", "whole_models")
 SITES = {"attention_out": "hetero_fused_1d num_chunks=4", "ffn_out": "shard_p2p"}

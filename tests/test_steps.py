@@ -6,10 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import number, shipped
 from hypothesis import given
 from hypothesis import strategies as st
-from iterations import (
+from pydantic import TypeAdapter
+
+from dse.units import FlopPerSecond
+from simulators.hardware.machine import tree_of
+from simulators.steps.iteration import Iteration
+from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
+from simulators.steps.task_graph import intervals, lower
+from simulators.workloads.model_zoo import model_tree
+from simulators.workloads.public_models import public
+from tests.iterations import (
     BACKEND,
     KERNELS,
     NETWORK,
@@ -24,15 +32,7 @@ from iterations import (
     single,
     step,
 )
-from pydantic import TypeAdapter
-
-from dse.units import FlopPerSecond
-from simulators.hardware.machine import tree_of
-from simulators.steps.iteration import Iteration
-from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
-from simulators.steps.task_graph import intervals, lower
-from simulators.workloads.model_zoo import model_tree
-from simulators.workloads.public_models import public
+from tests.support import number, shipped
 
 LAYERS = st.sampled_from(["none", "attention", "all"])
 

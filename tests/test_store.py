@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toy
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, func, select
@@ -33,6 +32,7 @@ from dse.store.result_rows import Fresh, fits, key_bytes
 from dse.store.result_store import Context, Store, leases, owners, quarantine, results
 from dse.store.session import Hold, StoreSession
 from dse.values import Keys
+from tests import toy
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import toy
-from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -32,6 +30,8 @@ from dse.study import ledger, run
 from dse.study.plan import Plan
 from dse.study.run import Support
 from dse.study.run import run as run_study
+from tests import toy
+from tests.support import REPOSITORY
 
 KNOBS = (
     Knob("thing.name", ("plain", "fancy")),
@@ -195,7 +195,7 @@ def test_no_half_table_is_left_of_a_study_that_is_interrupted(tmp_path: Path) ->
 MEASURE = """
 import resource, sys
 from pathlib import Path
-import toy
+from tests import toy
 from dse.space import Knob
 from dse.study.run import run
 folder = Path(sys.argv[1])

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ENGINES, EXACT, SCHEDULES, backend, design, drawn, lower, results
-from graphs import AMOUNTS, Plan, almost_equal_parts, assert_equal_totals, graphs, grids, pipelines, plans
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,6 +20,8 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.maxplus import _prune_paths, longest
 from simulators.taskgraph.order import Order
 from simulators.taskgraph.symmetry import patterns, reduce_graph
+from tests.graphs import AMOUNTS, Plan, almost_equal_parts, assert_equal_totals, graphs, grids, pipelines, plans
+from tests.support import ENGINES, EXACT, SCHEDULES, backend, design, drawn, lower, results
 
 Floats = NDArray[np.float64]
 EVENT = ENGINES["event"]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shipped
 
 from dse.backend import Batch
 from search_spaces.synthesised import Synthesised
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
+from tests.support import shipped
 
 FLUID = OverlapBackend("fluid")
 GEMM = {"m": 16384, "n": 16384, "k": 8192}

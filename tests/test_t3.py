@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import backend, lower, merged, results, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_grids import evaluated
 
 from dse.backend import Batch
 from dse.cli import main
@@ -22,6 +20,8 @@ from search_spaces.triggered import traffic
 from simulators.costs.gemm_stages import Staged, stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.overlap.design import Design
+from tests.support import backend, lower, merged, results, shipped
+from tests.test_grids import evaluated
 
 SEQUENTIAL, TRACKED = "t3_sequential", ("t3", "t3_fair", "t3_mca")
 SCHEDULES = [name for name, tree in shipped("schedule").items() if tree["family"] == "triggered"]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import results
 
 import dse
 from dse.cli import main
@@ -26,6 +25,7 @@ from simulators.calibration.calibrate import read_table
 from simulators.calibration.torch_gpu import Kernel, TorchBackend, median_interval
 from simulators.calibration.torch_kernels import Absent, Copy, Gemm, Machine, OutOfMemory
 from studies import measure_my_gpu
+from tests.support import results
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[torch]'")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 
 from benchmarks.micro_batches import made_prefill
 from benchmarks.traces import made_training
@@ -31,6 +30,7 @@ from simulators.profiles.readers import files_of, read, read_ranks
 from simulators.profiles.shapes import parse_shape, shape_text
 from simulators.profiles.what_if import Plan, WhatIfs
 from studies.trace import gains
+from tests.test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 
 PLAN = load_yaml(Path("conf/study/trace.yaml"))["plan"]
 RUN = ["tracking=none", "store=none", "fidelity=none", "timeline=false", "executor.jobs=1"]

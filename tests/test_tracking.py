@@ -21,13 +21,13 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import pytest
-from folders import finished, key, odd_table, wide_table
 
 from dse.results.selection import Rule, shown_rows
 from dse.store.owner import me
 from dse.tracking.database import DamagedError, Store, TrackingError, open_store, repair, resolve
 from dse.tracking.server import serve
 from dse.tracking.sync import reap, sync
+from tests.folders import finished, key, odd_table, wide_table
 
 REPOSITORY = Path(__file__).parents[1]
 ALL = Rule("all")

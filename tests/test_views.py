@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import GOALS, finished, key, odd_table, wide_table
 
 from dse.cli import main
 from dse.results.selection import Rule
@@ -26,6 +25,7 @@ from dse.tracking.database import open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
 from dse.tracking.process import background_tracking
+from tests.folders import GOALS, finished, key, odd_table, wide_table
 
 REPOSITORY = Path(__file__).parents[1]
 ALL = Rule("all")

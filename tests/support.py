@@ -1,4 +1,4 @@
-"""Builders over the shipped configuration, and how Hypothesis runs. Import them: `from conftest import design`."""
+"""Builders over the shipped configuration, and how Hypothesis runs. Import them: `from tests.support import design`."""
 
 from __future__ import annotations
 
