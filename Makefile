@@ -4,6 +4,7 @@ STAMP := $(VENV)/.installed
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 MLFLOWS := 3.10.* 3.17.*
 PACKAGES := dse simulators search_spaces studies
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
 CANDIDATES := $(PYTHON) python3.13 python3.12 python3.11 python3
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -89,9 +90,9 @@ clean: ## remove caches and build products (.venv and results stay)
 	rm -rf build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml) | $(BIN)/python
 	@echo "setup: installing dse and its dependencies into $(VENV) (minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e ./%)
 	@touch $@
 
 # A candidate counts if it runs (a pyenv shim may not), is supported and can build an environment.

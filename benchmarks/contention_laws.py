@@ -22,12 +22,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dse import plugins
+from dse_traces.contended import EXPECTED, Contended, contended
+from dse_traces.laws import Estimate, Laws, Penalty, assumed_laws, learn_laws, side_by_side
+from dse_traces.profile import Profile
+from dse_traces.rate_law import fit_rate_law
+from dse_traces.readers import read
 from simulators.calibration.expert_exchanges import read_rows
-from simulators.profiles.contended import EXPECTED, Contended, contended
-from simulators.profiles.laws import Estimate, Laws, Penalty, assumed_laws, learn_laws, side_by_side
-from simulators.profiles.profile import Profile
-from simulators.profiles.rate_law import fit_rate_law
-from simulators.profiles.readers import read
 from simulators.taskgraph.graph import GraphBuilder
 
 Floats = NDArray[np.float64]

@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulators.profiles.profile import Profile
-from simulators.profiles.replay import replay
+from dse_traces.profile import Profile
+from dse_traces.replay import replay
 
 _SECONDS = 600
 _SCRIPT = """

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulators.profiles.contended import contended
-from simulators.profiles.laws import assumed_laws
-from simulators.profiles.profile import Profile, profile_of
-from simulators.profiles.what_if import Plan, WhatIfs
+from dse_traces.contended import contended
+from dse_traces.laws import assumed_laws
+from dse_traces.profile import Profile, profile_of
+from dse_traces.what_if import Plan, WhatIfs
 from simulators.workloads.model_zoo import model_tree
 
 MACHINE = "h100_8"

@@ -39,12 +39,12 @@ import numpy as np
 from benchmarks import contention_laws, micro_batches
 from benchmarks.hta import hidden_points_hta
 from benchmarks.trace_memory import import_peak_gb_per_million
-from dse.config.options import conf_dir
 from dse.progress import quiet
-from simulators.profiles.advice import advise
-from simulators.profiles.profile import Profile, profile_of
-from simulators.profiles.readers import read
-from simulators.profiles.replay import replay
+from dse_traces import DATA
+from dse_traces.advice import advise
+from dse_traces.profile import Profile, profile_of
+from dse_traces.readers import read
+from dse_traces.replay import replay
 
 _EVENTS = 150_000  # of the trace that is made
 
@@ -52,7 +52,7 @@ _EVENTS = 150_000  # of the trace that is made
 def profiles(data: Path | None) -> list[Path]:
     """Files of the profiles that are replayed."""
     if data is None:
-        return sorted((conf_dir() / "data" / "profiles").glob("*.csv.gz"))
+        return sorted((DATA / "profiles").glob("*.csv.gz"))
     return [*sorted((data / "traces").glob("*.csv.gz")), *sorted((data / "deepseek_dualpipe").glob("*.csv"))]
 
 

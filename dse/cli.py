@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dse import __version__, plugins
 from dse.config.compose import check_expansion, check_foreign, request, told_by_hydra
 from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
-from dse.config.options import conf_dir, list_options
+from dse.config.options import conf_dir, list_options, search_path
 from dse.config.spelling import flag_problem, mend
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, known_here, nearest
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
@@ -220,8 +220,9 @@ def _hydra(words: Sequence[str]) -> int:
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
     masks = Masks()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints what it raises, and exits with 1
+    # Hydra copies the configuration to the folder of its sweeps, passwords and all.
     with tempfile.TemporaryDirectory(prefix="dse-hydra-") as scratch, told_by_hydra():
-        place = [f"hydra.sweep.dir='{scratch}'"]  # to which it copies the configuration, passwords and all
+        place = [f"hydra.sweep.dir='{scratch}'", *search_path(plugins.configurations())]
         sys.argv = [sys.argv[0], *(masks.put_on(_quote_sweep(word)) for word in ordered), *place]
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
     return max(codes)

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from dse.errors import ConfigError, Problem, Problems, assignment, known_here, nearest
+from dse.errors import ConfigError, Problem, Problems, assignment, known_here, nearest, repeated
 
 MOST_BYTES = 1 << 26
 """Of a file that is read into memory."""
@@ -186,7 +186,7 @@ def check_columns(check: Problems, columns: Sequence[str], needed: Sequence[str]
         elif len(columns) == 1 and re.search(r"[;\t]| \w", columns[0]):
             way = "separate columns by commas"
         check.add(where, f"has no column {', '.join(missing)}", way_out=way or known_here(columns))
-    for name in dict.fromkeys(name for name in columns if columns.count(name) > 1):
+    for name in repeated(columns):
         check.add(where, "names a column twice", value=name, way_out="remove one of them")
 
 

@@ -3,7 +3,9 @@
 An engine, schedule or study is a module of one package (`Kind.package`) that carries its kind's attribute. Backends,
 search methods, commands and titles of configuration groups are declared by the packages they belong to, in the mappings
 `BACKENDS`, `METHODS`, `COMMANDS` and `GROUPS` of a package's `__init__`. Another distribution joins by an entry point
-in the group of the kind; nothing else has to be edited, and configuration never names a class or a path.
+in the group of the kind, or offers whole packages by entry points in `dse.packages`: what these declare counts as what
+ours declare, and a folder `conf` inside one joins the configuration. Nothing else has to be edited, and configuration
+never names a class or a path.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +28,8 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
+_OFFERED = "dse.packages"
+"""Group of entry points, by which other distributions offer packages that declare what they bring."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +170,31 @@ def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[st
     return mappings, broken
 
 
+def roots() -> tuple[str, ...]:
+    """Our top-level packages, and the packages that other distributions offer."""
+    return (*PACKAGES, *(entry.value for entries in _entries(_OFFERED).values() for entry in entries))
+
+
+@cached_until_refresh
+def _places(name: str) -> tuple[Path, ...]:
+    """Folders of a package, which is not imported; none where it is absent."""
+    spec = find_spec(name) if name.isidentifier() else None
+    return tuple(map(Path, (spec.submodule_search_locations if spec else None) or ()))
+
+
+def configurations() -> list[Path]:
+    """Folders of configuration that other distributions bring."""
+    folders = [place / "conf" for name in roots()[len(PACKAGES) :] for place in _places(name)]
+    return [folder for folder in folders if folder.is_dir()]
+
+
 def _packages() -> list[str]:
-    return [name for root in PACKAGES for name in _with_packages_inside(root)]
+    return [name for root in roots() for name in _with_packages_inside(root)]
 
 
 @cached_until_refresh
 def _with_packages_inside(root: str) -> list[str]:
-    modules = pkgutil.iter_modules(importlib.import_module(root).__path__)
+    modules = pkgutil.iter_modules(map(str, _places(root)))
     return [root, *sorted(f"{root}.{module.name}" for module in modules if module.ispkg)]
 
 

@@ -20,8 +20,6 @@ from simulators.codesign.machine import Machine
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
-from simulators.profiles.backend import ProfileBackend
-from simulators.profiles.design import PlanKnobs
 from simulators.steps.sites import SITES
 from tests import applications, iterations
 from tests.support import CONF, REPOSITORY, SYSTEMS, design, shipped, sources_of
@@ -149,8 +147,6 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
                  for path in _paths(applications.design(name, "combined").model_dump(), "")}  # fmt: skip
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
     held["memory"] = of_memory, requests
-    runs = {**ProfileBackend.metrics, **ProfileBackend.relations}
-    held["profile"] = set(_paths({"plan": PlanKnobs().model_dump()}, "")), runs
     of_machines = {*_paths({"machine": Machine().model_dump()}, ""), "system.name"}
     held["codesign"] = of_machines, CodesignBackend.metrics
     held["torch_gpu"] = {f"kernel.{name}" for name in Kernel.model_fields}, TorchBackend.metrics

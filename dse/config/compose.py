@@ -67,7 +67,7 @@ class _Composer:
 
     @property
     def folders(self) -> list[Path]:
-        return [conf_dir(), *([self.folder] if self.folder else [])]
+        return [*option_files.conf_dirs(), *([self.folder] if self.folder else [])]
 
     def groups(self) -> dict[str, list[str]]:
         """Group -> its options, in the shipped and the user's folder."""
@@ -135,8 +135,7 @@ class _Composer:
         from hydra import compose
         from omegaconf import OmegaConf
 
-        quoted = str(self.folder.resolve()).replace("'", "\\'") if self.folder else ""
-        search = [f"hydra.searchpath=['file://{quoted}']"] if self.folder else []
+        search = option_files.search_path(self.folders[1:])
         try:
             with told_by_hydra():
                 config = compose("config", overrides=[*search, *overrides])
@@ -365,7 +364,7 @@ def _add_to_name(composer: _Composer, tree: dict[str, Any], line: _Line) -> None
 def _accidents(composer: _Composer, chosen: Sequence[_Line]) -> None:
     """Look for YAML accidents in the user's own files and in the options that were chosen."""
     own_files = [path for path, _ in looked_at(composer.folder)] if composer.folder else []
-    shipped = [conf_dir() / line.key / f"{line.value}.yaml" for line in chosen]
+    shipped = [folder / line.key / f"{line.value}.yaml" for folder in option_files.conf_dirs() for line in chosen]
     for path in [*own_files, *(path for path in shipped if path.is_file())]:
         composer.problems.extend(accidents(path))
 

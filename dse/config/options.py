@@ -32,16 +32,33 @@ def conf_dir() -> Path:
     return clone if (clone / "config.yaml").is_file() else package / "conf"
 
 
+def conf_dirs() -> list[Path]:
+    """The shipped configuration, and that of other distributions."""
+    return [conf_dir(), *plugins.configurations()]
+
+
+def search_path(folders: Sequence[Path]) -> list[str]:
+    """The override by which Hydra looks into further folders of configuration; none without any."""
+    quoted = [str(folder.resolve()).replace("'", "\\'") for folder in folders]
+    places = ",".join(f"'file://{one}'" for one in quoted)
+    return [f"hydra.searchpath=[{places}]"] if quoted else []
+
+
+def is_shipped(path: Path) -> bool:
+    """True for a file of the shipped configuration, or of another distribution's."""
+    return any(folder in path.parents for folder in conf_dirs())
+
+
 def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     """Options of a group with their descriptions, those of its catalogue after those that have a file."""
-    files = {path.stem: path for folder in (conf_dir(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
+    files = {path.stem: path for folder in (*conf_dirs(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
     described = {name: _description(path) for name, path in sorted(files.items())}
     return described | {name: text for name, text in listed(group).items() if name not in described}
 
 
 def _description(path: Path) -> str:
     """Description of an option: of a shipped one the text is enough, one of the user's own is checked and read."""
-    if conf_dir() in path.parents:
+    if is_shipped(path):
         return _shipped_description(path)
     if unreadable(path):
         return "(cannot be read)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin
@@ -114,6 +115,11 @@ def did_you_mean(name: str, candidates: Iterable[str], *, path: str = "") -> str
 
 _OFF = frozenset({"off", "no", "false", "disabled", "0", "null"})
 """Words by which people turn something off that has an option `none`."""
+
+
+def repeated(values: Iterable[str]) -> list[str]:
+    """Return the values that come more than once, each once, in their order."""
+    return [value for value, count in Counter(values).items() if count > 1]
 
 
 def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str:

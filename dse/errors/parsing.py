@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from dse.errors import ConfigError, Problem
+from dse.errors import ConfigError, Problem, repeated
 
 MOST_DEPTH = 50
 MOST_NODES = 100_000
@@ -112,8 +112,7 @@ def _finite(text: str) -> float:
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     tree = dict(pairs)
     if len(tree) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"{repeated(name for name, _ in pairs)[0]!r} is there twice")
     return tree
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from dse.config.options import conf_dir, list_options
+from dse.config.options import conf_dirs, list_options
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.files import path_inside
@@ -63,7 +63,7 @@ class Ended:
 
 def studies(folder: Path | None = None) -> list[Study]:
     """All studies, shipped and in a folder of the user's own, those of a paper together."""
-    folders = [conf_dir(), *([folder] if folder else [])]
+    folders = [*conf_dirs(), *([folder] if folder else [])]
     names = list_options("study", [folder] if folder else [])
     every = [Study(name, _paper(name, folders)) for name in names]
     return sorted(every, key=lambda study: (not study.paper, study.paper, study.name))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import conf_dir
+from dse.config.options import conf_dirs
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement
@@ -81,7 +81,7 @@ def _parts(start: str) -> dict[str, str]:
 
 def _tops(start: str) -> frozenset[str]:
     """Top-level names whose modules are followed."""
-    return frozenset({start.partition(".")[0], *plugins.PACKAGES} - {"dse"})
+    return frozenset({start.partition(".")[0], *plugins.roots()} - {"dse"})
 
 
 def _is_followed(name: str, tops: frozenset[str]) -> bool:
@@ -149,7 +149,7 @@ def _data_file(path: Path, name: str) -> Path | None:
 
 
 def _shipped_data() -> Mapping[str, Path]:
-    return {file.name: file for file in (conf_dir() / "data").rglob("*") if file.is_file()}
+    return {file.name: file for folder in conf_dirs() for file in (folder / "data").rglob("*") if file.is_file()}
 
 
 def _summary(source: bytes, summaries: dict[str, Any]) -> Summary:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import redact
-from dse.plugins import KINDS, PACKAGES
+from dse.plugins import KINDS, PACKAGES, roots
 
 _LIBRARIES = (
     "dse",
@@ -75,7 +75,7 @@ def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed:
 @functools.cache
 def code_hashes() -> Mapping[str, str]:
     """Package -> hash of its Python files; equal where the same code runs, wherever it lies."""
-    return {package: _hash(package) for package in PACKAGES}
+    return {package: _hash(package) for package in roots()}
 
 
 def _hash(package: str) -> str:
@@ -173,7 +173,7 @@ def _machine() -> dict[str, Any]:
 
 def _git(root: Path) -> dict[str, Any]:
     """Commit and uncommitted changes of the code, new files among them, or why they are not known."""
-    places = [f":/{package}" for package in (*PACKAGES, "conf")]
+    places = [f":/{folder}" for folder in (*PACKAGES, "conf", "plugins")]
     try:
         _ask(
             root, "ls-files", "--error-unmatch", "dse/results/provenance.py"

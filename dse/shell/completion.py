@@ -15,7 +15,7 @@ from typing import Any
 
 from dse import plugins
 from dse.config.flags import OWN_FLAGS, own_folder
-from dse.config.options import conf_dir, list_options
+from dse.config.options import conf_dir, conf_dirs, is_shipped, list_options
 from dse.config.yaml_checks import unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.parsing import load
@@ -185,7 +185,7 @@ def _values(path: str, before: Sequence[str], folders: Sequence[Path]) -> Iterat
     if isinstance(node, bool):
         yield from ("true", "false")
     for group in plugins.declarations("GROUPS"):
-        for folder in (conf_dir(), *folders):
+        for folder in (*conf_dirs(), *folders):
             for file in (folder / group).glob("*.yaml"):
                 yield from _text_at(file, group, path)
 
@@ -222,8 +222,8 @@ def _tree(before: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
 def _compose(tree: dict[str, Any], group: str, option: Any, typed: tuple[Mapping[str, str], Sequence[Path]]) -> None:
     """Put an option of a group into a tree, those that it names in its own defaults before it."""
     chosen, folders = typed
-    file = next((f for folder in (*folders, conf_dir()) if (f := folder / group / f"{option}.yaml").is_file()), None)
-    if file is None or (conf_dir() not in file.parents and unreadable(file)):
+    file = next((f for folder in (*folders, *conf_dirs()) if (f := folder / group / f"{option}.yaml").is_file()), None)
+    if file is None or (not is_shipped(file) and unreadable(file)):
         return
     package, part = _read(file, group)
     part = dict(part)

@@ -13,6 +13,7 @@ Told by their columns, and by the first bytes or lines of what is no CSV:
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import Counter
@@ -248,7 +249,9 @@ def _of_tests(path: Path) -> CsvTable:
 
 def _read_line(log: _Log, line: int, text: str, path: Path) -> None:
     if (threads := _THREADS.search(text)) is not None:
-        log.threads, log.hosts, log.gpu = int(threads[1]) * int(threads[2]), [], ""
+        counts = {"nThread": threads[1], "nGpus": threads[2]}
+        numbers = [_number(counts, name, f"{path.name}, line {line}") for name in counts]
+        log.threads, log.hosts, log.gpu = int(min(math.prod(numbers), _MOST_ROWS)), [], ""
     if (rank := _RANK.match(text)) is not None:
         log.hosts.append(rank[1])
         log.gpu = rank[2] or log.gpu
@@ -282,8 +285,10 @@ def _sizes_of(log: _Log, cells: Sequence[str], where: str, path: Path) -> Iterat
         if re.fullmatch(r"N/A|0|0?e?[+-]?0+|[\d.]+e-\d+", bad) is None:
             log.wrong += 1
         elif after["time"] != "N/A":
-            values = log.gpu or path.stem, test, str(gpus), str(nodes), cells[log.header.index("size")]
-            yield dict(zip(TESTS, (*values, repr(float(after["time"]) * log.unit_s)), strict=True))
+            size = cells[log.header.index("size")] if "size" in log.header else ""
+            time_s = _number(after, "time", where) * log.unit_s
+            values = log.gpu or path.stem, test, str(gpus), str(nodes), size, repr(time_s)
+            yield dict(zip(TESTS, values, strict=True))
 
 
 _NAMES = r"(all_reduce|all_gather|reduce_scatter|alltoall|all_to_all)"
@@ -305,7 +310,7 @@ def _of_bench(path: Path) -> CsvTable:
             precision = kernel[1]
         elif header and re.match(r"\s*[NTC]\s*,\s*[NTC]\s*,", text):
             cells = dict(zip(header, [cell.strip() for cell in text.split(",")], strict=False))
-            if int(cells.get("batch_count") or 1) > 1:
+            if cells.get("batch_count") and _number(cells, "batch_count", f"{path.name}, line {line}") > 1:
                 skipped["of batches"] += 1
                 continue
             row = _kernel(cells, precision, f"{path.name}, line {line}", path.stem)
@@ -326,10 +331,7 @@ def _kernel(cells: Mapping[str, str], precision: str, where: str, device: str) -
     if "us" not in by_name:
         rule = f"has no time in us beside {', '.join(cells)}"
         raise _refuse(where, rule, "keep the whole line, or run the tool without --flops_only")
-    try:
-        time_ms = repr(float(by_name["us"]) * 1e-3)
-    except ValueError:
-        raise _refuse(f"{where}, us", "is no number", "leave the row out", by_name["us"]) from None
+    time_ms = repr(_number(by_name, "us", where) * 1e-3)
     sizes = (by_name.get(name, "") for name in ("m", "n", "k"))
     sides = ("N" if by_name.get(name, "N") == "N" else "T" for name in ("transa", "transb"))
     return dict(zip(_KERNELS, (device, precision_of(kind), "gemm", *sizes, *sides, time_ms), strict=True))

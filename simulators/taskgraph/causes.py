@@ -7,7 +7,7 @@ A stretch is a task on the path, from the end of the task before it there to its
     work           its time alone and undivided: its share of the GEMM, or of the collective over all links
     decomposition  its time alone, less that: smaller GEMMs, waves that they do not fill, links that a step leaves idle
     contention     its time as run, less its delay and its time alone: beside others, or with what they leave to it
-    dependency     work that the other side of the machine could have hidden (`simulators.profiles.explanation`)
+    dependency     work that the other side of the machine could have hidden (`dse_traces.explanation`)
 
 Times alone and undivided are those that the graph declares (`alone_s`, `wide_s`); of a graph that declares none they
 are those at the rates that tasks have alone. Decomposition is negative where parts fill their last wave better.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dse.config.options import conf_dir
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, did_you_mean, repeated
 from dse.files import read_csv
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
@@ -334,7 +334,7 @@ class ShapeList(Frozen):
         names = [shape.name for shape in shapes]
         if not shapes:
             check.add("workload.shapes", "names no shape", way_out="list some, or name a CSV file")
-        for name in {name for name in names if names.count(name) > 1}:
+        for name in repeated(names):
             check.add("workload.shapes", "names a shape twice", value=name, way_out="rename one of them")
         for name in set(self.only) - set(names):
             check.add("workload.only", "names no shape of the list", value=name, way_out=did_you_mean(name, names))
@@ -381,7 +381,7 @@ class DagList(Frozen):
     def trees(self) -> dict[str, dict[str, Any]]:
         """Workload trees by name, in order. Raises ConfigError for a name that comes twice, or is unknown in `only`."""
         check, names = Problems(), [workload.name for workload in self.workloads]
-        for name in {name for name in names if names.count(name) > 1}:
+        for name in repeated(names):
             check.add("workload.workloads", "names a workload twice", value=name, way_out="rename one of them")
         for name in set(self.only) - set(names):
             check.add("workload.only", "names no workload of the list", value=name, way_out=did_you_mean(name, names))

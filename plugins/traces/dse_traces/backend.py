@@ -1,0 +1,343 @@
+"""The profile backend: a recorded run with a plan of changes, run again on its task graph with its laws.
+
+A design is a machine, a recorded run, and a plan (`dse_traces.design`). Designs of one run on one machine are
+run together, those with the same structure at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from dse import plugins
+from dse.backend import Backend, Batch, Columns, Interval, Law, Metric, Replay, Result, Results, Tree
+from dse.content_hash import content_key
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.space import get_path
+from dse.values import LABELS, condition
+from dse_traces.contended import EXPECTED, Contended, contended
+from dse_traces.design import (
+    GroupPlan,
+    PlanKnobs,
+    ProfileDesign,
+    Recorded,
+    content_of,
+    group_name,
+    located,
+)
+from dse_traces.kernel_classes import read_patterns
+from dse_traces.laws import assumed_laws, learn_laws
+from dse_traces.machine import ProfiledMachine, machine_named
+from dse_traces.other_gpu import pace_of
+from dse_traces.outcomes import Outcomes, outcomes
+from dse_traces.profile import Profile, classify
+from dse_traces.readers import files_of, read_ranks
+from dse_traces.unknown import nothing_to_move, unknown_kernels
+from dse_traces.what_if import WhatIfs
+from simulators.hardware.machine import reads
+from simulators.taskgraph.timeline import Timeline
+
+Floats = NDArray[np.float64]
+_VERSION = "4"
+_OF_WORKLOAD = ("path", "kernels")
+_SECTIONS = ("system", "workload", "plan")
+_MOST_MODELS = 8  # runs on machines that are remembered
+_INFINITE = float("inf")
+_OF_COSTS = (
+    "system.gpu.efficiency",
+    "system.gpu.gemm",
+    "system.gpu.shader_engines",
+    "system.gpu.peak",
+    "system.gpu.matrix",
+)
+
+
+@plugins.cached_until_refresh
+def _profiles(recorded: tuple[str, str]) -> Sequence[Profile]:
+    """The profiles of a file, by its path and the hash of what it holds."""
+    return read_ranks(located(recorded[0]))
+
+
+class ProfileBackend(Backend):
+    """Plans for a recorded run, many at once."""
+
+    batch = 256
+    version = _VERSION
+    metrics: Mapping[str, Metric] = {
+        "makespan_s": Metric("s", "from the first begin to the last end of a kernel"),
+        "gain_s": Metric("s", "of the recorded run, as expected", "maximize", low=-_INFINITE),
+        "gain_low_s": Metric("s", "the least gain in the cases of the laws", "maximize", low=-_INFINITE),
+        "gain_high_s": Metric("s", "the largest gain in the cases of the laws", "maximize", low=-_INFINITE),
+        "exposed_s": Metric("s", "time of collectives beside which nothing is computed"),
+        "hidden": Metric("fraction", "share of the time of collectives that is not exposed", "maximize", high=1.0),
+        "comm_sm_s": Metric("s", "time of collectives, each times the SMs that it holds"),
+        "comm_sms": Metric("", "SMs that collectives hold, in the mean over the run"),
+    }
+    relations: Mapping[str, Metric] = {
+        "speedup": Metric("x", "makespan_s of the baseline / makespan_s", "maximize"),
+    }
+    laws = (
+        Law("gain_low_s <= gain_s", lambda row: row["gain_low_s"], lambda row: row["gain_s"]),
+        Law("gain_s <= gain_high_s", lambda row: row["gain_s"], lambda row: row["gain_high_s"]),
+        Law("exposed_s <= makespan_s", lambda row: row["exposed_s"], lambda row: row["makespan_s"]),
+    )
+
+    def __init__(self) -> None:
+        self._models: dict[str, WhatIfs] = {}
+
+    def sections(self, tree: Tree) -> None:
+        """Check the sections: `system`, `workload` with its `path`, and `plan`."""
+        check = Problems()
+        for name in set(tree) - set(_SECTIONS):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, _SECTIONS))
+        for name in _SECTIONS:
+            if not isinstance(tree.get(name), Mapping):
+                check.add(name, "is no section of keys", value=tree.get(name), way_out="start from study=trace")
+        check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """A scenario for each profile that `workload.path` names, with a plan for each of its groups of collectives."""
+        check, given = Problems(), tree["workload"]
+        for name in set(given) - set(_OF_WORKLOAD):
+            check.add(f"workload.{name}", "is not a known key", way_out=did_you_mean(name, _OF_WORKLOAD))
+        if not isinstance(given.get("path"), str) or not given["path"]:
+            check.add("workload.path", "names no profile", value=given.get("path"), way_out=_WAY_OUT)
+        check.model(ProfiledMachine, tree["system"], path="system")
+        check.done()
+        patterns = read_patterns(str(given.get("kernels") or ""), "workload.kernels")
+        trees: dict[str, Tree] = {}
+        for path in _paths(given["path"]):
+            content = content_of(path)
+            profiles = [classify(profile, patterns) for profile in _profiles((str(path), content))]
+            for rank, profile in enumerate(profiles):
+                name = path.name.partition(".")[0] + (f" rank {rank}" if len(profiles) > 1 else "")
+                workload = {"content": content, "note": str(path), "rank": rank, "kernels": dict(patterns)}
+                trees[name] = {
+                    "system": tree["system"],
+                    "workload": workload,
+                    "plan": _with_groups(tree, profile, name),
+                }
+        return trees
+
+    def design(self, tree: Tree) -> ProfileDesign:
+        """Validate a design. Raises ConfigError with every problem."""
+        check = Problems()
+        plan = check.model(PlanKnobs, tree["plan"], path="plan")
+        parts = {"system": ProfiledMachine, "workload": Recorded}
+        models: dict[str, Any] = {name: check.model(kind, tree[name], path=name) for name, kind in parts.items()}
+        other = None if plan is None or plan.gpu is None else _other(check, plan.gpu)
+        check.done()
+        assert plan is not None
+        return ProfileDesign.model_construct(**models, plan=plan, other=other)
+
+    def problems(self, design: BaseModel) -> Sequence[Problem]:
+        """Plans whose collectives cannot be moved so, or whose other GPU has no peak rates."""
+        assert isinstance(design, ProfileDesign)
+        return list(_rules(design, self._what_ifs(design)))
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Knobs of the plan, of the groups that the profile has, and numbers of the machine that are read."""
+        section, _, name = path.partition(".")
+        if path.rpartition(".")[2] in LABELS or section not in ("system", "plan"):
+            return None
+        if section == "system":
+            unread = not reads(ProfiledMachine, name, tree["system"])
+            return None if unread or get_path(tree, path) is None else {}
+        if name.startswith("groups."):
+            group, _, field = name.removeprefix("groups.").partition(".")
+            known = get_path(tree, f"plan.groups.{group}") is not None and field in GroupPlan.model_fields
+            return {} if known else None
+        if name not in PlanKnobs.model_fields or name == "groups":
+            return None
+        return {f"plan.{key}": value for key, value in condition(PlanKnobs, name).items()}
+
+    def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
+        """Run the plans of all designs, those of one run on one machine together."""
+        designs = [design for batch in batches for design in batch.designs()]
+        results: list[Result | None] = [self.refusal(design) for design in designs]
+        by_model: dict[int, list[int]] = {}
+        for place, design in enumerate(designs):
+            if results[place] is None:
+                by_model.setdefault(id(self._what_ifs(design)), []).append(place)
+        for places in by_model.values():
+            what_ifs = self._what_ifs(designs[places[0]])
+            plans = [_plan(designs[place], what_ifs) for place in places]
+            for place, result in zip(places, _results(what_ifs, outcomes(what_ifs, plans)), strict=True):
+                results[place] = result
+        joined = Results.of([result for result in results if result is not None])
+        ends = np.cumsum([batch.size for batch in batches]).tolist()
+        starts = [0, *ends[:-1]][: len(ends)]
+        return [joined.take(slice(begin, end)) for begin, end in zip(starts, ends, strict=True)]
+
+    def relate(self, point: Columns, baseline: Columns) -> Columns:
+        """Compute the speed-up."""
+        return {"speedup": baseline["makespan_s"] / point["makespan_s"]}
+
+    def replay(self, design: BaseModel) -> Replay:
+        """The run by a plan: kernels on their streams, and what its critical path consists of."""
+        timeline = self.timeline(design)
+        return Replay(tuple(_intervals(timeline)), _limits(timeline))
+
+    def timeline(self, design: BaseModel) -> Timeline:
+        """The run by a plan, as tasks."""
+        assert isinstance(design, ProfileDesign)
+        what_ifs = self._what_ifs(design)
+        return what_ifs.run(_plan(design, what_ifs)).timeline
+
+    def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
+        """Constants of the machine with their sources, those of costs of operators where another GPU computes; and what
+        share of the time of kernels is of unknown kind.
+        """
+        assert isinstance(design, ProfileDesign)
+        unread = () if design.plan.gpu else _OF_COSTS
+        unknown = unknown_kernels(self._what_ifs(design).model.profile)
+        named = f"by the names of kernels, taken as computation: {unknown.largest}; {unknown.way_out}"
+        share = [("workload.unknown_share", unknown.share, "measured", named)] if unknown.counts else []
+        return [*share, *(fact for fact in design.system.facts() if not fact[0].startswith(unread))]
+
+    def _what_ifs(self, design: BaseModel) -> WhatIfs:
+        """The run of a design on its machine, remembered."""
+        assert isinstance(design, ProfileDesign)
+        plain = design.model_copy(update={"plan": PlanKnobs(), "other": None})
+        key = str(content_key(plain))
+        if key not in self._models:
+            if len(self._models) >= _MOST_MODELS:
+                self._models.clear()
+            self._models[key] = WhatIfs(_model(design))
+        return self._models[key]
+
+
+_WAY_OUT = "workload.path=run.json.gz, or a folder that trace-import wrote"
+
+
+def _paths(text: str) -> list[Any]:
+    """Files and folders of profiles, of ranks of one run as well. Raises ConfigError."""
+    try:
+        return [located(text)]
+    except ConfigError:
+        return files_of(text) if any(mark in text for mark in "*?[,") else [located(text)]
+
+
+def _with_groups(tree: Tree, profile: Profile, name: str) -> Tree:
+    """The plan of a configuration, with a part for each group of collectives. Raises ConfigError."""
+    if not profile.is_collective.any():
+        rule, _, way = nothing_to_move("has no collective to plan for", profile)
+        raise ConfigError([Problem("workload.path", rule, name, way.replace("kernels=", "workload.kernels="))])
+    model = contended(profile, learn_laws(profile, assumed_laws(_machine(tree))))
+    given = {group: plan for group, plan in (tree["plan"].get("groups") or {}).items() if _says(plan)}
+    groups = [group_name(place) for place in range(len(model.names))]
+    check = Problems()
+    for group in set(given) - set(groups):
+        check.add(f"plan.groups.{group}", "is no group of collectives", way_out=f"{name} has c1 to c{len(groups)}")
+    check.done()
+    nothing = dict.fromkeys(GroupPlan.model_fields)
+    return {**tree["plan"], "groups": {group: {**nothing, **(given.get(group) or {})} for group in groups}}
+
+
+def _says(plan: Any) -> bool:
+    """Whether the plan of a group says anything: one of nulls may be of a group that a profile lacks."""
+    return not isinstance(plan, Mapping) or any(value is not None for value in plan.values())
+
+
+def _machine(tree: Tree) -> ProfiledMachine:
+    check = Problems()
+    machine = check.model(ProfiledMachine, tree["system"], path="system")
+    check.done()
+    assert machine is not None
+    return machine
+
+
+def _other(check: Problems, name: str) -> ProfiledMachine | None:
+    try:
+        return machine_named(name)
+    except ConfigError as error:
+        for problem in error.problems:
+            check.add("plan.gpu", problem.rule, value=name, way_out=problem.way_out)
+        return None
+
+
+def _model(design: ProfileDesign) -> Contended:
+    recorded = _profiles((design.workload.note, design.workload.content))[design.workload.rank]
+    profile = classify(recorded, design.workload.kernels)
+    return contended(profile, learn_laws(profile, assumed_laws(design.system)))
+
+
+def _plan(design: BaseModel, what_ifs: WhatIfs) -> Any:
+    assert isinstance(design, ProfileDesign)
+    return design.plan.plan(len(what_ifs.model.names))
+
+
+def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
+    """Yield rules that a plan breaks."""
+    if design.system.node is None or design.system.node.library is None:
+        way = "take a machine whose library of collectives is known: python -m dse systems"
+        yield Problem("system.node.library", "is missing: collectives of a profile need its rates", way_out=way)
+        return
+    if design.system.node.num_gpus < 2:
+        rule = "has no collectives, and the profile has"
+        yield Problem("system.node.num_gpus", rule, design.system.node.num_gpus, "give it 2 or more")
+        return
+    movers = [what_ifs.effects.movers(group) for group in range(len(what_ifs.model.names))]
+    settings = [design.plan.setting(group) for group in range(len(movers))]
+    if all(setting.mover not in able for setting, able in zip(settings, movers, strict=True)):
+        mover = settings[0].mover
+        rule = f"can move no collective of the profile: it adds, or {design.system.name} has no such {mover}"
+        yield Problem("plan.mover", rule, design.plan.mover, "plan.mover=sms")
+    most = what_ifs.model.laws.sms
+    if any(setting.sms is not None and setting.sms >= most for setting in settings):
+        yield Problem("plan.sms", "leaves no SM for compute", design.plan.sms, f"the GPU has {most}")
+    if design.plan.gpu is not None:
+        try:
+            pace_of(what_ifs.model, design.plan.gpu)
+        except ConfigError as error:
+            yield from (Problem("plan.gpu", problem.rule, design.plan.gpu) for problem in error.problems)
+    if design.plan.micro_batches > 1 and not what_ifs.halves.divided:
+        yield Problem("plan.micro_batches", "overlaps nothing: no collective is waited for within a pass", 2)
+
+
+def _results(what_ifs: WhatIfs, done: Outcomes) -> Iterator[Result]:
+    """Yield the metrics of each plan."""
+    gains = what_ifs.recorded_s - done.seconds
+    makespan = done.seconds[:, EXPECTED]
+    columns: dict[str, Floats] = {
+        "makespan_s": makespan,
+        "gain_s": gains[:, EXPECTED],
+        "gain_low_s": gains.min(axis=1),
+        "gain_high_s": gains.max(axis=1),
+        "exposed_s": done.exposed_s,
+        "hidden": done.hidden,
+        "comm_sm_s": done.held_s,
+        "comm_sms": done.held_s / makespan,
+    }
+    for place in range(len(makespan)):
+        yield Result("ok", {name: float(column[place]) for name, column in columns.items()}, engine="fluid")
+
+
+def _intervals(timeline: Timeline) -> Iterator[Interval]:
+    """Yield the parts of kernels; launches are left out."""
+    graph = timeline.graph
+    for task in range(graph.num_tasks):
+        if graph.kinds[task] != "launch":
+            times = float(timeline.issued[0, task]), float(timeline.finished[0, task])
+            yield Interval(graph.lanes[task], graph.tasks[task], graph.kinds[task], *times)
+
+
+def _limits(timeline: Timeline) -> Mapping[str, float]:
+    """Shares of the makespan on the critical path: kernels by class, contention, gaps, launches."""
+    graph, spent = timeline.graph, dict[str, float]()
+    alone, delay = graph["work"][0] / graph.isolated_rate()[0], graph["delay"][0]
+    for task in timeline.critical_path(0):
+        span = float(timeline.finished[0, task] - timeline.issued[0, task])
+        kind = "host" if graph.kinds[task] == "launch" else graph.kinds[task]
+        least = min(span, float(alone[task]))
+        waited = min(span - least, float(delay[task]))
+        parts = {kind: least, "host" if kind == "host" else "gaps": waited, "contention": span - least - waited}
+        for name, seconds in parts.items():
+            spent[name] = spent.get(name, 0.0) + max(seconds, 0.0)
+    makespan = float(timeline.makespan[0])
+    ordered = sorted(spent.items(), key=lambda item: -item[1])
+    return {name: seconds / makespan for name, seconds in ordered if seconds > 1e-3 * makespan}

@@ -1,0 +1,60 @@
+"""`trace-import`: profiles of one rank or of several, read, replayed and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dse.errors import pairs
+from dse.results.run_folder import Outputs, writable
+from dse_traces import import_command, ranks_command
+from dse_traces.kernel_classes import OPTION, read_patterns
+from dse_traces.profile import Profile, classify
+from dse_traces.readers import files_of
+from dse_traces.replay import replay
+from dse_traces.unknown import unused_patterns
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_Job = tuple[Iterable["Table | str"], Callable[[Outputs], None], str]
+"""What to print, how to write it, and names of the files."""
+
+
+def trace_import(words: Sequence[str]) -> int:
+    """`trace-import <profile> [kernels=<file>] [out=<folder>]`: read and replay a profile, write it, and print what it
+    says.
+
+    Several files (a folder, a pattern, a list), or GPUs of one file, are ranks of one run.
+    """
+    from dse.results import report
+
+    typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
+    options = pairs(typed, {"profile": ""}, optional=["out", OPTION])
+    patterns = read_patterns(options.get(OPTION, ""))
+    paths = files_of(options["profile"])
+    name = paths[0].name.partition(".")[0] if paths else ""
+    profiles, unread = ranks_command.read_files(paths)
+    profiles = [classify(profile, patterns) for profile in profiles]
+    lines, write, files = _one(profiles[0]) if len(profiles) == 1 else _several(profiles, unread)
+    outputs = writable(options.get("out", f"outputs/trace_import/{name}"))
+    console = report.console()
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    for line in unused_patterns(profiles, patterns):
+        console.print(line, soft_wrap=True)
+    write(outputs)
+    console.print(f"written to {outputs.folder}/: {files}, figures/timeline.*", soft_wrap=True)
+    return 0
+
+
+def _one(profile: Profile) -> _Job:
+    done = replay(profile)
+    return import_command.answer(done), partial(import_command.write, done), "kernels.parquet, profile.yaml"
+
+
+def _several(profiles: Sequence[Profile], unread: Sequence[str]) -> _Job:
+    ranks, done = ranks_command.import_ranks(profiles, unread)
+    lines = ranks_command.answer(ranks, done)
+    return lines, partial(ranks_command.write, ranks, done), "kernels.parquet, collectives.parquet, ranks.yaml"

@@ -1,0 +1,264 @@
+"""What-ifs on profiles: each change alone, all together, their bounds, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from benchmarks.traces import made_training
+from dse.cli import main
+from dse.errors import ConfigError
+from dse_traces.advice import Advice, advise, machine_of
+from dse_traces.contended import EXPECTED, contended
+from dse_traces.effects import FIRST, LATER, Setting
+from dse_traces.laws import assumed_laws, learn_laws
+from dse_traces.profile import Profile, profile_of
+from dse_traces.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
+
+US = 1e-6
+GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+GATHER = "ncclDevKernel_AllGather_RING_LL"
+
+
+def kernel(name: str, stream: str, start: float, duration: float, **known: Any) -> dict[str, Any]:
+    """A kernel; times in microseconds."""
+    return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, **known}
+
+
+def serial(name: str = SUM, *, payload: float | None = None, count: int = 3) -> Profile:
+    """GEMMs of 1 ms, and a collective of 0.8 ms after each, which the next GEMM waits for."""
+    rows: list[dict[str, Any]] = []
+    for place in range(count):
+        start = 1800.0 * place
+        rows.append(kernel(GEMM, "7", start, 1000, ctas=13200))
+        rows.append(kernel(name, "20", start + 1000, 800, ctas=16, payload_bytes=payload))
+    return profile_of([*rows, kernel(GEMM, "7", 1800.0 * count, 1000, ctas=13200)], "made")
+
+
+def what_ifs(profile: Profile, system: str = "h100_8") -> WhatIfs:
+    return WhatIfs(contended(profile, learn_laws(profile, assumed_laws(system))))
+
+
+def gain(runs: WhatIfs, setting: Setting, group: int = 0) -> Any:
+    """Gain of one setting in each case of the laws [us]."""
+    return (runs.recorded_s - runs.seconds([Plan().with_setting(group, setting)])[0]) / US
+
+
+def test_plans_run_together_take_as_long_as_each_alone() -> None:
+    runs = what_ifs(serial())
+    choices = [Setting(), Setting(sms=4), Setting("in 4 parts"), Setting("in 4 parts", sms=4), Setting(link=2.0)]
+    plans = [Plan().with_setting(0, choice) for choice in choices]
+    alone = np.array([runs.seconds([plan])[0] for plan in plans])
+    np.testing.assert_array_equal(runs.seconds(plans), alone)
+
+
+def test_a_chain_cut_into_parts_hides_its_collectives_as_a_pipeline_does() -> None:
+    runs = what_ifs(serial())
+    free = runs.recorded_s[EXPECTED]
+    latency = runs.model.laws.rate.latency_s
+    for parts in (2, 4):
+        changed = free - gain(runs, Setting(f"in {parts} parts"))[EXPECTED] * US
+        hidden = 3 * 0.8e-3 * (1 - 1 / parts)
+        assert free - hidden - 1e-6 <= changed <= free - hidden + 3 * (parts * latency + 0.5e-3)
+    assert gain(runs, Setting("in 2 parts"))[EXPECTED] > 500
+
+
+def test_what_is_faster_alone_is_faster_by_its_share_of_the_time() -> None:
+    runs = what_ifs(serial())
+    low, expected, high = gain(runs, Setting(link=2.0))
+    assert (low, high) == (pytest.approx(0, abs=1), pytest.approx(3 * 400, rel=1e-3))
+    assert expected == pytest.approx(3 * 200, rel=1e-3)
+
+
+def test_copy_engines_carry_gathers_but_add_nothing() -> None:
+    assert what_ifs(serial()).effects.movers(0) == ["SMs", "switch"]
+    assert what_ifs(serial(GATHER)).effects.movers(0) == ["SMs", "copy engines", "switch"]
+    assert what_ifs(serial(), "mi300x_8").effects.movers(0) == ["SMs"]
+
+
+def beside() -> Profile:
+    """GEMMs of 8 waves, of which every other eight run beside a short message on 32 SMs, and take 10 waves or more."""
+    rows, start = list[dict[str, Any]](), 0.0
+    for iteration in range(8):
+        reduced = iteration % 2 == 1
+        lasts = 150.0 if reduced else 100.0
+        rows += [kernel(GEMM, "7", start + lasts * place, lasts, ctas=1000) for place in range(8)]
+        rows += [kernel(SUM, "20", start, 8 * lasts, ctas=32, payload_bytes=1e3)] if reduced else []
+        start += 8 * lasts
+    return profile_of(rows, "made")
+
+
+def test_compute_beside_a_collective_gets_the_sms_back_that_it_leaves() -> None:
+    runs = what_ifs(beside())
+    assert runs.model.laws.penalties["GEMM"].factor.value == pytest.approx(1.5 / (10 / 8))
+    gains = [gain(runs, Setting(sms=count))[EXPECTED] for count in (64, 32, 16, 1)]
+    assert gains == sorted(gains) and gains[1] == pytest.approx(0, abs=1)
+    assert 360 < gains[2] < 32 * (150 - 100 * 1.2 * 9 / 8)  # the message then outlasts them
+    _, taken = runs.effects.of(0, Setting(mover="switch"))
+    assert 0 < taken < 32
+
+
+def test_a_collective_behind_another_one_begins_when_its_own_kernel_has_ended() -> None:
+    rows = [
+        kernel(GEMM, "7", 0, 100, launch_s=-20 * US, ctas=132),
+        kernel(GEMM, "7", 101, 100, launch_s=-19 * US, ctas=132),
+        kernel(SUM, "20", 400, 300, launch_s=392 * US, ctas=16),
+        kernel(GEMM, "7", 702, 100, launch_s=-18 * US, ctas=132),
+    ]
+    assert gain(what_ifs(profile_of(rows, "made")), Setting("earlier"))[EXPECTED] == pytest.approx(199, abs=12)
+
+
+def small_buckets() -> Profile:
+    """A backward pass, then eight small all-reduces that the optimizer waits for."""
+    rows = [kernel(GEMM, "7", 0, 100, ctas=132)]
+    rows += [kernel(SUM, "20", 101 + 41 * place, 40, ctas=16, payload_bytes=1e6) for place in range(8)]
+    return profile_of([*rows, kernel("adam", "7", 101 + 41 * 8, 50, ctas=400)], "made")
+
+
+def test_merged_buckets_save_a_latency_each() -> None:
+    runs = what_ifs(small_buckets())
+    latency = runs.model.laws.rate.latency_s / US
+    by_two, by_four = (gain(runs, Setting(f"{count} merged"))[EXPECTED] for count in (2, 4))
+    assert by_two == pytest.approx(4 * latency, abs=8)
+    assert by_four == pytest.approx(6 * latency, abs=8)
+
+
+def test_buckets_that_kernels_wait_for_one_by_one_are_not_merged() -> None:
+    assert gain(what_ifs(serial()), Setting("2 merged"))[EXPECTED] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_collective_of_high_priority_waits_for_one_wave_of_the_kernel_beside_it() -> None:
+    rows = [kernel(GEMM, "7", 0, 1000, ctas=4 * 132), kernel(SUM, "20", 0, 10, ctas=16)]
+    rows += [kernel(SUM, "20", 610, 1000, ctas=16), kernel("adam", "7", 1611, 50, ctas=400)]
+    runs = what_ifs(profile_of(rows, "made"))
+    (paused,) = ordered(runs.model, runs.model.structure, 0, FIRST).paused_s.values()
+    assert runs.model.unknown_s.max() == pytest.approx(600 * US, rel=0.02)
+    assert paused == pytest.approx(250 * US)
+    assert 150 < gain(runs, Setting(FIRST))[EXPECTED] < 350  # both run slower beside one another
+
+
+def test_kernels_that_go_first_hide_a_collective() -> None:
+    rows = [kernel(GEMM, "7", 0, 100), kernel(SUM, "20", 101, 200)]
+    rows += [kernel(GEMM, "7", 302 + 101 * place, 100) for place in range(4)]
+    low, expected, high = sorted(gain(what_ifs(profile_of(rows, "made")), Setting(LATER)))
+    assert 90 < low <= expected <= high < 205
+
+
+def test_a_gpu_of_twice_the_peak_takes_half_the_time_of_kernels() -> None:
+    runs = what_ifs(serial(), "a100_8")
+    flops = 312.0 / 989.4  # of the data sheets
+    assert runs.pace("h100_8").shares["waves of CTAs"] == pytest.approx(1)
+    changed = runs.seconds([Plan(gpu="h100_8")])[0, EXPECTED]
+    assert runs.recorded_s[EXPECTED] - changed == pytest.approx(4e-3 * (1 - flops), rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return advise(made_training(240, groups=4), "h100_8")
+
+
+def test_all_changes_together_lie_between_the_best_alone_and_the_bound(advice: Advice) -> None:
+    software = [setting.in_software for setting in advice.tried.settings]
+    alone = float(advice.tried.seconds[software, EXPECTED].min())
+    assert advice.bound_s <= advice.together_s.value * (1 + 1e-9)
+    assert advice.together_s.value <= alone + 2e-3 * advice.recorded_s
+    assert advice.together_s.value < 0.97 * advice.recorded_s
+    gains = sum(group.gain.value for group in advice.groups)
+    assert advice.recorded_s - advice.together_s.value <= gains + 0.2 * advice.recorded_s
+
+
+def test_gains_are_intervals_around_what_is_expected(advice: Advice) -> None:
+    for group in advice.groups:
+        for estimate in (group.gain, group.faster_link, group.waited_later):
+            assert estimate.low <= estimate.value <= estimate.high
+        assert 0 <= group.exposed_s <= group.seconds * (1 + 1e-9)
+
+
+def test_no_what_if_in_software_is_below_the_bound(advice: Advice) -> None:
+    software = np.array([setting.in_software for setting in advice.tried.settings])
+    assert advice.tried.seconds[software, EXPECTED].min() >= advice.bound_s * (1 - 1e-9)
+    assert advice.host_s <= advice.bound_s
+
+
+def test_a_run_whose_collectives_are_hidden_has_nothing_to_gain() -> None:
+    rows = [kernel(GEMM, "7", 101 * place, 100, ctas=100) for place in range(20)]
+    rows.append(kernel(SUM, "20", 102, 150, ctas=2))
+    runs = what_ifs(profile_of(rows, "made"))
+    tried = try_all(runs)
+    plan, count = best_together(runs, tried)
+    assert runs.recorded_s[EXPECTED] - runs.seconds([plan])[0, EXPECTED] < 0.05 * runs.recorded_s[EXPECTED]
+    assert count > 0 and lower_bound(runs, tried) <= runs.recorded_s[EXPECTED]
+
+
+def test_machines_are_taken_by_the_name_of_the_gpu() -> None:
+    profile = serial()
+    assert machine_of(Profile(profile.kernels, "made", "NVIDIA H100 80GB HBM3")) == "h100_8"
+    assert machine_of(Profile(profile.kernels, "made", "AMD Instinct MI300X")) == "mi300x_8"
+    assert machine_of(profile, "b200_8") == "b200_8"
+    with pytest.raises(ConfigError, match="add system="):
+        machine_of(profile)
+
+
+def test_a_profile_without_collectives_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no collective"):
+        advise(profile_of([kernel(GEMM, "7", 0, 100)], "made"), "h100_8")
+
+
+def table(folder: Path, profile: Profile) -> Path:
+    """A CSV of the kernels of a profile."""
+    kernels = profile.kernels
+    columns = {
+        "start_us": kernels["start_s"] / US,
+        "dur_us": kernels["seconds"] / US,
+        "stream": kernels["stream"],
+        "name": kernels["name"],
+        "grid": [f"{count}x1x1" for count in kernels["ctas"]],
+    }
+    pd.DataFrame(columns).to_csv(folder / "run.csv", index=False)
+    return folder / "run.csv"
+
+
+def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = table(tmp_path, serial()), tmp_path / "here"
+    assert main(["advise", str(path), "system=h100_8", f"out={out}"]) == 0
+    printed = capsys.readouterr().out
+    assert "best together" in printed and "in 4 parts" in printed
+    written = {name.name for name in out.rglob("*") if name.is_file()}
+    assert {"advice.yaml", "what_ifs.parquet", "timeline.png", "timeline.json", "gains.png"} <= written
+    tree = yaml.safe_load((out / "advice.yaml").read_text())
+    assert tree["machine"] == "h100_8" and tree["together_s"]["value"] < tree["recorded_s"]
+    rows = pd.read_parquet(out / "what_ifs.parquet")
+    assert len(rows) <= tree["what_ifs"] and (rows["gain_expected_s"] > 0).any()
+    events = json.loads((out / "figures" / "timeline.json").read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"before, critical path", "after, critical path", "before, stream 7", "after, stream 20"} <= lanes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["system=no_such"], "neither a shipped system"),
+        (["system=client_lpddr5x"], "no constants of contention"),
+        ([], "add system="),
+    ],
+)
+def test_what_cannot_be_advised_on_is_refused(
+    tmp_path: Path, words: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", str(table(tmp_path, serial())), *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_as_many_collectives_run_at_once_as_did() -> None:
+    runs = what_ifs(small_buckets())
+    ran = runs.run(Plan().with_setting(0, Setting("earlier")))
+    moves = np.flatnonzero(runs.model.group >= 0)
+    order = moves[np.argsort(ran.start_s[0, moves])]
+    assert (ran.start_s[0, order][1:] >= ran.end_s[0, order][:-1] - 1e-9).all()

@@ -1,0 +1,265 @@
+"""Profiles of real runs: read as far as they go, what waits for what, and the same run replayed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.traces import made_events, profiles, replayed
+from dse.cli import main
+from dse.errors import ConfigError
+from dse_traces.import_command import kernels
+from dse_traces.kernel_classes import kernel_class
+from dse_traces.profile import Profile, profile_of
+from dse_traces.readers import read
+from dse_traces.replay import replay
+from dse_traces.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN, waits
+
+GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+US = 1e-6
+
+
+def kernel(name: str, stream: str, start: float, duration: float, launch: float | None = None) -> dict[str, Any]:
+    """A kernel; times in microseconds."""
+    launch_s = None if launch is None else launch * US
+    return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, "launch_s": launch_s}
+
+
+def chrome(folder: Path, events: Iterable[Any], name: str = "run.json", **rest: Any) -> Path:
+    """A Chrome trace of some events."""
+    path, text = folder / name, json.dumps({"schemaVersion": 1, **rest, "traceEvents": list(events)}, indent=2)
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+        ("void flash_fwd_splitkv_combine_kernel<...>", "attention"),
+        ("Memcpy HtoD (Pinned -> Device)", "copy"),
+        ("void moe_gemm_kernel<...>", "grouped GEMM"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT256x256x64", "GEMM"),
+        ("cudnn::winograd_nonfused::winogradForwardData4x4", "convolution"),
+        ("vllm::rms_norm_kernel", "norm"),
+        ("void at::native::vectorized_elementwise_kernel", "element-wise"),
+        ("mystery", "other"),
+    ],
+)
+def test_kernels_are_classed_by_their_names(name: str, kind: str) -> None:
+    assert kernel_class(name) == kind
+
+
+def test_a_kernel_waits_for_the_kernel_of_another_stream_that_ended_last() -> None:
+    rows = [kernel(GEMM, "7", 0, 100, -5), kernel(SUM, "20", 102, 50, -4), kernel(GEMM, "7", 155, 10, -3)]
+    found = waits(profile_of(rows, "made"))
+    assert [CAUSES[cause] for cause in found.cause[1:]] == [OTHER_STREAM, OTHER_STREAM]
+    assert found.other.tolist() == [-1, 0, 1]
+
+
+def test_a_kernel_that_begins_while_another_computes_waited_for_its_sms() -> None:
+    rows = [kernel(GEMM, "7", 0, 10, -5), kernel(GEMM, "23", 5, 300, -4), kernel(GEMM, "7", 200, 50, -3)]
+    done = replay(profile_of(rows, "made"))
+    assert CAUSES[done.waits.cause[2]] == SMS
+    assert done.start_s[2] == pytest.approx(200 * US, abs=6 * US)
+
+
+def test_what_waited_for_an_unknown_reason_does_not_wait_in_the_replay() -> None:
+    rows = [kernel(GEMM, "7", 0, 100, -10), kernel(GEMM, "7", 500, 100, -9)]
+    done = replay(profile_of(rows, "made"))
+    assert CAUSES[done.waits.cause[1]] == UNKNOWN
+    assert done.span_error < -0.6
+
+
+def test_a_launch_that_came_late_holds_its_kernel_up() -> None:
+    rows = [kernel(GEMM, "7", 10 * place * 10, 20, 10 * place * 10 - 8) for place in range(9)]
+    done = replay(profile_of(rows, "made"))
+    assert done.waits.launch_delay_s == pytest.approx(8 * US)
+    np.testing.assert_allclose(done.start_s, done.profile.start_s, atol=1e-9)
+
+
+def test_shares_of_hidden_collectives_are_of_unions_of_time() -> None:
+    rows = [kernel(SUM, "20", 0, 100), kernel(SUM, "21", 50, 100), kernel(GEMM, "7", 120, 60)]
+    recorded = replay(profile_of(rows, "made")).recorded
+    assert recorded.collective_s == pytest.approx(150 * US)
+    assert recorded.hidden == pytest.approx(30 / 150)
+    assert recorded.exposed_s == pytest.approx(120 * US)
+
+
+def test_the_shipped_profile_is_replayed_within_three_per_cent() -> None:
+    (row,) = replayed(profiles(None))
+    assert abs(row["span"]) < 0.03
+    assert row["hidden"][1] == pytest.approx(row["hidden"][0], abs=3)
+
+
+def test_recorded_profiles_are_replayed_within_three_per_cent(shared: Callable[[str], Path]) -> None:
+    shares = {"a100_ws8": 47, "mi300x": 23, "b200": 0, "a100_ws2": 16, "ws128": 15}  # as the table of data says
+    for row in replayed(profiles(shared("data"))):
+        assert abs(row["span"]) < 0.03, row
+        assert row["hidden"][1] == pytest.approx(row["hidden"][0], abs=3)
+        told = next((share for name, share in shares.items() if row["profile"].startswith(name)), row["hidden"][0])
+        assert row["hidden"][0] == pytest.approx(told, abs=1.1)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_a_chrome_trace_is_read_with_launches_iterations_and_the_device(tmp_path: Path, name: str) -> None:
+    steps = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": 500 * step, "dur": 490}
+        for step in range(2)
+    ]
+    device = [{"id": 0, "name": "NVIDIA H100"}]
+    found = read(chrome(tmp_path, [*made_events(300), *steps], name, deviceProperties=device))
+    assert (len(found), found.device, len(found.iterations)) == (100, "NVIDIA H100", 2)
+    np.testing.assert_allclose(found.kernels["launch_s"], found.start_s - 6 * US)
+    assert set(found.kernels["ctas"]) == {1024}
+    assert not found.dropped
+
+
+def test_the_same_kernels_come_from_a_trace_and_from_a_table(tmp_path: Path) -> None:
+    trace = read(chrome(tmp_path, made_events(300)))
+    path = tmp_path / "run.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["start_us", "dur_us", "launch_us", "stream", "name", "grid"])
+        for row in trace.kernels.to_dict("records"):
+            times = [row[name] / US for name in ("start_s", "seconds", "launch_s")]
+            table.writerow([*times, row["stream"], row["name"], "1024x1x1"])
+    read_back = read(path)
+    for column in ("start_s", "seconds", "launch_s", "ctas"):
+        np.testing.assert_allclose(read_back.kernels[column].to_numpy(float), trace.kernels[column].to_numpy(float))
+    assert read_back.kernels["kind"].tolist() == trace.kernels["kind"].tolist()
+
+
+def test_rocprofs_kernel_traces_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "kernel_trace.csv"
+    path.write_text(
+        "Kind,Queue_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n"
+        "KERNEL_DISPATCH,1,Cijk_Ailk,1000000,1050000\nKERNEL_DISPATCH,2,ncclDevKernel_Generic,1060000,1100000\n"
+    )
+    found = read(path)
+    np.testing.assert_allclose(found.seconds, [50 * US, 40 * US])
+    assert found.kernels["kind"].tolist() == ["GEMM", "collective"]
+
+
+def cut_off(folder: Path) -> Path:
+    path = chrome(folder, made_events(30_000), "run.json.gz")
+    path.write_bytes(path.read_bytes()[:-2000])
+    return path
+
+
+def stopped(folder: Path) -> Path:
+    path = chrome(folder, made_events(3_000))
+    path.write_text(path.read_text()[:-5000])
+    return path
+
+
+def without_streams(folder: Path) -> Path:
+    events = list(made_events(300))
+    for event in events[2::30]:
+        del event["args"]["stream"], event["tid"]
+    return chrome(folder, events)
+
+
+def backwards(folder: Path) -> Path:
+    events = list(made_events(300))
+    for event in events[2::30]:
+        event["dur"] = -3
+    return chrome(folder, events)
+
+
+def launched_late(folder: Path) -> Path:
+    events = list(made_events(300))
+    events[1]["ts"] = 100.0
+    return chrome(folder, events)
+
+
+def hostile(folder: Path) -> Path:
+    odd: list[Any] = [1, None, "x", {"cat": "kernel"}, {"cat": "kernel", "name": [], "ts": "x", "dur": {}, "args": 3}]
+    return chrome(folder, [*odd, *made_events(300)])
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "most"),
+    [
+        (cut_off, "gzip that is cut off", 9_999),
+        (stopped, "JSON that stops", 999),
+        (without_streams, "without a stream", 90),
+        (backwards, "end before they begin", 90),
+        (launched_late, "later than their kernel", 100),
+        (hostile, "that are no objects", 100),
+    ],
+)
+def test_what_can_be_used_of_a_damaged_trace_is_used_and_the_rest_is_told(
+    tmp_path: Path, make: Any, said: str, most: int
+) -> None:
+    found: Profile = read(make(tmp_path))
+    assert 0 < len(found) <= most
+    assert any(said in reason for reason in found.dropped)
+    assert np.isfinite(replay(found).end_s).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.json", "{}", "no traceEvents"),
+        ("run.json", '{"traceEvents": []}', "no kernel of a GPU"),
+        ("run.json.gz", "no gzip", "no traceEvents"),
+        ("run.csv", "a,b\n1,2\n", "lacks the columns start_us"),
+        ("run.csv.gz", "no gzip", "lacks the columns start_us"),
+    ],
+)
+def test_what_is_no_profile_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read(path)
+
+
+def test_the_command_writes_kernels_summary_and_a_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [kernel(GEMM, "7", 0, 100, -5), kernel(SUM, "20", 102, 50, -4), kernel(GEMM, "7", 155, 10, -3)]
+    events = [
+        {**{"ph": "X", "cat": "kernel", "name": row["name"], "args": {"stream": row["stream"]}}, **times}
+        for row in rows
+        for times in [{"ts": row["start_s"] / US, "dur": row["seconds"] / US}]
+    ]
+    assert main(["trace-import", str(chrome(tmp_path, events)), "out=here"]) == 0
+    assert "50.00 µs are exposed" in capsys.readouterr().out.replace("\n", " ")
+    written = {path.name for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    assert {"kernels.parquet", "profile.yaml", "timeline.png", "timeline.json"} <= written
+    told = yaml.safe_load((tmp_path / "here" / "profile.yaml").read_text())
+    assert told["recorded"]["hidden"] == 0
+    assert len(json.loads((tmp_path / "here" / "figures" / "timeline.json").read_text())["traceEvents"]) > 2 * len(rows)
+    assert kernels(replay(profile_of(rows, "made")))["waited_for_kernel"].tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.et", "run.csv", "run.sqlite"])
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "a pointer of Git LFS"),
+        (b"<!DOCTYPE html><html>404</html>", "is a web page"),
+    ],
+)
+def test_what_stands_in_place_of_a_profile_is_named(tmp_path: Path, name: str, content: bytes, rule: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rule):
+        read(tmp_path / name)
+
+
+def test_a_gzip_that_is_damaged_before_any_event_is_not_said_to_be_no_trace(tmp_path: Path) -> None:
+    packed = gzip.compress(json.dumps({"traceEvents": [{"name": "x"}]}).encode())
+    (tmp_path / "run.json.gz").write_bytes(packed[:12] + b"\xff" * 8 + packed[20:])
+    with pytest.raises(ConfigError, match="gzip that is cut off or damaged"):
+        read(tmp_path / "run.json.gz")
