@@ -1,0 +1,139 @@
+"""Measure the GPU of this machine in some minutes: `python -m benchmarks.gpu --out DIR [--seconds 480] [--quick]`.
+
+It needs torch, and nothing of this project but this folder. It writes one table for each question, and the device with
+its driver, limits and clocks in `device.json`:
+
+gemms.csv      GEMMs alone: whole, in chunks along m, n or k, on fewer SMs (green contexts), two at once, grouped, FP8
+beside.csv     a GEMM with a background that never ends before it: copies and sums by some SMs, SMs that are merely
+               taken, copy engines, kernels that stream memory; and what becomes of the background
+starts.csv     one GEMM and one copy of about the same length: which starts first, and with which priority
+pipelines.csv  chunks that are copied, each followed by its GEMM, against all copies before one GEMM
+kernels.csv    copies by size and by SMs, copy engines, element-wise kernels, attention
+launches.csv   host time of a launch, an event, a graph; gaps between kernels with and without graphs
+clocks.csv     clock, power and rate over some seconds of load
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.alone import clock_rows, kernel_rows, launch_rows
+from benchmarks.gpu.gemms import gemm_rows
+from benchmarks.gpu.overlaps import beside_rows, pipeline_rows, start_rows
+from benchmarks.gpu.timing import SAMPLES, Row
+
+Measure = Callable[[], Row | list[Row]]
+TABLES: list[tuple[str, Callable[[], Iterable[Measure]], float]] = [
+    ("launches", launch_rows, 0.1),
+    ("beside", beside_rows, 0.4),
+    ("starts", start_rows, 0.2),
+    ("pipelines", pipeline_rows, 0.25),
+    ("kernels", kernel_rows, 0.15),
+    ("clocks", clock_rows, 0.15),
+    ("gemms", gemm_rows, 1.0),
+]
+"""Name, rows and largest share of the time; what may fail in the driver comes last in the last."""
+_PARTS = {"size": ("m", "n", "k"), "cut_as": ("axis", "chunks"), "mover": ("mover", "sms")}
+"""Columns of words that hold several."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure all tables that the time allows, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--seconds", type=float, default=480.0, help="after which no further row is begun")
+    parser.add_argument("--quick", action="store_true", help="some rows of each table, to try the way")
+    options = parser.parse_args(words)
+    options.out.mkdir(parents=True, exist_ok=True)
+    start_s = time.monotonic()
+    (options.out / "device.json").write_text(json.dumps(device_facts(), indent=1) + "\n", "utf-8")
+    for name, rows, share in TABLES:
+        until = min(start_s + options.seconds, time.monotonic() + share * options.seconds)
+        measures = list(rows())
+        measures = measures[:: max(1, len(measures) // 8)] if options.quick else measures
+        count = write_table(options.out / f"{name}.csv", measures, until=until)
+        print(f"{time.monotonic() - start_s:6.1f} s  {name}: {count} rows", flush=True)
+    return 0
+
+
+def write_table(path: Path, measures: Sequence[Measure], *, until: float) -> int:
+    """Measure rows one by one and write them; what cannot be measured is a row with the reason.
+
+    until: time of the monotonic clock [s] after which no further row is begun.
+    """
+    rows: list[Row] = []
+    for number, measure in enumerate(measures):
+        if time.monotonic() > until:
+            print(f"{path.name}: ended after {number} of {len(measures)} measurements, by time", flush=True)
+            break
+        try:
+            result = measure()
+        except Exception as error:  # whatever a driver, a library or a missing feature raises
+            result = {**_words(measure), "reason": _reason(error)}
+            print(f"{path.name}: {result}", flush=True)
+        rows += result if isinstance(result, list) else [result]
+        if number % 16 == 0:
+            torch.cuda.empty_cache()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
+    return len(rows)
+
+
+def _words(measure: Measure) -> Row:
+    """Columns of what was to be measured, as the words of its call have them."""
+    row: Row = {}
+    for name, value in getattr(measure, "keywords", {}).items():
+        row |= dict(zip(_PARTS[name], value, strict=True)) if name in _PARTS else {name: value}
+    return row
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+
+
+def _text(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def device_facts() -> Row:
+    """The device, its driver and software, and its clocks and limits."""
+    gpu = torch.cuda.get_device_properties(0)
+    facts: Row = {"device": gpu.name, "num_sms": gpu.multi_processor_count, "memory_bytes": gpu.total_memory}
+    facts |= {"l2_bytes": getattr(gpu, "L2_cache_size", None), "torch": torch.__version__, "cuda": torch.version.cuda}
+    facts |= {"date": time.strftime("%Y-%m-%d"), "samples": SAMPLES}
+    try:
+        for name, fact in _management_facts(importlib.import_module("pynvml")):
+            facts[name] = fact
+    except Exception as error:  # no management library, or one that tells less
+        facts["nvml"] = str(error)
+    return facts
+
+
+def _management_facts(nvml: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what NVIDIA's management library tells, one fact after the other: any may be missing."""
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    driver = nvml.nvmlSystemGetDriverVersion()
+    yield "driver", driver.decode() if isinstance(driver, bytes) else str(driver)
+    yield "power_limit_w", nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+    for name, kind in (("sm", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):
+        yield f"most_{name}_clock_mhz", nvml.nvmlDeviceGetMaxClockInfo(handle, kind)
+    yield "pcie_generation", nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+    yield "pcie_lanes", nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
