@@ -11,7 +11,8 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from importlib.util import find_spec
@@ -136,20 +137,23 @@ def _with_parents(dotted: str) -> Iterator[str]:
 
 
 def _data_hashes(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """Name -> hash of each data file that a module names: shipped ones, and those that lie beside it."""
-    files = {name: file for name in names if (file := _data_file(path, name)) is not None}
-    return {
-        f"data {name}": hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() for name, file in files.items()
-    }
+    """Name -> hash of the data files that a module names: shipped ones, all of one name, or that lies beside it."""
+    files = {name: files for name in names if (files := _data_files(path, name))}
+    texts = {name: b"".join(file.read_bytes() for file in same_name) for name, same_name in files.items()}
+    return {f"data {name}": hashlib.blake2b(text, digest_size=8).hexdigest() for name, text in texts.items()}
 
 
-def _data_file(path: Path, name: str) -> Path | None:
+def _data_files(path: Path, name: str) -> Sequence[Path]:
     beside = path.with_name(Path(name).name)
-    return beside if beside.is_file() else _shipped_data().get(Path(name).name)
+    return [beside] if beside.is_file() else _shipped_data().get(beside.name, [])
 
 
-def _shipped_data() -> Mapping[str, Path]:
-    return {file.name: file for folder in conf_dirs() for file in (folder / "data").rglob("*") if file.is_file()}
+def _shipped_data() -> Mapping[str, Sequence[Path]]:
+    files = defaultdict[str, list[Path]](list)
+    for file in (path for folder in conf_dirs() for path in sorted((folder / "data").rglob("*"))):
+        if file.is_file():
+            files[file.name].append(file)
+    return files
 
 
 def _summary(source: bytes, summaries: dict[str, Any]) -> Summary:
