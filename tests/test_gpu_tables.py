@@ -11,8 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[torch]'")
 
+from benchmarks import gpu_judge, gpu_page, measured_gpus  # noqa: E402
 from benchmarks.gpu.__main__ import TABLES, write_table  # noqa: E402
 from benchmarks.gpu.gemms import cut  # noqa: E402
+from dse import plots  # noqa: E402
 
 
 @pytest.mark.parametrize(("axis", "joined"), [("m", 0), ("n", 1), ("k", None)])
@@ -47,3 +49,34 @@ def test_what_cannot_be_measured_is_a_row_with_its_size_and_the_reason(tmp_path:
 
 def test_no_row_is_begun_after_the_time(tmp_path: Path) -> None:
     assert write_table(tmp_path / "empty.csv", [lambda: {"seconds": 1.0}], until=time.monotonic() - 1) == 0
+
+
+def test_tables_of_measured_gpus_say_where_they_are_from_and_hold_times() -> None:
+    gpus = measured_gpus.measured_gpus()
+    assert len(gpus) >= 2
+    for gpu in gpus:
+        for name, _, _ in TABLES:
+            head, *_ = (gpu.folder / f"{name}.csv").read_text("utf-8").splitlines()
+            assert head.startswith("#")
+            assert "provenance: measured" in head
+            times = [column for column in gpu.table(name) if str(column).endswith("_s") or column == "seconds"]
+            assert times
+            assert (gpu.table(name)[times] > 0).all(axis=None), name
+
+
+def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no folder with"):
+        measured_gpus.measured_gpus(tmp_path)
+    with pytest.raises(ValueError, match="no lines"):
+        gpu_page.with_table("a page", [])
+
+
+@pytest.mark.slow
+def test_the_page_on_gpus_shows_what_is_judged_today(tmp_path: Path) -> None:
+    judged = gpu_judge.judge()
+    page = gpu_page.PAGE.read_text("utf-8")
+    assert page == gpu_page.with_table(page, list(gpu_page.lines(judged)))
+    (picture,) = plots.save(lambda: gpu_page.slowdowns(judged), tmp_path, "slowdown", formats=["png"])
+    assert picture.stat().st_size > 10_000
+    for gpu, sections in judged.items():
+        assert all(sections.values()), gpu

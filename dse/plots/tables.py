@@ -339,7 +339,10 @@ def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: F
 
 
 def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Sheet:
-    """Plot a line over x for each `by`, a panel for each `frame.panel`; a column `measured` is drawn as marks."""
+    """Plot a line over x for each `by`, a panel for each `frame.panel`; a column `measured` is drawn as marks.
+
+    Columns `range_low` and `range_high` are drawn as a band around the line, where they hold numbers.
+    """
     groups, note = frame.panels(rows, y.column)
     marks, chosen, logarithmic = "measured" in rows, looks(rows[by].unique()), _spans(rows[x.column])
     columns = 4 if len(groups) > 6 else min(3, len(groups))
@@ -353,6 +356,9 @@ def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Sh
             panel.plot(places, line[y.column] * units[1].factor, lw=1.1, **(colour if marks else mark))
             if marks:
                 panel.plot(places, line["measured"] * units[1].factor, ls="", **mark)
+            if "range_low" in line:
+                low, high = line["range_low"] * units[1].factor, line["range_high"] * units[1].factor
+                panel.fill_between(places, low, high, color=look.colour, alpha=0.18, lw=0, zorder=1)
         if y.centre is not None:
             panel.axhline(y.centre * units[1].factor, color=INK, lw=0.6, zorder=1)
         if logarithmic:

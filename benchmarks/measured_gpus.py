@@ -1,0 +1,74 @@
+"""Tables that GPUs measured of themselves (conf/data/measured), and the systems that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.recorded import ROOT
+from dse.config.yaml_checks import load_yaml
+from search_spaces.chunk_costs import ChunkCosts
+from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.system import system_of
+from simulators.workloads.operators import Gemm
+
+FOLDER = ROOT / "conf" / "data" / "measured"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Tables of one GPU, and the system whose constants are judged by them."""
+
+    folder: Path
+
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        """Tree of the system."""
+        return tree_of(str(load_yaml(self.folder / "device.yaml")["system"]))
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The system with all its constants."""
+        return Hardware.model_validate(self.tree)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table of the folder."""
+        return pd.read_csv(self.folder / f"{name}.csv", comment="#")
+
+    def whole(self, precision: str = "bf16") -> pd.DataFrame:
+        """GEMMs alone at a precision."""
+        return self.table("gemms").query(f"way == 'whole' and precision == '{precision}'")
+
+    def plan(self, precision: Any = "bf16", mover: Any = "cu") -> ChunkCosts:
+        """Costs of GEMMs of any size as overlap plans take them."""
+        return ChunkCosts(system_of(self.tree), Gemm(m=1, n=1, k=1, precision=precision), mover, None)
+
+    def lost(self, rows: pd.DataFrame) -> Any:
+        """Slowdown of GEMMs on the SMs that are left, as overlap plans predict it."""
+        size, plan = sizes_of(rows), self.plan()
+        return plan.cost(size, rows["sms"].to_numpy(float)).seconds / plan.cost(size, 0).seconds
+
+    @cached_property
+    def beside(self) -> pd.DataFrame:
+        """GEMMs beside backgrounds, with the slowdown of both."""
+        rows = self.table("beside")
+        slowdown = rows["gemm_beside_s"] / rows["gemm_alone_s"]
+        return rows.assign(slowdown=slowdown, other_slowdown=rows["other_beside_s"] / rows["other_alone_s"])
+
+
+def sizes_of(rows: pd.DataFrame) -> tuple[Any, Any, Any]:
+    """Sizes m, n and k of GEMMs [rows]."""
+    return rows["m"].to_numpy(float), rows["n"].to_numpy(float), rows["k"].to_numpy(float)
+
+
+def measured_gpus(folder: Path = FOLDER) -> Sequence[Measured]:
+    """Tables of each GPU of a folder, by name. Raises ValueError where there are none."""
+    places = sorted(path.parent for path in folder.rglob("device.yaml"))
+    if not places:
+        raise ValueError(f"{folder} holds no folder with device.yaml: measure a GPU by `python -m benchmarks.gpu`")
+    return [Measured(place) for place in places]
