@@ -1,7 +1,8 @@
 """Command lines, configurations, output folders and files that nobody should write, and what dse makes of them.
 
 Every case is drawn from a seed, runs in a process of its own that is forked from one that has imported everything, and
-must end within 30 s with an exit code of the documented ones, without a traceback and in bounded memory.
+must end within 30 s with an exit code of the documented ones, without a traceback and in bounded memory. One that does
+not end in time is run once more at the end, as the machine may have been busy.
 """
 
 from __future__ import annotations
@@ -227,6 +228,7 @@ def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[En
     prepare(made)
     import_all()
     commands, left = Commands[Case](), list(reversed(numbers))
+    again = list[int]()
     while left or commands.running:
         while left and len(commands.running) < jobs:
             number = left.pop()
@@ -234,6 +236,11 @@ def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[En
             drawn = case(number, seed, folder, made)
             commands.start(drawn, drawn.words, folder)
         for ended in commands.ended():
+            if ended.hang and ended.case.number not in again:  # the machine may have been busy: once more, at the end
+                again.append(ended.case.number)
+                left.insert(0, ended.case.number)
+                shutil.rmtree(ended.folder, ignore_errors=True)
+                continue
             if not (ended.traceback or ended.hang):
                 shutil.rmtree(ended.folder, ignore_errors=True)
             yield ended
