@@ -40,7 +40,7 @@ def test_a_backend_must_have_four_members() -> None:
 
 
 def test_a_class_name_means_one_thing_in_a_backend() -> None:
-    assert set(house.class_homonyms()) >= {"codesign", "overlap", "step", "memory", "measured", "external"}
+    assert set(house.class_homonyms()) >= {"overlap", "step", "memory", "measured", "external"}
     assert not any(house.class_homonyms().values())
 
 

@@ -15,8 +15,6 @@ from dse import plugins
 from dse.config.options import list_options
 from dse.config.yaml_checks import accidents, unreadable
 from simulators.calibration.torch_gpu import Kernel, TorchBackend
-from simulators.codesign.backend import CodesignBackend
-from simulators.codesign.machine import Machine
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
@@ -147,8 +145,6 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
                  for path in _paths(applications.design(name, "combined").model_dump(), "")}  # fmt: skip
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
     held["memory"] = of_memory, requests
-    of_machines = {*_paths({"machine": Machine().model_dump()}, ""), "system.name"}
-    held["codesign"] = of_machines, CodesignBackend.metrics
     held["torch_gpu"] = {f"kernel.{name}" for name in Kernel.model_fields}, TorchBackend.metrics
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}

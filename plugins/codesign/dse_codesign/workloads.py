@@ -12,7 +12,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Number
 from dse.values import Frozen
-from simulators.codesign.plans import PlanOptions
+from dse_codesign.plans import PlanOptions
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule

@@ -15,17 +15,21 @@ from benchmarks import codesign_search
 from dse.backend import Batch, check_results
 from dse.cli import main
 from dse.config.compose import request
+from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError
 from dse.results.finished_run import Finished
 from dse.space import get_path
-from simulators.codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
-from simulators.codesign.command import refuse_unmet, space_prices
-from simulators.codesign.machine import Base, Machine
-from simulators.codesign.workloads import steps_of
+from dse.values import leaves
+from dse_codesign import DATA
+from dse_codesign import slopes as machine_slopes
+from dse_codesign import worth as machine_worth
+from dse_codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
+from dse_codesign.command import refuse_unmet, space_prices
+from dse_codesign.machine import Base, Machine
+from dse_codesign.study import Machines
+from dse_codesign.workloads import steps_of
 from simulators.hardware.device import SiteModel
 from simulators.hardware.technology import of_system
-from studies import machine_slopes, machine_worth
-from studies.codesign import Machines
 
 QUIET = ["tracking=none", "fidelity=none", "figures=none"]
 
@@ -451,3 +455,10 @@ def test_the_study_names_machines_for_each_workload_and_a_robust_one(
     assert {"worth.parquet", "slopes.parquet", "contributions.parquet", "existing_machines.parquet"} <= {
         path.name for path in folder.iterdir()
     }
+
+
+def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() -> None:
+    study = load_yaml(DATA.parent / "study" / "codesign.yaml")["study"]
+    paths = {"system.name", *(path for path, _, _ in leaves(Machine(), "machine."))}
+    assert {*study.get("recorded", ()), *study["baseline"]} <= paths
+    assert {*study["summary"], *study["objectives"]} <= {*paths, *CodesignBackend.metrics}

@@ -5,12 +5,17 @@ A design is a machine by what differs from a base (`machine`): its area, power a
 each machine (`plans`). Workloads are weighted models in a mode of run.
 """
 
+from pathlib import Path
+
 from dse.plugins import Command
 
-BACKENDS = {"codesign": "simulators.codesign.backend:CodesignBackend"}
+DATA = Path(__file__).with_name("conf") / "data"
+"""Tables that ship with this plug-in."""
+
+BACKENDS = {"codesign": "dse_codesign.backend:CodesignBackend"}
 COMMANDS = {
     "codesign": Command(
-        "simulators.codesign.command:codesign",
+        "dse_codesign.command:codesign",
         "codesign [budget.area_mm2=... budget.power_w=... budget.cost=...] [...]",
         "which machine is best for weighted workloads within a budget, and what each feature of it is worth",
         {

@@ -23,8 +23,8 @@ from dse.run_study import run
 from dse.space import Knob
 from dse.units import Number
 from dse.values import Frozen
-from simulators.codesign.backend import Codesign, CodesignBackend
-from simulators.codesign.machine import Base, Machine
+from dse_codesign.backend import Codesign, CodesignBackend
+from dse_codesign.machine import Base, Machine
 from simulators.hardware.technology import price
 
 Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Co-design: which machine is best for each workload and for all, and what each of its features is worth.
 
-Points are machines within the limits, each with its best plans (`simulators.codesign`). The machine for a workload is
+Points are machines within the limits, each with its best plans (`dse_codesign`). The machine for a workload is
 the fastest on it; the robust one has the least regret: over the workloads, the largest share by which it is slower than
 the fastest machine. Existing machines stand beside them, with the speeds of their own constants.
 """
@@ -23,15 +23,16 @@ from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
 from dse.units import quantity_text
-from simulators.codesign.backend import CodesignBackend, Judge
-from simulators.codesign.machine import Base, Machine, assumptions
-from simulators.codesign.workloads import steps_of
+from dse_codesign import figures as codesign_figures
+from dse_codesign import slopes as machine_slopes
+from dse_codesign.backend import CodesignBackend, Judge
+from dse_codesign.machine import Base, Machine, assumptions
+from dse_codesign.workloads import steps_of
+from dse_codesign.worth import Limits, contributions, differences, front_odds, row_of, with_numbers, worths
 from simulators.hardware.device import scheduled_device_of
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
-from studies import codesign_figures, machine_slopes
-from studies.machine_worth import Limits, contributions, differences, front_odds, row_of, with_numbers, worths
 from studies.plain import Plain
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Each is an elasticity, d log metric / d log number, on either side of the machine, by differences of its best plans
 (`dse.analysis.one_sided`); of CUs, which are whole and make whole waves, the change to a tenth fewer and a tenth
-more, as the worth of 10 % more CUs is (`studies.machine_worth`); HBM is taken to come in any size. Where the plans
+more, as the worth of 10 % more CUs is (`dse_codesign.worth`); HBM is taken to come in any size. Where the plans
 change, or a cap begins to bind, the sides differ: a kink. Throughput for a dollar rises with a number whose
 elasticity of speed is above that of cost, and that of power says what a watt buys.
 """
@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.analysis.one_sided import KINK, beside, elasticity, of_neighbours
-from simulators.codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
-from simulators.codesign.machine import Machine
-from studies.machine_worth import STEP, Limits, beyond_limits, with_numbers
+from dse_codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
+from dse_codesign.machine import Machine
+from dse_codesign.worth import STEP, Limits, beyond_limits, with_numbers
 
 Floats = NDArray[np.float64]
 PRICES = ("cost_usd", "power_w", "area_mm2")
@@ -69,7 +69,7 @@ class Slope:
 
 
 def slopes(judge: Judge, machine: Machine, limits: Limits = MappingProxyType({})) -> list[Slope]:
-    """Slopes by each number of a machine, those of an absent cap left out. limits: as of `machine_worth.worths`."""
+    """Slopes by each number of a machine, those of an absent cap left out. limits: as of `worth.worths`."""
     start = with_numbers(judge, machine)
     values = {name: float(np.squeeze(getattr(start, name))) for name in (*_WHOLE, *_SMOOTH)}
     numbers = {

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
-from simulators.codesign.machine import Machine
+from dse_codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
+from dse_codesign.machine import Machine
 from simulators.hardware.technology import Coefficients, price
 
 Floats = NDArray[np.float64]

@@ -17,9 +17,9 @@ from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Frozen, leaves, put
-from simulators.codesign.machine import Base, Machine, assumptions
-from simulators.codesign.plans import METRICS, best_plans
-from simulators.codesign.workloads import Step, steps_of
+from dse_codesign.machine import Base, Machine, assumptions
+from dse_codesign.plans import METRICS, best_plans
+from dse_codesign.workloads import Step, steps_of
 from simulators.hardware.device import ScheduledDevice, SiteModel, scheduled_device_of
 from simulators.hardware.network import Topology
 from simulators.hardware.technology import Price, Technology, of_system, price, technology_of
@@ -56,7 +56,7 @@ class Judged:
     """Machines [B] with their prices, and what their best plans reach by workload.
 
     plans [B]: by workload; None where every plan of a workload breaks a rule. steps: columns [B] of
-    `simulators.codesign.plans.METRICS`, by workload. speeds: tokens/s over those of the base, by workload.
+    `dse_codesign.plans.METRICS`, by workload. speeds: tokens/s over those of the base, by workload.
     memory_share: the largest of all workloads.
     """
 

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob, put
+from dse_codesign import DATA
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.network import Placement
 from simulators.hardware.parts import Tracker
@@ -65,7 +65,7 @@ class Assumptions(Frozen):
 def assumptions() -> Assumptions:
     """Read the assumptions of co-design. Raises ConfigError."""
     check = Problems()
-    numbers = check.model(Assumptions, load_yaml(conf_dir() / "data" / "codesign.yaml"), path="codesign")
+    numbers = check.model(Assumptions, load_yaml(DATA / "codesign.yaml"), path="codesign")
     check.done()
     assert numbers is not None
     return numbers
