@@ -22,7 +22,7 @@ from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
 from dse.study.plan import plan
 from dse.values import Frozen
-from tests.support import ENGINES, REPOSITORY
+from tests.support import CONF, ENGINES, REPOSITORY
 from tests.toy import distribution
 
 
@@ -453,3 +453,52 @@ def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(el
         assert main([*words, "search=first", "budget.trials=2", "--config-dir=conf"]) == 0
     table = dse.load("ficco_sweep")
     assert sorted(table["schedule.comm_engine"]) == ["cu", "dma"]  # all that a serial schedule can differ in
+
+
+_ALONE = """
+import importlib.metadata, sys
+importlib.metadata.entry_points = lambda **group: ()  # as where no other distribution is installed
+from dse import plugins
+from dse.cli import main
+code = main(sys.argv[1:])
+offered = [name for name in sys.modules if name.partition(".")[0].startswith("dse_")]
+assert not offered and plugins.roots() == plugins.PACKAGES, offered
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_the_core_runs_its_main_job_without_any_other_distribution(tmp_path: Path) -> None:
+    words = ["study=ficco_sweep", "workload.only=[g4]", "schedule=serial", "tracking=none", "fidelity=none"]
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "outputs" / "ficco_sweep" / "latest" / "results.parquet").is_file()
+
+
+@pytest.mark.slow
+def test_a_package_of_another_distribution_brings_what_it_declares_and_its_configuration(tmp_path: Path) -> None:
+    site = write(tmp_path / "site" / "toyshop", __init__='GROUPS = {"toy": "Toys"}\n').parent
+    distribution(site, "toyshop", packages="toys = toyshop")
+    options = {"toy/ball": "name: ball\ndescription: it rolls\n"}
+    serial = (CONF / "schedule" / "serial.yaml").read_text("utf-8")
+    options["schedule/bare"] = serial.replace("name: serial", "name: bare")
+    for name, text in options.items():
+        file = site / "toyshop" / "conf" / f"{name}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+
+    def run(*words: str) -> str:
+        line = [sys.executable, "-m", "dse", *words]
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(
+            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+        return done.stdout
+
+    assert "it rolls" in run("toy", "--help")
+    study = ("study=ficco_sweep", "workload.only=[g4]", "schedule=bare", "tracking=none", "fidelity=none")
+    assert "name: bare" in run(*study, "--cfg", "job")  # as Hydra composes it
+    assert "g4" in run("dry-run", *study)
