@@ -10,6 +10,7 @@ import pytest
 
 from dse import plugins
 from dse.cli import main
+from dse.config.options import list_options
 from tests.test_config import planned
 
 pytestmark = pytest.mark.slow
@@ -43,9 +44,7 @@ def test_a_study_is_drawn_and_judged_whatever_is_recorded_or_searched(
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize(
-    "study", sorted({path.stem for path in Path("conf/study").glob("*.yaml")} - {"measure_my_gpu"})
-)
+@pytest.mark.parametrize("study", sorted(set(list_options("study")) - {"measure_my_gpu"}))
 def test_the_columns_that_a_study_needs_are_recorded_or_searched(study: str) -> None:
     module = planned(f"study={study}").settings.study.module
     without = planned(f"study={study}", "++study.recorded=[]")

@@ -520,8 +520,8 @@ def named_once() -> Iterator[list[str]]:
         for folder in sorted(CONF.iterdir())
         if folder.is_dir() and folder.name in named
     }
-    yield from ([f"study={name}"] for name in groups.pop("study") if name != "measure_my_gpu")  # asks for a GPU
-    of_studies = ("codesign", "landscape", "measured", "memory", "profile", "step", "torch_gpu")
+    yield from ([f"study={name}"] for name in groups.pop("study"))
+    of_studies = ("landscape", "measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [

@@ -215,7 +215,7 @@ def test_a_backend_keeps_what_orchestration_relies_on(name: str) -> None:
 
 
 def test_every_backend_is_asked_what_it_knows_beforehand() -> None:
-    measured = {"torch_gpu"}  # whose results are times: tests/test_torch.py
+    measured = {"torch_gpu"}  # whose results are times: plugins/torch_gpu/tests/test_torch.py
     assert set(BACKENDS) - measured <= set(SCREENED), "give this kit a grid of designs of the new backend"
     known = Results.join([found for make in SCREENED.values() for found in make()[0].screen(make()[1])])
     assert 0 < known.ok.sum() < known.size

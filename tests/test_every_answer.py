@@ -19,7 +19,7 @@ from dse.results.run_folder import Outputs
 from tests.folders import finished, key
 
 STUDY = Path(__file__).parents[1] / "conf" / "study"
-RUN_ELSEWHERE = {"measure_my_gpu"}  # by tests/test_torch.py, where PyTorch is
+RUN_ELSEWHERE = {"measure_my_gpu"}  # by plugins/torch_gpu/tests/test_torch.py, where PyTorch is
 
 
 def test_each_study_says_what_answers_it_and_no_question_says_what_a_run_may_change() -> None:

@@ -14,7 +14,6 @@ import yaml
 from dse import plugins
 from dse.config.options import list_options
 from dse.config.yaml_checks import accidents, unreadable
-from simulators.calibration.torch_gpu import Kernel, TorchBackend
 from simulators.hardware.machine import Hardware
 from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
@@ -145,7 +144,6 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
                  for path in _paths(applications.design(name, "combined").model_dump(), "")}  # fmt: skip
     held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
     held["memory"] = of_memory, requests
-    held["torch_gpu"] = {f"kernel.{name}" for name in Kernel.model_fields}, TorchBackend.metrics
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
     assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
     for study, simulator in ((one, name) for one, name in studies if name in held):

@@ -76,7 +76,7 @@ def _python(options: Options) -> Iterator[Finding]:
 def _packages(options: Options) -> Iterator[Finding]:
     """Installed versions against the ranges that the project declares."""
     try:
-        texts = metadata.requires("dse") or []
+        texts = metadata.requires("overlap-dse") or []
     except metadata.PackageNotFoundError:
         yield Finding("warn", "packages", "dse is not installed, and runs from its folder", "make setup")
         return

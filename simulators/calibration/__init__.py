@@ -2,10 +2,7 @@
 
 from dse.plugins import Command
 
-BACKENDS = {
-    "measured": "simulators.calibration.backend:MeasuredBackend",
-    "torch_gpu": "simulators.calibration.torch_gpu:TorchBackend",
-}
+BACKENDS = {"measured": "simulators.calibration.backend:MeasuredBackend"}
 COMMANDS = {
     "calibrate": Command(
         "simulators.calibration.calibrate:calibrate",

@@ -96,7 +96,9 @@ def _cp_model() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise RuntimeError("exact optima need OR-tools, which is not installed: pip install 'dse[exact]'") from error
+        raise RuntimeError(
+            "exact optima need OR-tools, which is not installed: pip install 'overlap-dse[exact]'"
+        ) from error
     return cp_model
 
 

@@ -19,12 +19,14 @@ import pytest
 
 import dse
 from dse.cli import main
+from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError
-from simulators.calibration import torch_gpu, torch_kernels
+from dse_torch import backend as torch_gpu
+from dse_torch import kernels as torch_kernels
+from dse_torch import study as measure_my_gpu
+from dse_torch.backend import Kernel, TorchBackend, median_interval
+from dse_torch.kernels import Absent, Copy, Gemm, Machine, OutOfMemory
 from simulators.calibration.calibrate import read_table
-from simulators.calibration.torch_gpu import Kernel, TorchBackend, median_interval
-from simulators.calibration.torch_kernels import Absent, Copy, Gemm, Machine, OutOfMemory
-from studies import measure_my_gpu
 from tests.support import results
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[torch]'")
@@ -170,7 +172,7 @@ def test_without_a_gpu_or_torch_the_way_out_is_told(monkeypatch: pytest.MonkeyPa
     assert "sees 1 GPUs" in TorchBackend(index=3).absence()
     assert Machine.find("gpu", 0).device == "cuda:0"
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(Absent, match=r"install dse\[torch\]"):
+    with pytest.raises(Absent, match=r"install overlap-dse-torch\[torch\]"):
         torch_kernels.torch_module()
     assert "torch cannot be imported" in TorchBackend().absence()
     assert TorchBackend().version == torch_gpu._VERSION
@@ -274,3 +276,10 @@ def test_the_study_writes_tables_that_calibrate_reads_and_judges_a_machine(
     assert (overlaps["predicted_s"] >= overlaps[["gemm_s", "copy_s"]].max(axis=1) * (1 - 1e-9)).all()
     assert {path.stem for path in (run / "figures").glob("*.png")} >= {"gemms_predicted", "overlaps_predicted"}
     assert set(dse.load("measure_my_gpu")["status"]) == {"ok"}
+
+
+def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() -> None:
+    study = load_yaml(Path(measure_my_gpu.__file__).with_name("conf") / "study" / "measure_my_gpu.yaml")["study"]
+    paths = {f"kernel.{name}" for name in Kernel.model_fields}
+    assert {*study["recorded"], *study["baseline"]} <= paths
+    assert {*study["summary"], *study["objectives"]} <= {*paths, *TorchBackend.metrics}

@@ -48,7 +48,7 @@ def torch_module() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise Absent(f"torch cannot be imported ({error}): install dse[torch]") from None
+        raise Absent(f"torch cannot be imported ({error}): install overlap-dse-torch[torch]") from None
     return torch
 
 

@@ -20,7 +20,7 @@ from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
-from simulators.calibration.torch_kernels import (
+from dse_torch.kernels import (
     COLLECTIVES,
     Absent,
     Copy,
