@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
+PLUGINS = tuple(sorted(path.name for path in ROOT.glob("plugins/*/dse_*") if path.is_dir()))
 LONG_FILE, LONG_FUNCTION = 500, 60
 PRONOUNS = frozenset(
     "found told one own held said made asked took given kept known some each many whole rest others".split()  # noqa: SIM905
@@ -52,10 +53,10 @@ finally:
 
 @functools.cache
 def modules(package: str) -> dict[str, ast.Module]:
-    """Dotted name -> syntax of every module of a package."""
-    trees = {}
-    for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    """Dotted name -> syntax of every module of a package, of a plug-in too."""
+    trees, root = {}, ROOT if package in PACKAGES else next(ROOT.glob(f"plugins/*/{package}")).parent
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         trees[name] = ast.parse(path.read_text("utf-8"))
     return trees

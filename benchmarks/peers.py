@@ -4,7 +4,7 @@ Collectives among 8 x H100 from 1 MiB on, by every simulator that is there, besi
 nccl_a100_h100_l40s.csv below the folder): the median signed error of each, the median of its size, and points/s.
 
     ours       the library's constants of h100_8, on rows that they were not fitted on
-    astra_sim  ASTRA-sim with its validated configuration of HGX H100 (`simulators.engines.astra_sim`)
+    astra_sim  ASTRA-sim with its validated configuration of HGX H100 (`dse_peers.astra_sim`)
     simgrid    the steps of a ring as flows through the ports of a switch at the links' nominal rate, without latency
 
 The same errors are a study, `python -m dse study=peers`, which has its own rows and no rates. exported_parse:

@@ -33,7 +33,7 @@ from pydantic import BaseModel
 
 from benchmarks.postgres import Server, programs, running
 from dse.backend import Backend, Batch, Result
-from dse.plugins import available
+from dse.plugins import PACKAGES, available
 from dse.space import get_path, set_path
 from dse.values import leaves
 from simulators.hardware.machine import tree_of
@@ -46,6 +46,11 @@ from simulators.workloads.operators import Pattern
 
 REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"
+SOURCES = [
+    *(REPOSITORY / package for package in PACKAGES),
+    *sorted(path for path in REPOSITORY.glob("plugins/*/dse_*") if path.is_dir()),
+]
+"""Folders of the packages, and of those of the plug-ins beside them."""
 
 # A loaded machine is slow, not wrong: no deadline. CI draws the same few examples in every run.
 # Explaining a failure would run a simulation thousands of times more.

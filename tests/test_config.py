@@ -516,7 +516,7 @@ def named_once() -> Iterator[list[str]]:
     defaults = yaml.safe_load((CONF / "config.yaml").read_text("utf-8"))["defaults"]
     named = {group for line in defaults if isinstance(line, dict) for group in line}
     groups = {
-        folder.name: [path.stem for path in sorted(folder.glob("*.yaml")) if path.stem not in ("external", "astra_sim")]
+        folder.name: [path.stem for path in sorted(folder.glob("*.yaml")) if path.stem != "external"]
         for folder in sorted(CONF.iterdir())
         if folder.is_dir() and folder.name in named
     }

@@ -56,7 +56,7 @@ def test_links_of_a_clone_lead_to_files(page: Path) -> None:
 
 
 def test_every_file_of_the_documentation_that_the_code_names_exists() -> None:
-    folders = ("dse", "simulators", "search_spaces", "studies", "benchmarks", "conf")
+    folders = ("dse", "simulators", "search_spaces", "studies", "benchmarks", "conf", "plugins")
     files = [path for name in folders for kind in ("py", "yaml") for path in (REPOSITORY / name).rglob(f"*.{kind}")]
     texts = {path: path.read_text("utf-8") for path in files if "data" not in path.parts}
     named = {name for text in texts.values() for name in re.findall(r"(?<![\w/.])docs/[a-z/-]+\.md", text)}

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import house
 
-TREES = {name: tree for package in house.PACKAGES for name, tree in house.modules(package).items()}
+TREES = {name: tree for package in (*house.PACKAGES, *house.PLUGINS) for name, tree in house.modules(package).items()}
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
     "simulators.costs.pim_bursts._run",
     "simulators.engines.fluid.few_classes._solve",

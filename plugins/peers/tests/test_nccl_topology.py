@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from simulators.hardware.infragraph import import_system
-from simulators.hardware.infragraph_files import read_infrastructure
-from simulators.hardware.infragraph_machine import Reading, read_machine
+from dse_peers.infragraph import import_system
+from dse_peers.infragraph_files import read_infrastructure
+from dse_peers.infragraph_machine import Reading, read_machine
+from tests.support import REPOSITORY
 
-FIELD = Path(__file__).parent / "field" / "nccl-topology-xml"
+FIELD = REPOSITORY / "tests" / "field" / "nccl-topology-xml"
 
 
 def pci(bus: str, inner: str, speed: str = "16.0 GT/s PCIe", width: int = 16) -> str:

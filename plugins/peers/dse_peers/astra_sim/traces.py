@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulators.engines.astra_sim.program import GIB, Setup
+from dse_peers.astra_sim.program import GIB, Setup
 from simulators.taskgraph.chakra import TraceNode
 from simulators.taskgraph.graph import Floats, TaskGraph
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulators.engines import simgrid
+from dse_peers import simgrid
 from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from tests.support import ENGINES, EXACT, design

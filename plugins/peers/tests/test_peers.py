@@ -16,9 +16,9 @@ from benchmarks import peers, presets
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.study.plan import plan
+from dse_peers import astra_sim, simgrid
 from simulators.calibration.backend import MeasuredBackend
 from simulators.calibration.measurements import Rows
-from simulators.engines import astra_sim, simgrid
 from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design

@@ -17,8 +17,8 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
 from dse.files import atomic_replacement
 from dse.space import get_path
-from simulators.hardware.infragraph_files import format_of, read_infrastructure
-from simulators.hardware.infragraph_machine import Reading, read_machine
+from dse_peers.infragraph_files import format_of, read_infrastructure
+from dse_peers.infragraph_machine import Reading, read_machine
 from simulators.hardware.machine import Hardware, merged, tree_of
 
 _FABRIC = "infiniband_2"

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from simulators.hardware.infragraph_files import Device, Graph, Infrastructure, Link, graph_of, outer_edges
+from dse_peers.infragraph_files import Device, Graph, Infrastructure, Link, graph_of, outer_edges
 
 Neighbours = Mapping[str, Mapping[str, Link]]
 _MOST = 1024

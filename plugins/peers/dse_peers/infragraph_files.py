@@ -21,7 +21,7 @@ from dse.errors.parsing import parse_json, parse_yaml
 from dse.files import open_plain_file, read_text
 from dse.units import Integer, Number
 from dse.values import Frozen
-from simulators.hardware.nccl_topology import infrastructure_tree
+from dse_peers.nccl_topology import infrastructure_tree
 
 Kind = Literal["custom", "device", "cpu", "xpu", "nic", "memory", "port", "switch"]
 Rate = Annotated[Number, Field(gt=0, le=1e9)]
