@@ -20,11 +20,11 @@ KERNELS = {  # compiled by numba, which keeps machine code by file and calls not
 
 
 def test_few_modules_stand_at_the_root_of_a_package() -> None:
-    assert len(house.root_modules("dse")) <= 13
+    assert len(house.root_modules("dse")) <= 11
     assert house.root_modules("simulators") == ["compiled", "rules"]
 
 
-@pytest.mark.parametrize(("package", "most"), [("dse", 107), ("simulators", 34)])
+@pytest.mark.parametrize(("package", "most"), [("dse", 107), ("simulators", 27)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -58,12 +58,12 @@ def test_long_functions_are_compiled_kernels() -> None:
 
 @pytest.mark.slow
 def test_a_command_imports_what_it_needs() -> None:
-    assert house.modules_imported_by_compare() <= 40
+    assert house.modules_imported_by_compare() <= 37
 
 
 @pytest.mark.parametrize(
     ("figure", "most"),
-    [("participle_names_pct", 3), ("pronoun_bindings_pct", 0.5), ("docstrings_without_subject_pct", 3)],
+    [("participle_names_pct", 2.9), ("pronoun_bindings_pct", 0.5), ("docstrings_without_subject_pct", 2.95)],
 )
 def test_the_language_does_not_get_worse(figure: str, most: float) -> None:
     assert house.language(TREES)[figure] <= most
