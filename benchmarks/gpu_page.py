@@ -81,7 +81,7 @@ def slowdowns(judged: Mapping[str, Sections]) -> plots.Sheet:
     """Draw the slowdown of GEMMs over the SMs that other work takes, a panel for each GPU."""
     rows = pd.concat([_lines_of(gpu, sections) for gpu, sections in judged.items()], ignore_index=True)
     low, high = (rows[(rows["line"] == _LINES["copy_by_sms"]) & (rows["sms"] == sms)]["y"].min() for sms in (4, 24))
-    title = f"Beside a copy by 4 SMs a GEMM takes at least {low:.2f} times as long, by 24 {high:.2f} times"
+    title = f"A median GEMM takes {low:.2f} times as long beside a copy by 4 SMs, and {high:.2f} times by 24"
     note = "medians over 15 GEMMs in bf16; bands: from the least to the largest"
     axes = plots.Axis("sms", "SMs that other work takes"), plots.Axis("y", "slowdown of the GEMM [x]", centre=1.0)
     return tables.curves(rows, axes[0], y=axes[1], by="line", frame=plots.Frame(title, note, "gpu"))
