@@ -63,7 +63,7 @@ def modules(package: str) -> dict[str, ast.Module]:
 
 
 def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """Module -> the modules of `trees` that it imports, anywhere in it."""
+    """Module -> the modules of `trees` that it imports, anywhere in it, or loads by a name in its text."""
     graph: dict[str, set[str]] = {}
     for name, tree in trees.items():
         graph[name] = set()
@@ -74,6 +74,8 @@ def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
                     graph[name].add(inner if inner in trees else node.module)
             elif isinstance(node, ast.Import):
                 graph[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+                graph[name] |= {str(word.value) for word in node.args if isinstance(word, ast.Constant)}
         graph[name] = {target for target in graph[name] if target in trees and target != name}
     return graph
 

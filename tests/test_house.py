@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from benchmarks import house
@@ -33,6 +35,8 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     graph = house.imports(TREES)
     assert house.cycles(graph) == 0
     assert house.cycles({**graph, "dse.errors": {"dse.cli"}}) == 1  # which would be seen
+    by_name = {"one": ast.parse("import importlib\nimportlib.import_module('two')"), "two": ast.parse("import one")}
+    assert house.cycles(house.imports(by_name)) == 1
 
 
 def test_a_backend_must_have_four_members() -> None:

@@ -1,4 +1,4 @@
 """Descriptions of computations: operators, models and sequence lengths."""
 
 GROUPS = {"workload": "Workloads", "model": "Models", "lengths": "Sequence lengths of an epoch"}
-CATALOGUES = {"model": "simulators.workloads.public_models:CATALOGUE"}
+CATALOGUES = {"model": "simulators.workloads.catalogue:CATALOGUE"}
