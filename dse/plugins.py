@@ -129,9 +129,7 @@ def _load(key: tuple[str, str]) -> Any:
     place = target(kind, name)
     plugin = _attribute(place, name) if place else None
     if plugin is None:
-        broken = "".join(
-            f" ({package} cannot be imported: {error})" for package, error in _collect_declarations("")[1].items()
-        )
+        broken = "".join(f" ({package} cannot be imported: {error})" for package, error in broken_packages().items())
         rule = f"is no plug-in with {KINDS[kind].attribute}{broken}"
         raise ConfigError([Problem(f"{kind}.{name}", rule, way_out=did_you_mean(name, _usable_names(kind)))])
     return plugin
@@ -150,6 +148,11 @@ def _usable_names(kind: str) -> list[str]:
         with contextlib.suppress(ConfigError):
             working += [name] if _attribute(target(kind, name), name) is not None else []
     return working
+
+
+def broken_packages() -> Mapping[str, str]:
+    """Packages that cannot be imported, and why."""
+    return _collect_declarations("")[1]
 
 
 def declarations(attribute: str) -> dict[str, Any]:

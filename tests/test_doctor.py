@@ -16,6 +16,7 @@ import pytest
 from dse.cli import main
 from dse.tracking.doctor import check_database
 from tests.support import CONF, REPOSITORY
+from tests.toy import distribution
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +146,18 @@ def test_a_plug_in_that_does_not_load_is_told(tmp_path: Path) -> None:
     assert done.returncode == 4, done.stdout + done.stderr
     assert "fail command strange: stranger_module cannot be imported" in done.stdout
     assert "it is registered by stranger" in done.stdout
+
+
+@pytest.mark.slow
+def test_engines_and_packages_of_another_distribution_are_told_where_they_do_not_load(tmp_path: Path) -> None:
+    distribution(tmp_path, "stranger", simulators="fine = fine_engine", packages="broken = broken_package")
+    (tmp_path / "fine_engine.py").write_text("ENGINE = 1\n")
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text("1 / 0\n")
+    done = run(path=str(tmp_path))
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "fail package broken_package: cannot be imported: ZeroDivisionError" in done.stdout
+    assert "fail backend fine" not in done.stdout  # an engine is no backend, though both join by one group
 
 
 @pytest.mark.slow

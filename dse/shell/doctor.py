@@ -22,7 +22,7 @@ from pathlib import Path
 from dse import __version__, plugins
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import accidents, looked_at
-from dse.errors import ConfigError, pairs
+from dse.errors import ConfigError, Problem, pairs
 from dse.plugins import Finding, Level
 
 _DEFAULTS = {"output_dir": "outputs", "uri": "sqlite:///mlflow.db", "port": "5000", "url": "auto"}
@@ -178,13 +178,26 @@ def _configuration(options: Options) -> Iterator[Finding]:
 
 def _plugins(options: Options) -> Iterator[Finding]:
     """Plug-ins of other distributions: do they load?"""
-    count = 0
-    for kind in plugins.KINDS:
-        for name in plugins.foreign(kind):
-            count += 1
-            try:
-                plugins.load(kind, name)
-            except ConfigError as error:
-                problem = error.problems[0]
-                yield Finding("fail", f"{kind} {name}", f"{problem.path} {problem.rule}", problem.way_out)
-    yield Finding("ok", "plug-ins", f"{count} of other distributions", is_detail=not count)
+    kinds = dict[str, list[str]]()  # an engine and a backend join by the same group of entry points
+    for kind, about in plugins.KINDS.items():
+        kinds.setdefault(about.group, []).append(kind)
+    foreign = [(name, same) for same in kinds.values() for name in plugins.foreign(same[0])]
+    for name, same in foreign:
+        problems = [problem for kind in same for problem in _refusal(kind, name)]
+        if len(problems) == len(same):
+            problem = problems[0]
+            yield Finding("fail", f"{same[0]} {name}", f"{problem.path} {problem.rule}", problem.way_out)
+    for package, reason in plugins.broken_packages().items():
+        yield Finding(
+            "fail", f"package {package}", f"cannot be imported: {reason}", "mend it, or remove its distribution"
+        )
+    yield Finding("ok", "plug-ins", f"{len(foreign)} of other distributions", is_detail=not foreign)
+
+
+def _refusal(kind: str, name: str) -> list[Problem]:
+    """Why a plug-in of a kind cannot be loaded: one problem, or none."""
+    try:
+        plugins.load(kind, name)
+    except ConfigError as error:
+        return [error.problems[0]]
+    return []
