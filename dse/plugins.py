@@ -28,7 +28,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
-_OFFERED = "dse.packages"
+OFFERED = "dse.packages"
 """Group of entry points, by which other distributions offer packages that declare what they bring."""
 
 
@@ -175,7 +175,7 @@ def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[st
 
 def roots() -> tuple[str, ...]:
     """Our top-level packages, and the packages that other distributions offer."""
-    return (*PACKAGES, *(entry.value for entries in _entries(_OFFERED).values() for entry in entries))
+    return (*PACKAGES, *(entry.value for entries in _entries(OFFERED).values() for entry in entries))
 
 
 @cached_until_refresh

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dse.cli import main
+from dse.config.options import conf_dirs
 from dse.shell.completion import candidates
-from tests.support import CONF, REPOSITORY
+from tests.support import REPOSITORY
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -58,7 +59,7 @@ def test_what_may_follow_is_listed(program: str, line: str, matches: list[str]) 
 
 def test_every_option_of_every_group_is_a_candidate() -> None:
     for group in ("study", "system", "search", "workload", "gpu"):
-        names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        names = sorted(path.stem for folder in conf_dirs() for path in (folder / group).glob("*.yaml"))
         assert [word.strip().partition("=")[2] for word in candidates(f"dse {group}=")] == sorted(names)
 
 

@@ -195,7 +195,7 @@ def test_a_graph_with_contention_laws_is_no_instance() -> None:
 
 def test_without_the_solver_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'dse\[exact\]'"):
+    with pytest.raises(RuntimeError, match=r"pip install 'overlap-dse\[exact\]'"):
         optimum(gather(2))
 
 

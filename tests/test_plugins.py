@@ -405,7 +405,7 @@ def test_a_backend_that_knows_no_gpu_is_explored_like_any_other(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = write(elsewhere / "site", toy_study=STUDY)
-    distribution(site, "toybox", simulators="toy = toy", studies="toys = toy_study")
+    distribution(site, "toybox", simulators="toy = tests.toy", studies="toys = toy_study")
     (elsewhere / "conf" / "study").mkdir()
     (elsewhere / "conf" / "study" / "toys.yaml").write_text(TOYS, encoding="utf-8")
     (elsewhere / "conf" / "simulator" / "box.yaml").write_text("name: box\nbackend: toy\n", encoding="utf-8")

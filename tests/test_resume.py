@@ -202,7 +202,7 @@ def test_results_of_other_code_are_evaluated_again_unless_they_are_accepted(
     """A backend of a user whose name, version and parameters stay as they are."""
     toy.distribution(tmp_path, "ownbox", simulators="own = own_backend")
     monkeypatch.syspath_prepend(str(tmp_path))
-    code = "from toy import Fixed\n\nclass BACKEND(Fixed):\n    scale = 1.0\n"
+    code = "from tests.toy import Fixed\n\nclass BACKEND(Fixed):\n    scale = 1.0\n"
 
     def evaluations(text: str, place: str, resume: str = "auto") -> tuple[int, int]:
         """Number of the study, and how many designs were evaluated."""

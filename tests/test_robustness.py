@@ -61,7 +61,7 @@ SIZES = {"small": 2e9, "large": 8e9}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder in which the race was run once."""
     folder = tmp_path_factory.mktemp("race")
-    distribution(folder / "site", "racebox", simulators="race = race")
+    distribution(folder / "site", "racebox", simulators="race = tests.race")
     for group, text in (("study", STUDY), ("simulator", "name: race\ndescription: a formula\nbackend: race\n")):
         (folder / "conf" / group).mkdir(parents=True)
         (folder / "conf" / group / "race.yaml").write_text(text, encoding="utf-8")

@@ -32,7 +32,7 @@ from dse.errors.texts import CLOSED_PIPE, hidden, printable, redact, secrets_kno
 from dse.evaluation import certificates
 from dse.evaluation.connection import connected
 from dse.evaluation.settings import SETTINGS_OF_FILES, Executor
-from tests.support import REPOSITORY, SOURCES
+from tests.support import REPOSITORY, SOURCES, drawn
 
 QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
 SMALL = [*QUIET, "timeline=false", "schedule=serial", "workload.only=[g4]"]
@@ -251,12 +251,12 @@ PARTS = st.sampled_from([*SIGNS_OF_WORDS.split("|"), "executor.settings", "9" * 
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@drawn(120)
 @given(st.lists(PARTS, max_size=5))
 def test_words_of_any_kind_are_read_or_refused(parts: list[str]) -> None:
     word = "".join(parts)
     with contextlib.suppress(ConfigError):
-        request(["study=ficco_sweep", word])
+        request(["study=operators", word])
 
 
 @pytest.mark.parametrize("word", ["+=x", "=x", "~", "++=", "+.=1", "study.baseline=010"])

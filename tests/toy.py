@@ -347,7 +347,7 @@ def distribution(folder: Path, name: str, **groups: str) -> None:
 @contextmanager
 def installed(folder: Path) -> Iterator[None]:
     """While it lasts, `toy` is a backend like any other: an entry point of a distribution on the path."""
-    distribution(folder, "toybox", simulators="toy = toy")
+    distribution(folder, "toybox", simulators="toy = tests.toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         plugins.refresh()

@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import dse
 from dse.errors import redact
-from dse.plugins import KINDS, PACKAGES, roots
+from dse.plugins import KINDS, OFFERED, PACKAGES, roots
 
 _LIBRARIES = (
-    "dse",
     "hydra-core",
     "jinja2",
     "joblib",
@@ -145,10 +145,10 @@ def _commit(git: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
-    groups = {kind.group for kind in KINDS.values()}
+    groups = {OFFERED, *(kind.group for kind in KINDS.values())}
     offered = {entry.dist.name for group in groups for entry in entry_points(group=group) if entry.dist}
     names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
-    return {**{name: _version(name) for name in names}, "SQLite": sqlite3.sqlite_version}
+    return {"dse": dse.__version__, **{name: _version(name) for name in names}, "SQLite": sqlite3.sqlite_version}
 
 
 def _version(name: str) -> str:
