@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import dse
 from dse.errors import redact
 from dse.plugins import KINDS, OFFERED, PACKAGES, roots
 
@@ -148,7 +147,11 @@ def versions() -> dict[str, str]:
     groups = {OFFERED, *(kind.group for kind in KINDS.values())}
     offered = {entry.dist.name for group in groups for entry in entry_points(group=group) if entry.dist}
     names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
-    return {"dse": dse.__version__, **{name: _version(name) for name in names}, "SQLite": sqlite3.sqlite_version}
+    return {
+        "dse": _version("overlap-dse"),
+        **{name: _version(name) for name in names},
+        "SQLite": sqlite3.sqlite_version,
+    }
 
 
 def _version(name: str) -> str:
