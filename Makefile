@@ -32,7 +32,7 @@ fast: setup ## run the quick half of the tests (a minute and a half)
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not nightly'
 
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
-	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly' $(PACKAGES:%=--cov=%) --cov-branch --cov-report=term
+	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
 test: check ## check, then run the tests, with the same drawn examples every time (a quarter of an hour)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci

@@ -238,6 +238,7 @@ def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[En
         for ended in commands.ended():
             if ended.hang and ended.case.number not in again:  # the machine may have been busy: once more, at the end
                 again.append(ended.case.number)
+                print(f"case {ended.case.number} did not end in time: it is run again at the end", file=sys.stderr)
                 left.insert(0, ended.case.number)
                 shutil.rmtree(ended.folder, ignore_errors=True)
                 continue

@@ -157,7 +157,7 @@ def language(trees: Mapping[str, ast.Module]) -> dict[str, float]:
 
 def long_functions() -> list[str]:
     """`module.function` of the functions of more than `LONG_FUNCTION` lines."""
-    trees = {name: tree for package in PACKAGES for name, tree in modules(package).items()}
+    trees = {name: tree for package in (*PACKAGES, *PLUGINS) for name, tree in modules(package).items()}
     return [
         f"{name}.{each.name}"
         for name, tree in trees.items()
@@ -168,7 +168,8 @@ def long_functions() -> list[str]:
 
 def long_files() -> list[str]:
     """Files of more than `LONG_FILE` lines."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    folders = [*(ROOT / package for package in PACKAGES), *sorted(ROOT.glob("plugins/*/dse_*"))]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     return [str(path.relative_to(ROOT)) for path in paths if len(path.read_text("utf-8").splitlines()) > LONG_FILE]
 
 
@@ -181,7 +182,8 @@ def class_homonyms() -> dict[str, list[str]]:
     """Backend -> names of classes that two of the modules which it imports define; plug-ins of its own count."""
     from dse import plugins
 
-    trees = {name: tree for package in ("simulators", "search_spaces") for name, tree in modules(package).items()}
+    packages = ("simulators", "search_spaces", *PLUGINS)
+    trees = {name: tree for package in packages for name, tree in modules(package).items()}
     graph, own = imports(trees), {"overlap": ("search_spaces.", "simulators.engines.")}
     homonyms = {}
     for backend, target in plugins.declarations("BACKENDS").items():

@@ -29,7 +29,10 @@ class Measured:
     @cached_property
     def tree(self) -> dict[str, Any]:
         """Tree of the system."""
-        return tree_of(str(load_yaml(self.folder / "device.yaml")["system"]))
+        system = load_yaml(self.folder / "device.yaml").get("system")
+        if system is None:
+            raise ValueError(f"{self.folder}/device.yaml has no system to compare with: add `system: <name>` to it")
+        return tree_of(str(system))
 
     @cached_property
     def hardware(self) -> Hardware:

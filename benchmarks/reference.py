@@ -142,7 +142,7 @@ def _section(
         return
     texts, rest = dict[str, str](), ""
     for kind in reversed(model.__mro__):
-        if issubclass(kind, BaseModel) and kind.__doc__ and kind.__module__.partition(".")[0] in plugins.PACKAGES:
+        if issubclass(kind, BaseModel) and kind.__doc__ and kind.__module__.partition(".")[0] in plugins.roots():
             meanings, rest = _meanings(inspect.cleandoc(kind.__doc__), fields)
             texts |= meanings
     heading = f"`{path}`" if path else "Top level"

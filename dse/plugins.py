@@ -179,15 +179,18 @@ def roots() -> tuple[str, ...]:
 
 
 @cached_until_refresh
-def _places(name: str) -> tuple[Path, ...]:
-    """Folders of a package, which is not imported; none where it is absent."""
-    spec = find_spec(name) if name.isidentifier() else None
+def places(package: str) -> tuple[Path, ...]:
+    """Folders of a package; none where it is absent. It is not imported, those that it lies in are."""
+    try:
+        spec = find_spec(package)
+    except Exception:  # a package around it is absent, or raises whatever it raises
+        return ()
     return tuple(map(Path, (spec.submodule_search_locations if spec else None) or ()))
 
 
 def configurations() -> list[Path]:
     """Folders of configuration that other distributions bring."""
-    folders = [place / "conf" for name in roots()[len(PACKAGES) :] for place in _places(name)]
+    folders = [place / "conf" for name in roots()[len(PACKAGES) :] for place in places(name)]
     return [folder for folder in folders if folder.is_dir()]
 
 
@@ -197,7 +200,7 @@ def _packages() -> list[str]:
 
 @cached_until_refresh
 def _with_packages_inside(root: str) -> list[str]:
-    modules = pkgutil.iter_modules(map(str, _places(root)))
+    modules = pkgutil.iter_modules(map(str, places(root)))
     return [root, *sorted(f"{root}.{module.name}" for module in modules if module.ispkg)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[torch]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from benchmarks import gpu_judge, gpu_page, measured_gpus  # noqa: E402
 from benchmarks.gpu.__main__ import TABLES, write_table  # noqa: E402

@@ -20,6 +20,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.evaluation.backend_spec import BackendSpec
+from dse.results import provenance
 from dse.study.plan import plan
 from dse.values import Frozen
 from tests.support import CONF, ENGINES, REPOSITORY
@@ -502,3 +503,25 @@ def test_a_package_of_another_distribution_brings_what_it_declares_and_its_confi
     study = ("study=ficco_sweep", "workload.only=[g4]", "schedule=bare", "tracking=none", "fidelity=none")
     assert "name: bare" in run(*study, "--cfg", "job")  # as Hydra composes it
     assert "g4" in run("dry-run", *study)
+
+
+def test_an_option_that_two_folders_have_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hydra would take the shipped one and say nothing of the other."""
+    folder = elsewhere / "my_conf" / "schedule"
+    folder.mkdir(parents=True)
+    (folder / "serial.yaml").write_text((CONF / "schedule" / "serial.yaml").read_text("utf-8"), encoding="utf-8")
+    assert main(["dry-run", "study=ficco_sweep", "schedule=serial", "--config-dir=my_conf"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "schedule = 'serial': is in 2 folders of configuration" in told
+    assert "rename one of them, and its `name`" in told
+
+
+@pytest.mark.parametrize("package", ["absent_toys", "absent.toys", "os.path"])
+def test_a_package_that_is_offered_and_is_none_breaks_nothing(elsewhere: Path, package: str) -> None:
+    distribution(elsewhere / "site", "toyshop", packages=f"toys = {package}")
+    with installed(elsewhere / "site"):
+        assert package in plugins.roots()
+        assert plugins.places(package) == ()
+        assert not any(package in str(folder) for folder in plugins.configurations())
+        assert provenance.code_hashes.__wrapped__()[package]
+        assert plugins.load("backend", "overlap")

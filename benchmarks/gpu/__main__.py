@@ -1,7 +1,7 @@
-"""Measure the GPU of this machine in some minutes: `python -m benchmarks.gpu --out DIR [--seconds 480] [--quick]`.
+"""Measure the GPU of this machine in some minutes: `python -m benchmarks.gpu --out DIR [--system h100_8] [--quick]`.
 
 It needs torch, and nothing of this project but this folder. It writes one table for each question, and the device with
-its driver, limits and clocks in `device.json`:
+its driver, limits and clocks in `device.yaml` (JSON is YAML), where `--system` says which system judges it:
 
 gemms.csv      GEMMs alone: whole, in chunks along m, n or k, on fewer SMs (green contexts), two at once, grouped, FP8
 beside.csv     a GEMM with a background that never ends before it: copies and sums by some SMs, SMs that are merely
@@ -51,12 +51,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure all tables that the time allows, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--system", help="name of the system that `benchmarks.gpu_judge` compares with")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which no further row is begun")
     parser.add_argument("--quick", action="store_true", help="some rows of each table, to try the way")
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
-    (options.out / "device.json").write_text(json.dumps(device_facts(), indent=1) + "\n", "utf-8")
+    facts = device_facts() | ({"system": options.system} if options.system else {})
+    (options.out / "device.yaml").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     for name, rows, share in TABLES:
         until = min(start_s + options.seconds, time.monotonic() + share * options.seconds)
         measures = list(rows())

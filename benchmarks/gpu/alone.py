@@ -19,6 +19,7 @@ from benchmarks.gpu.timing import (
     calls_in,
     in_turn,
     median_of,
+    num_sms,
     repeat,
     stream_of,
     summary,
@@ -36,7 +37,7 @@ ATTENTIONS = [
 
 def kernel_rows() -> Iterator[Callable[[], Row]]:
     """Kernels that move data, by size and number of SMs, and attention."""
-    for sms in (1, 2, 4, 8, 16, 32, 48, 64, 96, 132):
+    for sms in [*(few for few in (1, 2, 4, 8, 16, 32, 48, 64, 96) if few < num_sms()), num_sms()]:
         for name in ("copy_by_sms", "add_by_sms"):
             yield partial(background_alone, partial(by_sms, name, sms, 128 << 20))
     for power in range(14, 29, 2):

@@ -18,6 +18,7 @@ from benchmarks.gpu.timing import (
     calls_in,
     in_turn,
     median_of,
+    num_sms,
     repeat,
     summary,
     time_parts,
@@ -107,7 +108,8 @@ def gemm_rows() -> Iterator[Callable[[], Row]]:
     for experts, size in GROUPS:
         yield from (partial(grouped_gemm, experts=experts, size=size, uneven=uneven) for uneven in (False, True))
     for size in [*LARGE, *SMALL[2:]]:
-        yield from (partial(green_gemm, size=size, sms=sms) for sms in (132, 128, 120, 112, 104, 96, 80, 64, 32))
+        fewer = (few for few in (128, 120, 112, 104, 96, 80, 64, 32) if few < num_sms())
+        yield from (partial(green_gemm, size=size, sms=sms) for sms in [num_sms(), *fewer])
 
 
 def about(way: str, size: Size, precision: str = "bf16") -> Row:

@@ -27,6 +27,12 @@ LAG_CYCLES = 30_000  # between the starts of two kernels whose order is measured
 CYCLES_PER_S = 2e9  # of the kernel that waits: no GPU's clock is higher
 
 
+@cache
+def num_sms() -> int:
+    """SMs of the GPU; 1 where there is none, and rows are only listed."""
+    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
+
+
 @dataclass(frozen=True)
 class Part:
     """Calls that are queued on one stream. late: begins `LAG_CYCLES` after the others. priority: -1 is high."""

@@ -331,6 +331,7 @@ def _hydra_ready() -> Iterator[None]:
 
 def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[str]]) -> bool:
     if line.value in groups[line.key] or catalogued(line.key, line.value):
+        composer.problems.extend(option_files.offered_twice(line.key, str(line.value), composer.folders))
         return True
     options = {**groups, line.key: [*groups[line.key], *listed(line.key)]}
     way = spelling.option_elsewhere(str(line.value), line.key, options)

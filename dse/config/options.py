@@ -44,6 +44,15 @@ def search_path(folders: Sequence[Path]) -> list[str]:
     return [f"hydra.searchpath=[{places}]"] if quoted else []
 
 
+def offered_twice(group: str, option: str, folders: Sequence[Path]) -> list[Problem]:
+    """The problem of an option that several folders have, of which Hydra would take the first and say nothing."""
+    files = [file for folder in folders if (file := folder / group / f"{option}.yaml").is_file()]
+    if len(files) < 2:
+        return []
+    rule = f"is in {len(files)} folders of configuration: {', '.join(map(str, files))}"
+    return [Problem(group, rule, option, "rename one of them, and its `name`")]
+
+
 def is_shipped(path: Path) -> bool:
     """True for a file of the shipped configuration, or of another distribution's."""
     return any(folder in path.parents for folder in conf_dirs())

@@ -14,12 +14,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dse.errors import redact
-from dse.plugins import KINDS, OFFERED, PACKAGES, roots
+from dse.plugins import KINDS, OFFERED, PACKAGES, places, roots
 
 _LIBRARIES = (
     "hydra-core",
@@ -78,11 +77,10 @@ def code_hashes() -> Mapping[str, str]:
 
 
 def _hash(package: str) -> str:
-    spec = find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    folder, total = Path(next(iter(places or ()), package)), hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        total.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    total = hashlib.sha256()
+    for folder in places(package)[:1]:
+        for path in sorted(folder.rglob("*.py")):
+            total.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()[:12]
 
 
