@@ -1,7 +1,8 @@
-"""The house measured: modules, arrows between rooms, circles, names, docstrings, and what commands import.
+"""The house measured: lines, modules, arrows between rooms, circles, classes, names, comments, words, dependencies.
 
 `python -m benchmarks.house --json`. A room is a module at the root of a package, or a package below it with all its
-modules; an arrow is an import of one room by another, those for type checking counted.
+modules; an arrow is an import of one room by another, those for type checking counted. Nothing is installed or
+changed; `--times` runs the tests twice, the quick half and all of them, with the interpreter at hand.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import importlib.metadata
 import json
 import re
 import subprocess
 import sys
 import time
+import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 PLUGINS = tuple(sorted(path.name for path in ROOT.glob("plugins/*/dse_*") if path.is_dir()))
-LONG_FILE, LONG_FUNCTION = 500, 60
+LONG_FILE, LONG_FUNCTION, LONG_CLASS = 500, 60, 200
+PAGES = ("docs/**/*.md", "*.md", "plugins/*/README.md")
+"""Documentation outside of docstrings."""
 PRONOUNS = frozenset(
     "found told one own held said made asked took given kept known some each many whole rest others".split()  # noqa: SIM905
 )
@@ -40,6 +45,8 @@ _IRREGULAR = frozenset(
 _NO_PARTICIPLES = frozenset(
     ["embed", "embedding", "feed", "need", "seed", "setting", "shed", "speed", "string", "timing"]
 )
+_ADVERBS = frozenset("alone almost along apart away before beside between beyond forgetful here later there".split())  # noqa: SIM905
+_FOR_TOOLS = re.compile(r"#\s*(noqa|type:|mypy:|pragma)")
 _IMPORTED = """
 import sys
 from dse.cli import main
@@ -199,6 +206,133 @@ def class_homonyms() -> dict[str, list[str]]:
     return homonyms
 
 
+def core() -> dict[str, ast.Module]:
+    """Dotted name -> syntax of every module of the core."""
+    return {name: tree for package in PACKAGES for name, tree in modules(package).items()}
+
+
+def _classes(trees: Mapping[str, ast.Module]) -> Iterator[ast.ClassDef]:
+    yield from (node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def public_homonyms() -> list[str]:
+    """Names that two public classes of the core share."""
+    public = [
+        node.name
+        for name, tree in core().items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "._" not in name
+    ]
+    return sorted(name for name, times in Counter(public).items() if times > 1)
+
+
+def long_classes() -> list[str]:
+    """Names of the core's classes of more than `LONG_CLASS` lines."""
+    return sorted(each.name for each in _classes(core()) if (each.end_lineno or 0) - each.lineno >= LONG_CLASS)
+
+
+def participle_classes() -> list[str]:
+    """Classes of the core and of this folder whose name is one participle or adverb."""
+    benches = {path.stem: ast.parse(path.read_text("utf-8")) for path in (ROOT / "benchmarks").rglob("*.py")}
+    names = {each.name for each in _classes({**core(), **benches})}
+    words = {name: re.sub("(?<!^)(?=[A-Z])", "_", name.strip("_")).lower() for name in names}
+    return sorted(name for name, word in words.items() if is_participle(word) or word in _ADVERBS)
+
+
+def gpu_classes() -> list[str]:
+    """Classes of the core that describe a GPU."""
+    return sorted(each.name for each in _classes(core()) if each.name == "Chip" or each.name.endswith("Gpu"))
+
+
+def gemm_doors() -> list[str]:
+    """Functions of `simulators.costs` that say what a GEMM, or any operator that multiplies, takes."""
+    doors = {"gemm_cost", "operator_cost"}
+    return sorted(
+        f"{name}.{each.name}"
+        for name, tree in modules("simulators").items()
+        if name.startswith("simulators.costs")
+        for each in _functions(tree)
+        if each.name in doors
+    )
+
+
+def id_caches() -> int:
+    """Calls of `id` in the core: caches that are keyed by where a value lies."""
+    calls = (node for tree in core().values() for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return sum(isinstance(call.func, ast.Name) and call.func.id == "id" for call in calls)
+
+
+def _files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def _num_lines(files: Sequence[Path]) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in files)
+
+
+def comments_per_100(files: Sequence[Path]) -> float:
+    """Comments per 100 lines of these files, instructions to tools not counted."""
+    comments = 0
+    for path in files:
+        with path.open("rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                comments += token.type == tokenize.COMMENT and not re.match(
+                    r"#\s*(noqa|type:|mypy:|pragma)", token.string
+                )
+    return round(100 * comments / _num_lines(files), 2)
+
+
+def docs_words() -> int:
+    """Words of the documentation outside of docstrings, code and tables included."""
+    return sum(len(path.read_text("utf-8").split()) for pattern in PAGES for path in ROOT.glob(pattern))
+
+
+def dependencies() -> list[str]:
+    """Requirements of the core, without its extras."""
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"])
+
+
+def environment_mb() -> float:
+    """Megabytes (10^6 bytes) of the installed files of the core's requirements and of theirs, compiled ones not."""
+    from packaging.requirements import Requirement
+
+    sizes, stack = dict[str, float](), [(Requirement(text).name, Requirement(text).extras) for text in dependencies()]
+    while stack:
+        name, extras = stack.pop()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key in sizes:
+            continue
+        distribution = importlib.metadata.distribution(name)
+        files = [file.locate() for file in distribution.files or () if file.suffix != ".pyc"]
+        sizes[key] = sum(Path(str(file)).stat().st_size for file in files if Path(str(file)).is_file())
+        for text in distribution.requires or ():
+            inner = Requirement(text)
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                stack.append((inner.name, inner.extras))
+    return round(sum(sizes.values()) / 1e6)
+
+
+def size() -> dict[str, float]:
+    """Lines, classes and caches of the core, words of its pages, weight of what it needs."""
+    tests = {str(path): ast.parse(path.read_text("utf-8")) for path in _files("tests")}
+    lines = _num_lines(_files(*PACKAGES))
+    return {
+        "core_lines": lines,
+        "tests_per_line": round(_num_lines(_files("tests")) / lines, 3),
+        "gpu_classes": len(gpu_classes()),
+        "gemm_doors": len(gemm_doors()),
+        "id_caches": id_caches(),
+        "classes_over_200": len(long_classes()),
+        "homonyms": len(public_homonyms()),
+        "participle_classes": len(participle_classes()),
+        "pronoun_bindings_tests_pct": language(tests)["pronoun_bindings_pct"],
+        "comments_per_100": comments_per_100(_files(*PACKAGES)),
+        "core_dependencies": len(dependencies()),
+        "core_environment_mb": environment_mb(),
+        "docs_words": docs_words(),
+    }
+
+
 def backend_members() -> int:
     """Members that a backend must have: those of the protocol `dse.backend.Simulator`."""
     tree = modules("dse")["dse.backend"]
@@ -214,8 +348,9 @@ def modules_imported_by_compare() -> int:
 
 def measure() -> dict[str, float]:
     """All figures but times."""
-    trees = {name: tree for package in PACKAGES for name, tree in modules(package).items()}
+    trees = core()
     return {
+        **size(),
         "root_modules_dse": len(root_modules("dse")),
         "root_modules_simulators": len(root_modules("simulators")),
         "arrows_dse": len(arrows("dse")),
@@ -264,24 +399,27 @@ def _draw_floors(panel: Axes, package: str, floors: Sequence[Sequence[str]]) -> 
     panel.axis("off")
 
 
-def fast_s() -> float:
-    """Seconds of `make fast`."""
-    began = time.monotonic()
-    subprocess.run(["make", "fast"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return round(time.monotonic() - began, 1)
+def times() -> dict[str, float]:
+    """Seconds of the quick half of the tests, and of all that `make test` runs."""
+    run, seconds = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "--hypothesis-profile", "ci"], {}
+    for name, choice in (("fast_s", ["-m", "not slow and not nightly"]), ("test_s", [])):
+        began = time.monotonic()
+        subprocess.run([*run, *choice], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        seconds[name] = round(time.monotonic() - began, 1)
+    return seconds
 
 
 def main() -> int:
-    """Print the figures, the time of `make fast` among them unless `--quick` is given."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--quick", action="store_true", help="do not time `make fast`")
+    parser.add_argument("--times", action="store_true", help="run the tests, and print how long they took too")
     parser.add_argument("--draw", type=Path, metavar="PNG", help="draw the rooms and their arrows")
     words = parser.parse_args()
     if words.draw:
         draw(words.draw)
         return 0
-    figures = {**measure(), **({} if words.quick else {"fast_s": fast_s()})}
+    figures = {**measure(), **(times() if words.times else {})}
     print(
         json.dumps(figures, indent=2)
         if words.json
