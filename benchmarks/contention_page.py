@@ -21,7 +21,7 @@ from dse.config.options import conf_dir
 from simulators.calibration.contention import TIMES, Overlaps, errors, median_errors
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
-from studies.gemm_collective import Overlap, predict_overlaps
+from studies.overlap_measured.gemm_collective import Overlap, predict_overlaps
 
 PAGE = ROOT / "docs" / "explanation" / "contention.md"
 MACHINE = "mi300x_8"

@@ -34,7 +34,7 @@ from simulators.steps.given import AS_GIVEN
 from simulators.steps.scenarios import APART, scenarios
 from simulators.steps.sites import SITES
 from studies.plan import UNSEARCHED, given_section
-from studies.planned_step import PlannedStep, check_target, composed_design
+from studies.plan.planned_step import PlannedStep, check_target, composed_design
 
 _MACHINE = "h100_8"  # whose switch adds, so that what tools do by themselves breaks no rule
 _STEPS = (("llama3_8b", "training", 1), ("llama3_8b", "decode", 1), ("mixtral_8x7b", "training", 8))

@@ -1,7 +1,7 @@
 """Rows of `benchmarks.validity` on measured overlaps: a GEMM and its collective, and prefills of whole models.
 
-Tables of the layouts of `studies.gemm_collective` and `studies.prefills`; what cannot be predicted is skipped, and told
-with the reason.
+Tables of the layouts of `gemm_collective` and `prefills` of `studies.overlap_measured`; rows that cannot be predicted
+are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from studies.gemm_collective import Overlap, predict_overlaps
-from studies.prefills import NO_SUMS, Prefill, read_prefills, settings
+from studies.overlap_measured.gemm_collective import Overlap, predict_overlaps
+from studies.overlap_measured.prefills import NO_SUMS, Prefill, read_prefills, settings
 
 FUSED = "speed-up of an overlap"
 GAIN = "gain of an overlapped prefill"

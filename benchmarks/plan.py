@@ -32,7 +32,7 @@ from dse.results.run_folder import Outputs
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.prefills import BASELINE, OVERLAPPED
+from studies.overlap_measured.prefills import BASELINE, OVERLAPPED
 
 _DENSE = ("model=llama3_70b", "system=h100_8")
 _MOE = ("model=deepseek_v3", "system=h100_96gb_8", "run.mode=training", "run.micro_batches=16", "parallel.tp=4")

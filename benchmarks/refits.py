@@ -31,7 +31,7 @@ from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.system import system_of
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies import conccl as conccl_study
-from studies import gemm_collective, prefills
+from studies.overlap_measured import gemm_collective, prefills
 
 _DECIMALS = 3  # of coefficients of contention
 _IDEAL = "conccl.best_dma"  # the finding that `contention.dma_beside_gemm` is fitted to

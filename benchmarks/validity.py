@@ -33,8 +33,8 @@ from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
 from simulators.workloads.model_zoo import option_tree
-from studies.gemm_collective import holds_overlaps
-from studies.prefills import holds_prefills
+from studies.overlap_measured.gemm_collective import holds_overlaps
+from studies.overlap_measured.prefills import holds_prefills
 
 LARGE_TOKENS = 1024
 

@@ -1,11 +1,11 @@
 """Plug-ins by name: own modules, what our packages declare, and entry points of other installed distributions.
 
-An engine, schedule or study is a module of one package (`Kind.package`) that carries its kind's attribute. Backends,
-search methods, commands and titles of configuration groups are declared by the packages they belong to, in the mappings
-`BACKENDS`, `METHODS`, `COMMANDS` and `GROUPS` of a package's `__init__`. Another distribution joins by an entry point
-in the group of the kind, or offers whole packages by entry points in `dse.packages`: what these declare counts as what
-ours declare, and a folder `conf` inside one joins the configuration. Nothing else has to be edited, and configuration
-never names a class or a path.
+An engine, schedule or study is a module or package inside one package (`Kind.package`) that carries its kind's
+attribute. Backends, search methods, commands and titles of configuration groups are declared by the packages they
+belong to, in the mappings `BACKENDS`, `METHODS`, `COMMANDS` and `GROUPS` of a package's `__init__`. Another
+distribution joins by an entry point in the group of the kind, or offers whole packages by entry points in
+`dse.packages`: what these declare counts as what ours declare, and a folder `conf` inside one joins the configuration.
+Nothing else has to be edited, and configuration never names a class or a path.
 """
 
 from __future__ import annotations
@@ -200,6 +200,8 @@ def _packages() -> list[str]:
 
 @cached_until_refresh
 def _with_packages_inside(root: str) -> list[str]:
+    if root == KINDS["study"].package:
+        return [root]  # the packages inside are studies, which are imported when they are run
     modules = pkgutil.iter_modules(map(str, places(root)))
     return [root, *sorted(f"{root}.{module.name}" for module in modules if module.ispkg)]
 

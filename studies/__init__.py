@@ -1,4 +1,4 @@
-"""Studies: one module per paper, with its claims in YAML beside it."""
+"""Studies: a package for each paper or question, with its claims in YAML inside; a module where one file is all."""
 
 from dse.plugins import Command
 
@@ -19,7 +19,7 @@ COMMANDS = {
         ),
     ),
     "export": Command(
-        "studies.export:export",
+        "studies.plan.export:export",
         "export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
         "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
         {

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
 from dse.plots.palette import label
 from dse.results.finished_run import Finished
+from studies.common.sentences import largest_row, most_frequent
 from studies.fused_ops import STUDY as FUSED_OPS
 from studies.plain import Plain
-from studies.sentences import largest_row, most_frequent
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dse.plots import Axis, Draw, Frame, Sheet, searches
 from dse.plots.palette import label
+from studies.common.sentences import capitalised, extremes, most_frequent
 from studies.plain import Plain
-from studies.sentences import capitalised, extremes, most_frequent
 
 if TYPE_CHECKING:
     import pandas as pd

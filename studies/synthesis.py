@@ -21,8 +21,8 @@ from dse.results.run_folder import Outputs
 from dse.results.words import cell, gain_in_words
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.operators import workloads_of
+from studies.common.sentences import geometric_mean
 from studies.plain import Plain
-from studies.sentences import geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd

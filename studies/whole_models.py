@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from studies.common.sentences import geometric_mean
 from studies.plain import Plain
-from studies.sentences import geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd

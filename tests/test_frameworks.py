@@ -25,9 +25,9 @@ from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_la
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.sites import SITES, read_schedule
 from simulators.workloads.model import Optimizer, Parallel
-from studies.export import Exported, answer
 from studies.plan import given_section
-from studies.planned_step import Exporting, PlannedStep
+from studies.plan.export import Exported, answer
+from studies.plan.planned_step import Exporting, PlannedStep
 from tests.support import drawn
 
 OF_PLANS = [name for name, tool in tools().items() if tool.files[0].format != "msccl"]

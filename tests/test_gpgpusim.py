@@ -21,7 +21,7 @@ from simulators.memory.kernels import Application
 from simulators.memory.measured import load_measured_systems, scenarios
 from simulators.memory.measures import partition_camping, simulate
 from simulators.memory.phases import cuts, phases, shares
-from studies.convolutions import against, errors
+from studies.gpgpusim.convolutions import against, errors
 from tests.applications import BACKEND, design, metrics
 from tests.support import shipped
 

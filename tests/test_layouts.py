@@ -21,8 +21,8 @@ from simulators.steps.conditions import CONDITIONS
 from simulators.steps.layouts import Asked, Layout, Spreading, usual
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.flips import Uncertain
-from studies.step_plan import CHOICES, plans
+from studies.plan.flips import Uncertain
+from studies.plan.step_plan import CHOICES, plans
 
 BACKEND = StepBackend()
 

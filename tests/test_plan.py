@@ -20,11 +20,11 @@ from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
-from studies.fitting import does_not_fit
-from studies.judged import Judged, judgements
 from studies.plan import ways_today
-from studies.planned_step import composed_design
-from studies.step_plan import Plan, plans
+from studies.plan.fitting import does_not_fit
+from studies.plan.judged import Judged, judgements
+from studies.plan.planned_step import composed_design
+from studies.plan.step_plan import Plan, plans
 from studies.whole_models import gains
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"

@@ -21,7 +21,7 @@ from simulators.steps.design import Design
 from simulators.steps.task_graph import intervals
 from simulators.steps.token_splits import HALVES, beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.prefills import BASELINE, NO_SUMS, OVERLAPPED, model_named, predict_prefill
+from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, model_named, predict_prefill
 
 SECONDS = st.floats(1e-6, 1e-2)
 BACKEND = StepBackend()

@@ -19,7 +19,7 @@ from dse.cli import main
 from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import ScheduleGpu, system_of
 from simulators.overlap.backend import OverlapBackend
-from studies.degrees import Predictor, score_choices
+from studies.goldyloc.predictor import Predictor, score_choices
 from tests.support import shipped
 
 GPU: ScheduleGpu = system_of(shipped("system")["mi100"]).gpu

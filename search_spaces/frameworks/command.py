@@ -1,4 +1,4 @@
-"""Settings of a tool as a plan (`settings-import`), and files of a tool for a plan (`studies.export` prints them)."""
+"""Settings of a tool as a plan (`settings-import`), and files of a tool for a plan (`studies.plan.export` prints)."""
 
 from __future__ import annotations
 

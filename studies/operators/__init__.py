@@ -25,7 +25,7 @@ from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
-from studies.facts import read_rows
+from studies.common.facts import read_rows
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Operators(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims about measured values of hardware, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings of every claim: on MI300X from its system file, on measured GEMMs from the tables of the run."""

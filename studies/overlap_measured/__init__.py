@@ -22,9 +22,9 @@ from simulators.calibration.contention import TIMES, Overlaps, fit_contention, t
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
-from studies.overlap_tables import overlap_extras
+from studies.common.sentences import geometric_mean, reach
+from studies.overlap_measured.tables import overlap_extras
 from studies.plain import Plain
-from studies.sentences import geometric_mean, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ class OverlapMeasured(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims that the coefficients are held against, beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings on errors of the coefficients of the run's system."""

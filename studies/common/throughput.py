@@ -10,7 +10,7 @@ from dse.plots import Frame, Sheet, predictions
 from simulators.hardware.machine import tree_of_gpu
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import Design
-from studies.facts import read_rows
+from studies.common.facts import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,8 +22,8 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.scenarios import APART
 from simulators.steps.scenarios import GIVEN as SECTION
 from simulators.steps.sites import SERIAL, SITES
-from studies.planned_step import site_seconds
-from studies.step_plan import MEMORY, TIME, rates_of_a_gpu
+from studies.plan.planned_step import site_seconds
+from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,7 +1,7 @@
 """Measured overlaps of other projects and GPUs beside predictions: tables and figures of `study=overlap_measured`.
 
-From a folder: tables in the layouts of `studies.gemm_collective` and `studies.prefills`, and all-reduces in the switch
-by CTAs. What else is there is passed over.
+From a folder: tables in the layouts of the modules `gemm_collective` and `prefills` beside this one, and all-reduces in
+the switch by CTAs. Other tables are passed over.
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ from simulators.costs.collective import Group
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.steps.token_splits import fused_sum_s, norm_s
-from studies.gemm_collective import Overlap, holds_overlaps, predict_overlaps
-from studies.prefills import BASELINE, NO_SUMS, OVERLAPPED, Prefill, holds_prefills, read_prefills, settings
+from studies.overlap_measured.gemm_collective import Overlap, holds_overlaps, predict_overlaps
+from studies.overlap_measured.prefills import (
+    BASELINE,
+    NO_SUMS,
+    OVERLAPPED,
+    Prefill,
+    holds_prefills,
+    read_prefills,
+    settings,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,10 +20,10 @@ from dse.results.finished_run import Finished
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import Design
 from simulators.steps.operators import Product
-from studies import throughput
-from studies.iterations import base
+from studies.common import throughput
+from studies.common.iterations import base
+from studies.common.sentences import extremes, reach
 from studies.plain import Plain
-from studies.sentences import extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +87,7 @@ class Bert(Plain):
 
     def claims(self) -> list[Claim]:
         """Published and recalled claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on shares in the table's configurations."""

@@ -29,10 +29,10 @@ from simulators.steps.design import Design
 from simulators.steps.seqpoint import Iterations, Sample, choose
 from simulators.workloads.model_zoo import model_tree, option_tree
 from simulators.workloads.sequence_lengths import iteration_lengths
-from studies import throughput
-from studies.facts import facts
+from studies.common import throughput
+from studies.common.facts import facts
+from studies.common.sentences import capitalised, geometric_mean, reach
 from studies.plain import Plain
-from studies.sentences import capitalised, geometric_mean, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ class SeqPoint(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims of the paper, and what is recalled of it, as retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on errors and profiling time saved."""

@@ -21,9 +21,9 @@ from search_spaces.triggered import Triggered, traffic
 from simulators.costs.gemm_stages import stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ShapeList, Workload
-from studies.facts import facts
+from studies.common.facts import facts
+from studies.common.sentences import geometric_mean, largest_row
 from studies.plain import Plain
-from studies.sentences import geometric_mean, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +97,7 @@ class T3(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims of the paper and of public notes on it, as retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on the gains of configurations, on the ring as T3's default reading has it."""

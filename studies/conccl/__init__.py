@@ -23,8 +23,8 @@ from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import Pattern, ShapeList
+from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 from studies.plain import Plain
-from studies.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,7 @@ class ConCCL(Plain):
 
     def claims(self) -> list[Claim]:
         """Published claims of the paper and its relatives, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on the gains of strategies, of the ideal that the paper measures against: the baseline's."""

@@ -22,11 +22,11 @@ from simulators.steps.design import Design
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
-from studies.communication_shares import least_fitting, share_table
-from studies.facts import facts, read_rows
-from studies.iterations import at, base
+from studies.common.facts import facts, read_rows
+from studies.common.iterations import at, base
+from studies.common.sentences import reach
+from studies.comp_vs_comm.shares import least_fitting, share_table
 from studies.plain import Plain
-from studies.sentences import reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ class CompVsComm(Plain):
 
     def claims(self) -> list[Claim]:
         """Published and recalled claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on shares and trends, from the table."""

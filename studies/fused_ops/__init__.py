@@ -20,8 +20,8 @@ from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.plots.palette import label
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
+from studies.common.sentences import largest_row
 from studies.plain import Plain
-from studies.sentences import largest_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +64,7 @@ class FusedOps(Plain):
 
     def claims(self) -> list[Claim]:
         """Published claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on reductions, in the configuration declared in `conf/schedule/fused_kernels.yaml`."""

@@ -1,8 +1,8 @@
 """Detailed simulation of cuDNN's kernels (arXiv:1811.08933): LeNet and convolutions by algorithm and direction.
 
 Activity of each SM and each DRAM channel over time, phases, partition camping, and times against DeepBench's on real
-GPUs (`studies.convolutions`). These comparisons are this project's; the paper compares LeNet on a GPU for which there
-are no measurements here.
+GPUs (`convolutions` in this package). These comparisons are this project's; the paper compares LeNet on a GPU for which
+there are no measurements here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from simulators.memory.measures import Simulated, measure, simulate
 from simulators.memory.phases import Phase, lanes, phases
 from simulators.memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
-from studies.convolutions import against, errors
+from studies.common.sentences import reach
+from studies.gpgpusim.convolutions import against, errors
 from studies.plain import Plain
-from studies.sentences import reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ class Gpgpusim(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims of both abstracts, and recalled ones, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield what each algorithm does to SMs and channels, and the errors of times that were measured."""

@@ -25,8 +25,8 @@ from dse.plots.timelines import timeline
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.results.words import choice_in_words
+from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 from studies.plain import Plain
-from studies.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +92,7 @@ class Ficco(Plain):
 
     def claims(self) -> list[Claim]:
         """Published claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings of every claim that a table of points can test."""

@@ -1,10 +1,10 @@
 """A plan of a step: a schedule for every collective, and perhaps degrees of parallelism: what each choice gains, alone
-and together, where it flips, and how to get it today. A plan that is given is judged as it is (`studies.judged`).
+and together, where it flips, and how to get it today. A plan that is given is judged as it is (`studies.plan.judged`).
 
 Points are steps whose sites (`simulators.steps.sites`) have schedules. The plan of a scenario is its best point that
 fits the memory; `before` is the step with every site serial and nothing else done. With `parallel=auto` the best
 layouts (`simulators.steps.layouts`) are scenarios, of which the plan is the best. `plan.yaml` holds the plan.
-A step that fits in no point is no plan: the answer is by how much, and what fits (`studies.fitting`).
+A step that fits in no point is no plan: the answer is by how much, and what fits (`studies.plan.fitting`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Asked, Layout, Spreading, usual
 from simulators.steps.sites import SERIAL, read_schedule
 from simulators.steps.task_graph import intervals
-from studies.fitting import does_not_fit
-from studies.flips import Uncertain
-from studies.judged import answer as judgement
-from studies.judged import given_plan, is_judged, judgements, times_figure
 from studies.plain import Plain
-from studies.step_plan import MEMORY, TIME, Plan, plans, rates_of_a_gpu
-from studies.stored_weights import stored_line
+from studies.plan.fitting import does_not_fit
+from studies.plan.flips import Uncertain
+from studies.plan.judged import answer as judgement
+from studies.plan.judged import given_plan, is_judged, judgements, times_figure
+from studies.plan.step_plan import MEMORY, TIME, Plan, plans, rates_of_a_gpu
+from studies.plan.stored_weights import stored_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +151,7 @@ def _hidden(limiter: str, before: float, after: float) -> list[str]:
 
 
 class _Flipping:
-    """Where the plan's choices flip within the intervals that the study states (`studies.flips`)."""
+    """Where the plan's choices flip within the intervals that the study states (`studies.plan.flips`)."""
 
     def __init__(self, plan: Plan) -> None:
         stated = get_path(plan.config, "study.uncertainty") or {}

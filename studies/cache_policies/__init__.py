@@ -15,8 +15,8 @@ from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.plots.quantities import with_unit
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
+from studies.common.sentences import capitalised, extremes, geometric_mean
 from studies.plain import Plain
-from studies.sentences import capitalised, extremes, geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ class CachePolicies(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims of the paper's abstract, and recalled ones, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings of every claim."""

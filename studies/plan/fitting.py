@@ -19,7 +19,7 @@ from simulators.steps.choices import OFF
 from simulators.steps.design import Design
 from simulators.steps.given import with_values
 from simulators.steps.layouts import PATHS, Asked, Layout, Spreading
-from studies.step_plan import MEMORY
+from studies.plan.step_plan import MEMORY
 
 _TIMES = (1, 2, 4, 8, 16, 32)  # as many GPUs
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}

@@ -22,9 +22,9 @@ from dse.results.finished_run import Finished
 from simulators.costs.gemm_sharing import kernels
 from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm, Workload, workloads_of
-from studies.degrees import Floats, Predictor, Queue, score_choices
+from studies.common.sentences import geometric_mean, largest_row
+from studies.goldyloc.predictor import Floats, Predictor, Queue, score_choices
 from studies.plain import Plain
-from studies.sentences import geometric_mean, largest_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ class Goldyloc(Plain):
 
     def claims(self) -> list[Claim]:
         """Published claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings of every claim, with GOLDYLOC at the degrees that its predictor picks."""

@@ -27,10 +27,10 @@ from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import Design
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
-from studies.facts import facts
-from studies.iterations import at, base
+from studies.common.facts import facts
+from studies.common.iterations import at, base
+from studies.common.sentences import extremes, reach
 from studies.plain import Plain
-from studies.sentences import extremes, reach
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ class JitQ(Plain):
 
     def claims(self) -> list[Claim]:
         """Claims of the paper and its authors, as retyped beside this module."""
-        return read(Path(__file__).with_suffix(".yaml"))
+        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings of every claim."""

@@ -17,7 +17,7 @@ from search_spaces.collectives.schedule_files import read_schedule
 from search_spaces.frameworks.command import is_of_plan, keep, nearest, tool_named, with_words, write_all
 from search_spaces.frameworks.settings import Plan, Tool, Written, check_plan, leaves_of, read_plan, tools, usual
 from simulators.steps.sites import SERIAL, SITES
-from studies.planned_step import (
+from studies.plan.planned_step import (
     BESIDE_A_PLAN,
     DEGREES,
     Exporting,
