@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.postgres import Server
 from dse.backend import Results
 from dse.store.result_rows import Fresh
 from dse.store.result_store import Context, Store
 from dse.store.session import Hold, StoreSession
+from tests.campaigns.postgres import Server
 
 LOCK_WAIT = ("-c", "log_lock_waits=on", "-c", "deadlock_timeout=1s")
 """Options of a server that tells in its log who waits for a lock for more than a second."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dse", "simulators", "search_spaces", "studies")
 PLUGINS = tuple(sorted(path.name for path in ROOT.glob("plugins/*/dse_*") if path.is_dir()))
+_PROOFS = ("benchmarks", "validation", "tests/campaigns")
 LONG_FILE, LONG_FUNCTION, LONG_CLASS = 500, 60, 200
 PAGES = ("docs/**/*.md", "*.md", "plugins/*/README.md")
 """Documentation outside of docstrings."""
@@ -232,9 +233,10 @@ def long_classes() -> list[str]:
 
 
 def participle_classes() -> list[str]:
-    """Classes of the core and of this folder whose name is one participle or adverb."""
-    benches = {path.stem: ast.parse(path.read_text("utf-8")) for path in (ROOT / "benchmarks").rglob("*.py")}
-    names = {each.name for each in _classes({**core(), **benches})}
+    """Classes of the core, of benchmarks, validation and campaigns whose name is one participle or adverb."""
+    paths = [path for folder in _PROOFS for path in (ROOT / folder).rglob("*.py")]
+    proofs = {str(path): ast.parse(path.read_text("utf-8")) for path in paths}
+    names = {each.name for each in _classes({**core(), **proofs})}
     words = {name: re.sub("(?<!^)(?=[A-Z])", "_", name.strip("_")).lower() for name in names}
     return sorted(name for name, word in words.items() if is_participle(word) or word in _ADVERBS)
 

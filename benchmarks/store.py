@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks import recorded, tracking
 from benchmarks.crowd import METRICS, batch
-from benchmarks.postgres import programs, running
 from benchmarks.recorded import ROOT
 from dse.store.result_store import Context, Store
 from dse.store.session import Hold, StoreSession
+from tests.campaigns.postgres import programs, running
 
 _RECORDED = ("kills", "missing", "wrong", "repeated_fraction")
 _CALL = 16_384  # designs of one call of the overlap backend

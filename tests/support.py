@@ -31,7 +31,6 @@ from numpy.typing import ArrayLike
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from benchmarks.postgres import Server, programs, running
 from dse.backend import Backend, Batch, Result
 from dse.plugins import PACKAGES, available
 from dse.space import get_path, set_path
@@ -43,6 +42,7 @@ from simulators.overlap.design import Design
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import Engine, ForeignEngine
 from simulators.workloads.operators import Pattern
+from tests.campaigns.postgres import Server, programs, running
 
 REPOSITORY = Path(__file__).parents[1]
 CONF = REPOSITORY / "conf"

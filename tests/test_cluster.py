@@ -19,9 +19,6 @@ import pandas as pd
 import pytest
 from distributed import Client, Future, LocalCluster
 
-from benchmarks import cluster as proof
-from benchmarks.network import usable
-from benchmarks.postgres import Server
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation import remote
@@ -39,6 +36,9 @@ from dse.study.plan import Plan
 from dse.study.resume import begin, finish
 from dse.study.run import Support, run
 from tests import toy
+from tests.campaigns import cluster as proof
+from tests.campaigns.network import usable
+from tests.campaigns.postgres import Server
 from tests.support import REPOSITORY
 from tests.test_faults import fill
 

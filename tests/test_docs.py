@@ -15,13 +15,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from benchmarks import claims, gallery, notebooks, reference, site, tutorial
+from benchmarks import gallery, notebooks, reference, site, tutorial
 from dse import plugins
 from dse.config.options import list_options
 from dse.study.settings import Settings
 from dse.values import LABELS
 from simulators.hardware.machine import Hardware
 from tests.support import REPOSITORY
+from validation import claims
 
 README = REPOSITORY / "README.md"
 PAGES = [README, *(REPOSITORY / name for name in site.PROJECT), *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -56,7 +57,7 @@ def test_links_of_a_clone_lead_to_files(page: Path) -> None:
 
 
 def test_every_file_of_the_documentation_that_the_code_names_exists() -> None:
-    folders = ("dse", "simulators", "search_spaces", "studies", "benchmarks", "conf", "plugins")
+    folders = ("dse", "simulators", "search_spaces", "studies", "benchmarks", "validation", "conf", "plugins")
     files = [path for name in folders for kind in ("py", "yaml") for path in (REPOSITORY / name).rglob(f"*.{kind}")]
     texts = {path: path.read_text("utf-8") for path in files if "data" not in path.parts}
     named = {name for text in texts.values() for name in re.findall(r"(?<![\w/.])docs/[a-z/-]+\.md", text)}

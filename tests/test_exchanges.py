@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.dualpipe import TABLE, figures, hidden_share
 from dse.plugins import load
 from simulators.steps.exchanges import regions
 from simulators.steps.pipelines import StageTurns, in_flight, overlaps
@@ -23,6 +22,7 @@ from simulators.workloads.spreading import Pipelining
 from tests.iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
 from tests.test_experts import EXPERTS, LATENT, small
 from tests.test_plan import plan_of, planned
+from validation.dualpipe import TABLE, figures, hidden_share
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-3, 3.0))
 RATES = st.floats(0.5, 1.0)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.postgres import Server
 from dse.backend import Metric, Results, check_results
 from dse.cli import main
 from dse.evaluation.workers import Pool
@@ -24,6 +23,7 @@ from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from tests import toy
+from tests.campaigns.postgres import Server
 from tests.support import REPOSITORY
 from tests.test_resume import begun, command  # noqa: F401  (a fixture)
 from tests.test_store import CONTEXT, fresh, keys_of, made, recorded, rows

@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-from benchmarks import gpu_judge, gpu_page, measured_gpus  # noqa: E402
 from benchmarks.gpu.__main__ import TABLES, write_table  # noqa: E402
 from benchmarks.gpu.gemms import cut  # noqa: E402
 from dse import plots  # noqa: E402
+from validation import gpu_judge, gpu_page, measured_gpus  # noqa: E402
 
 
 @pytest.mark.parametrize(("axis", "joined"), [("m", 0), ("n", 1), ("k", None)])

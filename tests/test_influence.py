@@ -10,12 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.silent_leaves import silent_leaves
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.study.influence import check_typed, with_value
 from dse.study.plan import Plan, plan
+from tests.campaigns.silent_leaves import silent_leaves
 from tests.support import drawn
 
 PREFILL = ["study=plan", "model=llama3_70b", "parallel.tp=8", "run.mode=prefill", "run.batch=4"]
@@ -140,5 +140,5 @@ def test_a_multiple_of_a_number_is_another_number_of_its_kind(value: object, fac
 
 @pytest.mark.slow
 def test_no_number_of_hardware_is_silent() -> None:
-    """More are drawn by `python -m benchmarks.answers`."""
+    """More are drawn by `python -m tests.campaigns.answers`."""
     assert silent_leaves(drawn(6).max_examples, seed=3) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import PAGE, Fault, faults, verdict
+from tests.campaigns.faults import PAGE, Fault, faults, verdict
 
 TESTS = Path(__file__).parent
 

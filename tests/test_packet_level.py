@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import packet_level
-from benchmarks.packet_level import TRANSPORTS, Link, Traffic, our_seconds, simulated_seconds
 from simulators.costs.fabric import pace, phases
+from validation import packet_level
+from validation.packet_level import TRANSPORTS, Link, Traffic, our_seconds, simulated_seconds
 
 LINK = Link(bytes_per_s=50e9, hop_s=0.5e-6)
 STAND_IN = """#!{python}

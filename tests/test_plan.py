@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from benchmarks.judged import judge_errors
 from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import conf_dir
@@ -26,6 +25,7 @@ from studies.plan.judged import Judged, judgements
 from studies.plan.planned_step import composed_design
 from studies.plan.step_plan import Plan, plans
 from studies.whole_models import gains
+from tests.campaigns.judged import judge_errors
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"
 SPACE = [f"space.sites.{name}={FEW}" for name in SITES]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.postgres import Server
 from dse.results.selection import Rule
 from dse.tracking.database import Store, open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
 from dse.tracking.sync import sync
+from tests.campaigns.postgres import Server
 from tests.folders import finished, odd_table, wide_table
 
 ALL = Rule("all")

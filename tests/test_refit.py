@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from benchmarks import contention_page
-from benchmarks.calibrated_numbers import (
+from dse.values import Source
+from tests.support import CONF, REPOSITORY
+from validation import contention_page
+from validation.calibrated_numbers import (
     calibrated_numbers,
     copies,
     table_path,
@@ -18,10 +20,8 @@ from benchmarks.calibrated_numbers import (
     without_calibration,
     write_number,
 )
-from benchmarks.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
-from benchmarks.refits import REFITTERS
-from dse.values import Source
-from tests.support import CONF, REPOSITORY
+from validation.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
+from validation.refits import REFITTERS
 
 SHARED = REPOSITORY.parent / "shared" / "data"
 AT_ONCE = ("contention", "links", "technology")  # all others take seconds, or minutes

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, func, select, text
 
-from benchmarks.postgres import Server
 from dse.cli import main
 from dse.evaluation.remote import _end
 from dse.results.selection import Rule
@@ -25,6 +24,7 @@ from dse.study.resume import begin
 from dse.tracking.database import TrackingError, open_store
 from dse.tracking.sync import sync
 from tests import toy
+from tests.campaigns.postgres import Server
 from tests.folders import finished, odd_table
 from tests.proxy import Proxy, before
 from tests.test_resume import planned

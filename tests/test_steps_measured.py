@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import steps_measured
-from benchmarks.steps_measured import (
+from dse.config.options import conf_dir
+from validation import steps_measured
+from validation.steps_measured import (
     Step,
     async_tp,
     by_table,
@@ -20,7 +21,6 @@ from benchmarks.steps_measured import (
     published,
     settings,
 )
-from dse.config.options import conf_dir
 
 PUBLISHED = conf_dir() / "data" / "training_throughput.csv"
 

@@ -22,7 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, func, select
 
-from benchmarks.postgres import Server
 from dse.backend import Batch, Result, Results
 from dse.cli import main
 from dse.content_hash import content_keys
@@ -33,6 +32,7 @@ from dse.store.result_store import Context, Store, leases, owners, quarantine, r
 from dse.store.session import Hold, StoreSession
 from dse.values import Keys
 from tests import toy
+from tests.campaigns.postgres import Server
 
 
 @pytest.fixture(autouse=True)

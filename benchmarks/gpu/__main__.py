@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure all tables that the time allows, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
-    parser.add_argument("--system", help="name of the system that `benchmarks.gpu_judge` compares with")
+    parser.add_argument("--system", help="name of the system that `validation.gpu_judge` compares with")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which no further row is begun")
     parser.add_argument("--quick", action="store_true", help="some rows of each table, to try the way")
     options = parser.parse_args(words)

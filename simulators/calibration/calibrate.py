@@ -305,7 +305,7 @@ def _put_collective(
 
 
 def _calibrated(source: str, file: Path, *, by: str) -> dict[str, Any]:
-    """The origin of fitted constants: a table, and the function of `benchmarks.refits` that fits them again.
+    """The origin of fitted constants: a table, and the function of `validation.refits` that fits them again.
 
     They are no copies any more of those of another GPU.
     """

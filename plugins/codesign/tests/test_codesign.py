@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import codesign_search
 from dse.backend import Batch, check_results
 from dse.cli import main
 from dse.config.compose import request
@@ -30,6 +29,7 @@ from dse_codesign.study import Machines
 from dse_codesign.workloads import steps_of
 from simulators.hardware.device import SiteModel
 from simulators.hardware.technology import of_system
+from validation import codesign_search
 
 QUIET = ["tracking=none", "fidelity=none", "figures=none"]
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import contention_laws
 from dse.errors import ConfigError
 from dse_traces import DATA
 from dse_traces.contended import EXPECTED, Numbers, contended
@@ -27,6 +26,7 @@ from dse_traces.laws import (
 from dse_traces.profile import Profile, profile_of
 from dse_traces.rate_law import RateLaw, fit_rate_law
 from dse_traces.readers import read
+from validation import contention_laws
 
 US = 1e-6
 GEMM, NORM, SUM = "sm90_xmma_gemm_bf16", "rms_norm_kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

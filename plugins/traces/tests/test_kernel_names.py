@@ -96,7 +96,7 @@ def test_the_profile_of_dualpipe_hides_what_its_table_says(shared: Callable[[str
     done = replay(read(path))
     assert 100 * done.recorded.hidden == pytest.approx(97.46, abs=0.1)  # of all exchanges, on stream 27
     moved = [text for text in communication_lines(done.profile, done.recorded) if "notify" in text]
-    assert "without them 98.9 % is hidden" in moved[0]  # as benchmarks.dualpipe measures it
+    assert "without them 98.9 % is hidden" in moved[0]  # as validation.dualpipe measures it
 
 
 def second_stream(name: str = "void acme::exchange<8>(int4*)") -> Profile:

@@ -1,0 +1,1 @@
+"""Long test campaigns: kills, faults, broken input, clusters, wrong answers. `python -m tests.campaigns.<name>`."""

@@ -1,0 +1,138 @@
+"""Dispatch and combine of expert parallelism against measurements: `python -m validation.expert_exchanges --data DIR`.
+
+DIR: tables as `simulators.calibration.expert_exchanges` reads them. It prints, for each table, device and direction,
+how far the times of rows that nothing was fitted on are off, and the median over SMs. --fit: constants fitted anew, as
+`conf/node` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulators.calibration.expert_exchanges import (
+    NODES,
+    Row,
+    constants_of,
+    error_of,
+    fit_all,
+    is_fitted,
+    node_of,
+    read_rows,
+)
+
+
+def ep_median(folder: Path) -> dict[str, dict[str, float]]:
+    """Errors of rows not fitted on: `<table> <device> <direction>` -> count, median, p90, signed median.
+
+    Raises FileNotFoundError where the folder has no tables.
+    """
+    errors = [(_group(path, row), _error(row)) for path, row in _judged(folder)]
+    return {name: _statistics(values) for name, values in _gathered(errors).items()}
+
+
+def errors_of_rows(folder: Path) -> list[float]:
+    """Errors of all measured rows that were not fitted on, without published ones."""
+    return [_error(row) for _, row in _judged(folder) if row.table != "published"]
+
+
+def over_sms(folder: Path) -> dict[str, dict[str, float]]:
+    """Median error by the number of SMs, of tables that vary it: `<table> <device> <direction>` -> SMs -> median."""
+    errors = [(f"{_group(path, row)}|{row.num_sms:g}", _error(row)) for path, row in _judged(folder)]
+    table: dict[str, dict[str, float]] = {}
+    for name, values in _gathered(errors).items():
+        group, _, sms = name.partition("|")
+        if group.startswith("deepep"):
+            table.setdefault(group, {})[sms] = float(np.median(np.abs(values)))
+    return table
+
+
+def _judged(folder: Path) -> Iterable[tuple[Path, Row]]:
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise FileNotFoundError(f"{folder} holds no tables")
+    for path in paths:
+        for row in read_rows(path):
+            if not is_fitted(row) and row.device in NODES and constants_of(row, node_of(row.device)) is not None:
+                yield path, row
+
+
+def _group(path: Path, row: Row) -> str:
+    nodes = "" if row.kind == "node" else " 2 nodes" if row.table != "published" else " across nodes"
+    return f"{path.stem} {row.device}{nodes} {row.direction}"
+
+
+def _error(row: Row) -> float:
+    node = node_of(row.device)
+    kernel = constants_of(row, node)
+    assert kernel is not None
+    return error_of(kernel, row, node)
+
+
+def _gathered(errors: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for name, value in errors:
+        groups.setdefault(name, []).append(value)
+    return groups
+
+
+def _statistics(values: list[float]) -> dict[str, float]:
+    size = np.abs(values)
+    return {
+        "count": float(len(values)),
+        "median": float(np.median(size)),
+        "p90": float(np.quantile(size, 0.9)),
+        "signed_median": float(np.median(values)),
+    }
+
+
+def fitted_constants(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Device -> constants fitted to the rows for fitting, and their names, by kernel and direction."""
+    rows = [row for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
+    devices = dict.fromkeys(row.device for row in rows if row.table != "published")
+    return {device: fit_all([row for row in rows if row.device == device], node_of(device)) for device in devices}
+
+
+def main() -> int:
+    """Judge, or fit, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--fit", action="store_true", help="fit the constants anew and print them")
+    arguments = parser.parse_args()
+    if not any(arguments.data.glob("*.csv")):
+        print(f"{arguments.data} holds no tables: --data is a folder of tables (see --help)", file=sys.stderr)
+        return 2
+    if arguments.fit:
+        print("\n".join(_fit_lines(arguments.data)))
+        return 0
+    figures, trend = ep_median(arguments.data), over_sms(arguments.data)
+    if arguments.json:
+        print(json.dumps({"rows": figures, "median_over_sms": trend}, indent=2))
+        return 0
+    print("| rows not fitted on | count | median | p90 | signed median |\n|---|--:|--:|--:|--:|")
+    for name, line in figures.items():
+        cells = f"{line['count']:.0f} | {line['median']:.1%} | {line['p90']:.1%} | {line['signed_median']:+.1%}"
+        print(f"| {name} | {cells} |")
+    for name, medians in trend.items():
+        print(f"{name}, median by SMs: " + ", ".join(f"{sms}: {value:.1%}" for sms, value in medians.items()))
+    return 0
+
+
+def _fit_lines(folder: Path) -> Iterable[str]:
+    for device, fits in fitted_constants(folder).items():
+        yield f"# {device}: {NODES[device]}"
+        for group, (kernel, names) in fits.items():
+            values = ", ".join(f"{name}: {value:.5g}" for name, value in kernel.model_dump().items())
+            yield f"{group}: {{{values}}}"
+            yield f"  fitted on: {json.dumps(list(names))}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Predicted against measured, of GPUs that were measured: `python -m validation.gpu_judge [--json] [--data DIR]`.
+
+The tables are those of `benchmarks.gpu` (conf/data/measured); predictions are those of the system that `device.yaml`
+names, by the functions that plans use, with the constants as they are. Nothing is fitted.
+
+    overlap plan     a GEMM as `search_spaces.chunk_costs` costs it: `costs.gemm`, at the clock under load if fitted
+    step plan        a GEMM as `simulators.steps` costs it: fitted constants at the clock under load
+    full clock       the same of a single GEMM, as `study=operators` judges it: these samples last a millisecond
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from simulators.costs.chip import Chip
+from simulators.costs.gemm_cost import GemmShape, operator_cost
+from validation.measured_gpus import FOLDER, Measured, measured_gpus, sizes_of
+
+PRECISIONS = ("bf16", "fp16", "fp8")
+TOKENS = {"up to 256": (0, 256), "257 to 2048": (256, 2048), "more": (2048, np.inf)}
+WARM_S = 2.0  # of load, after which clock and power no longer change
+TOLERANCE = 0.05  # of a constant from the median of what was measured
+Row = dict[str, Any]
+
+
+def _spread(name: str, values: Any) -> Row:
+    """Median, least and largest of values as columns."""
+    return {name: float(np.median(values)), f"{name}_low": float(np.min(values)), f"{name}_high": float(np.max(values))}
+
+
+def gemm_seconds(gpu: Measured, rows: pd.DataFrame, precision: str) -> Iterator[tuple[str, Any]]:
+    """Yield each door and the seconds that it predicts, or the reason why it predicts none."""
+    loaded = gpu.hardware.gpu.loaded
+    for door, clock in {
+        "overlap plan": 1.0,
+        "step plan": loaded.gemm_clock if loaded else 1.0,
+        "full clock": 1.0,
+    }.items():
+        try:
+            if door == "overlap plan":
+                cost = gpu.plan(precision).cost(sizes_of(rows), 0)
+                yield door, cost.seconds + cost.launch_s
+            else:
+                chip = Chip.of(gpu.hardware, precision).at_clock(clock)
+                yield door, operator_cost(chip, GemmShape.row_major(*sizes_of(rows))).seconds
+        except ValueError as error:
+            yield door, str(error)
+
+
+def gemms(gpu: Measured) -> Iterator[Row]:
+    """GEMMs alone: errors of predicted over measured times."""
+    for precision in PRECISIONS:
+        rows = gpu.whole(precision)
+        for door, seconds in gemm_seconds(gpu, rows, precision):
+            if isinstance(seconds, str):
+                yield {"precision": precision, "by": door, "rows": len(rows), "reason": seconds}
+                continue
+            error = seconds / rows["seconds"].to_numpy() - 1
+            for tokens, (low, high) in {"any": (0, np.inf), **TOKENS}.items():
+                part = error[(rows["m"] > low) & (rows["m"] <= high)]
+                sizes = {"median": np.median(abs(part)), "p90": np.quantile(abs(part), 0.9), "signed": np.median(part)}
+                yield {"precision": precision, "by": door, "tokens": tokens, "rows": len(part), **sizes}
+
+
+def beside(gpu: Measured) -> Iterator[Row]:
+    """Slowdown of GEMMs beside copies, sums and SMs that are merely taken, by SMs, and beside copy engines."""
+    for (other, _), rows in gpu.beside.groupby(["other", "sms"], sort=False):
+        sms, engine = rows["sms"].to_numpy(float), str(other).startswith("engine")
+        if other not in ("copy_by_sms", "add_by_sms", "hold_sms") and not engine:
+            continue
+        plan = gpu.plan(mover="dma" if engine else "cu")
+        law = plan.beside(sizes_of(rows), sms, masked=False, accumulate=False)[2]["law"]
+        predicted = gpu.lost(rows) if other == "hold_sms" else np.broadcast_to(1 / law[0], len(rows))
+        spreads = _spread("measured", rows["slowdown"]) | _spread("predicted", predicted)
+        yield {"beside": other, "sms": int(sms[0]), **spreads, "other": float(rows["other_slowdown"].median())}
+
+
+def chunks(gpu: Measured) -> Iterator[Row]:
+    """Chunks of a GEMM one after the other, over the GEMM as a whole."""
+    parts, plan = gpu.table("gemms").query("way == 'chunks' and streams == 1"), gpu.plan()
+    joined = parts.merge(gpu.whole()[["m", "n", "k", "seconds"]], on=["m", "n", "k"], suffixes=("", "_whole"))
+    for (axis, count), rows in joined.groupby(["axis", "chunks"], sort=False):
+        number = float(rows["chunks"].iloc[0])
+        sizes = dict(zip("mnk", sizes_of(rows), strict=True))
+        cut = {name: size / (number if name == axis else 1.0) for name, size in sizes.items()}
+        size, undivided = (cut["m"], cut["n"], cut["k"]), plan.cost(sizes_of(rows), 0)
+        first, later = plan.cost(size, 0), plan.cost(size, 0, accumulate=axis == "k")
+        seconds = first.seconds + (number - 1) * later.seconds + number * first.launch_s
+        ratio = seconds / (undivided.seconds + undivided.launch_s)
+        times = _spread("measured", rows["seconds"] / rows["seconds_whole"]) | _spread("predicted", ratio)
+        yield {"axis": axis, "chunks": count, **times}
+
+
+def orders(gpu: Measured) -> Iterator[Row]:
+    """What is gained over one after the other: of a GEMM and a copy by their order, and of pipelines by what copies."""
+    starts, pipelines = gpu.table("starts"), gpu.table("pipelines")
+    starts = starts.assign(gain=(starts["gemm_alone_s"] + starts["other_alone_s"]) / starts["both_s"])
+    for (order, priority), rows in starts.groupby(["order", "priority"]):
+        yield {"what": order, "priority or SMs": priority, **_spread("gain", rows["gain"])}
+    pipelines = pipelines.assign(gain=pipelines["serial_s"] / pipelines["pipeline_s"])
+    for (mover, sms), rows in pipelines.groupby(["mover", "sms"], sort=False):
+        yield {"what": f"pipeline, {mover}", "priority or SMs": sms, **_spread("gain", rows["gain"])}
+
+
+def memory(gpu: Measured) -> Iterator[Row]:
+    """Rates of copies in HBM, read and written bytes together, by SMs and for the largest of all SMs."""
+    rows = gpu.table("kernels").query("bytes_read > 0 and bytes_written > 0")
+    rate = (rows["bytes_read"] + rows["bytes_written"]) / rows["seconds"]
+    rows = rows.assign(bytes_per_s=rate, of_hbm_bytes_per_s=rate / float(gpu.hardware.gpu.hbm_bytes_per_s or np.nan))
+    mib = 1 << 20
+    rows = rows[rows["bytes_written"].eq(128 * mib) | (rows["bytes_written"].eq(256 * mib) & rows["sms"].eq(0))]
+    for row in rows[["kernel", "sms", "bytes_written", "bytes_per_s", "of_hbm_bytes_per_s"]].to_dict("records"):
+        yield {str(name): value for name, value in row.items()}
+
+
+def launches(gpu: Measured) -> Iterator[Row]:
+    """Gaps between kernels, the kernel included, over `kernel_launch_s`; host times stand alone."""
+    rows = gpu.table("launches")[["what", "of", "graph", "seconds"]]
+    share = (rows["seconds"] / float(gpu.hardware.gpu.kernel_launch_s or np.nan)).where(rows["what"] != "host time")
+    for row in rows.assign(of_kernel_launch_s=share).to_dict("records"):
+        yield {str(name): value for name, value in row.items() if not pd.isna(value)}
+
+
+def load(gpu: Measured) -> Iterator[Row]:
+    """Clock, power and rate after seconds of one kind of work; the rate of GEMMs over the peak, and over that alone."""
+    peaks: Mapping[Any, float] = gpu.hardware.gpu.peak_flop_per_s or {}
+    for work, rows in gpu.table("clocks").groupby("work", sort=False):
+        warm = rows[rows["at_s"] > WARM_S].median(numeric_only=True)
+        row: Row = {"work": work, "sm_clock_mhz": warm["sm_clock_mhz"], "power_w": warm["power_w"]}
+        if str(work).startswith("gemm"):
+            size, precision = float(str(work).split()[1]), "fp8" if "fp8" in str(work) else "bf16"
+            rate = 2 * size**3 / warm["call_s"]
+            alone_s = gpu.whole(precision).query(f"m == {size} and n == {size} and k == {size}")["seconds"]
+            row |= {"flop_per_s": rate, "of_peak": rate / peaks[precision]}
+            row |= {"of_rate_alone": float(alone_s.iloc[0] / warm["call_s"])} if len(alone_s) else {}
+        yield row
+
+
+def constants(gpu: Measured) -> Iterator[Row]:
+    """Constants of the GPU beside what the tables say of them; contradicted: far from the median of that."""
+    for name, value, values in _compared(gpu):
+        low, middle, high = (float(np.quantile(values, share)) for share in (0.1, 0.5, 0.9))
+        verdict = "contradicted" if abs(value / middle - 1) > TOLERANCE else "stands"
+        yield {"constant": name, "value": value, "p10": low, "median": middle, "p90": high, "verdict": verdict}
+
+
+def _compared(gpu: Measured) -> Iterator[tuple[str, float, Any]]:
+    """Yield what a constant is compared with, its value, and the values that were measured."""
+    system, rows, cases = gpu.hardware.gpu, gpu.beside, ["m", "n", "k", "sms"]
+    copies, holds = rows.query("other == 'copy_by_sms'"), rows.query("other == 'hold_sms'")
+    both = copies.merge(holds, on=cases, suffixes=("", "_held")).query("sms <= 16")
+    few = holds.query("sms <= 16")
+    yield "costs.gemm: time on the SMs left, measured over predicted", 1.0, few["slowdown"] / gpu.lost(few)
+    law, late = system.contention, gpu.table("starts").query("order == 'gemm first'")
+    if law is not None:
+        interference = both["slowdown"] / both["slowdown_held"]
+        yield "contention.gemm_beside_cus: beside copies over held SMs", float(law.gemm_beside_cus), interference
+        engines = rows[rows["other"].str.startswith("engine")]["slowdown"]
+        yield "contention.dma_beside_gemm: beside copy engines", float(law.dma_beside_gemm), engines
+        slow = copies.query("sms >= 4")["other_slowdown"]
+        yield "contention.cu_copy_beside_gemm: copies by 4 to 64 SMs", float(law.cu_copy_beside_gemm), slow
+        delay = (late["other_end_s"] - late["other_alone_s"]) / late["gemm_alone_s"]
+        yield "contention.late_start: delay of copies that come later", float(law.late_start), delay
+    rates = [row["bytes_per_s"] for row in memory(gpu) if row["sms"] == 0]
+    yield "hbm_bytes_per_s: copies of 256 MiB", float(system.hbm_bytes_per_s or 0), rates
+    gaps = gpu.table("launches").query("what == 'kernel after kernel' and of != 'gemm' and graph == 0")
+    yield "kernel_launch_s: kernel after kernel", float(system.kernel_launch_s or 0), gaps["seconds"]
+    if system.loaded is not None:
+        shares = [row["of_rate_alone"] for row in load(gpu) if "of_rate_alone" in row]
+        yield "loaded.gemm_clock: rate under load over alone", float(system.loaded.gemm_clock), shares
+    wide = gpu.whole().query("m >= 4096 and n >= 4096 and k >= 4096")
+    rate = 2 * wide["m"] * wide["n"] * wide["k"] / wide["seconds"] / float(system.num_cus)
+    yield "matrix_flop_per_s_per_cu: GEMMs from 4096 on", float(system.matrix_flop_per_s_per_cu or 0), rate
+
+
+SECTIONS = {
+    "GEMMs alone: error of the time": gemms,
+    "GEMMs beside other work: slowdown": beside,
+    "Chunks one after the other over the whole GEMM": chunks,
+    "Gain of both at once over one after the other": orders,
+    "HBM, read and written together": memory,
+    "Launches": launches,
+    "Under load": load,
+    "Constants, each against what was measured of it": constants,
+}
+
+
+def judge(folder: Path = FOLDER) -> dict[str, dict[str, list[Row]]]:
+    """Rows of each section, by name of the tables of a GPU. Raises ValueError where there are none."""
+    return {
+        gpu.folder.name: {name: list(rows(gpu)) for name, rows in SECTIONS.items()} for gpu in measured_gpus(folder)
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print what was judged."""
+    parser = argparse.ArgumentParser(prog="python -m validation.gpu_judge", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
+    parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the tables of GPUs")
+    options = parser.parse_args(words)
+    try:
+        judged = judge(options.data)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.json:
+        print(json.dumps(judged, indent=1, default=float))
+        return 0
+    for gpu, sections in judged.items():
+        for title, rows in sections.items():
+            table = pd.DataFrame(rows).to_string(index=False, na_rep="", float_format=lambda value: f"{value:.4g}")
+            print(f"\n{gpu}. {title}\n\n{table}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

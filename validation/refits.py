@@ -1,0 +1,268 @@
+"""Functions that fit calibrated numbers of `conf` again, by the names that `calibration.recomputed_by` gives.
+
+Each takes the numbers that were fitted together and the table of their rows, and says what they are by a fit today;
+where the target is a value and no table, also what the quantity is with the numbers as they stand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dse
+from simulators.calibration import expert_exchanges
+from simulators.calibration.calibrate import calibrate_rows, read_table
+from simulators.calibration.collectives import COLLECTIVE_ROWS
+from simulators.calibration.contention import Overlaps, fit_contention
+from simulators.calibration.fit import fit
+from simulators.calibration.tables import is_of
+from simulators.hardware.device import device_of
+from simulators.hardware.machine import merged, tree_of
+from simulators.hardware.system import system_of
+from simulators.workloads.operators import ELEMENT_BYTES
+from studies import conccl as conccl_study
+from studies.overlap_measured import gemm_collective, prefills
+from validation import codesign, steps_measured
+from validation.calibrated_numbers import Number, read_option, value_of
+
+_DECIMALS = 3  # of coefficients of contention
+_IDEAL = "conccl.best_dma"  # the finding that `contention.dma_beside_gemm` is fitted to
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Numbers by a fit today; achieved: the quantity with the numbers as they stand, where the target is a value."""
+
+    values: Mapping[Number, float]
+    achieved: float | None = None
+
+
+Refitter = Callable[[Sequence[Number], Path | None], Refit]
+
+
+def operators(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Efficiency constants of GPUs: the fit of `dse calibrate` to the rows of a table."""
+    assert table is not None
+    values = dict[Number, float]()
+    for option, own in _by_option(numbers).items():
+        gpu, precisions = read_option(option), {number.path.split(".")[1] for number in own}
+        with _quiet():
+            every = [rows for rows in read_table(table) if rows.precision in precisions]
+        rows = [rows for rows in every if is_of(rows, str(gpu.get("measured_as")))] or every
+        kernels = [group for group in rows if group.kind not in ("allreduce", *COLLECTIVE_ROWS)]
+        fitted = fit(device_of({"name": gpu["name"], "gpu": gpu}), kernels)
+        tree = {"efficiency": {name: constants.model_dump() for name, constants in fitted.efficiency.items()}}
+        values |= {number: _rounded(_at(tree, number.path)) for number in own}
+    return Refit(values)
+
+
+def collectives(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Constants of a node's collectives: the fit of `dse calibrate` to the rows of a table."""
+    assert table is not None
+    values = dict[Number, float]()
+    for option, own in _by_option(numbers).items():
+        gpu = re.split(r"_(?:switch|mesh|pcie|ring)", option.rpartition("/")[2])[0]
+        tree = {"name": gpu, "gpu": read_option(f"gpu/{gpu}"), "node": read_option(option)}
+        with _quiet():
+            rows = [rows for rows in read_table(table) if rows.kind in ("allreduce", *COLLECTIVE_ROWS)]
+            node = calibrate_rows(tree, rows, table).tree["node"]
+        values |= {number: _at(node, number.path) for number in own}
+    return Refit(values)
+
+
+def experts(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Constants of dispatch and combine: the fit of `validation.expert_exchanges` to the rows of a table."""
+    assert table is not None
+    values, rows = dict[Number, float](), expert_exchanges.read_rows(table)
+    devices = {f"node/{node}": device for device, node in expert_exchanges.NODES.items()}
+    for option, own in _by_option(numbers).items():
+        device = devices[option]
+        groups = {tuple(number.path.split(".")[2:4]) for number in own}
+        members = [row for row in rows if row.device == device and tuple(row.group.split()) in groups]
+        fits = expert_exchanges.fit_all(members, expert_exchanges.node_of(device))
+        for number in own:
+            kind, direction, name = number.path.split(".")[2:]
+            values[number] = _rounded(getattr(fits[f"{kind} {direction}"][0], name))
+    return Refit(values)
+
+
+def links(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Share of a link that the library's collectives reach: bytes that a GPU receives over time and the link's rate."""
+    assert table is not None
+    (number,) = numbers
+    gpu = number.option.rpartition("/")[2]
+    (cells,) = gemm_collective.calibration_rows(table, f"{number.option}: cu_copy.link_efficiency, library")
+    rows, columns, gpus = int(cells["m"]), int(cells["k"]), int(cells["gpus"])
+    received = rows * columns * ELEMENT_BYTES[cells["dtype"]] * (gpus - 1) / gpus
+    link = value_of(f"node/{tree_of(f'{gpu}_{gpus}')['node']['name']}", "link_bytes_per_s")
+    assert link is not None
+    return Refit({number: received / (float(cells["comm_ms"]) * 1e-3) / link})
+
+
+def stores(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Share of the links that stores of tiles reach: speed-ups of overlaps, with the mean logarithm of errors zero."""
+    assert table is not None
+    (number,) = numbers
+    rows = gemm_collective.calibration_rows(table, f"{number.option}: cu_copy.store_efficiency")
+
+    def mean_error(values: Sequence[float]) -> list[float]:
+        changes = {"gpu": _tree(number.path, values[0])}
+        predicted = [gemm_collective.predict_overlap(cells, changes=changes) for cells in rows]
+        return [float(np.mean([np.log(each.speedup / each.measured[2]) for each in predicted]))]
+
+    return Refit(_from_shipped(numbers, mean_error))
+
+
+def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Coefficients of contention by kernels: least squares on measured overlaps of a GEMM and an all-reduce."""
+    assert table is not None
+    rows = Overlaps.read(table)
+    (option,) = _by_option(numbers)
+    system = system_of(tree_of(f"{option.rpartition('/')[2]}_8"))
+    fitted = fit_contention(system, rows.where(rows.fitted))
+    return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
+
+
+def share_by_dma(dma_beside_gemm: float) -> float:
+    """Share of the ideal gain [%] of ConCCL's best strategy by DMA engines, on the mix of its study."""
+    values: dict[str, Any] = {"fidelity": "none", "tracking": "none", "store": "none", "executor__jobs": 1}
+    values |= {"space__schedule__comm_cus": [0, 32]}  # engines take no CUs: any will do
+    values |= {"system__gpu__contention__dma_beside_gemm": dma_beside_gemm}
+    with tempfile.TemporaryDirectory() as folder:
+        run = dse.run("conccl", output_dir=folder, **values)
+        share = conccl_study.STUDY.findings(run.table)[_IDEAL].ours
+    assert isinstance(share, float)
+    return share
+
+
+def conccl(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Slowdown beside DMA engines, from a published share of the ideal gain; it is kept where that comes out."""
+    assert table is None
+    (number,) = numbers
+    target, achieved = float(number.calibration.target), share_by_dma(number.value)
+    if abs(achieved / target - 1) <= number.calibration.tolerance:
+        return Refit({number: number.value}, achieved)
+    solved = _from_shipped(numbers, lambda values: [share_by_dma(values[0]) / target - 1])
+    return Refit({number: round(value, _DECIMALS) for number, value in solved.items()}, achieved)
+
+
+def prefill_rows(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Clock under load, attention's share of its peak and the host: prefills of three lengths without all-reduces."""
+    assert table is not None
+    rows = prefills.calibration_rows(table)
+    groups = {"gpu/h100": ("system", "gpu"), "kernels/vllm": ("kernels",)}
+
+    def errors(values: Sequence[float]) -> list[float]:
+        changes: dict[str, Any] = {}
+        for number, value in zip(numbers, values, strict=True):
+            changes = merged(changes, _tree(".".join((*groups[number.option], number.path)), value))
+        return [prefills.predict_prefill(*shape, changes=changes)[prefills.NO_SUMS] / s - 1 for shape, s in rows]
+
+    return Refit(_from_shipped(numbers, errors))
+
+
+def host(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Times of a host that launches every kernel: steps that it bounds, least squares of relative errors."""
+    assert table is not None
+    steps = _host_bound_steps(table)
+
+    def errors(values: Sequence[float]) -> list[float]:
+        kernels = {number.path: value for number, value in zip(numbers, values, strict=True)}
+        designs = [merged(step.design, {"kernels": kernels}) for step in steps]
+        return [
+            steps_measured.Step(step.table, step.name, design, step.seconds, step.facts).error
+            for step, design in zip(steps, designs, strict=True)
+        ]
+
+    return Refit(_from_shipped(numbers, errors))
+
+
+def _host_bound_steps(table: Path) -> list[steps_measured.Step]:
+    """Steps of the table that the host's times are fitted on; no other row is looked at, as each takes a moment."""
+    chosen = steps_measured.settings()["megatron_deepspeed"]
+    wanted = {name: value for name, value in chosen["calibrated_on"].items() if name in chosen["columns"]}
+    places = {chosen["columns"].index(name): value for name, value in wanted.items()}
+    lines = [line for line in table.read_text("utf-8").splitlines() if not line.startswith("#")]
+    kept = [line for line in lines if all(float(line.split(",")[at]) == value for at, value in places.items())]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / table.name
+        file.write_text("\n".join(kept), encoding="utf-8")
+        return [step for step in steps_measured.megatron_deepspeed(file) if step.fitted]
+
+
+def technology(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Coefficients of area and power: the largest relative error over public GPUs is least."""
+    assert table is not None
+    fitted = codesign.fitted_coefficients()
+    return Refit({number: fitted[number.path.removesuffix(".value")] for number in numbers})
+
+
+REFITTERS: Mapping[str, Refitter] = {
+    "operators": operators,
+    "rings": collectives,
+    "collectives": collectives,
+    "experts": experts,
+    "links": links,
+    "stores": stores,
+    "contention": contention,
+    "conccl": conccl,
+    "prefills": prefill_rows,
+    "host": host,
+    "technology": technology,
+}
+"""Name -> function, in order of dependence: a fit uses numbers of those above it alone."""
+
+
+def _from_shipped(
+    numbers: Sequence[Number], errors: Callable[[Sequence[float]], Sequence[float]]
+) -> dict[Number, float]:
+    """Numbers that make the squares of some errors least, searched for from their values as they stand."""
+    from scipy.optimize import least_squares
+
+    shipped = np.array([number.value for number in numbers])
+    solved = least_squares(
+        lambda logs: np.asarray(errors((shipped * np.exp(logs)).tolist())),
+        np.zeros(len(numbers)),
+        diff_step=1e-3,
+        xtol=1e-4,
+        ftol=1e-6,
+        max_nfev=12,
+    )
+    return dict(zip(numbers, (shipped * np.exp(solved.x)).tolist(), strict=True))
+
+
+def _by_option(numbers: Sequence[Number]) -> dict[str, list[Number]]:
+    options = dict.fromkeys(number.option for number in numbers)
+    return {option: [number for number in numbers if number.option == option] for option in options}
+
+
+def _tree(path: str, value: float) -> dict[str, Any]:
+    """A tree with one value, at a dotted path."""
+    name, _, below = path.partition(".")
+    return {name: _tree(below, value) if below else value}
+
+
+def _at(tree: Mapping[str, Any], path: str) -> float:
+    node: Any = tree
+    for name in path.split("."):
+        node = node[name]
+    return float(node)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what a fit tells of rows that it does not take."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
