@@ -10,13 +10,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from simulators.costs.chip import Chip
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm import gemm
+from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import elementwise, embedding
 from simulators.hardware.device import device_of
@@ -30,8 +30,8 @@ def cases() -> Mapping[str, Callable[[], object]]:
     """Name -> a call that costs `_COUNT` operators."""
     random = np.random.default_rng(0)
     device = device_of(tree_of("p100"))
-    own = {"hbm_bytes_per_s": random.uniform(3e11, 1e12, _COUNT)}
-    chip = Chip(**{**vars(Chip.of(device, "fp32", cus=random.integers(28, 57, _COUNT).astype(float))), **own})
+    rates, cus = random.uniform(3e11, 1e12, _COUNT), random.integers(28, 57, _COUNT).astype(float)
+    chip = replace(FittedGemms.of(device, "fp32", cus=cus), hbm_bytes_per_s=rates)
     m, n, k = np.floor(2 ** random.uniform(4, 13, (3, _COUNT)))
     transposed = random.random(_COUNT) < 0.5
     side, channels = np.floor(2 ** random.uniform(2, 8, (2, _COUNT)))
@@ -40,8 +40,8 @@ def cases() -> Mapping[str, Callable[[], object]]:
     layer |= {"stride_v": np.ones(_COUNT), "stride_h": np.ones(_COUNT)}
     group = Group(8.0, random.uniform(1e9, 4e11, _COUNT), 5e-6)
     return {
-        "gemm": lambda: gemm(chip, (m, n, k), transposed_a=transposed),
-        "batched_gemm": lambda: gemm(chip, (m, n, k), batch=16),
+        "gemm": lambda: gemm_cost(chip, GemmShape(m, n, k, transposed_a=transposed)),
+        "batched_gemm": lambda: gemm_cost(chip, GemmShape(m, n, k, batch=16)),
         "elementwise": lambda: elementwise(chip, m * n),
         "embedding": lambda: embedding(chip, m, n, pooled=64),
         "recurrent_3_passes": lambda: recurrent(chip, 4, m, n, 50),

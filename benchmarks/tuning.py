@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.timing import best
 from dse.config.options import conf_dir
-from simulators.costs.gemm_sharing import chosen
+from simulators.costs.gemm.sharing import chosen
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
 

@@ -1,7 +1,7 @@
 """The least makespan of a GEMM and a collective, over all schedules that cut them into pieces.
 
 Pieces of the GEMM are kernels of the library, one at a time; data moves by DMA engines, by kernels on CUs, or by both
-at once, in pieces of any size. With G: least time of the GEMM (`simulators.costs.gemm_least`), V: bytes over the links,
+at once, in pieces of any size. With G: least time of the GEMM (`simulators.costs.gemm.least`), V: bytes over the links,
 and for all that may happen at once, a: the time g_a of the whole GEMM beside it and the bytes per second v_a of it, a
 schedule spends its time on some of these, so for every price z [s/byte] up to 1 / (what the links carry)
 
@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 
 from dse.values import leaves
 from search_spaces.chunk_costs import ChunkCosts
-from simulators.costs.chip import Chip
-from simulators.costs.gemm_least import LeastTime, least_bytes, least_linear, least_time
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import Gemms, GemmShape
+from simulators.costs.gemm.least import LeastTime, least_linear, least_time
 from simulators.costs.transfer import (
     Mover,
     Route,
@@ -98,7 +97,7 @@ class _Pieces:
     @property
     def hbm_s(self) -> Floats:
         """Time of the least traffic: operands, outputs, and what is sent and received [s]."""
-        traffic = least_bytes(self._gpu("dma"), self._size) + 2 * self._received
+        traffic = GemmShape(*self._size).least_bytes(self._gpu("dma").element_bytes) + 2 * self._received
         return np.asarray(traffic / np.asarray(self.system.gpu.hbm_bytes_per_s, float))
 
     def beside_s(self) -> Floats:
@@ -131,7 +130,7 @@ class _Pieces:
     def _size(self) -> tuple[Any, Any, Any]:
         return self.overlap.gemm.m, self.overlap.gemm.local_n, self.overlap.gemm.local_k
 
-    def _gpu(self, mover: Mover) -> WaveGpu | Chip:
+    def _gpu(self, mover: Mover) -> Gemms:
         return ChunkCosts(self.system, self.overlap.gemm, mover, None).gpu
 
     @property

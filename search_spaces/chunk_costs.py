@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.costs.chip import Chip
-from simulators.costs.gemm_cost import GemmCost, GemmShape, beside_cu_copies, gemm_cost, gemm_gpu
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import GemmCost, Gemms, GemmShape, beside_cu_copies, gemm_cost, gemms_of
 from simulators.costs.transfer import Mover, late_start_s
 from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm
@@ -34,15 +32,15 @@ class ChunkCosts:
     kernel_rate: ArrayLike | None
 
     @cached_property
-    def gpu(self) -> WaveGpu | Chip:
+    def gpu(self) -> Gemms:
         """The GPU as the model of GEMMs reads it.
 
         Beside DMA engines no other kernel is dispatched, so that the GEMM's workgroups go to any free CU.
         """
         model = self.system.costs.gemm if self.kernel_rate is None else "waves"
-        gpu = gemm_gpu(self.system, self.op.precision, model=model)
+        gpu = gemms_of(self.system, self.op.precision, model=model)
         loaded = self.system.gpu.loaded  # schedules run in models, and are measured in loops
-        gpu = gpu.at_clock(loaded.gemm_clock) if isinstance(gpu, Chip) and loaded else gpu
+        gpu = gpu.at_clock(loaded.gemm_clock) if loaded else gpu
         return gpu if self.mover == "cu" else replace(gpu, engines=None)
 
     def cost(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
@@ -58,7 +56,7 @@ class ChunkCosts:
     @property
     def waves(self) -> tuple[Any, Any]:
         """Number of waves of the undivided GEMM, not rounded up, and the time of a wave [s]."""
-        waves = self.whole.workgroups / np.asarray(self.system.gpu.num_cus, float)
+        waves = self.whole.kernel.workgroups / np.asarray(self.system.gpu.num_cus, float)
         return waves, self.whole.seconds / np.maximum(np.ceil(waves), 1.0)
 
     def beside(
@@ -89,7 +87,7 @@ class ChunkCosts:
 
     def _numbers(self, full: GemmCost, cost: GemmCost, law: tuple[Any, Any]) -> Mapping[str, Any]:
         share = cost.flop / self.whole.flop * self.whole.seconds
-        return {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.waves, "law": law}
+        return {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.kernel.waves, "law": law}
 
 
 def later_law(chunk: Mapping[str, Any], first: Any) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from search_spaces.chunk_costs import ChunkCosts, LawGroups, later_law
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.movers import Means
-from simulators.costs.gemm_cost import GemmCost
+from simulators.costs.gemm import GemmCost
 from simulators.costs.transfer import (
     Route,
     TransferMode,
@@ -456,7 +456,7 @@ class Pipeline:
 
     def _task_of(self, cost: GemmCost, cus: ArrayLike, common: Mapping[str, Any], gpu: int) -> Mapping[str, Any]:
         seconds, traffic, flop = (
-            self._machine.for_gpu(part, gpu) for part in (cost.seconds, cost.hbm_bytes, cost.flop)
+            self._machine.for_gpu(part, gpu) for part in (cost.seconds, cost.kernel.hbm_bytes, cost.flop)
         )
         memory_bound = bool(np.all(traffic / self.system.gpu.hbm_bytes_per_s > 0.5 * seconds))
         return {

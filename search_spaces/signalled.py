@@ -12,7 +12,7 @@ n shards in turn, and p seconds from one shard's arrival to the next one's:
                      this wave, g = min(n, ceil((floor(j W / n) + 1) n / W)) - 1: (g - j) p beyond their own
     reduce-scatter   shard j is done when the wave with its last tile is: ceil(x) - x waves later, x = (j + 1) W / n
 
-Derived; the time of the kernel itself is that of simulators/costs/gemm_waves.py at `kernel_rate`.
+Derived; the time of the kernel itself is that of simulators/costs/gemm/waves.py at `kernel_rate`.
 """
 
 from __future__ import annotations

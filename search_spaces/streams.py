@@ -19,7 +19,7 @@ import numpy as np
 
 from dse.units import Integer
 from dse.values import Former, knob
-from simulators.costs.gemm_sharing import Choice, Kernel, chosen, lacks
+from simulators.costs.gemm.sharing import Choice, Kernel, chosen, lacks
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule

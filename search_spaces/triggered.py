@@ -36,7 +36,7 @@ from dse.errors import ConfigError
 from dse.units import Integer, Number
 from dse.values import Former, knob
 from search_spaces.comm_knobs import node_rules
-from simulators.costs.gemm_stages import Staged, stage_gemm
+from simulators.costs.gemm.stages import Staged, stage_gemm
 from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs

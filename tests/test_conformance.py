@@ -26,8 +26,7 @@ from dse.errors import ConfigError
 from dse.plugins import available
 from dse.testing import check_backend
 from dse.values import put
-from simulators.costs.gemm_cost import GemmShape, gemm_cost
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import links
 from simulators.hardware.machine import tree_of
 from simulators.overlap.design import Design
@@ -1231,7 +1230,7 @@ def test_more_cus_within_a_wave_change_nothing() -> None:
     seconds = {}
     for cus in (63, 64, 96):
         point = design("serial", {**free, "system.gpu.num_cus": cus}, shape=(2048, 16384, 8192))
-        seconds[cus] = float(gemm_cost(WaveGpu.of(point.system.gpu, "bf16"), GemmShape(2048, 2048, 8192)).seconds)
+        seconds[cus] = float(gemm_cost(WaveGemms.of(point.system.gpu, "bf16"), GemmShape(2048, 2048, 8192)).seconds)
         (result,) = results(backend("event"), [point])
         assert result.metrics["gemm_s"] == pytest.approx(seconds[cus] + 2e-6)
     assert seconds[96] == seconds[64]

@@ -30,8 +30,8 @@ from simulators.calibration.contention import (
     together,
     without_one,
 )
-from simulators.costs.gemm_cost import GemmCost, GemmShape, beside_cu_copies, gemm_cost
-from simulators.costs.gemm_waves import WaveGpu, fewest_free_cus
+from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, beside_cu_copies, gemm_cost
+from simulators.costs.gemm.waves import fewest_free_cus
 from simulators.costs.transfer import channel_cus, late_start_s
 from simulators.hardware.parts import Contention, ShaderEngines
 from simulators.hardware.system import ScheduleGpu, System, WholeNode
@@ -193,13 +193,13 @@ def test_the_engine_with_the_fewest_free_cus_by_hand(channels: int, free: int) -
 def test_waves_of_each_engine_by_hand(size: int, tile: tuple[int, int], channels: int, waves: int, beside: int) -> None:
     """8192: 37 tiles an engine, on 8 free CUs 5 waves, on 7 free CUs 6; alone ceil(1184 / 304) = 4."""
     gpu, shape = library_of(*tile), (size, size, size)
-    assert cost_beside(gpu, shape, 0).waves == waves
-    assert cost_beside(gpu, shape, channels).waves == beside
+    assert cost_beside(gpu, shape, 0).kernel.waves == waves
+    assert cost_beside(gpu, shape, channels).kernel.waves == beside
 
 
 def cost_beside(gpu: ScheduleGpu, shape: tuple[float, float, float], taken: int) -> GemmCost:
     """Cost of a GEMM by waves while other kernels hold CUs."""
-    return gemm_cost(WaveGpu.of(gpu, "bf16"), GemmShape(*shape), taken=taken)
+    return gemm_cost(WaveGemms.of(gpu, "bf16"), GemmShape(*shape), taken=taken)
 
 
 def library_of(rows: int, cols: int) -> ScheduleGpu:
@@ -218,7 +218,7 @@ def test_a_static_gemm_is_never_faster_beside_more_cus_of_others(
     gpu = design("serial").system.gpu
     few, many = (cost_beside(gpu, shape, held) for held in (taken, min(taken + more, gpu.num_cus - 1)))
     assert many.seconds >= few.seconds * (1 - 1e-12)
-    assert (many.rows, many.cols) == (few.rows, few.cols)
+    assert (many.kernel.rows, many.kernel.cols) == (few.kernel.rows, few.kernel.cols)
 
 
 @pytest.mark.parametrize("channels", [2, 8, 32, 56])
@@ -374,8 +374,8 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
     graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
     timeline = ENGINES["event"].run(graph)
     whole = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
-    assert whole.waves > 1
-    retired = gpu.kernel_launch_s + float(whole.seconds / whole.waves)
+    assert whole.kernel.waves > 1
+    retired = gpu.kernel_launch_s + float(whole.seconds / whole.kernel.waves)
     assert timeline.issued[0, graph.of_kind("launch")[:1]] == pytest.approx([retired], rel=1e-9)
     late = gpu.kernel_launch_s + float(late_start_s(gpu, whole.seconds, by="cu"))
     (waited,) = timeline.finished[0, graph.of_kind("launch")[1:]]

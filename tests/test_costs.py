@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from simulators.calibration.measurements import Rows
 from simulators.calibration.rows import cost_of
-from simulators.costs.chip import Chip
-from simulators.costs.gemm import MENU, MENU_FOR_FEW, products_of
-from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu, operator_cost
-from simulators.costs.gemm_library import kernel_seconds, library_gemms, pick_kernels
-from simulators.costs.gemm_tiles import Tiling, fastest, picked_kernel, tile_seconds
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import FittedGemms, Gemms, GemmShape, WaveGemms, gemm_cost, gemms_of
+from simulators.costs.gemm.fitted import products_of, quickest
+from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_kernels
+from simulators.costs.gemm.tiles import Tiling, tile_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
 from simulators.hardware.device import Device, device_of
@@ -52,9 +50,9 @@ def by_schedules(tree: dict[str, Any], sizes: tuple[int, int, int]) -> float:
 
 def by_iterations(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
     """Times of linear layers as operators of an iteration."""
-    gemms = WaveGpu.of(device.gpu, "bf16") if device.costs.gemm == "waves" else None
+    gemms = gemms_of(device, "bf16", model=device.costs.gemm)
     ops = [Op("linear", "linear", "forward", Product(n, m, k, transposed=True)) for m, n, k in sizes]
-    costs = operator_costs(ops, Platform(Chip.of(device, "bf16"), gemms=gemms))
+    costs = operator_costs(ops, Platform(FittedGemms.of(device, "bf16"), gemms))
     return [float(cost.seconds) for cost in costs]
 
 
@@ -86,12 +84,12 @@ SHAPES = st.tuples(SIZES, SIZES, SIZES)
 
 
 @st.composite
-def gpus(draw: st.DrawFn) -> WaveGpu | Chip:
+def gpus(draw: st.DrawFn) -> Gemms:
     """A shipped GPU as one of the models reads it."""
     name, precision = draw(st.sampled_from([("h100_8", "bf16"), ("mi355x_8", "bf16"), ("v100_8", "fp32")]))
     model = draw(st.sampled_from(MODELS))
     tree = described(name, model)
-    return gemm_gpu(system_of(tree), precision, model=model)  # type: ignore[arg-type]
+    return gemms_of(system_of(tree), precision, model=model)  # type: ignore[arg-type]
 
 
 COLLECTIVES = [
@@ -133,43 +131,46 @@ def collective_in_a_schedule(tree: dict[str, Any], pattern: str, size: tuple[int
     return float(result.metrics["exposed_comm_s"])
 
 
-@given(gpu=gpus(), shape=SHAPES, batch=st.integers(1, 64), transposed=st.booleans())
-def test_an_operator_costs_what_its_kernel_costs_with_the_launch(
-    gpu: WaveGpu | Chip, shape: tuple[int, int, int], batch: int, transposed: bool
+@given(gpu=gpus(), shape=SHAPES, batch=st.integers(1, 64), transposed=st.booleans(), taken=st.integers(1, 40))
+def test_a_gemm_costs_the_same_alone_and_in_a_batch_beside_which_others_hold_cus(
+    gpu: Gemms, shape: tuple[int, int, int], batch: int, transposed: bool, taken: int
 ) -> None:
     kernel = GemmShape(*shape, batch=batch, transposed_a=transposed)
-    cost, operator = gemm_cost(gpu, kernel), operator_cost(gpu, kernel)
-    assert cost.seconds + cost.launch_s == pytest.approx(operator.seconds, rel=1e-12, abs=0)
-    assert cost.flop == operator.flop
-    assert cost.hbm_bytes > 0
+    alone, beside, both = (gemm_cost(gpu, kernel, taken=held) for held in (0, taken, np.array([0, taken])))
+    assert both.seconds.tolist() == [alone.seconds, beside.seconds]
+    assert both.kernel.hbm_bytes.tolist() == [alone.kernel.hbm_bytes, beside.kernel.hbm_bytes]
+    assert 0 < alone.kernel.compute_s <= alone.seconds
 
 
 @given(gpu=gpus(), shape=SHAPES, taken=st.integers(0, 40), more=st.integers(0, 39))
 def test_a_gemm_is_never_faster_beside_more_cus_of_others_and_keeps_its_tile(
-    gpu: WaveGpu | Chip, shape: tuple[int, int, int], taken: int, more: int
+    gpu: Gemms, shape: tuple[int, int, int], taken: int, more: int
 ) -> None:
     few, many = (gemm_cost(gpu, GemmShape(*shape), taken=held) for held in (taken, taken + more))
     assert many.seconds >= few.seconds * (1 - 1e-12)
-    assert (many.rows, many.cols, many.workgroups) == (few.rows, few.cols, few.workgroups)
+    few_tile, many_tile = few.kernel, many.kernel
+    assert (many_tile.rows, many_tile.cols, many_tile.workgroups) == (few_tile.rows, few_tile.cols, few_tile.workgroups)
 
 
 @given(shapes=st.lists(SHAPES, min_size=1, max_size=20))
 def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(shapes: list[tuple[int, int, int]]) -> None:
-    chip = Chip.of(device_of(shipped("system")["v100_8"]), "fp32")
+    chip = FittedGemms.of(device_of(shipped("system")["v100_8"]), "fp32")
     m, n, k = np.array(shapes, float).T
     products = products_of(chip, (m, n, k), transposed_a=True)
-    kernel = picked_kernel(products, MENU, MENU_FOR_FEW)
-    times = fastest(products, MENU, MENU_FOR_FEW)
+    times, kernel = quickest(products)
     assert tile_seconds(products, kernel).seconds == pytest.approx(times, rel=1e-12, abs=0)
+    for rows, cols, splits in ((128, 128, 1), (64, 32, 2), (32, 128, 8)):
+        other = tile_seconds(products, Tiling(np.asarray(rows), np.asarray(cols), np.asarray(splits))).seconds
+        assert (other >= times * (1 - 1e-12))[~np.asarray(products.few)].all()
 
 
 @given(name=st.sampled_from(["h100_8", "mi355x_8"]), shapes=st.lists(SHAPES, min_size=1, max_size=20))
 def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
     name: str, shapes: list[tuple[int, int, int]]
 ) -> None:
-    chip = Chip.of(device_of(shipped("system")[name]), "bf16")
+    chip = FittedGemms.of(device_of(shipped("system")[name]), "bf16")
     m, n, k = np.array(shapes, float).T
-    gemms = library_gemms(chip, (m, n, k, np.ones_like(m)))
+    gemms = library_gemms(chip, GemmShape(m, n, k))
     assert chip.tiles is not None
     seconds, kernel = pick_kernels(gemms, chip.tiles)
     assert kernel_seconds(gemms, kernel).seconds == pytest.approx(seconds, rel=1e-12, abs=0)
@@ -181,12 +182,12 @@ def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
 
 @given(shape=SHAPES, cus=st.integers(1, 304))
 def test_stream_k_loses_no_wave_and_pays_with_partial_sums(shape: tuple[int, int, int], cus: int) -> None:
-    gpu = replace(WaveGpu.of(system_of(shipped("system")["mi300x_8"]).gpu, "bf16"), cus=cus)
+    gpu = replace(WaveGemms.of(system_of(shipped("system")["mi300x_8"]).gpu, "bf16"), cus=cus)
     tiles = (Tile(rows=256, cols=256, efficiency=1.0),)
     dealt, streamed = (
         gemm_cost(
             replace(gpu, library=gpu.library.model_copy(update={"assignment": way, "tiles": tiles})), GemmShape(*shape)
-        )
+        ).kernel
         for way in ("static", "stream_k")
     )
     assert streamed.compute_s <= dealt.compute_s * (1 + 1e-12)
@@ -207,7 +208,7 @@ def test_a_format_without_a_peak_and_constants_that_are_missing_are_refused_by_p
 
 def test_the_rate_of_a_format_is_that_of_16_bits_by_the_ratio_of_the_data_sheet() -> None:
     gpu = system_of(shipped("system")["mi300x_8"]).gpu
-    half, eighth = (WaveGpu.of(gpu, precision).flop_per_s_per_cu for precision in ("bf16", "fp8"))
+    half, eighth = (WaveGemms.of(gpu, precision).flop_per_s_per_cu for precision in ("bf16", "fp8"))
     assert eighth == pytest.approx(2 * np.asarray(half), rel=1e-3)
 
 

@@ -105,7 +105,7 @@ def test_a_number_of_a_module_counts_and_its_comments_and_docstrings_do_not(path
 def test_the_fingerprint_of_a_backend_covers_every_module_of_a_simulation() -> None:
     """Schedules and engines, which are loaded by name, among them."""
     parts = fingerprints._parts(plugins.target("backend", "overlap").partition(":")[0])
-    for name in ("search_spaces.serial", "simulators.engines.fluid", "simulators.costs.gemm_waves"):
+    for name in ("search_spaces.serial", "simulators.engines.fluid", "simulators.costs.gemm.waves"):
         assert any(part == name or part.startswith(f"{name}.") for part in parts)
     assert not any(name.startswith(("dse.study", "dse.plots", "studies")) for name in parts)
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulators.costs.chip import Chip
+from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.costs.convolution import ALGORITHMS, algorithms, convolution
-from simulators.costs.gemm import gemm
+from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import persistent, recurrent
 from simulators.costs.streaming import elementwise, embedding, reduction
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.shared import shared_constants
 from tests.support import number
 
-CHIP = Chip(
+CHIP = FittedGemms(
     num_cus=56,
     cus=56,
     flop_per_s=10.6e12,
@@ -34,6 +35,13 @@ CHIP = Chip(
     latency_s=1e-7,
 )
 sizes = st.integers(1, 8192)
+
+
+def gemm(gpu: FittedGemms, size: tuple[Any, Any, Any], *, transposed_a: bool = False, batch: int = 1) -> Cost:
+    """Cost of GEMMs with their launch and the least traffic."""
+    shape = GemmShape(*size, batch=batch, transposed_a=transposed_a)
+    cost = gemm_cost(gpu, shape)
+    return Cost.of(cost.flop, shape.least_bytes(gpu.element_bytes), cost.seconds + cost.launch_s)
 
 
 def slow_gemm(chip: Chip, m: int, n: int, k: int, transposed: bool) -> float:

@@ -19,8 +19,7 @@ from dse.content_hash import content_key
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, leaves
-from simulators.costs.gemm_cost import GemmCost, GemmShape, gemm_cost
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import CommEngine, Route, TransferMode, alone, links, rate, routes
 from simulators.hardware.machine import Hardware
 from simulators.hardware.sourced import WHAT_IF
@@ -58,7 +57,7 @@ MI300X = mi300x()
 
 
 def cost(shape: tuple[Any, Any, Any], cus: Any = 304, gpu: ScheduleGpu = MI300X.gpu, **how: Any) -> GemmCost:
-    return gemm_cost(replace(WaveGpu.of(gpu, "bf16"), cus=cus), GemmShape(*shape, **how))
+    return gemm_cost(replace(WaveGemms.of(gpu, "bf16"), cus=cus), GemmShape(*shape, **how))
 
 
 def one_tile(**changes: Any) -> ScheduleGpu:
@@ -88,7 +87,7 @@ def test_time_steps_from_wave_to_wave(tiles: int, cus: int, k: int) -> None:
 def test_a_workgroup_computes_a_tile_or_stays_on_its_cu(shape: tuple[int, int, int], cus: int) -> None:
     (m, n, _), tile = shape, {"rows": 256, "cols": 256, "efficiency": 1.0}
     dealt, staying = (
-        cost(shape, cus, mi300x(gpu__gemm__tiles=[tile], gpu__gemm__assignment=way).gpu)
+        cost(shape, cus, mi300x(gpu__gemm__tiles=[tile], gpu__gemm__assignment=way).gpu).kernel
         for way in ("static", "dynamic")
     )
     assert dealt.workgroups == math.ceil(m / 256) * math.ceil(n / 256)
@@ -109,7 +108,7 @@ def test_cutting_rows_off_never_gains(shape: tuple[int, int, int], cus: int, row
     """Two parts take no less time and traffic than the whole, tile by tile (a library may pick two tiles for them)."""
     gpu, (m, n, k) = one_tile(), shape
     whole, top, rest = (cost((part, n, k), cus, gpu) for part in (m + rows, m, rows))
-    assert top.hbm_bytes + rest.hbm_bytes >= whole.hbm_bytes * (1 - 1e-12)
+    assert top.kernel.hbm_bytes + rest.kernel.hbm_bytes >= whole.kernel.hbm_bytes * (1 - 1e-12)
     assert top.seconds + rest.seconds >= whole.seconds * (1 - 1e-12)
     assert top.flop + rest.flop == whole.flop
 
@@ -125,7 +124,7 @@ def test_accumulating_never_costs_less(shape: tuple[int, int, int], cus: int) ->
 def test_accumulating_reads_and_writes_the_output_once_more(shape: tuple[int, int, int], cus: int) -> None:
     gpu, (m, n, _) = one_tile(), shape
     plain, accumulating = cost(shape, cus, gpu), cost(shape, cus, gpu, accumulate=True)
-    assert accumulating.hbm_bytes - plain.hbm_bytes == pytest.approx(2 * (2 * m * n), rel=1e-9)
+    assert accumulating.kernel.hbm_bytes - plain.kernel.hbm_bytes == pytest.approx(2 * (2 * m * n), rel=1e-9)
     assert accumulating.seconds > plain.seconds
 
 
@@ -134,9 +133,9 @@ def test_a_gemm_is_within_the_roofline(shape: tuple[int, int, int], cus: int) ->
     found, gpu, (m, n, k) = cost(shape, cus), MI300X.gpu, shape
     operator = Gemm(m=m, n=n, k=k)
     assert found.flop == operator.flop == 2 * m * n * k
-    assert found.hbm_bytes >= operator.bytes
+    assert found.kernel.hbm_bytes >= operator.bytes
     assert found.seconds >= found.flop / (cus * gpu.matrix_flop_per_s_per_cu) * (1 - 1e-12)
-    assert found.seconds >= found.hbm_bytes / gpu.hbm_bytes_per_s * (1 - 1e-12)
+    assert found.seconds >= found.kernel.hbm_bytes / gpu.hbm_bytes_per_s * (1 - 1e-12)
 
 
 @given(shape=SHAPES, cus=CUS, other=SHAPES)

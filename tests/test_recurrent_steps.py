@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from simulators.calibration.measurements import read
-from simulators.costs.chip import Chip
+from simulators.costs.gemm import FittedGemms
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, operator_costs
@@ -25,7 +25,7 @@ from tests.support import shipped
 Floats = NDArray[np.float64]
 Model = Speech | Translation
 
-VEGA = Chip.of(device_of(tree_of("vega_fe")), "fp32")
+VEGA = FittedGemms.of(device_of(tree_of("vega_fe")), "fp32")
 GPUS = ("vega_fe", "vega_fe_852mhz", "vega_fe_16_cus", "vega_fe_no_l1", "vega_fe_no_l2")
 DS2 = Speech.model_validate(shipped("model")["ds2"])
 GNMT = Translation.model_validate(shipped("model")["gnmt"])
@@ -42,14 +42,14 @@ def blocks_of(model: Model, length: Any, **changes: Any) -> tuple[Block, ...]:
     return speech_blocks(model, found) if isinstance(model, Speech) else translation_blocks(model, found)
 
 
-def taken(blocks: Sequence[Block], chip: Chip = VEGA) -> list[tuple[Block, Op, Spent]]:
+def taken(blocks: Sequence[Block], chip: FittedGemms = VEGA) -> list[tuple[Block, Op, Spent]]:
     """Each operator with what it takes once."""
     pairs = [(block, op) for block in blocks for op in block.ops]
-    found = operator_costs([op for _, op in pairs], Platform(chip))
+    found = operator_costs([op for _, op in pairs], Platform(chip, chip))
     return [(block, op, one) for (block, op), one in zip(pairs, found, strict=True)]
 
 
-def total(what: str, blocks: Sequence[Block], chip: Chip = VEGA, **only: str) -> Floats:
+def total(what: str, blocks: Sequence[Block], chip: FittedGemms = VEGA, **only: str) -> Floats:
     """Sum of flop, bytes or seconds of the operators of some `kind` or `phase`."""
     values = [
         getattr(one, what) * np.asarray(op.count) * np.asarray(block.count)
@@ -158,7 +158,7 @@ def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_fast
     changed = {path for path, *_ in device.facts_below("") if re.search("clock|active_cus|without_cache", path)}
     assert bool(changed) == (name != "vega_fe")
     blocks = blocks_of(DS2, 800)
-    slow, whole = total("seconds", blocks, Chip.of(device, "fp32")), total("seconds", blocks)
+    slow, whole = total("seconds", blocks, FittedGemms.of(device, "fp32")), total("seconds", blocks)
     assert slow == whole if name == "vega_fe" else slow > 1.02 * whole
     assert device.gpu.as_described == device_of(tree_of("vega_fe")).gpu
 
@@ -170,7 +170,7 @@ def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_fast
 def test_a_recurrent_layer_is_linear_in_its_steps(hidden: int) -> None:
     steps = np.arange(50.0, 1501.0, 50.0)
     ops = [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, one)) for one in range(3)]
-    seconds = sum((one.seconds for one in operator_costs(ops, Platform(VEGA))), np.zeros_like(steps))
+    seconds = sum((one.seconds for one in operator_costs(ops, Platform(VEGA, VEGA))), np.zeros_like(steps))
     line = np.polynomial.Polynomial.fit(steps, seconds, 1)
     assert np.abs(line(steps) / seconds - 1).max() < 0.01
 
@@ -185,7 +185,7 @@ def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(share
         slope = np.polyfit(steps, measured, 1)[0]
         assert np.abs(slope * steps / measured - 1).max() < 0.08  # proportional, but for one kernel's choice
         (found,) = operator_costs(
-            [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA)
+            [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA, VEGA)
         )
         assert np.abs(found.seconds / measured - 1).max() < 0.33
 
@@ -196,7 +196,7 @@ def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(share
 def on_all_gpus(model: Model, sizes: NDArray[np.int64]) -> Floats:
     """Seconds [configurations, N] of an epoch's iterations."""
     unique, places = np.unique(sizes, return_inverse=True)
-    chips = [Chip.of(device_of(tree_of(name)), "fp32") for name in GPUS]
+    chips = [FittedGemms.of(device_of(tree_of(name)), "fp32") for name in GPUS]
     blocks = blocks_of(model, unique)
     return np.stack([total("seconds", blocks, chip)[places] for chip in chips])
 

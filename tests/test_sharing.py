@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import tuning
 from dse.backend import Batch
 from dse.cli import main
-from simulators.costs.gemm_sharing import SHARES, Choice, chosen, kernels, lacks
+from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import ScheduleGpu, system_of
 from simulators.overlap.backend import OverlapBackend
 from studies.goldyloc.predictor import Predictor, score_choices

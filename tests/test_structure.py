@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simulators.costs.gemm_cost import GemmShape, gemm_cost
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.maxplus import _prune_paths, longest
@@ -110,7 +109,7 @@ def every_gpu(point: Design) -> TaskGraph:
     pieces, gpus = point.schedule.num_chunks, range(node.num_gpus)  # type: ignore[attr-defined]
     comm, compute = {"equal": (0, 0), "communication": (0, 1), "compute": (1, 0)}[point.schedule.priority]  # type: ignore[attr-defined]
     rows = collective.rows // (node.num_gpus * pieces)
-    cost = gemm_cost(WaveGpu.of(gpu, op.precision), GemmShape(rows * node.num_gpus, op.local_n, op.k))
+    cost = gemm_cost(WaveGemms.of(gpu, op.precision), GemmShape(rows * node.num_gpus, op.local_n, op.k))
     build = GraphBuilder()
     hbm = [build.resource(f"hbm.{one}", gpu.hbm_bytes_per_s) for one in gpus]
     cus = [build.resource(f"cu.{one}", gpu.num_cus) for one in gpus]
@@ -143,11 +142,11 @@ def every_gpu(point: Design) -> TaskGraph:
                 f"gemm {piece} on {one}",
                 "gemm",
                 after=[*arrived, *last[one]],
-                uses={hbm[one]: cost.hbm_bytes, cus[one]: gpu.num_cus * cost.seconds},
+                uses={hbm[one]: cost.kernel.hbm_bytes, cus[one]: gpu.num_cus * cost.seconds},
                 work=1.0,
                 delay=gpu.kernel_launch_s,
                 cap=1 / cost.seconds,
-                weight=1 / cost.hbm_bytes,
+                weight=1 / cost.kernel.hbm_bytes,
                 priority=compute,
                 group=f"gemms of {one}" if piece < pieces - 1 else "",
                 gpu=one,

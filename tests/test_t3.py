@@ -17,7 +17,7 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
-from simulators.costs.gemm_stages import Staged, stage_gemm
+from simulators.costs.gemm.stages import Staged, stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.overlap.design import Design
 from tests.support import backend, lower, merged, results, shipped

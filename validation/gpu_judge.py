@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulators.costs.chip import Chip
-from simulators.costs.gemm_cost import GemmShape, operator_cost
+from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from validation.measured_gpus import FOLDER, Measured, measured_gpus, sizes_of
 
 PRECISIONS = ("bf16", "fp16", "fp8")
@@ -47,10 +46,10 @@ def gemm_seconds(gpu: Measured, rows: pd.DataFrame, precision: str) -> Iterator[
         try:
             if door == "overlap plan":
                 cost = gpu.plan(precision).cost(sizes_of(rows), 0)
-                yield door, cost.seconds + cost.launch_s
             else:
-                chip = Chip.of(gpu.hardware, precision).at_clock(clock)
-                yield door, operator_cost(chip, GemmShape.row_major(*sizes_of(rows))).seconds
+                chip = FittedGemms.of(gpu.hardware, precision).at_clock(clock)
+                cost = gemm_cost(chip, GemmShape.row_major(*sizes_of(rows)))
+            yield door, cost.seconds + cost.launch_s
         except ValueError as error:
             yield door, str(error)
 

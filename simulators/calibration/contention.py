@@ -7,7 +7,7 @@ is there, and the collective the share c of its own as long as the GEMM is:
     w = min(W, G / g);   t = min((G - g w) / g, C / c);   the first ends at w + t, the other w + t + its time left alone
 
 W, g and c are those of the schedules: `simulators.costs.transfer.late_start_s`,
-`simulators.costs.gemm_waves.beside_cu_copies` and `simulators.costs.transfer.slowed_beside_gemm`.
+`simulators.costs.gemm.beside_cu_copies` and `simulators.costs.transfer.slowed_beside_gemm`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from dse.config.options import conf_dir
 from dse.files import read_csv
 from dse.values import put
-from simulators.costs.gemm_cost import GemmShape, beside_cu_copies, gemm_cost
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import GemmShape, WaveGemms, beside_cu_copies, gemm_cost
 from simulators.costs.transfer import TransferMode, channel_cus, late_start_s, routes, slowed_beside_gemm
 from simulators.hardware.system import System
 from simulators.workloads.operators import Pattern
@@ -108,7 +107,7 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     cases = zip(rows.size, rows.channels, rows.assignment, rows.pattern, strict=True)
     for row, (size, channels, assignment, pattern) in enumerate(cases):
         gpu, cus = put(system, "gpu.gemm.assignment", assignment).gpu, channel_cus(system, channels, pattern)
-        waves, shape = WaveGpu.of(gpu, "bf16"), GemmShape(size, size, size)
+        waves, shape = WaveGemms.of(gpu, "bf16"), GemmShape(size, size, size)
         full, granted = (gemm_cost(waves, shape, taken=taken).seconds for taken in (0, cus))
         gemm[row] = full / beside_cu_copies(gpu, granted, full)
         peers = routes(system.node, pattern)

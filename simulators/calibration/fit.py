@@ -102,7 +102,7 @@ LIBRARY_PRIORS: Mapping[str, Prior] = {
     "sustained": Prior(0.75, 0.2, 0.1, 1.2),
     "camping": Prior(0.003, 1.2, 1e-5, 0.1),
 }
-"""Priors of the constants of GEMMs by a library of today (`simulators.costs.gemm_library`); sustained: over compute."""
+"""Priors of the constants of GEMMs by a library of today (`simulators.costs.gemm.library`); sustained: over compute."""
 
 
 def typical_library(tiles: Tiles) -> Efficiency:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from simulators.calibration.collectives import COLLECTIVE_ROWS, constants_of, cost_of_rows
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows
-from simulators.costs.chip import Chip, Cost
+from simulators.costs.chip import Cost
 from simulators.costs.collective import collective_cost, node_ring
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm import gemm
+from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device, LibraryNode
@@ -32,10 +32,12 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
         fitted = {str(kind): stream for kind, stream in (constants.streaming or {}).items()}[rows.kind]
         cost = streamed(fitted, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"])
         return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
-    chip, shape = Chip.of(device, rows.precision, efficiency=constants), rows.shape
+    chip, shape = FittedGemms.of(device, rows.precision, efficiency=constants), rows.shape
     if rows.kind == "gemm":
-        cost = gemm(chip, (shape["m"], shape["n"], shape["k"]), transposed_a=shape["ta"])
-        return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
+        gemms = GemmShape(shape["m"], shape["n"], shape["k"], transposed_a=shape["ta"])
+        alone = gemm_cost(chip, gemms)
+        traffic, seconds = gemms.least_bytes(chip.element_bytes), alone.seconds + alone.launch_s
+        return Cost.of(alone.flop[:, None], traffic[:, None], seconds[:, None])
     if rows.kind == "recurrent":
         return recurrent(chip, shape["gates"], shape["hidden"], shape["n"], shape["t"])
     return convolution(chip, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +52,7 @@ class Chip:
     @classmethod
     def of(
         cls, device: Hardware, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
-    ) -> Chip:
+    ) -> Self:
         """A device at a precision as it runs, all its active CUs granted unless said otherwise.
 
         efficiency: in place of the device's own. Raises ValueError where there are no constants or no peak rate.
@@ -77,7 +78,7 @@ class Chip:
         )
         return chip._running_as(device.gpu)
 
-    def _running_as(self, gpu: Gpu) -> Chip:
+    def _running_as(self, gpu: Gpu) -> Self:
         """Return a copy at the clock of a GPU, without the cache that is disabled, faster altogether.
 
         Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock.
@@ -95,7 +96,7 @@ class Chip:
             latency_s=np.asarray(self.latency_s) * latency / gpu.cu_speed,
         )
 
-    def at_clock(self, clock: ArrayLike) -> Chip:
+    def at_clock(self, clock: ArrayLike) -> Self:
         """Return a copy at another clock: arithmetic and the last-level cache follow it, the HBM does not."""
         rate = np.asarray(self.flop_per_s) * np.asarray(clock)
         return replace(self, flop_per_s=rate, latency_s=np.asarray(self.latency_s) / np.asarray(clock))

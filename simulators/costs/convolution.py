@@ -3,7 +3,7 @@ FFT.
 
 n images of c channels, h x w, filters r x q with strides sv, sh, giving k channels of oh x ow; p = n oh ow; X, Y, W:
 bytes of input, output, filter; X' = X min(1, r / sv), the input rows that are touched. Products run on the tiles of
-`simulators.costs.gemm_tiles`, core(m, n, k; A, B, C), with the GEMM's constants of the device and none of their own; H:
+`simulators.costs.gemm.tiles`, core(m, n, k; A, B, C), with the GEMM's constants of the device and none of their own; H:
 the HBM bandwidth reached, L = 1.5e8 FLOP / P: what launching a kernel costs here, a split of k too.
 
     tiles       128 x 128; smaller ones at `narrow` T, but at T where the product is at most 64 wide: libraries make
@@ -42,8 +42,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
-from simulators.costs.gemm import across
-from simulators.costs.gemm_tiles import Menu, Products, fastest
+from simulators.costs.gemm.fitted import across
+from simulators.costs.gemm.tiles import Menu, Products, fastest
 from simulators.hardware.shared import SharedConvolution, shared_constants
 
 Floats = NDArray[np.float64]
@@ -244,7 +244,8 @@ class _Product:
             most_splits=np.maximum(k / _shared().least_depth, 1.0) if self.splits else 1.0,
         )
         slow = np.where(np.minimum(m, n) <= _shared().narrow, 1.0, chip.narrow)
-        return np.minimum(fastest(products, _WIDE_MENU), fastest(replace(products, repeats=slow), _NARROW_MENU))
+        (wide, _), (narrow, _) = fastest(products, _WIDE_MENU), fastest(replace(products, repeats=slow), _NARROW_MENU)
+        return np.minimum(wide, narrow)
 
 
 def _shared() -> SharedConvolution:

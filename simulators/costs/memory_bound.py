@@ -1,6 +1,6 @@
 """Costs of the compute operators of a written-out workload on one GPU, and what communicating costs them.
 
-    GEMM        simulators/costs/gemm_cost.py                        MLP    its GEMMs, one after another, each a kernel
+    GEMM        simulators/costs/gemm/                               MLP    its GEMMs, one after another, each a kernel
     embedding   T = bytes / (gather_efficiency B),   bytes = (P + 1) out, backward (2 P + 1) out
     GEMV        T = bytes / (stream_efficiency B)
     elementwise the same, every tensor read or written once
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
+from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.system import ScheduleGpu, System
 from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
@@ -60,12 +60,13 @@ def kernel_cost(
         (1.0, (op.m, op.local_n, op.local_k)) if isinstance(op, Gemm) else (op.num_gemms, (op.rows,) + 2 * (op.width,))
     )
     costs = system.costs.gemm
-    cost = gemm_cost(gemm_gpu(system, op.precision, model=costs), GemmShape(*shape))
-    taken_in = cost.flop / cost.compute_s * ELEMENT_BYTES[op.precision] * (1 / cost.rows + 1 / cost.cols) / 2
+    cost = gemm_cost(gemms_of(system, op.precision, model=costs), GemmShape(*shape))
+    kernel = cost.kernel
+    taken_in = cost.flop / kernel.compute_s * ELEMENT_BYTES[op.precision] * (1 / kernel.rows + 1 / kernel.cols) / 2
     slower = _derate(system.gpu, rate_kept(system, taken_in, *losses))
-    slower_gpu = gemm_gpu(system.model_copy(update={"gpu": slower}), op.precision, model=costs)
+    slower_gpu = gemms_of(system.model_copy(update={"gpu": slower}), op.precision, model=costs)
     cost = gemm_cost(slower_gpu, GemmShape(*shape))
-    return KernelCost(count * cost.seconds, count * cost.hbm_bytes, count * cost.flop, count)
+    return KernelCost(count * cost.seconds, count * cost.kernel.hbm_bytes, count * cost.flop, count)
 
 
 def _derate(gpu: ScheduleGpu, kept: ArrayLike) -> ScheduleGpu:

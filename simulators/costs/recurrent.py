@@ -17,7 +17,7 @@ y (`latency_s`) is fitted for each device and precision: the latency of a chain 
 17 to 32 columns libraries run one kernel that does not split K, so its chain is whole: on Pascal it takes two to four
 times as long as a batch of 16 or 64. d = (y / 0.1 us)^(1/4): devices that wait longer for loads launch more slowly,
 too; the exponent is empirical. The other numbers are the same for all devices (chosen on DeepBench, software of 2016 to
-2018). Symbols as in `simulators.costs.gemm`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
+2018). Symbols as in `simulators.costs.gemm.fitted`. FLOP of a step: 2 g h^2 n; bytes: b (g h^2 + (g + 1) h n).
 
 Weights kept on the chip (`persistent`): they are read once, and a step waits for the arithmetic, for its states, and
 for all CUs to meet; only where the weights fit into the register files (256 KiB a CU). Derived; no shipped table
@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
-from simulators.costs.gemm import products_of, quickest
+from simulators.costs.gemm.fitted import products_of, quickest
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike,
     begin, overhead = _fixed(chip, _GATE_S * slowness * g + _PASSES * element * (g + 1) * h * n / chip.bandwidth, g)
     forward = begin + t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))
     data = begin + t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
-    weights = quickest(products_of(chip, (g * h, h, n * t))) + np.asarray(chip.launch_s) + _FILTER_S * slowness
+    weights = quickest(products_of(chip, (g * h, h, n * t)))[0] + np.asarray(chip.launch_s) + _FILTER_S * slowness
     flop, traffic = 2 * g * h * h * n * t, element * t * (g * h * h + (g + 1) * h * n)
     last = element * (g * h * n * t + h * n * t + g * h * h)
     return Cost.of(
@@ -90,7 +90,7 @@ def _step(chip: Chip, sizes: tuple[Floats, Floats, Floats], *, depth: Floats, re
     g, h, n = sizes
     chain = np.asarray(chip.latency_s)
     products = products_of(chip, (h, n, depth))
-    split = quickest(replace(products, repeats=repeats * np.asarray(products.repeats), chain_s=chain))
+    split, _ = quickest(replace(products, repeats=repeats * np.asarray(products.repeats), chain_s=chain))
     traffic = np.asarray(chip.element_bytes) * (g * h * h + (g + 1) * h * n)
     parts = (2 * g * h * h * n / chip.reached_flop_per_s, traffic / chip.bandwidth, chain * depth)
     unsplit = np.sqrt(sum(np.square(part) for part in parts))

@@ -66,10 +66,10 @@ def peak_format(precision: str) -> str:
 class CostModels(Grown):
     """Names of the models of operators' costs; None: the backend's own choice.
 
-    gemm: `waves` (`simulators.costs.gemm_waves`: tiles of the library, sustained rates) or `fitted`
-    (`simulators.costs.gemm`: constants fitted to measured GEMMs). collective: `links` (`simulators.costs.transfer`:
-    what CUs or copy engines move over the node's links) or `library` (`simulators.costs.collective`: what the library
-    of collectives was measured to reach).
+    gemm: `waves` (`simulators.costs.gemm.waves`: tiles of the library, sustained rates) or `fitted`
+    (`simulators.costs.gemm.fitted`: constants fitted to measured GEMMs). collective: `links`
+    (`simulators.costs.transfer`: what CUs or copy engines move over the node's links) or `library`
+    (`simulators.costs.collective`: what the library of collectives was measured to reach).
     """
 
     gemm: Annotated[GemmModel | None, knob(structural=True)] = None

@@ -51,7 +51,7 @@ class Tile(Frozen):
 
 
 class GemmLibrary(Grown):
-    """Costs of a GEMM kernel beside its FLOP (equations in `simulators/costs/gemm_waves.py`).
+    """Costs of a GEMM kernel beside its FLOP (equations in `simulators/costs/gemm/waves.py`).
 
     assignment: the hardware assigns workgroups in waves (`static`), resident workgroups take tiles as they become free
     (`dynamic`: persistent, work-stealing), or each is dealt an equal part of all tiles' K (`stream_k`).
@@ -201,7 +201,7 @@ class Streaming(Frozen):
 
 
 class Efficiency(Grown):
-    """Fitted constants of a device at one precision, absent from data sheets (equations in `simulators.costs.gemm`).
+    """Fitted constants of a device at one precision, absent from data sheets (`simulators.costs.gemm.fitted`).
 
     launch_s: fixed time of a call. compute: share of the peak rate that inner loops reach (above 1 if the clock is
     above the data sheet's). feed: bytes from the last-level cache to a CU per 16 FLOP of peak. transposed: extra cost
@@ -209,7 +209,7 @@ class Efficiency(Grown):
     element of K of a chain of dependent loads. fused_setup_s: set-up of a pass of a recurrent layer for each of its
     gates and for its state, of libraries that run its steps in one kernel (None: they launch each step).
 
-    Of libraries of today (`simulators.costs.gemm_library`): tiles: (rows, columns) of a tile of the output, of each
+    Of libraries of today (`simulators.costs.gemm.library`): tiles: (rows, columns) of a tile of the output, of each
     kernel (None: the library is older). prologue: elements of K that take as long as a workgroup needs to begin and to
     end. hbm_share: share of the HBM bandwidth of the data sheet that is reached. split_s: time to add the parts of a
     split K. split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power

@@ -19,7 +19,7 @@ Positive = Annotated[Number, Field(gt=0)]
 
 
 class SharedGemm(Frozen):
-    """Numbers of GEMMs by older libraries (`simulators.costs.gemm_tiles`).
+    """Numbers of GEMMs by older libraries (`simulators.costs.gemm.tiles`).
 
     reread: share of what super-tiles read again that misses the last-level cache. across_hbm: share of the extra cost
     of reading across a stride that is the HBM's. stride_base: doublings that a transposed A costs anyway.
@@ -33,7 +33,7 @@ class SharedGemm(Frozen):
 
 
 class SharedLibrary(Frozen):
-    """Bounds of a split K by libraries of today (`simulators.costs.gemm_library`).
+    """Bounds of a split K by libraries of today (`simulators.costs.gemm.library`).
 
     least_depth: of a part. most_splits: parts. most_waves: times that all parts fill the CUs.
     """

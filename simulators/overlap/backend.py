@@ -42,7 +42,7 @@ from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, ForeignEngine, Refused, Timeline
 from simulators.workloads.operators import Workload, workloads_of
 
-_VERSION = "9"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "10"  # of the physics and the metrics; raise it with every change that alters a result
 _WHOLE_VERSION = "1"  # likewise, of the parts that only whole nodes use
 _MOST_BOUNDS = 4096  # designs whose bounds are computed at once
 _MOST_SEEN = 4096  # trees that are cached by identity

@@ -22,7 +22,7 @@ from dse.space import get_path
 from dse.space.grids import Grid, results_by_batch
 from dse.values import LABELS, Frozen, leaves, put
 from simulators.costs.chip import Chip
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import FittedGemms, gemms_of
 from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
 from simulators.hardware.machine import reads
@@ -126,11 +126,11 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
 def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platform:
     """The GPU at a precision and a clock, and its groups."""
     system = design.system
-    chip = Chip.of(system, precision).at_clock(clock)
-    gemms = WaveGpu.of(system.gpu, precision) if system.costs.gemm == "waves" else None
+    chip = FittedGemms.of(system, precision).at_clock(clock)
+    gemms = gemms_of(system, precision, model=system.costs.gemm).at_clock(clock)
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
-    return Platform(chip, groups(system, design.parallel), design.kernels.batched, gemms, **how)
+    return Platform(chip, gemms, groups(system, design.parallel), design.kernels.batched, **how)
 
 
 def _beside(design: Design, platform: Platform) -> Beside | None:

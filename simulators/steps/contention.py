@@ -2,7 +2,7 @@
 
 While kernels of a library reduce gradients, they hold CUs, and move bytes over links and through the HBM:
 
-    GEMM        max(T on the CUs that are left, f T)     `simulators.costs.gemm_cost.beside_cu_copies`, static tiles
+    GEMM        max(T on the CUs that are left, f T)     `simulators.costs.gemm.beside_cu_copies`, static tiles
     attention   T c / (c - c_r)                          in one kernel: bound by the c CUs, of which c_r are held
     streams     T max(1, u + u_r)                        u, u_r: shares of the HBM's bandwidth that both draw alone
     collective  T / max(1 - r, 1 / 2)                    r: rate of the reduction over that of the collective: links of

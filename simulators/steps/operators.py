@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import CollectiveCost, Group, Pattern, collective_cost
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm_cost import GemmShape, gemm_cost, operator_cost
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm import Gemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed, streaming_cost
 from simulators.hardware.parts import Streaming, StreamKind
@@ -171,16 +170,16 @@ class Block:
 class Platform:
     """Platform of operators: a GPU, the groups of GPUs that it exchanges with, and how batched GEMMs do.
 
-    gemms: the GPU as another model of GEMMs than `fitted` reads it. streaming: fitted constants of operators that
-    memory bounds. taken: CUs that other kernels hold, which GEMMs do not know of (`simulators.costs.gemm_cost`).
+    gemms: the GPU as its model of GEMMs reads it. streaming: fitted constants of operators that
+    memory bounds. taken: CUs that other kernels hold, which GEMMs do not know of (`simulators.costs.gemm`).
     interference: slowdown of kernels while others move data. linear: the platform of products of linear layers, where
     these differ from all others.
     """
 
     chip: Chip
+    gemms: Gemms
     groups: Mapping[Axis, Group] = field(default_factory=dict)
     batched: Batched | None = None
-    gemms: WaveGpu | None = None
     streaming: Mapping[str, Streaming] = field(default_factory=dict)
     taken: ArrayLike = 0
     interference: ArrayLike = 1.0
@@ -233,7 +232,7 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
         return []
     names = [field.name for field in fields(Product) if field.name not in ("grouped", "weight_bytes")]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
-    gpu = platform.gemms or platform.chip
+    gpu = platform.gemms
     constants = [*vars(gpu).values(), platform.taken, *(vars(platform.batched).values() if platform.batched else ())]
     numbers = [np.shape(value) for value in constants if isinstance(value, (int, float, np.ndarray))]
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *numbers)
@@ -242,11 +241,9 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     narrower = _narrower(works, (m, n, k), element=np.asarray(gpu.element_bytes, float))
     if narrower is not None:
         gpu = replace(gpu, hbm_bytes_per_s=np.asarray(gpu.hbm_bytes_per_s, float) / narrower)
-    cost = operator_cost(gpu, gemms)
-    if narrower is not None:
-        cost = replace(cost, bytes=cost.bytes * narrower)
-    if np.any(np.asarray(platform.taken) > 0):
-        cost = replace(cost, seconds=gemm_cost(gpu, gemms, taken=platform.taken).seconds + np.asarray(gpu.launch_s))
+    alone = gemm_cost(gpu, gemms, taken=platform.taken)
+    traffic = gemms.least_bytes(gpu.element_bytes) * (1.0 if narrower is None else narrower)
+    cost = Cost.of(alone.flop, traffic, alone.seconds + alone.launch_s)
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     grouped = np.array([work.grouped for work in works]).reshape(-1, *(1 for _ in shape))
     seconds = np.where(grouped, cost.seconds, seconds)

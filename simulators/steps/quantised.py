@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 
 from dse.units import Integer, Number
 from dse.values import knob
-from simulators.costs.gemm import LARGEST_TILE
+from simulators.costs.gemm.fitted import LARGEST_TILE
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
 from simulators.hardware.sourced import Sourced

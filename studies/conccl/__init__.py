@@ -18,7 +18,7 @@ from dse.plots.palette import label
 from dse.plots.quantities import with_unit
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
+from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
 from simulators.hardware.system import System, system_of
@@ -359,9 +359,9 @@ def _grids(system: System, ok: pd.DataFrame, precision: str) -> pd.DataFrame:
     scenarios = ok.groupby("scenario").first()
     m, k = (scenarios[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
     n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))
-    cost = gemm_cost(gemm_gpu(system, precision, model=system.costs.gemm), GemmShape(m, n, k))
+    cost = gemm_cost(gemms_of(system, precision, model=system.costs.gemm), GemmShape(m, n, k))
     moved = [int(library_cus(system, pattern)) for pattern in scenarios["pattern"]]
-    return scenarios.assign(gemm=cost.workgroups, collective=moved)[["gemm", "collective"]]
+    return scenarios.assign(gemm=cost.kernel.workgroups, collective=moved)[["gemm", "collective"]]
 
 
 def _score_picks(times: pd.DataFrame, picks: Mapping[str, Any] | pd.Series[Any]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from dse.errors import Problems
 from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.costs.gemm_sharing import kernels
+from simulators.costs.gemm.sharing import kernels
 from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm, Workload, workloads_of
 from studies.common.sentences import geometric_mean, largest_row

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.costs.gemm_sharing import chosen
+from simulators.costs.gemm.sharing import chosen
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleGpu
 

@@ -18,7 +18,7 @@ from dse.plots.quantities import with_unit
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from search_spaces.triggered import Triggered, traffic
-from simulators.costs.gemm_stages import stage_gemm
+from simulators.costs.gemm.stages import stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ShapeList, Workload
 from studies.common.facts import facts

@@ -1,6 +1,6 @@
 """Times of kernels on the GPU of another machine, by the first way that can be used:
 
-    operator costs    GEMMs whose shape is recorded: ratio of their costs (`simulators.costs.gemm_cost`);
+    operator costs    GEMMs whose shape is recorded: ratio of their costs (`simulators.costs.gemm`);
                       kernels bound by memory: of passes over their tensors (`simulators.costs.streaming`)
     waves of CTAs     kernels of `ON_SMS` whose CTAs are known: ceil(c / S') S' / P' over ceil(c / S) S / P
     peak rates        P / P' for kernels of `ON_SMS`, W / W' for all others
@@ -23,7 +23,7 @@ from dse_traces.laws import ON_SMS
 from dse_traces.machine import ProfiledMachine, machine_named
 from dse_traces.shapes import OperatorShape, parse_shape
 from simulators.costs.chip import Chip
-from simulators.costs.gemm_cost import GemmShape, gemm_cost, gemm_gpu
+from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.streaming import streaming_cost
 from simulators.hardware.machine import GemmModel
 
@@ -111,7 +111,7 @@ class _Ratios:
         sizes = GemmShape(product.n, product.m, product.k, product.batch, transposed_a=True)
         for model in _MODELS:
             try:
-                gpus = [gemm_gpu(machine, shape.precision, model=model) for machine in self._machines]
+                gpus = [gemms_of(machine, shape.precision, model=model) for machine in self._machines]
             except ValueError:
                 continue
             times = [float(gemm_cost(gpu, sizes).seconds) for gpu in gpus]

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulators.costs.gemm.cost import GemmCost, GemmKernel, GemmShape
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import ELEMENT_BYTES, Assignment, GemmLibrary, ShaderEngines
 
@@ -37,7 +38,7 @@ _SUM_BYTES = 8  # of a partial sum in fp32: written by a workgroup, read by the 
 
 
 @dataclass(frozen=True)
-class WaveGpu:
+class WaveGemms:
     """A GPU as the model reads it; numbers, or arrays over designs that broadcast.
 
     cus: all of the GPU that the GEMM may use. flop_per_s_per_cu: sustained, at the precision. engines: None if
@@ -53,7 +54,7 @@ class WaveGpu:
     engines: ShaderEngines | None = None
 
     @classmethod
-    def of(cls, gpu: Gpu, precision: str) -> WaveGpu:
+    def of(cls, gpu: Gpu, precision: str) -> WaveGemms:
         """Build from a GPU and a precision. Raises ValueError for a GPU without tiles, sustained rates or the peak."""
         ratio = gpu.peak_ratio(precision)
         if gpu.gemm is None or gpu.matrix_flop_per_s_per_cu is None or gpu.hbm_bytes_per_s is None or ratio is None:
@@ -68,59 +69,35 @@ class WaveGpu:
             engines=gpu.shader_engines,
         )
 
+    def at_clock(self, clock: ArrayLike) -> WaveGemms:
+        """The same GPU: its rates are sustained already."""
+        return self
 
-@dataclass(frozen=True)
-class WaveCost:
-    """Time [s] without launch, HBM traffic [bytes], waves; arrays of the arguments' broadcast shape.
-
-    workgroups: of its launch; one a tile, and not more than CUs where they persist. compute_s: T_cmp of the tile that
-    was picked, whose size is `rows` x `cols`.
-    """
-
-    seconds: Floats
-    hbm_bytes: Floats
-    waves: Floats
-    workgroups: Floats
-    compute_s: Floats
-    rows: Floats
-    cols: Floats
-
-
-def wave_cost(gpu: WaveGpu, size: tuple[ArrayLike, ...], *, taken: ArrayLike = 0, accumulate: bool = False) -> WaveCost:
-    """Cost of `size` = (m, n, k, batch) while other kernels hold `taken` CUs, for the tile picked for all CUs.
-
-    accumulate: C is read and written again (a K split).
-    """
-    sizes = tuple(map(_column, size))
-    all_cus, held = _column(gpu.cus), _column(taken)
-    tiles = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in gpu.library.tiles]).T
-    passes = 3 if accumulate else 1
-    times = _times(gpu, sizes, tiles, (all_cus, np.zeros(1)), passes)
-    best = np.argmin(times[0], axis=-1)[..., None]
-    if held.any():
-        times = _times(gpu, sizes, tiles, (all_cus, held), passes)
-    *parts, best = np.broadcast_arrays(*times, tiles[0], tiles[1], best)
-    seconds, hbm_bytes, num_tiles, waves, compute, rows, cols = (
-        np.take_along_axis(value, best[..., :1], axis=-1)[..., 0] for value in parts
-    )
-    static = gpu.library.assignment == "static"
-    workgroups = num_tiles if static else np.minimum(num_tiles, (all_cus - held)[..., 0])
-    return WaveCost(seconds, hbm_bytes, waves, workgroups, compute, rows, cols)
+    def cost(self, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost:
+        """Cost of GEMMs while other kernels hold `taken` CUs, for the tile picked for all CUs."""
+        all_cus, held = _column(self.cus), _column(taken)
+        tiles = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in self.library.tiles]).T
+        times = _times(self, shape, tiles, (all_cus, np.zeros(1)))
+        best = np.argmin(times[0], axis=-1)[..., None]
+        if held.any():
+            times = _times(self, shape, tiles, (all_cus, held))
+        *parts, best = np.broadcast_arrays(*times, tiles[0], tiles[1], best)
+        seconds, hbm_bytes, num_tiles, waves, compute_s, rows, cols = (
+            np.take_along_axis(value, best[..., :1], axis=-1)[..., 0] for value in parts
+        )
+        static = self.library.assignment == "static"
+        workgroups = num_tiles if static else np.minimum(num_tiles, (all_cus - held)[..., 0])
+        kernel = GemmKernel(hbm_bytes, waves, workgroups, compute_s, rows, cols)
+        return GemmCost.of(shape, seconds, launch_s=self.launch_s, describe=lambda: kernel)
 
 
-def _times(
-    gpu: WaveGpu,
-    size: tuple[Floats, ...],
-    tiles: Floats,
-    cus: tuple[Floats, Floats],
-    passes: int,
-) -> tuple[Floats, ...]:
+def _times(gpu: WaveGemms, shape: GemmShape, tiles: Floats, cus: tuple[Floats, Floats]) -> tuple[Floats, ...]:
     """Time T [s], traffic [bytes], tiles, waves and T_cmp [s] for each macro-tile, on the last axis.
 
-    tiles: rows, columns and efficiency of each macro-tile. cus: all, and those of them that others hold. passes: how
-    often the output goes to the HBM or comes from it.
+    tiles: rows, columns and efficiency of each macro-tile. cus: all, and those of them that others hold.
     """
-    (m, n, k, batch), (rows, cols, efficiency), library = size, tiles, gpu.library
+    (m, n, k, batch), (rows, cols, efficiency) = map(_column, shape.sizes), tiles
+    library, passes = gpu.library, 3 if shape.accumulate else 1  # of the output: a sum is read before it is written
     left = cus[0] - cus[1]
     num_tiles = batch * np.ceil(m / rows) * np.ceil(n / cols)
     waves = count_waves(num_tiles, *cus, assignment=library.assignment, engines=gpu.engines)

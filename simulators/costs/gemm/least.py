@@ -1,7 +1,7 @@
 """The least time that a GEMM takes on one GPU, into whichever pieces it is divided; for bounds, not for predictions.
 
 Pieces partition the rows m and the depth k of C[m, n] = A[m, k] B[k, n] and have all n columns, or partition rows and
-columns and have all of k (`cut_columns`). A piece costs what `simulators.costs.gemm_cost` says, so a division costs at
+columns and have all of k (`cut_columns`). A piece costs what `simulators.costs.gemm` says, so a division costs at
 least (docs/explanation/bounds.md has the proofs)
 
     waves    max(C + s M, M + s C),  s: serial fraction, M: least traffic over the HBM rate
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip
-from simulators.costs.gemm_library import SHARP
-from simulators.costs.gemm_waves import WaveGpu, fewest_free_cus
+from simulators.costs.gemm.fitted import FittedGemms
+from simulators.costs.gemm.library import SHARP
+from simulators.costs.gemm.waves import WaveGemms, fewest_free_cus
 
 Floats = NDArray[np.float64]
 _Size = tuple[Floats, Floats, Floats]
@@ -55,11 +56,11 @@ class LeastTime:
         return share, of_share
 
 
-def least_time(gpu: WaveGpu | Chip, size: tuple[ArrayLike, ...], *, cut_columns: bool = False) -> LeastTime:
+def least_time(gpu: WaveGemms | FittedGemms, size: tuple[ArrayLike, ...], *, cut_columns: bool = False) -> LeastTime:
     """Least time of `size` = (m, n, k), row-major, on all CUs, without launches; numbers or arrays that broadcast."""
     m, n, k = (np.asarray(length, float) for length in size)
     linear = least_linear(gpu, size, cut_columns=cut_columns)
-    if isinstance(gpu, Chip) or cut_columns or gpu.library.assignment != "static":
+    if isinstance(gpu, FittedGemms) or cut_columns or gpu.library.assignment != "static":
         return LeastTime(linear, linear, *np.empty((2, 0, *linear.shape)))
     covered, wave_s = _wave_of_tiles(gpu, (m, n, k), 0, cut_columns=False)
     memory = _memory_s(gpu, (m, n, k), np.asarray(gpu.cus, float))
@@ -70,29 +71,23 @@ def least_time(gpu: WaveGpu | Chip, size: tuple[ArrayLike, ...], *, cut_columns:
 
 
 def least_linear(
-    gpu: WaveGpu | Chip, size: tuple[ArrayLike, ...], *, taken: ArrayLike = 0, cut_columns: bool = False
+    gpu: WaveGemms | FittedGemms, size: tuple[ArrayLike, ...], *, taken: ArrayLike = 0, cut_columns: bool = False
 ) -> Floats:
     """Least time [s] of `size` = (m, n, k) as if waves need not be whole. taken: CUs that other kernels hold."""
     m, n, k = (np.asarray(length, float) for length in size)
     left = np.asarray(gpu.cus, float) - np.asarray(taken, float)
-    if isinstance(gpu, Chip):
+    if isinstance(gpu, FittedGemms):
         return _fitted(gpu, (m, n, k), left)
     covered, wave_s = _wave_of_tiles(gpu, (m, n, k), taken, cut_columns=cut_columns)
     return _overlapped(gpu, np.min(m * wave_s / covered, axis=0), _memory_s(gpu, (m, n, k), left))
 
 
-def least_bytes(gpu: WaveGpu | Chip, size: tuple[ArrayLike, ...]) -> Floats:
-    """Least HBM traffic [bytes]: A and B read once, C written once."""
-    m, n, k = (np.asarray(length, float) for length in size)
-    return np.asarray(gpu.element_bytes * (m * k + k * n + m * n))
-
-
-def _overlapped(gpu: WaveGpu, compute: Floats, memory: Floats) -> Floats:
+def _overlapped(gpu: WaveGemms, compute: Floats, memory: Floats) -> Floats:
     serial = gpu.library.serial_fraction
     return np.asarray(np.maximum(compute + serial * memory, memory + serial * compute))
 
 
-def _wave_of_tiles(gpu: WaveGpu, size: _Size, taken: ArrayLike, *, cut_columns: bool) -> tuple[Floats, Floats]:
+def _wave_of_tiles(gpu: WaveGemms, size: _Size, taken: ArrayLike, *, cut_columns: bool) -> tuple[Floats, Floats]:
     """R_t and tau_t [T, ...]: rows that a wave of each macro-tile covers at most, and its time [s]."""
     _, n, k = size
     granted = _granted(gpu, taken)
@@ -109,7 +104,7 @@ def _wave_of_tiles(gpu: WaveGpu, size: _Size, taken: ArrayLike, *, cut_columns: 
     return covered, wave_s
 
 
-def _granted(gpu: WaveGpu, taken: ArrayLike) -> Floats:
+def _granted(gpu: WaveGemms, taken: ArrayLike) -> Floats:
     """CUs that set the pace while others hold `taken`: those of the engine with the fewest, times the engines."""
     left = np.asarray(gpu.cus, float) - np.asarray(taken, float)
     if gpu.engines is None or gpu.library.assignment != "static":
@@ -138,7 +133,7 @@ def _hull(rows: Floats, covered: Floats, wave_s: Floats) -> Floats:
     return np.asarray(seconds.min(axis=(0, 1)))
 
 
-def _memory_s(gpu: WaveGpu, size: _Size, left: Floats) -> Floats:
+def _memory_s(gpu: WaveGemms, size: _Size, left: Floats) -> Floats:
     """M: operands are read at least once, and again by each wave as far as the largest tile leaves it."""
     m, n, k = size
     outputs, rows = (max(getattr(tile, side) for tile in gpu.library.tiles) for side in ("rows", "cols"))

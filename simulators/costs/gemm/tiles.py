@@ -79,20 +79,6 @@ class Products:
     few: ArrayLike = False
 
 
-def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> Floats:
-    """Time [s] of the fastest kernel of a menu for each product, without launch; for_few: menu for few columns."""
-    columns = [np.asarray(column) for column in vars(products).values()]
-    shape = np.broadcast_shapes(*(column.shape for column in columns))
-    table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
-    for row, column in zip(table, columns, strict=True):
-        row.reshape(shape)[...] = column
-    seconds = np.empty(table.shape[1])
-    menus = tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu))
-    shared = shared_constants().gemm
-    _fastest(table, menus, (float(shared.reread), float(shared.across_hbm)), seconds)
-    return seconds.reshape(shape)
-
-
 @dataclass(frozen=True)
 class Tiling:
     """Tile rows and columns, and parts of K, of the kernels of products; arrays that broadcast with the products."""
@@ -102,6 +88,25 @@ class Tiling:
     splits: Floats
 
 
+def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> tuple[Floats, Tiling]:
+    """Time [s] of the fastest kernel of a menu for each product, without launch, and that kernel.
+
+    for_few: menu for few columns. The first of several that are as fast counts, one that does not split k before one
+    that does.
+    """
+    columns = [np.asarray(column) for column in vars(products).values()]
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
+    for row, column in zip(table, columns, strict=True):
+        row.reshape(shape)[...] = column
+    picks = np.empty((4, table.shape[1]))
+    menus = tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu))
+    shared = shared_constants().gemm
+    _fastest(table, menus, (float(shared.reread), float(shared.across_hbm)), picks)
+    seconds, rows, cols, splits = (row.reshape(shape) for row in picks)
+    return seconds, Tiling(rows, cols, splits)
+
+
 @dataclass(frozen=True)
 class KernelTime:
     """Time T [s] of kernels, time of the waves alone [s] and HBM traffic [bytes]; arrays."""
@@ -109,26 +114,6 @@ class KernelTime:
     seconds: Floats
     compute_s: Floats
     hbm_bytes: Floats
-
-
-def picked_kernel(products: Products, menu: Menu, for_few: Menu | None = None) -> Tiling:
-    """The kernel whose time `fastest` is, for each product; the first of several that are as fast."""
-    column = {name: np.asarray(value)[..., None] for name, value in vars(products).items()}
-    menus, few = (menu, for_few or menu), np.asarray(products.few, bool)
-    parts = [_all_kernels(kernels) for kernels in menus]
-    seconds = [tile_seconds(Products(**column), kernels).seconds for kernels in parts]
-    picks = []
-    for kernels, times in zip(parts, seconds, strict=True):
-        place = np.argmin(times, axis=-1)
-        picks.append([values[place] for values in (kernels.rows, kernels.cols, kernels.splits)])
-    return Tiling(*(np.where(few, second, first) for first, second in zip(*picks, strict=True)))
-
-
-def _all_kernels(menu: Menu) -> Tiling:
-    """Every tile of a menu with every split, on one axis."""
-    rows, cols = menu.sides[menu.tiles].T
-    repeated = np.repeat(np.stack([rows, cols]), len(menu.splits), axis=1)
-    return Tiling(repeated[0], repeated[1], np.tile(menu.splits, len(menu.tiles)))
 
 
 def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None = None) -> KernelTime:
@@ -153,12 +138,16 @@ def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None
 
 
 @compile_lazily
-def _fastest(table: Any, menus: Any, shared: Any, seconds: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
-    """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside."""
+def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
+    """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside.
+
+    picks: T, r, s and z [4, B].
+    """
     reread, across_hbm = shared
     part, place = np.empty((table.shape[0], _BLOCK)), np.empty(_BLOCK, np.int64)
     depth, up_m, up_n, first, second = np.empty((5, _MOST, _BLOCK))
     groups, weight, read, written, again, chain, unsplit, split = np.empty((8, _BLOCK))
+    unsplit_tile, split_kernel = np.empty((2, _BLOCK))  # places of kernels as floats, which fill the same lanes
     m, n, k, read_a, read_b, out, cus, flop_s, operand_s, byte_s = part[:10]
     batch, across, extra, prologue, repeats, chain_s, split_s, most = part[10:18]
     for start in range(0, table.shape[1], _BLOCK):
@@ -175,6 +164,7 @@ def _fastest(table: Any, menus: Any, shared: Any, seconds: Any) -> None:  # noqa
             sides, tiles, splits = menus[kind]
             for i in range(size):
                 unsplit[i], split[i] = np.inf, np.inf
+                unsplit_tile[i], split_kernel[i] = 0.0, 0.0
                 written[i], again[i], chain[i] = out[i] * byte_s[i], repeats[i] * repeats[i], chain_s[i] * chain_s[i]
             for z in range(splits.shape[0]):
                 for i in range(size):
@@ -189,7 +179,7 @@ def _fastest(table: Any, menus: Any, shared: Any, seconds: Any) -> None:  # noqa
                     first[side, i] = (read_a[i] * (1.0 + across_hbm * across[i]) * again_a + extra[i]) * byte_s[i]
                     second[side, i] = read_b[i] * again_b * byte_s[i]
             for tile in range(tiles.shape[0]):
-                r, s = tiles[tile, 0], tiles[tile, 1]
+                r, s, place_of_tile = tiles[tile, 0], tiles[tile, 1], float(tile)
                 rows, cols = sides[r], sides[s]
                 for i in range(size):
                     groups[i] = up_m[r, i] * up_n[s, i]
@@ -201,15 +191,23 @@ def _fastest(table: Any, menus: Any, shared: Any, seconds: Any) -> None:  # noqa
                     total = (
                         again[i] * (steps * steps * weight[i] + moved * moved) + chain[i] * depth[0, i] * depth[0, i]
                     )
+                    unsplit_tile[i] = place_of_tile if total < unsplit[i] else unsplit_tile[i]
                     unsplit[i] = total if total < unsplit[i] else unsplit[i]
                 for z in range(1, splits.shape[0]):
-                    parts, passes = splits[z], 2.0 * splits[z] + 1.0
+                    parts, passes, kernel = splits[z], 2.0 * splits[z] + 1.0, float(tile * splits.shape[0] + z)
                     for i in range(size):
                         steps = np.ceil(groups[i] * parts - _ROUNDING) * depth[z, i]
                         moved = read[i] + written[i] * passes
                         waited = chain[i] * depth[z, i] * depth[z, i]
                         total = again[i] * (steps * steps * weight[i] + moved * moved) + waited
                         total = total if parts <= most[i] else np.inf
+                        split_kernel[i] = kernel if total < split[i] else split_kernel[i]
                         split[i] = total if total < split[i] else split[i]
             for i in range(size):
-                seconds[place[i]] = min(np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i])
+                whole, parted = np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i]
+                pick, part_of_k = int(unsplit_tile[i]), 0
+                if parted < whole:
+                    pick, part_of_k = divmod(int(split_kernel[i]), splits.shape[0])
+                picks[0, place[i]] = min(whole, parted)
+                picks[1, place[i]], picks[2, place[i]] = sides[tiles[pick, 0]], sides[tiles[pick, 1]]
+                picks[3, place[i]] = splits[part_of_k]

@@ -36,7 +36,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.compiled import compile_lazily
 from simulators.costs.chip import Chip, camped_doublings
-from simulators.costs.gemm_tiles import KernelTime, Tiling
+from simulators.costs.gemm.cost import GemmShape
+from simulators.costs.gemm.tiles import KernelTime, Tiling
 from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
@@ -70,9 +71,9 @@ class LibraryGemms:
     split_s: ArrayLike
 
 
-def library_gemms(chip: Chip, size: tuple[Floats, ...], *, accumulate: bool = False) -> LibraryGemms:
-    """GEMMs of `size` = (m, n, k, batch) on a chip. accumulate: C is moved twice more, beside the operands."""
-    m, n, k, batch = size
+def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
+    """GEMMs on a chip; those that accumulate move C twice more, beside the operands."""
+    m, n, k, batch = shape.sizes
     element = np.asarray(chip.element_bytes, float) * batch
     outputs = element * m * n
     return LibraryGemms(
@@ -84,7 +85,7 @@ def library_gemms(chip: Chip, size: tuple[Floats, ...], *, accumulate: bool = Fa
         flop_s=_camped(chip, k) / (np.asarray(chip.compute) * chip.rate),
         operand_s=16 * np.asarray(chip.element_bytes) / (np.asarray(chip.feed) * chip.rate),
         byte_s=1 / chip.bandwidth,
-        read_bytes=element * (m * k + n * k) + (2 * outputs if accumulate else 0.0),
+        read_bytes=element * (m * k + n * k) + (2 * outputs if shape.accumulate else 0.0),
         part_bytes=np.asarray(chip.split_traffic) * _SUM_BYTES * m * n * batch,
         write_bytes=outputs,
         prologue=chip.prologue,

@@ -17,7 +17,7 @@ each has an equal share of the LLC's bytes and of the workgroups that are there 
 workgroups of one fill what another one's last wave leaves. A library picks the kernel that is fastest alone on the
 whole GPU. One that is globally optimised (GOLDYLOC, arXiv:2409.02227) is picked at each degree of concurrency from
 those that are fastest alone on all, a half and a quarter of the CUs and the LLC. Derived (the model of
-`simulators.costs.gemm_waves` with occupancy and shares); no number is fitted.
+`simulators.costs.gemm.waves` with occupancy and shares); no number is fitted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm.waves import WaveGemms
 from simulators.hardware.parts import GemmLibrary
 from simulators.hardware.system import ScheduleGpu
 
@@ -107,7 +107,7 @@ def kernels(
     if missing := lacks(gpu):
         raise ValueError(f"kernels that share a GPU need {', '.join(missing)}")
     m, n, k, part, concurrency = (np.asarray(value, float)[..., None] for value in (*shape, share, degree))
-    library, llc, waves = gpu.gemm, gpu.llc, WaveGpu.of(gpu, precision)
+    library, llc, waves = gpu.gemm, gpu.llc, WaveGemms.of(gpu, precision)
     assert llc is not None
     element_bytes = waves.element_bytes
     rows, cols, efficiency = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in library.tiles]).T

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.gemm_cost import GemmCost, GemmShape, gemm_cost
-from simulators.costs.gemm_waves import WaveGpu
+from simulators.costs.gemm.cost import GemmKernel, GemmShape
+from simulators.costs.gemm.waves import WaveGemms
 from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleGpu
 
@@ -82,24 +82,25 @@ def stage_gemm(
     if gpu.llc is None or gpu.gemm.workgroups_per_cu is None:
         raise ValueError("stages need gpu.llc and gpu.gemm.workgroups_per_cu")
     m, n, k = (np.asarray(value, float) for value in shape)
-    cost, element_bytes = gemm_cost(WaveGpu.of(gpu, precision), GemmShape(m, n, k)), ELEMENT_BYTES[precision]
+    cost, element_bytes = WaveGemms.of(gpu, precision).cost(GemmShape(m, n, k)), ELEMENT_BYTES[precision]
+    kernel = cost.kernel
     wave = np.asarray(gpu.num_cus, float) * gpu.gemm.workgroups_per_cu
     outputs = element_bytes * m * n
     operands = (element_bytes * k * m, element_bytes * k * n)
-    traversals = _strips(cost, (m, n), wave)
+    traversals = _strips(kernel, (m, n), wave)
     orders = [_reads(gpu, operands, traversal, 0.0 if bypass else outputs) for traversal in traversals]
     asked = [operands[order.resident] + order.passes * operands[1 - order.resident] for order in traversals]
     reads = np.asarray(np.minimum(*orders))
     missed = reads / np.where(orders[0] <= orders[1], *asked)
-    wave_bytes = np.minimum(element_bytes * wave * cost.rows * cost.cols, outputs)
-    elapsed = _completion_shares(gpu, cost, (m, n), wave)
-    return Staged(cost.compute_s, reads, outputs, cost.flop, elapsed, np.minimum(missed, 1.0), wave_bytes)
+    wave_bytes = np.minimum(element_bytes * wave * kernel.rows * kernel.cols, outputs)
+    elapsed = _completion_shares(gpu, kernel, (m, n), wave)
+    return Staged(kernel.compute_s, reads, outputs, cost.flop, elapsed, np.minimum(missed, 1.0), wave_bytes)
 
 
 def _completion_shares(
-    gpu: ScheduleGpu, cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats
+    gpu: ScheduleGpu, kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats
 ) -> Callable[[float], Floats]:
-    tiles = np.ceil(sides[0] / cost.rows) * np.ceil(sides[1] / cost.cols)
+    tiles = np.ceil(sides[0] / kernel.rows) * np.ceil(sides[1] / kernel.cols)
     if gpu.gemm.assignment == "dynamic":
         return lambda share: np.full(tiles.shape, float(share))
     cus = np.asarray(gpu.num_cus, float)
@@ -121,9 +122,9 @@ class _Traversal:
     passes: Floats
 
 
-def _strips(cost: GemmCost, sides: tuple[Floats, Floats], wave: Floats) -> list[_Traversal]:
+def _strips(kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats) -> list[_Traversal]:
     """Both traversals: along rows with columns streamed, and the other way round."""
-    tiles = np.ceil(sides[0] / cost.rows), np.ceil(sides[1] / cost.cols)
+    tiles = np.ceil(sides[0] / kernel.rows), np.ceil(sides[1] / kernel.cols)
     traversals = []
     for resident, streamed in ((0, 1), (1, 0)):
         high = np.clip(wave / tiles[streamed], 1, tiles[resident])  # tiles that a wave covers of this side
