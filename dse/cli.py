@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from dse import __version__, plugins
-from dse.config.compose import check_expansion, check_foreign, request, told_by_hydra
+from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
 from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options, search_path
 from dse.config.spelling import flag_problem, mend
@@ -221,7 +221,7 @@ def _hydra(words: Sequence[str]) -> int:
     masks = Masks()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra prints what it raises, and exits with 1
     # Hydra copies the configuration to the folder of its sweeps, passwords and all.
-    with tempfile.TemporaryDirectory(prefix="dse-hydra-") as scratch, told_by_hydra():
+    with tempfile.TemporaryDirectory(prefix="dse-hydra-") as scratch, hydra_errors():
         place = [f"hydra.sweep.dir='{scratch}'", *search_path(plugins.configurations())]
         sys.argv = [sys.argv[0], *(masks.put_on(_quote_sweep(word)) for word in ordered), *place]
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()

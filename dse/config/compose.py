@@ -7,10 +7,11 @@ Everything wrong with the command line and the files is gathered, so that it can
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -25,6 +26,9 @@ from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, has_path, set_path
+
+if TYPE_CHECKING:
+    from dse.config.composition import Files
 
 
 @dataclass(frozen=True)
@@ -130,17 +134,19 @@ class _Composer:
     def _is_option(self, key: str) -> bool:
         return key.endswith(".name") and key.removesuffix(".name") in self.groups()
 
-    def compose(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Hydra's own composition; {} with a problem noted where it fails."""
-        from hydra import compose
-        from omegaconf import OmegaConf
+    @functools.cached_property
+    def _files(self) -> Files:
+        from dse.config.composition import Files
 
-        search = option_files.search_path(self.folders[1:])
+        return Files(self.folders)
+
+    def compose(self, picks: Sequence[str], group: str = "", option: str = "") -> dict[str, Any]:
+        """The configuration with options picked, or the section of a group with one more; {} with a problem noted."""
         try:
-            with told_by_hydra():
-                config = compose("config", overrides=[*search, *overrides])
-                tree = OmegaConf.to_container(config)
-                return self.resolve(tree) if interpolates(tree) else dict(with_text_keys(tree))
+            with hydra_errors():
+                tree = self._files.section(group, option, picks) if group else self._files.compose(picks)
+                whole = self.resolve(tree) if interpolates(tree) else with_text_keys(tree)
+                return dict(whole.get(group, {}) if group else whole)
         except ConfigError as error:
             self.problems.extend(error.problems)
             return {}
@@ -170,7 +176,7 @@ def _parses(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def told_by_hydra() -> Iterator[None]:
+def hydra_errors() -> Iterator[None]:
     """Raise ConfigError for what Hydra and OmegaConf say of a configuration that they cannot compose."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -187,7 +193,7 @@ def request(texts: Sequence[str], folder: Path | None = None) -> Request:
     if folder is not None and not folder.is_dir():
         composer.note("--config-dir", "is no folder", str(folder))
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems))
-    with limit_cpu_time(), _hydra_ready():
+    with limit_cpu_time():
         if _readable(composer):
             return _request(composer, texts)
         composer.lines(texts)
@@ -214,9 +220,13 @@ def check_foreign(texts: Sequence[str], folder: Path | None) -> None:
 
 def check_expansion(texts: Sequence[str], folder: Path | None) -> None:
     """Refuse overrides, as Hydra is given them, with which it would resolve too much. Raises ConfigError."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
     composer = _Composer(folder)
-    with limit_cpu_time(), _hydra_ready():
-        composer.compose(texts)
+    search = option_files.search_path(composer.folders[1:])
+    with limit_cpu_time(), hydra_errors(), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="dse"):
+        composer.resolve(OmegaConf.to_container(compose("config", overrides=[*search, *texts])))
     if composer.problems:
         raise ConfigError(composer.problems)
 
@@ -312,21 +322,8 @@ def _levels(
             way = did_you_mean(str(name), [*simulators, "study"])
             composer.note("fidelity.levels", "names no option of the group simulator", name, way)
         else:
-            trees[str(name)] = dict(composer.compose([*other_picks, f"simulator={name}"]).get("simulator", {}))
+            trees[str(name)] = composer.compose(other_picks, "simulator", str(name))
     return trees
-
-
-@contextlib.contextmanager
-def _hydra_ready() -> Iterator[None]:
-    """Hydra ready to compose: already so inside a multirun job."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    if GlobalHydra.instance().is_initialized():
-        yield
-    else:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="dse"):
-            yield
 
 
 def _option_exists(composer: _Composer, line: _Line, groups: Mapping[str, list[str]]) -> bool:
@@ -490,7 +487,7 @@ def _option(composer: _Composer, picks: Sequence[str], pick: str, typed: Mapping
     if catalogued(section, option) and option not in composer.groups()[section]:
         tree = {section: catalogued_tree(section, option)}
     else:
-        tree = composer.compose([*picks, pick])
+        tree = {section: composer.compose(picks, section, option)}
         _check_name(composer, tree, section, option)
     for key, value in typed.items():
         if has_path(tree, key):

@@ -46,10 +46,10 @@ def parse_yaml(text: str, where: str, *, most_nodes: int = MOST_NODES) -> Any:
         raise ConfigError([Problem(where, f"is not YAML: {_reason(error)}")]) from None
 
 
-def load(text: str, where: str) -> Any:
+def load(text: str, where: str, loader: Any = LOADER) -> Any:
     """Read a text in YAML that is our own, or that was looked at. Raises ConfigError."""
     try:
-        return yaml.load(text, Loader=LOADER)
+        return yaml.load(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         raise ConfigError([_syntax_problem(error, where)]) from None
     except _NOT_YAML as error:
@@ -121,12 +121,14 @@ def depth(tree: Any) -> int:
     count, level = 0, [tree]
     while level and count <= MOST_DEPTH:
         count += 1
-        level = [value for node in level for value in _inner(node)]
+        level = _below(level)
     return count
 
 
-def _inner(node: Any) -> Iterable[Any]:
-    return node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ()
+def _below(level: Iterable[Any]) -> list[Any]:
+    """The values of all mappings and lists among some nodes."""
+    containers = [node for node in level if isinstance(node, dict | list | tuple)]
+    return [value for node in containers for value in (node.values() if isinstance(node, dict) else node)]
 
 
 def _plain(tree: Any, where: str) -> Any:
@@ -137,7 +139,7 @@ def _plain(tree: Any, where: str) -> Any:
         if garbled := next((text for text in texts if isinstance(text, str) and _GARBLED.search(text)), None):
             rule = "holds a character that no text has (NUL, or half of a pair of UTF-16)"
             raise ConfigError([Problem(where, rule, garbled[:40], _WAY_OUT)])
-        level = [value for node in level for value in _inner(node)]
+        level = _below(level)
     return tree
 
 

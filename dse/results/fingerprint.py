@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def _parts(start: str) -> dict[str, str]:
         parts[name] = module.syntax
         parts |= _data_hashes(path, module.files)
         if name not in _JUDGES:
-            imported = {other for other in _imported(name, path, module) if _is_followed(other, tops)}
-            waiting |= imported - set(parts)
+            imported = {other for other in _imported(name, path, module) if _is_followed(other.partition(".")[0], tops)}
+            waiting |= {place for other in imported for place in _with_parents(other)} - set(parts)
     if len(summaries) > num_before:
         _remember(summaries)
     return parts
@@ -85,9 +86,9 @@ def _tops(start: str) -> frozenset[str]:
     return frozenset({start.partition(".")[0], *plugins.roots()} - {"dse"})
 
 
-def _is_followed(name: str, tops: frozenset[str]) -> bool:
-    """Return whether a module is of a package that is followed, or lies beside one that is no installed library."""
-    top = name.partition(".")[0]
+@functools.cache
+def _is_followed(top: str, tops: frozenset[str]) -> bool:
+    """Return whether a top-level package is followed, or lies beside one that is no installed library."""
     if top in tops or top == "dse":
         return top in tops
     place, beside = _place(top), {_place(followed) for followed in tops}
@@ -118,22 +119,21 @@ def _path_of(name: str) -> Path | None:
 
 
 def _imported(name: str, path: Path, module: Summary) -> Iterator[str]:
-    """Yield the names that a module may import, those of plug-ins included; not all are modules."""
+    """Yield the dotted names that a module may import, those of plug-ins included; not all are modules."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for text in module.imports:
         dots = len(text) - len(text.lstrip("."))
         parent = package.rsplit(".", dots - 1)[0] if dots else ""
         dotted = f"{parent}.{text[dots:]}" if dots else text
-        yield from _with_parents(dotted)
+        yield dotted
     for kind in module.kinds:
         for plugin in plugins.names(kind):
-            yield from _with_parents(plugins.target(kind, plugin).partition(":")[0])
+            yield plugins.target(kind, plugin).partition(":")[0]
 
 
-def _with_parents(dotted: str) -> Iterator[str]:
-    parts = dotted.split(".")
-    for end in range(1, len(parts) + 1):
-        yield ".".join(parts[:end])
+@functools.cache
+def _with_parents(dotted: str) -> tuple[str, ...]:
+    return tuple(accumulate(dotted.split("."), "{}.{}".format))
 
 
 def _data_hashes(path: Path, names: Iterable[str]) -> dict[str, str]:
@@ -244,9 +244,8 @@ def _is_summary(value: Any) -> bool:
     if not (isinstance(value, list) and len(value) == len(Summary.__dataclass_fields__)):
         return False
     syntax, *lists = value
-    return isinstance(syntax, str) and all(
-        isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
-    )
+    names = [name for names in lists if isinstance(names, list) for name in names]
+    return {type(syntax), *map(type, names)} == {str} and {type(names) for names in lists} == {list}
 
 
 def _remember(summaries: Mapping[str, Any]) -> None:

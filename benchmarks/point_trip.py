@@ -1,0 +1,88 @@
+"""The way of one point: what `study=ficco_sweep` goes through where one GEMM and one schedule are left of it.
+
+`python -m benchmarks.point_trip` prints as JSON, for a run without store, tracking, figures and levels of the model:
+modules_in_a_point: own modules that it imports. calls_in_a_point: calls of own functions; comprehensions and steps of
+generators are left out. frames_to_gemm: own frames on the stack when a GEMM is priced. point_cpu_s: CPU time of the
+whole process [s], with compiled kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from inspect import CO_GENERATOR
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.house import PACKAGES, ROOT
+
+WORDS = (
+    *("study=ficco_sweep", "workload.only=[g1]", "schedule=hetero_fused_1d", "~space.schedule", "timeline=false"),
+    *("fidelity=none", "tracking=none", "store=none", "figures=none"),
+)
+_ROOTS = tuple(f"{ROOT / package}{os.sep}" for package in PACKAGES)
+_NO_FUNCTIONS = ("<module>", "<listcomp>", "<dictcomp>", "<setcomp>")
+_GEMM = str(ROOT / "simulators/costs/gemm_cost.py")
+
+
+class _Trip:
+    """Counts of calls of own functions, and the depth of the stack at `gemm_cost`."""
+
+    def __init__(self) -> None:
+        self.calls = self.frames = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_ROOTS):
+            self.calls += not (frame.f_code.co_flags & CO_GENERATOR or frame.f_code.co_name in _NO_FUNCTIONS)
+            if frame.f_code.co_name == "gemm_cost" and frame.f_code.co_filename == _GEMM:
+                self.frames = max(self.frames, _own_frames(frame))
+
+
+def _own_frames(frame: FrameType | None) -> int:
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename.startswith(_ROOTS)
+        frame = frame.f_back
+    return count
+
+
+def trip(folder: str) -> dict[str, int]:
+    """Run the study in this process, which has run nothing before."""
+    count = _Trip()
+    sys.setprofile(count)
+    with contextlib.redirect_stdout(io.StringIO()):
+        from dse.cli import main
+
+        code = main([*WORDS, f"output_dir={folder}"])
+    sys.setprofile(None)
+    assert code == 0
+    modules = sum(name.partition(".")[0] in PACKAGES for name in sys.modules)
+    return {"modules_in_a_point": modules, "calls_in_a_point": count.calls, "frames_to_gemm": count.frames}
+
+
+def point_trip() -> dict[str, float]:
+    """All figures, each of a fresh process."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = f"import json; from benchmarks.point_trip import trip; print(json.dumps(trip({folder!r})))"
+        counts = json.loads(_run(["-c", code]))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        _run(["-m", "dse", *WORDS, f"output_dir={folder}"])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {**counts, "point_cpu_s": round(seconds, 2)}
+
+
+def _run(words: list[str]) -> str:
+    paths = os.pathsep.join([str(ROOT), *map(str, sorted(Path(ROOT, "plugins").iterdir()))])
+    command, env = [sys.executable, *words], {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(command, check=True, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True).stdout
+
+
+if __name__ == "__main__":
+    print(json.dumps(point_trip(), indent=2))
