@@ -99,7 +99,8 @@ def _store() -> Callable[[], object]:
     import numpy as np
 
     from benchmarks.crowd import METRICS, batch
-    from dse.store.result_store import Context, Store
+    from dse.store.contract import Context
+    from dse.store.result_store import Store
     from dse.store.session import Hold, StoreSession
 
     folder = tempfile.mkdtemp()

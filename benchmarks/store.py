@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks import recorded, tracking
 from benchmarks.crowd import METRICS, batch
 from benchmarks.recorded import ROOT
-from dse.store.result_store import Context, Store
+from dse.store.contract import Context
+from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from tests.campaigns.postgres import programs, running
 

@@ -1,8 +1,8 @@
 """Quantities with units: plain SI floats inside the project, texts such as `64 GB/s` or `1.9 us` at its edge.
 
 The name of a field ends in its unit (`_s`, `_bytes`, `_bytes_per_s`, `_flop_per_s`). In YAML and on the command line a
-text with a unit is read with pint, and a wrong dimension is refused; a bare number is in the unit of the field's name.
-What a person reads is written with pint, too, in the unit that fits.
+text with a unit is read, and a wrong dimension refused; a bare number is in the unit of the field's name. What a person
+reads is written with the prefix that fits.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from itertools import product
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -21,24 +22,40 @@ from pydantic_core import PydanticCustomError
 _TEXT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ]+(?:\s*/\s*[A-Za-zµμ]+)?)\s*")
 
 
-# Only what this field needs, and with information as a dimension: in pint's own list a byte is a pure number, and
-# 64 GHz would pass for a bandwidth.
-_UNITS = """
-nano- = 1e-9 = n-; micro- = 1e-6 = µ- = μ- = u-; milli- = 1e-3 = m-; kilo- = 1e3 = k-; mega- = 1e6 = M-;
-giga- = 1e9 = G-; tera- = 1e12 = T-; peta- = 1e15 = P-; exa- = 1e18 = E-; kibi- = 1024 = Ki-; mebi- = 1048576 = Mi-;
-gibi- = 1073741824 = Gi-; tebi- = 1099511627776 = Ti-; second = [time] = s; minute = 60 * second = min;
-hertz = 1 / second = Hz; bit = [information]; byte = 8 * bit = B; flop = [operation] = FLOP
-"""
+_PREFIXES: Mapping[str, int | str] = {
+    "": 1, "n nano": "1e-9", "µ μ u micro": "1e-6", "m milli": "1e-3",
+    "k kilo": "1e3", "M mega": "1e6", "G giga": "1e9", "T tera": "1e12", "P peta": "1e15", "E exa": "1e18",
+    "Ki kibi": 2**10, "Mi mebi": 2**20, "Gi gibi": 2**30, "Ti tebi": 2**40,
+}  # fmt: skip
+# Size, and powers of time, information and operations: were a byte a pure number, 64 GHz would be a bandwidth.
+_BASES = {
+    "s second": (1, (1, 0, 0)),
+    "min minute": (60, (1, 0, 0)),
+    "Hz hertz": (1, (-1, 0, 0)),
+    "bit": (1, (0, 1, 0)),
+    "B byte": (8, (0, 1, 0)),
+    "FLOP flop": (1, (0, 0, 1)),
+}
 
 
 @functools.cache
-def _units() -> Any:
-    import pint
+def _units() -> Mapping[str, tuple[Decimal, tuple[int, ...]]]:
+    """Name of every unit with a prefix, also in the plural -> its size and its powers."""
+    return {
+        f"{prefix}{name}{plural}": (Decimal(scale) * size, powers)
+        for prefixes, scale in _PREFIXES.items()
+        for names, (size, powers) in _BASES.items()
+        for prefix, name, plural in product(prefixes.split() or [""], names.split(), ("", "s"))
+        if len(name) > 1 or not plural
+    }
 
-    registry: Any = pint.UnitRegistry(None, cache_folder=None)
-    for line in _UNITS.split(";"):
-        registry.define(line.strip())
-    return registry
+
+def _unit(symbol: str) -> tuple[Decimal, tuple[int, ...]]:
+    """Size and powers of a unit, or of a quotient of two. Raises KeyError for one that is unknown."""
+    name, _, per = symbol.replace(" ", "").partition("/")
+    size, powers = _units()[name]
+    below, powers_below = _units()[per] if per else (Decimal(1), (0, 0, 0))
+    return size / below, tuple(map(int.__sub__, powers, powers_below))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -49,17 +66,21 @@ def _parse(text: str, unit: str) -> float:
         raise illegal(rule, meant_quantity(text, unit))
     number, symbol = match.groups()
     try:
-        return float(Decimal(number) * Decimal(repr(_factor(symbol, unit))))  # the float nearest to what is written
-    except Exception as error:
-        reason = "is an unknown unit" if "not defined" in str(error) else "has the wrong dimension"
-        rule = f"`{symbol}` {reason}; this quantity is in {unit}, {_example(unit)} for example"
-        raise illegal(rule, meant_quantity(text, unit)) from error
+        return float(Decimal(number) * _factor(symbol, unit))  # the float nearest to what is written
+    except ValueError as error:
+        rule = f"`{symbol}` {error}; this quantity is in {unit}, {_example(unit)} for example"
+        raise illegal(rule, meant_quantity(text, unit)) from None
 
 
-def _factor(symbol: str, unit: str) -> float:
-    """How many of a unit the unit of a symbol is. Raises an error of pint where it is none, or of another dimension."""
-    registry = _units()
-    return float(registry.Quantity(1.0, registry.parse_units(symbol.replace(" ", ""))).to(unit).magnitude)
+def _factor(symbol: str, unit: str) -> Decimal:
+    """Size of the unit of a symbol, in another unit. Raises ValueError where it is none, or of another dimension."""
+    try:
+        (size, powers), (size_of_one, wanted) = _unit(symbol), _unit(unit)
+    except KeyError:
+        raise ValueError("is an unknown unit") from None
+    if powers != wanted:
+        raise ValueError("has the wrong dimension")
+    return size / size_of_one
 
 
 def illegal(rule: str, legal: object = None) -> PydanticCustomError:
@@ -104,7 +125,7 @@ def meant_quantity(text: str, unit: str) -> str | None:
     meant = f"{prefix}{base}{'/s' if '/' in unit else ''}"
     try:
         _factor(meant, unit)
-    except Exception:  # of pint, which has no common kind
+    except ValueError:
         return None
     return f"{number:.15g} {meant}" if meant else None
 
@@ -219,8 +240,18 @@ def with_prefix(value: float, unit: str) -> str:
     >>> with_prefix(1.2e6, "byte"), with_prefix(0.0, "second"), with_prefix(999.9999, "byte")
     ('1.2 MB', '0 s', '1 kB')
     """
-    rounded = float(f"{value:.3g}") if math.isfinite(value) else value
-    return f"{_units().Quantity(rounded, unit).to_compact():.3g~P}"
+    first, _, per = unit.partition("/")
+    giga = first.startswith("giga")
+    symbol = _SYMBOLS[first.removeprefix("giga")] + (f"/{_SYMBOLS[per]}" if per else "")
+    if not value or not math.isfinite(value):
+        return f"{value:.3g} {'G' * giga}{symbol}"
+    rounded = Decimal(f"{value:.3g}") * (10**9 if giga else 1)
+    power = min(max(rounded.adjusted() // 3, _LEAST), len(_WRITTEN) + _LEAST - 1)
+    return f"{float(rounded / Decimal(1000) ** power):.3g} {_WRITTEN[power - _LEAST]}{symbol}"
+
+
+_SYMBOLS = {"second": "s", "bit": "bit", "byte": "B", "flop": "FLOP"}
+_WRITTEN, _LEAST = ("n", "µ", "m", "", "k", "M", "G", "T", "P", "E"), -3  # powers of 1000 from the third below 1
 
 
 def duration_text(seconds: float) -> str:

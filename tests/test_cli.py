@@ -35,7 +35,7 @@ from tests.support import CONF, shipped
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
-HEAVY = ("mlflow", "matplotlib", "pandas", "optuna", "hydra", "simpy", "joblib", "scipy", "pint")
+HEAVY = ("mlflow", "matplotlib", "pandas", "optuna", "hydra", "simpy", "joblib", "scipy", "sqlalchemy")
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

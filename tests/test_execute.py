@@ -19,8 +19,8 @@ from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_
 from dse.errors import Broken, ConfigError
 from dse.evaluation import executor
 from dse.evaluation.backend_spec import BackendSpec, validate
+from dse.store.contract import Forgetful
 from dse.store.result_rows import Fresh
-from dse.store.session import Forgetful
 from dse.values import Keys
 from tests import toy
 from tests.support import design

@@ -28,7 +28,7 @@ from dse.evaluation.executor import Evaluator
 from dse.evaluation.settings import Executor
 from dse.search import Goal
 from dse.space import Block, Evaluated, Knob, Space
-from dse.store.session import Forgetful, Session
+from dse.store.contract import Forgetful, Session
 from dse.study.plan import Plan, plan
 from dse.units import Integer, Number
 from dse.values import Frozen, condition, knob, put

@@ -9,7 +9,7 @@ from typing import Any
 from dse import plugins
 from dse.backend import Backend, complete
 from dse.errors import ConfigError, Problem, Problems
-from dse.store.result_store import Context
+from dse.store.contract import Context
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted
 from dse.results.provenance import code_version
 from dse.space import Evaluated
+from dse.store.contract import Session
 from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.result_rows import Fresh, key_bytes
-from dse.store.session import Session, StoreSession
+from dse.store.session import StoreSession
 
 if TYPE_CHECKING:
     from distributed import Client, Future

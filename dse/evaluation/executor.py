@@ -21,8 +21,8 @@ from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted
 from dse.evaluation.workers import Lost, Pool
 from dse.space import Evaluated
+from dse.store.contract import Forgetful, Session
 from dse.store.result_rows import Fresh
-from dse.store.session import Forgetful, Session
 from dse.values import Keys
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from dse.backend import Batch, Results
 from dse.space import Block, Evaluated
+from dse.store.contract import Session
 from dse.store.result_rows import key_bytes
-from dse.store.session import Session
 from dse.values import Keys
 
 _MOST_COMPARED = 4096  # designs in a call up to which equal ones are looked for

@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import moocore
@@ -39,6 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
 from dse.errors.parsing import parse_json
+from dse.store.contract import Context, Found
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.store.result_rows import (
     BULK_INSERT,
@@ -132,30 +132,6 @@ quarantine = Table(
 
 Insert = tuple[str, Any]
 """A statement of the driver, and its parameters."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """Everything besides the design that results depend on. metrics: names, in the order of the store's numbers."""
-
-    backend: str
-    version: str
-    parameters: str
-    metrics: tuple[str, ...]
-
-    @property
-    def words(self) -> tuple[str, str, str]:
-        """Words that enter the keys."""
-        return self.backend, self.version, self.parameters
-
-
-@dataclass(frozen=True)
-class Found:
-    """Results of B keys: known [B]; results [B] and study [B] that evaluated them are valid only where known."""
-
-    known: NDArray[np.bool_]
-    results: Results
-    study: NDArray[np.int64]
 
 
 class Store:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,11 @@ from sqlalchemy import delete, func, insert, select, update
 from dse.backend import Results
 from dse.content_hash import grid_content_keys
 from dse.results.pareto import Seen
+from dse.store.contract import Context, Found
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_rows import Fresh, key_bytes
-from dse.store.result_store import Context, Found, Store, chunks, leases, owners
+from dse.store.result_store import Store, chunks, leases, owners
 from dse.values import Keys
 
 if TYPE_CHECKING:
@@ -36,71 +37,6 @@ _SILENCE_S = 60.0  # after which an owner on another host counts as gone
 _LOOK_S = 0.2  # for which the last look for other processes counts
 _SHARE = 20  # recording may take 1 / _SHARE of the time where evaluation waits for it
 _IDLE_SHARE = 4  # the same where evaluation does not wait
-
-
-class Session(Protocol):
-    """Interface of a store to evaluation. lost: points that were in flight when their process ended."""
-
-    lost: int
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another process is or was at work on this study since this one began."""
-
-    def find(self, keys: Keys) -> Found | None:
-        """Look up keys [B, 2]; None if none of them can be known."""
-
-    def lease(self, parts: Sequence[Keys]) -> list[bool]:
-        """Lease parts (keys [B, 2] each). Returns which were granted."""
-
-    def recall(self, studies: NDArray[np.int64]) -> None:
-        """Count the use of known results, by the studies that evaluated them."""
-
-    def release(self, parts: Sequence[Keys]) -> None:
-        """Release the leases of parts that need no evaluation."""
-
-    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """Buffer results and the parts that they complete. Returns the results recorded by this call, in order.
-
-        idle: whether evaluation goes on meanwhile.
-        """
-
-    def flush(self) -> list[Results]:
-        """Record the buffered results, and return them as recorded."""
-
-    def withdraw(self, keys: Keys) -> None:
-        """Delete the results of keys [B, 2], because they are wrong."""
-
-
-class Forgetful:
-    """Session without a store: nothing is known, every lease is granted, nothing is recorded."""
-
-    lost = 0
-    is_shared = False
-
-    def find(self, keys: Keys) -> None:
-        """Return None: nothing is known."""
-
-    def lease(self, parts: Sequence[Keys]) -> list[bool]:
-        """Grant all parts."""
-        return [True] * len(parts)
-
-    def recall(self, studies: NDArray[np.int64]) -> None:
-        """Do nothing: no results are known."""
-
-    def release(self, parts: Sequence[Keys]) -> None:
-        """Do nothing: there are no leases."""
-
-    def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
-        """Return the results unchanged."""
-        return [fresh.results]
-
-    def flush(self) -> list[Results]:
-        """Return no results: nothing is buffered."""
-        return []
-
-    def withdraw(self, keys: Keys) -> None:
-        """Do nothing: nothing is recorded."""
 
 
 @dataclass(frozen=True)

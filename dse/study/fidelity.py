@@ -24,8 +24,7 @@ from dse.evaluation.cluster import Services, opened
 from dse.progress import bar
 from dse.results.pareto import first_best, minimized
 from dse.space import Block, Evaluated
-from dse.store.result_store import Context
-from dse.store.session import Session
+from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
 

@@ -17,7 +17,7 @@ from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.results.finished_run import Finished
 from dse.search import Goal, Question, method
 from dse.space import Knob, Space, get_path
-from dse.store.result_store import Context
+from dse.store.contract import Context
 from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
 from dse.study.settings import SECTIONS, Budget, Settings, Study
 from dse.values import LABELS

@@ -18,9 +18,10 @@ from sqlalchemy import func, insert, select, update
 from dse.errors import ConfigError, Problem, redact
 from dse.errors.parsing import parse_json
 from dse.results.provenance import changes
+from dse.store.contract import Context, Forgetful, Session
 from dse.store.owner import Owner
-from dse.store.result_store import Context, Store, owners, studies
-from dse.store.session import Forgetful, Hold, Session, StoreSession
+from dse.store.result_store import Store, owners, studies
+from dse.store.session import Hold, StoreSession
 from dse.study.plan import Plan
 from dse.values import LABELS, leaves
 

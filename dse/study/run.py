@@ -22,7 +22,7 @@ from dse.progress import Advance, bar
 from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
 from dse.space import Assignment, Block, Evaluated, Space, blocks_together
-from dse.store.session import Forgetful, Session
+from dse.store.contract import Forgetful, Session
 from dse.study import warm_start
 from dse.study.baselines import Baselines
 from dse.study.ledger import Ledger
