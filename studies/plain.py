@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.results.claims import Claim, Finding
 from dse.results.finished_run import Finished
+from dse.space import Case
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +28,14 @@ class Plain:
     def claims(self) -> list[Claim]:
         """Published claims; none by default."""
         return []
+
+    def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
+        """Designs that claims and figures need beside the space, by probe and name; none by default.
+
+        config: the composed configuration. They are evaluated as all points are; `run.probe(<probe>)` has their rows,
+        with the name of a case as its scenario.
+        """
+        return {}
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings by claim, from the table of results; none by default."""

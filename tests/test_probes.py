@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from dse import plugins
 from dse.backend import Batch
 from dse.errors import ConfigError
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
-from dse.space import Knob
+from dse.space import Case, Knob
 from dse.store.result_store import Store
 from dse.study.plan import Plan
 from dse.study.record import search_with_probes
 from dse.study.resume import begin, finish
 from dse.study.run import Support
+from studies.plain import Plain
 from tests import toy
 
 KNOBS = (Knob("thing.x", tuple(range(4))),)
@@ -128,3 +130,49 @@ def test_points_of_a_probe_may_be_replayed(tmp_path: Path) -> None:
     assert set(tasks["key"]) == set(rows[rows["thing.x"] > 0]["key"])
     assert tasks.groupby("key")["finish_s"].max().gt(0).all()
     assert finished.probe_timelines("near").empty
+
+
+class WithCases(Plain):
+    """A study whose module makes designs beside the space; one of them is none."""
+
+    def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
+        """The configured thing at two places, and a thing without a tool."""
+        tree = {name: config[name] for name in toy.BASE}
+        return {"made": {"far": Case(tree, {"thing.x": (100, 200)}), "broken": Case({"thing": tree["thing"]})}}
+
+
+@pytest.fixture
+def with_cases(tmp_path: Path) -> Iterator[Plan]:
+    """The plan of a study with cases, from another distribution."""
+    toy.distribution(tmp_path / "cases", "casebox", studies="with_cases = tests.test_probes:WITH_CASES")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path / "cases"))
+        plugins.refresh()
+        yield planned({}, module="with_cases")
+    plugins.refresh()
+
+
+def test_cases_of_a_study_are_rows_of_a_probe(with_cases: Plan, tmp_path: Path) -> None:
+    table = Finished(run(with_cases, tmp_path / "out").folder).probe("made")
+    assert list(table["scenario"].astype(str)) == ["far", "far"]
+    assert list(table["thing.x"]) == [100, 200]
+    assert (table["key"] == table["baseline"]).all()
+    for _, row in table.iterrows():
+        tree = {**toy.BASE, "thing": {**toy.BASE["thing"], "x": row["thing.x"]}}
+        (results,) = toy.Fixed().evaluate([Batch(toy.Fixed().design(tree))])
+        assert results[0].metrics["time_s"] == row["time_s"]
+
+
+def test_cases_are_counted_and_evaluated_once(with_cases: Plan, tmp_path: Path) -> None:
+    assert with_cases.num_points == planned({}).num_points + 2
+    store = Store(f"sqlite:///{tmp_path / 'results.db'}")
+    run(with_cases, tmp_path / "first", store)
+    backend = with_cases.backend
+    assert isinstance(backend, toy.Fixed)
+    assert backend.evaluated
+    backend.evaluated.clear()
+    run(with_cases, tmp_path / "again", store)
+    assert backend.evaluated == []
+
+
+WITH_CASES = WithCases()

@@ -67,6 +67,22 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Case:
+    """A design that a study needs beside its space, with a grid around it.
+
+    tree: sections of the design. values: dotted path -> its values on the grid; {} for the design alone.
+    """
+
+    tree: Tree
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """The values as knobs."""
+        return tuple(Knob(path, tuple(values)) for path, values in self.values.items())
+
+
+@dataclass(frozen=True)
 class Space:
     """Knobs over a base tree. options: section -> option name -> the section's tree for that option.
 

@@ -121,7 +121,7 @@ def plan(request: Request) -> Plan:
     assert settings is not None
     goals = _goals(settings, space.knobs, spec.make())
     planned = Plan(settings, spec, spaces, goals, replace(request, knobs=space.knobs), ladder)
-    return replace(planned, probes=dict(_plan_probes(check, planned)))
+    return replace(planned, probes={**dict(_plan_probes(check, planned)), **dict(_plan_cases(planned))})
 
 
 def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
@@ -140,17 +140,46 @@ def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
         if chosen:
             _check_knobs(misfit, next(iter(chosen.values())), f"study.probes.{name}.points")
         if chosen and not misfit.found:
-            study = planned.settings.study.model_copy(update={"name": f"{planned.settings.study.name}.{name}"})
-            budget = Budget(trials=max(1, *(space.size() or 1 for space in chosen.values())))
-            changes = {"study": study, "budget": budget, "timeline": False}
-            settings = planned.settings.model_copy(update=changes)
-            yield (
-                name,
-                replace(planned, settings=settings, spaces=chosen, request=replace(planned.request, knobs=knobs)),
-            )
+            yield name, _plan_beside(planned, name, chosen)
         elif not planned.departures:
             check.found.extend(misfit.found)
     check.done()
+
+
+def _plan_cases(planned: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield a plan for each probe whose points the module of the study makes (`cases`); each point is its own baseline.
+
+    Cases that are no designs with what was typed are left out.
+    """
+    module = plugins.load("study", planned.settings.study.module)
+    if not hasattr(module, "cases"):
+        return
+    space = next(iter(planned.spaces.values()))
+    for name, cases in module.cases(planned.request.tree).items():
+        spaces = {
+            label: replace(space, base=case.tree, knobs=case.knobs, options={}, known={})
+            for label, case in cases.items()
+            if _is_design(space.backend, case.tree)
+        }
+        if spaces:
+            yield name, _plan_beside(planned, name, spaces, baseline={})
+
+
+def _is_design(backend: Backend, tree: Tree) -> bool:
+    try:
+        backend.design(tree)
+    except ConfigError:
+        return False
+    return True
+
+
+def _plan_beside(planned: Plan, name: str, spaces: Mapping[str, Space], **changes: Any) -> Plan:
+    """The plan of all points of other spaces than the study's. changes: of the study's settings."""
+    study = planned.settings.study.model_copy(update={"name": f"{planned.settings.study.name}.{name}", **changes})
+    budget = Budget(trials=max(1, *(space.size() or 1 for space in spaces.values())))
+    settings = planned.settings.model_copy(update={"study": study, "budget": budget, "timeline": False})
+    knobs = next(iter(spaces.values())).knobs
+    return replace(planned, settings=settings, spaces=spaces, request=replace(planned.request, knobs=knobs))
 
 
 def _ladder(check: Problems, settings: Settings | None, request: Request, *, spec: BackendSpec) -> tuple[Level, ...]:

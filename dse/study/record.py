@@ -19,7 +19,8 @@ def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Fin
     findings = search(planned, outputs.results, support)
     for name, probe in planned.probes.items():
         search(probe, outputs.probe(name), support)
-        if planned.settings.study.probes[name].timelines:
+        declared = planned.settings.study.probes.get(name)  # none for cases, which the study's module makes
+        if declared is not None and declared.timelines:
             outputs.write_table(f"probe_{name}_timelines", replay_points(probe))
     return findings
 

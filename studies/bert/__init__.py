@@ -17,11 +17,14 @@ import numpy as np
 from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from simulators.steps.backend import StepBackend, iteration, metrics_of
+from dse.space import Case
+from simulators.steps.backend import iteration
 from simulators.steps.design import Design
+from simulators.steps.epoch import METRICS as EPOCH_METRICS
+from simulators.steps.measures import METRICS
 from simulators.steps.operators import Product
 from studies.common import throughput
-from studies.common.iterations import base
+from studies.common.iterations import legal_base, step_tree
 from studies.common.sentences import extremes, reach
 from studies.plain import Plain
 
@@ -89,6 +92,10 @@ class Bert(Plain):
         """Published and recalled claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
+    def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
+        """Steps whose throughput on one GPU is published."""
+        return {"throughput": throughput.cases("bert_throughput", step_tree(config), _published_run)}
+
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on shares in the table's configurations."""
         every = _configurations(table)
@@ -126,7 +133,7 @@ class Bert(Plain):
             yield "changes", changes
             yield "what_changes", partial(_changes_figure, changes)
         yield "near_memory", _bounds(run)
-        measured = _throughput(design)
+        measured = throughput.table("bert_throughput", run.probe("throughput"), _sequences_per_s)
         yield "throughput", measured
         if len(measured):
             yield "throughput_measured", partial(throughput.figure, measured, "a sequence of BERT-Large")
@@ -228,10 +235,9 @@ def _optimizer(rows: pd.DataFrame) -> dict[str, Finding]:
 
 def _base(run: Finished) -> Design | None:
     """Design of the run's configuration (by default phase 1, batch 32, FP32); None unless it trains a transformer."""
-    design = base(run)
-    if design is None or StepBackend().problems(design):
-        return None
-    return design if design.run.mode == "training" and design.model.kind == "transformer" else None
+    design = legal_base(run)
+    trains = design is not None and design.run.mode == "training" and design.model.kind == "transformer"
+    return design if trains else None
 
 
 def _probe_rows(run: Finished, name: str) -> pd.DataFrame:
@@ -394,7 +400,7 @@ def _changes(run: Finished) -> pd.DataFrame:
     for name, path in _CHANGES.items():
         rows = run.probe(name)
         if len(rows):
-            metrics = rows[[column for column in run.columns if column in StepBackend().metrics]]
+            metrics = rows[[column for column in run.columns if column in {**METRICS, **EPOCH_METRICS}]]
             changed = metrics.assign(
                 changed=name, value=rows[path].astype(float), precision=rows[_PRECISION].astype(str)
             )
@@ -430,18 +436,17 @@ def _bounds(run: Finished) -> list[dict[str, Any]]:
     return bounds
 
 
-def _throughput(design: Design) -> pd.DataFrame:
-    """Published and predicted throughput of BERT-Large on one GPU that has a device file."""
-    sections = design.model_dump(exclude_none=True)
+def _published_run(row: Mapping[str, str]) -> dict[str, int]:
+    """Section `run` of a published row of BERT-Large."""
+    sizes = {"batch": int(row["batch"]), "sequence_length": int(row["sequence_length"])}
+    return {**sizes, "micro_batches": int(row["accumulation"] or 1)}
 
-    def rates(row: Mapping[str, str]) -> tuple[str, float, float]:
-        steps, batch = int(row["accumulation"] or 1), int(row["batch"])
-        run = {"batch": batch, "sequence_length": int(row["sequence_length"]), "micro_batches": steps}
-        seconds = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
-        kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])
-        return kind, float(row["sequences_per_s"]), steps * batch / float(seconds)
 
-    return throughput.table("bert_throughput", rates)
+def _sequences_per_s(row: Mapping[str, str], seconds: float) -> tuple[str, float, float]:
+    """Software of a published row, and its throughput: measured, and predicted from the time of a step."""
+    run = _published_run(row)
+    kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])
+    return kind, float(row["sequences_per_s"]), run["micro_batches"] * run["batch"] / seconds
 
 
 STUDY = Bert()

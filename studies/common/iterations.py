@@ -1,4 +1,4 @@
-"""Iteration that a run's configuration describes, and variants of it."""
+"""Iterations that a study's configuration describes, and variants of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from simulators.steps.backend import StepBackend
 from simulators.steps.design import OF_LENGTHS, Design
 
 
+def step_tree(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    """Sections of a step at a single sequence length, as configured but for those that are given."""
+    tree = {**config, **sections}
+    return {name: tree[name] for name in Design.model_fields if name in tree and name not in OF_LENGTHS}
+
+
 def base(run: Finished, **sections: Any) -> Design | None:
     """Design of a run's configuration at a single sequence length, some sections replaced; None if it is invalid."""
-    tree = {**run.config, **sections}
-    fields = {name: tree[name] for name in Design.model_fields if name in tree and name not in OF_LENGTHS}
     try:
-        return StepBackend().design(fields)
+        return StepBackend().design(step_tree(run.config, **sections))
     except ConfigError:
         return None
+
+
+def legal_base(run: Finished, **sections: Any) -> Design | None:
+    """The same; None if it breaks a rule, too."""
+    design = base(run, **sections)
+    return None if design is None or StepBackend().problems(design) else design
 
 
 def at(design: Design, values: Mapping[str, Any]) -> Design:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from dse.config.options import list_options
 from dse.plots import Frame, Sheet, predictions
+from dse.space import Case
 from simulators.hardware.machine import tree_of_gpu
-from simulators.steps.backend import StepBackend
-from simulators.steps.design import Design
 from studies.common.facts import read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Cases = dict[str, Case]
 _PRECISIONS = ("fp32", "mixed")
 
 
@@ -25,11 +25,16 @@ def rows_of(name: str) -> Iterator[Mapping[str, str]]:
             yield row
 
 
-def design_of(row: Mapping[str, str], sections: Mapping[str, Any], run: Mapping[str, Any]) -> Design:
-    """Design of a row: its device and precision, the other sections as given."""
-    device = tree_of_gpu(_gpu(row["device"]))
-    sections_of_row = {"system": device, "parallel": {}, "run": {**run, "precision": row["precision"]}}
-    return StepBackend().design({**sections, **sections_of_row})
+def cases(name: str, sections: Mapping[str, Any], run_of: Callable[[Mapping[str, str]], Mapping[str, Any]]) -> Cases:
+    """A step for each row of `conf/data/<name>.csv`, by its place: its device and precision, other sections as given.
+
+    run_of: row -> section `run`, but for the precision.
+    """
+    return {
+        str(place): Case({**sections, "system": tree_of_gpu(_gpu(row["device"])), "parallel": {}, "run": run})
+        for place, row in enumerate(rows_of(name))
+        for run in [{**run_of(row), "precision": row["precision"]}]
+    }
 
 
 def _gpu(name: str) -> str:
@@ -37,16 +42,21 @@ def _gpu(name: str) -> str:
     return name if name in list_options("gpu") else name.partition("_")[0]
 
 
-def table(name: str, ours: Callable[[Mapping[str, str]], tuple[str, float, float]]) -> pd.DataFrame:
-    """Table of measured and predicted rates, a row for each published row.
+def table(
+    name: str, probe: pd.DataFrame, rates: Callable[[Mapping[str, str], float], tuple[str, float, float]]
+) -> pd.DataFrame:
+    """Table of measured and predicted rates, a row for each published row that `probe` has the step of.
 
-    ours: row -> (kind, measured rate, predicted rate) [1/s].
+    rates: row and time of its step [s] -> (kind, measured rate, predicted rate) [1/s].
     """
     import pandas as pd
 
+    seconds = dict(zip(probe["scenario"].astype(str), probe["iteration_s"], strict=True)) if len(probe) else {}
     rows = []
-    for row in rows_of(name):
-        kind, measured, ours_per_s = ours(row)
+    for place, row in enumerate(rows_of(name)):
+        if str(place) not in seconds:
+            continue
+        kind, measured, ours_per_s = rates(row, float(seconds[str(place)]))
         labels = {"device": f"{row['device']} {row['precision']}", "kind": kind, "batch": int(row["batch"])}
         rows.append({**labels, "measured_per_s": measured, "ours_per_s": ours_per_s, "source": row["source"]})
     return pd.DataFrame(rows)

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse.config.compose import searched_knobs
 from dse.plots import Axis, Draw, Frame, Sheet, tables
 from dse.results.answer import tables_of_winners
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
-from simulators.steps.backend import StepBackend, iteration, metrics_of
+from dse.space import Case, get_path
+from simulators.hardware.device import device_of
+from simulators.steps.backend import iteration
 from simulators.steps.design import Design
+from simulators.steps.given import with_values
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
+from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
 from studies.common.facts import facts, read_rows
-from studies.common.iterations import at, base
+from studies.common.iterations import at, base, step_tree
 from studies.common.sentences import reach
 from studies.comp_vs_comm.shares import least_fitting, share_table
 from studies.plain import Plain
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
 _FASTER, _MODE = "system.gpu.flop_vs_bw", "run.mode"
+_NETWORK = "system.node.library.network_bytes_per_s"
 _AXES = (_WIDTH, _LENGTH, _BATCH, _TP, _FASTER)
 _EXACT = 1e-9
 _MOST_TP = 256
@@ -68,6 +74,11 @@ class CompVsComm(Plain):
         """Published and recalled claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
+    def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
+        """The profiled iteration, public models at every TP, and the space over two rates between servers."""
+        tree = step_tree(config)
+        return {"profiled": _profiled_case(tree), "models": _model_cases(tree), "network": _network_cases(config, tree)}
+
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on shares and trends, from the table."""
         ok = _training_points(table)
@@ -95,7 +106,8 @@ class CompVsComm(Plain):
             names = ("edge", "slack", "projection_error", "profiling_ratio", "internode_exposes_dp")
             return {f"comp_vs_comm.{name}": absent for name in names}
         table = _training_points(run.outputs.read_table("results"))
-        return {**_counts(table, design), **_projection(table, design), **_internode(table, design)}
+        network = _internode(table, run.probe("network"), design)
+        return {**_counts(table, design), **_projection(table, design, run.probe("profiled")), **network}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Shares over TP by width, and the reduction of gradients against the backward pass over tokens."""
@@ -117,7 +129,7 @@ class CompVsComm(Plain):
         design = _base(run)
         if design is None:
             return
-        models = _models(design)
+        models = _models(run.probe("models"))
         yield "models", models
         yield "models_share", partial(_models_figure, models, design)
         errors = _errors(_training_points(run.outputs.read_table("results")), design)
@@ -278,9 +290,9 @@ def _against(
     return {name: 100 * float(np.mean(error if signed else np.abs(error))) for name, error in errors.items()}
 
 
-def _projection(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
+def _projection(table: pd.DataFrame, design: Design, profiled: pd.DataFrame) -> dict[str, Finding]:
     """Errors of the projection from the baseline, and the profiling time it saves."""
-    if table.empty:
+    if table.empty or profiled.empty:
         absent = Finding(None, "needs points of the study's own space")
         return {"comp_vs_comm.projection_error": absent, "comp_vs_comm.profiling_ratio": absent}
     baseline = facts("comp_vs_comm")["baseline"]
@@ -297,7 +309,7 @@ def _projection(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     worst = Finding(_worst(errors), text, cause)
     return {
         "comp_vs_comm.projection_error": worst,
-        "comp_vs_comm.profiling_ratio": _profiling_ratio(table, design, baseline),
+        "comp_vs_comm.profiling_ratio": _profiling_ratio(table, design, float(profiled["iteration_s"].iloc[0])),
     }
 
 
@@ -318,12 +330,16 @@ def _worst(errors: Mapping[str, float]) -> float:
     return max(error for name, error in errors.items() if name != _ATTENTION)
 
 
-def _profiling_ratio(table: pd.DataFrame, design: Design, baseline: Mapping[str, Any]) -> Finding:
-    """Time of an iteration of all points, as deep as public models of their width, over the time profiled."""
+def _profiled_case(tree: Mapping[str, Any]) -> dict[str, Case]:
+    """The iteration that is profiled: one GPU, as deep as BERT-Large."""
+    baseline = facts("comp_vs_comm")["baseline"]
     size = {_WIDTH: baseline["hidden"], _LENGTH: baseline["sequence_length"], _BATCH: baseline["batch"]}
-    layers = int(model_tree("bert_large")["layers"])
-    model_baseline = at(design, {**size, _TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": layers})
-    profiled = float(metrics_of(model_baseline)["iteration_s"])
+    alone = {_TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": model_tree("bert_large")["layers"]}
+    return {"baseline": Case(with_values(tree, {**size, **alone}))}
+
+
+def _profiling_ratio(table: pd.DataFrame, design: Design, profiled: float) -> Finding:
+    """Time of an iteration of all points, as deep as public models of their width, over the time profiled [s]."""
     now = table[table[_FASTER] == 1].drop_duplicates([_WIDTH, _LENGTH, _BATCH, _TP])
     deep = np.array([_depth(width) for width in now[_WIDTH]]) / float(np.asarray(_layers(design)))
     total_s = float((now["iteration_s"] * deep).sum())
@@ -345,16 +361,35 @@ def _depth(width: float) -> int:
     return int(min(trees, key=lambda tree: abs(np.log(tree["hidden"] / width)))["layers"])
 
 
-def _internode(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
+def _network_rates(tree: Mapping[str, Any]) -> tuple[float, ...]:
+    """Rates between servers [B/s]: as fast as links inside, and slower; () without a network."""
+    node = device_of(tree["system"]).node
+    if node is None or node.library is None or node.library.network_bytes_per_s is None:
+        return ()
+    inside = float(np.asarray(node.library.bytes_per_s))
+    return inside, inside / float(facts("comp_vs_comm")["network_slower"])
+
+
+def _network_cases(config: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Case]:
+    """The space on hardware of today, TP inside a server and dp between servers, over rates between these."""
+    rates, searched = _network_rates(tree), searched_knobs(config)
+    values = {path: searched[path].values if path in searched else (get_path(config, path),) for path in _AXES}
+    if not rates or not all(values.values()) or None in values[_WIDTH]:
+        return {}
+    grid = {path: values[path] for path in (_WIDTH, _LENGTH, _BATCH)} | {_NETWORK: rates}
+    now = min(values[_FASTER])
+    apart = ({_TP: tp, "system.node.num_gpus": tp, _FASTER: now} for tp in values[_TP])
+    return {f"TP {change[_TP]}": Case(with_values(tree, change), grid) for change in apart}
+
+
+def _internode(table: pd.DataFrame, network: pd.DataFrame, design: Design) -> dict[str, Finding]:
     """Reductions of dp that slower links between servers expose, and links inside hide."""
-    node, slower = design.system.node, float(facts("comp_vs_comm")["network_slower"])
     now = table[table[_FASTER] == table[_FASTER].min()]
-    if node is None or node.library is None or node.library.network_bytes_per_s is None or now.empty:
+    if network.empty or now.empty:
         return {"comp_vs_comm.internode_exposes_dp": Finding(None, "needs points, and a network between servers")}
-    apart = {**_sizes(now), "system.node.num_gpus": now[_TP].to_numpy(float)}  # tp inside a node, dp between them
-    exposed = []
-    for rate in (node.library.bytes_per_s, node.library.bytes_per_s / slower):
-        metrics = metrics_of(at(design, {**apart, "system.node.library.network_bytes_per_s": rate}))
+    slower, exposed = float(facts("comp_vs_comm")["network_slower"]), list[float]()
+    for _, points in sorted(network.groupby(_NETWORK), reverse=True):
+        metrics = now[[*_AXES[:4]]].merge(points, on=list(_AXES[:4]))
         exposed.append(100 * float(np.mean(metrics["exposed_dp_s"] / metrics["iteration_s"])))
     text = (
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"
@@ -370,37 +405,44 @@ def _sizes(table: pd.DataFrame) -> dict[str, Any]:
 # Public models, errors, generations
 
 
-def _models(design: Design) -> list[dict[str, Any]]:
-    """Shares of public models on the design's GPU, at the least TP that divides their heads and fits into memory."""
-    published = {name: public().get(name, {}) for name in facts("comp_vs_comm")["models"]}
+def _length(name: str) -> int:
+    """Sequence length of a public model."""
+    return int(public().get(name, {}).get("sequence_length", 2048))
+
+
+def _model_cases(tree: Mapping[str, Any]) -> dict[str, Case]:
+    """A sequence of each public model at every TP that divides its heads, over FLOP/s against bandwidth."""
+    cases = {}
+    for name in facts("comp_vs_comm")["models"]:
+        size = {_LENGTH: _length(name), _BATCH: 1, "parallel.dp": 1}
+        sections = with_values({**tree, "model": model_tree(name)}, size)
+        cases[name] = Case(sections, {_TP: _degrees(Transformer.model_validate(sections["model"])), _FASTER: _TIMES})
+    return cases
+
+
+def _models(points: pd.DataFrame) -> list[dict[str, Any]]:
+    """Shares of public models on the configured GPU, at the least TP that divides their heads and fits into memory."""
     rows = []
-    for name in sorted(published, key=lambda model: published[model].get("year", 9999)):
-        tree, length = model_tree(name), int(published[name].get("sequence_length", 2048))
-        sections = {**design.model_dump(exclude_none=True), "model": tree}
-        public_design = at(StepBackend().design(sections), {_LENGTH: length, _BATCH: 1, "parallel.dp": 1})
-        degrees = _degrees(public_design)
-        metrics = metrics_of(at(public_design, {_TP: degrees}))
-        fits = np.flatnonzero(metrics["memory_share"] <= 1)
-        place = int(fits[0]) if len(fits) else len(degrees) - 1
-        labels = {
-            "model": name,
-            "year": published[name].get("year"),
-            "hidden": tree["hidden"],
-            "sequence_length": length,
-        }
-        labels |= {"tp": int(degrees[place]), "fits": bool(len(fits))}
-        shares = metrics_of(at(public_design, {_TP: degrees[place], _FASTER: np.array(_TIMES)}))["serialized_share"]
-        both = zip(_TIMES, shares.tolist(), strict=True)
-        rows += [{**labels, "flop_vs_bw": times, "serialized_share": share} for times, share in both]
+    for name in sorted(facts("comp_vs_comm")["models"], key=lambda model: public().get(model, {}).get("year", 9999)):
+        of_model = points[points["scenario"] == name].sort_values([_TP, _FASTER])
+        if of_model.empty:
+            continue
+        fits = of_model[of_model["memory_share"] <= 1]
+        tp = int(fits[_TP].iloc[0] if len(fits) else of_model[_TP].iloc[-1])
+        year, width = public().get(name, {}).get("year"), model_tree(name)["hidden"]
+        labels = {"model": name, "year": year, "hidden": width, "sequence_length": _length(name)}
+        labels |= {"tp": tp, "fits": bool(len(fits))}
+        shares = of_model.loc[of_model[_TP] == tp, [_FASTER, "serialized_share"]].itertuples(index=False)
+        rows += [{**labels, "flop_vs_bw": float(times), "serialized_share": float(share)} for times, share in shares]
     return rows
 
 
-def _degrees(design: Design) -> Any:
+def _degrees(model: Transformer) -> list[int]:
     """Degrees of tensor parallelism that divide the heads and feed-forward layers of a model."""
-    heads, ffn = (int(np.asarray(getattr(design.model, name))) for name in ("num_heads", "width_of_ffn"))
-    keys = int(np.asarray(getattr(design.model, "num_kv_heads", heads)))
+    heads, ffn = (int(np.asarray(getattr(model, name))) for name in ("num_heads", "width_of_ffn"))
+    keys = int(np.asarray(getattr(model, "num_kv_heads", heads)))
     fits = (degree for degree in range(1, heads + 1) if heads % degree == ffn % degree == 0)
-    return np.array([float(degree) for degree in fits if keys % degree == 0 or degree % keys == 0])
+    return [degree for degree in fits if keys % degree == 0 or degree % keys == 0]
 
 
 def _serialized(points: pd.DataFrame) -> Sheet:

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.backend import Batch, Interval
+from dse.backend import Interval
 from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
 from dse.plots.timelines import timeline
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
+from dse.space import Case
 from simulators.costs.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import iteration
 from simulators.steps.design import Design
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
-from studies.common.iterations import at, base
+from studies.common.iterations import at, legal_base, step_tree
 from studies.common.sentences import extremes, reach
 from studies.plain import Plain
 
@@ -71,6 +72,11 @@ class JitQ(Plain):
     def claims(self) -> list[Claim]:
         """Claims of the paper and its authors, as retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
+
+    def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
+        """Iterations with each memory that computes, their copies made in each way."""
+        every = ((case, way) for case in facts("jitq")["systems"] for way in _WAYS)
+        return {"systems": {_label(case, way): _case_of(config, case, way) for case, way in every}}
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Findings of every claim."""
@@ -145,8 +151,8 @@ def _designs(run: Finished) -> dict[str, Design]:
     """Designs of the configuration's models that break no rule, by model."""
     designs = {}
     for name in _names(run):
-        design = base(run, model=model_tree(name))
-        if design is not None and not StepBackend().problems(design):
+        design = legal_base(run, model=model_tree(name))
+        if design is not None:
             designs[name] = design
     return designs
 
@@ -390,26 +396,28 @@ def _systems(run: Finished) -> pd.DataFrame:
     """Iterations with each memory that computes, on a device that may have it: copies stored, by GPU, by units."""
     import pandas as pd
 
-    rows = []
+    probe, rows = run.probe("systems"), []
+    points = {str(row["scenario"]): row for row in probe.to_dict("records")}
     for case in facts("jitq")["systems"]:
-        system = merged(tree_of(case["system"]), option_tree("pim", case["pim"]))
-        by_way = {way: _metrics(run, way, case, system) for way in ("stored", "gpu", "pim")}
-        for way, metrics in by_way.items() if all(by_way.values()) else ():
+        by_way = {way: points[_label(case, way)] for way in _WAYS if _label(case, way) in points}
+        for way, metrics in by_way.items() if len(by_way) == len(_WAYS) else ():
             lost, saved = (1 - metrics[name] / by_way["stored"][name] for name in ("tokens_per_s", "state_bytes"))
             values = {"iteration_s": metrics["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
             rows.append({**case, "copies": way, **values})
     return pd.DataFrame(rows)
 
 
-def _metrics(run: Finished, way: str, case: Mapping[str, Any], system: Mapping[str, Any]) -> Mapping[str, float]:
-    """Metrics of the configured iteration in one server of another system, copies made another way; {} if invalid."""
-    quantised = {**option_tree("quantised", way), "backward": run.config.get("quantised", {}).get("backward")}
-    design = base(run, model=model_tree(case["model"]), system=system, quantised=quantised)
-    if design is None:
-        return {}
-    alone = at(design, {_TP: case["tp"], "parallel.pp": 1, "parallel.dp": 1})
-    (result,) = StepBackend().evaluate([Batch(alone)])
-    return result[0].metrics if result[0].status == "ok" else {}
+def _label(case: Mapping[str, Any], way: str) -> str:
+    return f"{case['model']} on {case['system']} with {case['pim']}, {way}"
+
+
+def _case_of(config: Mapping[str, Any], case: Mapping[str, Any], way: str) -> Case:
+    """The configured iteration in one server of another system, its copies made another way."""
+    quantised = {**option_tree("quantised", way), "backward": (config.get("quantised") or {}).get("backward")}
+    system = merged(tree_of(case["system"]), option_tree("pim", case["pim"]))
+    parallel = {**config["parallel"], "tp": case["tp"], "pp": 1, "dp": 1}
+    sections = {"model": model_tree(case["model"]), "system": system, "quantised": quantised, "parallel": parallel}
+    return Case(step_tree(config, **sections))
 
 
 def _turns(design: Design) -> Sheet:

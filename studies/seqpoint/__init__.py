@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
@@ -20,15 +21,16 @@ from dse.plots import Axis, Draw, Frame, Sheet, predictions, tables
 from dse.plots.quantities import number
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
-from dse.values import put
+from dse.space import Case
 from simulators.calibration.backend import tables as measured_tables
 from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import device_of
-from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.design import Design
+from simulators.steps.design import OF_LENGTHS, Design
+from simulators.steps.scenarios import scenarios
 from simulators.steps.seqpoint import Iterations, Sample, choose
+from simulators.workloads.model import Run
 from simulators.workloads.model_zoo import model_tree, option_tree
-from simulators.workloads.sequence_lengths import iteration_lengths
+from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 from studies.common import throughput
 from studies.common.facts import facts
 from studies.common.sentences import capitalised, geometric_mean, reach
@@ -37,7 +39,10 @@ from studies.plain import Plain
 if TYPE_CHECKING:
     import pandas as pd
 
-_METHOD, _SYSTEM = "iterations.name", "system.name"
+_METHOD, _SYSTEM, _LENGTH = "iterations.name", "system.name", "run.sequence_length"
+_RATIO = "target_per_source"
+_AS_DESCRIBED = {"active_cus": None, "clock": 1.0, "disabled_cache": None, "flop_vs_bw": 1.0}
+"""Settings of a GPU with all that its data sheet lists, at the nominal clock."""
 _OWN, _PLAIN = "seqpoint", "vega_fe"
 _CHOICES = {
     "seqpoint": "SeqPoint",
@@ -70,6 +75,12 @@ class SeqPoint(Plain):
     def claims(self) -> list[Claim]:
         """Claims of the paper, and what is recalled of it, as retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
+
+    def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
+        """Iterations of every length of an epoch on the GPU as described, and steps of published throughput."""
+        singles = {name: _single_iterations(tree) for name, tree in _epoch_trees(config).items()}
+        trained = throughput.cases("gnmt_throughput", _published_sections(), _published_run)
+        return {"iterations": singles, "throughput": trained}
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on errors and profiling time saved."""
@@ -125,7 +136,7 @@ class SeqPoint(Plain):
             yield "recurrent", measured
             device = run.config["system"]["name"]
             yield "recurrent_measured", partial(_recurrent_figure, measured, str(device))
-        trained = _throughput()
+        trained = throughput.table("gnmt_throughput", run.probe("throughput"), _tokens_per_s)
         yield "throughput", trained
         yield "throughput_measured", partial(throughput.figure, trained, "a token of GNMT")
 
@@ -196,19 +207,39 @@ def _worse(ok: pd.DataFrame) -> Finding:
 # Iterations one by one
 
 
+def _epoch_trees(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Sections of the scenarios that are epochs, as configured; none where the configuration describes no steps."""
+    sections = {name: config[name] for name in (*Design.model_fields, "models") if name in config}
+    try:
+        return {name: tree for name, tree in scenarios(sections).items() if tree.get("lengths")}
+    except (ConfigError, KeyError):
+        return {}
+
+
+def _lengths(tree: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Sequence length [N] of each iteration of an epoch."""
+    run = Run.model_validate(tree["run"])
+    return iteration_lengths(Lengths.model_validate(tree["lengths"]), int(run.batch), int(run.seed))
+
+
+def _single_iterations(tree: Mapping[str, Any]) -> Case:
+    """An iteration of each length of an epoch, on the GPU as its data sheet describes it."""
+    gpu = {**tree["system"]["gpu"], **_AS_DESCRIBED}
+    sections = {name: section for name, section in tree.items() if name not in OF_LENGTHS}
+    unique = np.unique(_lengths(tree)).tolist()
+    return Case({**sections, "system": {**tree["system"], "gpu": gpu}}, {_LENGTH: unique})
+
+
 class _Epoch:
     """Iterations of a scenario on the plain GPU: lengths and seconds [N], and how SeqPoint was asked."""
 
-    def __init__(self, design: Design) -> None:
-        assert design.lengths is not None
-        self.lengths = iteration_lengths(design.lengths, design.run.batch, design.run.seed)
+    def __init__(self, tree: Mapping[str, Any], singles: pd.DataFrame) -> None:
+        self.lengths = _lengths(tree)
         unique, place = np.unique(self.lengths, return_inverse=True)
-        single = design.model_copy(update={"lengths": None, "iterations": None})
-        single = put(single, "system.gpu", design.system.gpu.as_described)
-        seconds = metrics_of(put(single, "run.sequence_length", unique.astype(float)))["iteration_s"]
-        self.seconds = np.broadcast_to(seconds, unique.shape)[place]
-        iterations = design.iterations
-        self.asked = iterations if iterations and iterations.method == _OWN else Iterations(name=_OWN, method=_OWN)
+        seconds = singles.set_index(_LENGTH)["iteration_s"].loc[unique.tolist()]
+        self.seconds = seconds.to_numpy(float)[place]
+        chosen = Iterations.model_validate(tree["iterations"]) if tree.get("iterations") else None
+        self.asked = chosen if chosen and chosen.method == _OWN else Iterations(name=_OWN, method=_OWN)
 
     @property
     def sample(self) -> Sample:
@@ -231,13 +262,11 @@ class _Epoch:
 @lru_cache(maxsize=1)
 def _epochs(run: Finished) -> dict[str, _Epoch]:
     """Epochs of the run by scenario; none where it has single iterations."""
-    backend, config = StepBackend(), run.config
-    sections = {name: config[name] for name in (*Design.model_fields, "models") if name in config}
-    try:
-        designs = {name: backend.design(tree) for name, tree in backend.scenarios(sections).items()}
-    except ConfigError:
-        return {}
-    return {name: _Epoch(design) for name, design in designs.items() if design.lengths and not backend.problems(design)}
+    singles = run.probe("iterations")
+    by_scenario = dict(list(singles.groupby("scenario", observed=True))) if len(singles) else {}
+    return {
+        name: _Epoch(tree, by_scenario[name]) for name, tree in _epoch_trees(run.config).items() if name in by_scenario
+    }
 
 
 def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
@@ -316,21 +345,25 @@ def _recurrent_layers(run: Finished) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).dropna(subset=["measured_s"]) if parts else pd.DataFrame()
 
 
-def _throughput() -> pd.DataFrame:
-    """Published and predicted throughput of training GNMT on one GPU, at one length, on which it hardly depends."""
+def _published_sections() -> dict[str, Any]:
+    """Model, optimizer and kernels of the published throughput of GNMT."""
     published = facts("seqpoint")["throughput"]
     names = {"optimizer": published["optimizer"], "kernels": published["kernels"]}
     sections: dict[str, Any] = {group: option_tree(group, name) for group, name in names.items()}
-    sections["model"] = {**model_tree(published["model"]), "target_per_source": published["target_per_source"]}
+    return {**sections, "model": {**model_tree(published["model"]), _RATIO: published[_RATIO]}}
+
+
+def _published_run(row: Mapping[str, str]) -> dict[str, int]:
+    """Section `run` of a published row: one length, on which the throughput hardly depends."""
+    return {"batch": int(row["batch"]), "sequence_length": facts("seqpoint")["throughput"]["sequence_length"]}
+
+
+def _tokens_per_s(row: Mapping[str, str], seconds: float) -> tuple[str, float, float]:
+    """Length of sentences, and tokens a second: measured, and predicted from the time of a step."""
+    published = facts("seqpoint")["throughput"]
     length = published["sequence_length"]
-
-    def ours(row: Mapping[str, str]) -> tuple[str, float, float]:
-        tokens = int(row["batch"]) * length * (1 + published["target_per_source"])
-        run = {"batch": int(row["batch"]), "sequence_length": length}
-        iteration_s = metrics_of(throughput.design_of(row, sections, run))["iteration_s"]
-        return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / float(iteration_s)
-
-    return throughput.table("gnmt_throughput", ours)
+    tokens = int(row["batch"]) * length * (1 + published[_RATIO])
+    return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / seconds
 
 
 STUDY = SeqPoint()
