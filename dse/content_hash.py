@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.values import LABELS, Keys, former_leaf, former_leaves, former_names
+from dse.values import LABELS, Keys, Memo, former_leaf, former_leaves, former_names
 
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 
@@ -52,15 +52,10 @@ def _part_lane(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[
     """Sum of the hashes of what a field holds, its axes left out; parts are shared by designs and hashed once."""
     if any(axis.startswith(path) for axis in axes) or not isinstance(part, BaseModel):
         return _sum(part, path, axes)
-    if (id(part), path) not in _parts:
-        if len(_parts) >= _MOST_PARTS:
-            _parts.clear()
-        _parts[id(part), path] = (part, _sum(part, path, {}))  # holds the part: its id stays its own
-    return _parts[id(part), path][1]
+    return _parts.get(lambda: _sum(part, path, {}), part, key=path)
 
 
-_MOST_PARTS = 4096
-_parts: dict[tuple[int, str], tuple[BaseModel, tuple[int, int]]] = {}
+_parts = Memo[tuple[int, int]](4096)
 
 
 def _sum(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[int, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,3 +250,51 @@ def iter_leaves(value: Any, path: str, structural: bool = False) -> Iterator[tup
     else:
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
         yield path, value, structural or not numeric
+
+
+_Value = TypeVar("_Value")
+
+
+class Memo(Generic[_Value]):
+    """Values by the objects that they belong to, for objects without a hash: trees, models over a grid, arrays.
+
+    The same object is the same key, whatever another one says; the memo holds it, so that no other gets its identity.
+    key: what a value depends on beside the objects. most: entries after which it starts anew.
+    """
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most = most
+        self._entries: dict[tuple[Hashable, ...], tuple[Any, _Value]] = {}
+
+    def get(self, compute: Callable[[], _Value], *objects: Any, key: Hashable = None) -> _Value:
+        """The value of some objects, computed where there is none."""
+        entry = self._entries.get((key, *map(id, objects)))
+        return self.keep(compute(), *objects, key=key) if entry is None else entry[1]
+
+    def keep(self, value: _Value, *objects: Any, key: Hashable = None) -> _Value:
+        """Set the value of some objects, and return it."""
+        if len(self._entries) >= self._most:
+            self._entries.clear()
+        self._entries[self._place(objects, key)] = objects, value
+        return value
+
+    def find(self, *objects: Any, key: Hashable = None) -> _Value | None:
+        """The value of some objects; None where there is none."""
+        return self._entries.get(self._place(objects, key), (None, None))[1]
+
+    def pop(self, item: Any) -> _Value | None:
+        """Remove the value of an object, and return it; None where there is none."""
+        return self._entries.pop(self._place((item,), None), (None, None))[1]
+
+    @staticmethod
+    def _place(objects: tuple[Any, ...], key: Hashable) -> tuple[Hashable, ...]:
+        return (key, *map(id, objects))
+
+
+def distinct(items: Iterable[_Value]) -> tuple[list[_Value], list[int]]:
+    """The different objects among some, in order, and the place of each of all among them."""
+    items = list(items)
+    identities = [id(item) for item in items]
+    different = dict(zip(identities, items, strict=True))
+    places = {identity: place for place, identity in enumerate(different)}
+    return list(different.values()), [places[identity] for identity in identities]

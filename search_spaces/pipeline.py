@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dse.values import Memo
 from search_spaces.chunk_costs import ChunkCosts, LawGroups, later_law
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.movers import Means
@@ -70,7 +71,7 @@ class Pipeline:
         self.also(TransferMode(knobs.mover, self.comm_cus, pattern))
         self._chunk_costs: ChunkCosts = self._means[0].costs
         self._chunks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-        self._copies: dict[tuple[int, ...], tuple[Any, Any, Any, Any]] = {}
+        self._copies = Memo[tuple[Mapping[str, Any], Any, Mapping[int, ArrayLike]]]()
         self._gemms = LawGroups("gemm")
         self._tasks_by_gpu: dict[int, Mapping[int, int]] = {}
         self._moved: dict[int, Any] = {}
@@ -280,14 +281,14 @@ class Pipeline:
         self, gpu: int, route: Route, copy: Mapping[str, Any], means: Means, factor: Any
     ) -> tuple[Mapping[str, Any], Any, Mapping[int, ArrayLike]]:
         """Parameters of a transfer on a GPU, its rate with nothing beside it, and its uses; made once for all alike."""
-        key = gpu, route.peer, id(copy), id(factor)
-        if key not in self._copies:
+
+        def build() -> tuple[Mapping[str, Any], Any, Mapping[int, ArrayLike]]:
             rates = {name: copy[name] * self._machine.for_gpu(factor, gpu) for name in ("cap", "free")}
             how = {**copy, **rates, "gpu": gpu, "group": self._machine.task_name(copy["group"], gpu)}
             free = how.pop("free")
-            self._copies[key] = how, free, self._uses(route, how, gpu, means), (copy, factor)  # which keep their ids
-        how, free, uses, _ = self._copies[key]
-        return how, free, uses
+            return how, free, self._uses(route, how, gpu, means)
+
+        return self._copies.get(build, copy, factor, key=(gpu, route.peer))
 
     def _uses(self, route: Route, copy: Mapping[str, Any], gpu: int, means: Means) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""

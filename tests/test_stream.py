@@ -30,6 +30,7 @@ from dse.study import ledger, run
 from dse.study.plan import Plan
 from dse.study.run import Support
 from dse.study.run import run as run_study
+from dse.values import Memo
 from tests import toy
 from tests.support import REPOSITORY
 
@@ -144,7 +145,7 @@ def test_the_table_holds_what_the_designs_hold_and_the_same_types_as_ever(tmp_pa
 def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_path: Path) -> None:
     plan = planned((Knob("thing.x", (1, 2)), Knob("tool.size", (1, 2))))
     knobs = (Knob("thing.x", (5000, 1, 2, "many")), Knob("tool.size", (1, 2)))
-    spaces = {name: replace(space, knobs=knobs, known={}) for name, space in plan.spaces.items()}
+    spaces = {name: replace(space, knobs=knobs, known=Memo()) for name, space in plan.spaces.items()}
     table = table_of(replace(plan, spaces=spaces), tmp_path)
     refused = table[table["status"] == "infeasible"]
     assert len(refused) == 2 * 2 * 2

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from dse.results.finished_run import Finished, read
 from dse.results.pareto import minimized
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
-from dse.values import leaves, put
+from dse.values import Memo, distinct, leaves, put
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -195,7 +196,7 @@ def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
     holders = [designs[row] for row in run_points.holders(path)]
     if not holders:
         return "is no number of the designs", did_you_mean(path, axes)
-    if not all(backend.is_axis(path, design) for design in _distinct(holders, path)):
+    if not all(backend.is_axis(path, design) for design in _holders_of_sections(holders, path)):
         rule = "is no axis: it is no number, or changes what is simulated"
         return rule, "search it instead: +space.<path>=..."
     if not run_points.nominal(path).all():
@@ -203,10 +204,10 @@ def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
     return None
 
 
-def _distinct(designs: Sequence[BaseModel], path: str) -> list[BaseModel]:
+def _holders_of_sections(designs: Sequence[BaseModel], path: str) -> list[BaseModel]:
     """Select a design for each distinct section that holds a path: all other designs are alike there."""
-    section = path.partition(".")[0]
-    return list({id(getattr(design, section)): design for design in designs}.values())
+    _, places = distinct(getattr(design, path.partition(".")[0]) for design in designs)
+    return list(dict(zip(places, designs, strict=True)).values())
 
 
 def _check_legal(check: Problems, run_points: Points, constant: Constant, factor: float) -> None:
@@ -273,7 +274,7 @@ def _groups(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
 def together(run_points: Points, changing: Sequence[Constant], factors: Floats) -> Iterator[Batch]:
     """Yield every point with all constants changed at once, sample after sample: factors [S, constants]."""
     nominal = [run_points.nominal(constant.path) for constant in changing]
-    changed: dict[tuple[int, int], BaseModel] = {}
+    changed = Memo[BaseModel]()
     for row, design in enumerate(run_points.designs):
         for sample in range(len(factors)):
             now = {}
@@ -283,22 +284,21 @@ def together(run_points: Points, changing: Sequence[Constant], factors: Floats) 
             yield Batch(_with(design, now, sample, changed))
 
 
-def _with(
-    design: BaseModel, now: Mapping[str, Any], sample: int, changed: dict[tuple[int, int], BaseModel]
-) -> BaseModel:
+def _with(design: BaseModel, now: Mapping[str, Any], sample: int, changed: Memo[BaseModel]) -> BaseModel:
     """Change some numbers of a design; sections that designs share are shared afterwards, too."""
     sections: dict[str, Any] = {}
     now = {path: value for path, value in now.items() if get_path(design, path) is not None}
     for section in dict.fromkeys(path.partition(".")[0] for path in now):
         part = getattr(design, section)
-        if (id(part), sample) not in changed:
-            fresh = part
-            for path, value in now.items():
-                if path.startswith(f"{section}."):
-                    fresh = put(fresh, path.partition(".")[2], value)
-            changed[id(part), sample] = fresh
-        sections[section] = changed[id(part), sample]
+        own = {path.partition(".")[2]: value for path, value in now.items() if path.startswith(f"{section}.")}
+        sections[section] = changed.get(partial(_put_all, part, own), part, key=sample)
     return design.model_copy(update=sections)
+
+
+def _put_all(part: BaseModel, values: Mapping[str, Any]) -> BaseModel:
+    for path, value in values.items():
+        part = put(part, path, value)
+    return part
 
 
 def one_by_one(run_points: Points, constant: Constant, factors: Floats) -> Iterator[Batch]:
@@ -314,7 +314,7 @@ def one_by_one(run_points: Points, constant: Constant, factors: Floats) -> Itera
 
 def at(run_points: Points, constant: Constant, rows: NDArray[np.intp], values: Floats) -> Iterator[Batch]:
     """Yield some points [N], each with a constant at a value of its own [N]."""
-    changed: dict[tuple[int, int], BaseModel] = {}
+    changed = Memo[BaseModel]()
     places = {value: place for place, value in enumerate(dict.fromkeys(values.tolist()))}
     for row, value in zip(rows.tolist(), values.tolist(), strict=True):
         now = {constant.path: round(value) if constant.whole else value}

@@ -85,12 +85,16 @@ class _Cut(NamedTuple):
 
 @dataclass
 class _Branch:
-    """A node during learning, with its part of the contexts; without a cut it is a leaf."""
+    """A node during learning, with its part of the contexts; without a cut it is a leaf.
+
+    pruned: number of leaves -> the least loss of the branch pruned to it, and the number on each side.
+    """
 
     rows: Rows
     depth: int
     cut: _Cut | None = None
     sides: list[_Branch] = field(default_factory=list)
+    pruned: dict[int, tuple[float, tuple[int, int] | None]] = field(default_factory=dict)
 
     @property
     def inner(self) -> Iterator[_Branch]:
@@ -161,24 +165,18 @@ class _Grower:
     def prune(self, root: _Branch) -> _Branch:
         """Prune to the subtree with the least loss within the requested number of leaves; ties go to fewer leaves."""
         most = self.size.leaves or 2**self.size.depth
-        tables: dict[int, dict[int, tuple[float, tuple[int, int] | None]]] = {}
 
         def table(branch: _Branch) -> dict[int, tuple[float, tuple[int, int] | None]]:
-            """Map a number of leaves to the least loss of a branch pruned to it, and the number on each side."""
-            best_by_count: dict[int, tuple[float, tuple[int, int] | None]] = {
-                1: (_least(self.losses[branch.rows]), None)
-            }
+            branch.pruned = {1: (_least(self.losses[branch.rows]), None)}
+            best_by_count = branch.pruned
             for first, second in itertools.product(*map(table, branch.sides)) if branch.cut else ():
-                lost = sum(
-                    tables[id(side)][count][0] for side, count in zip(branch.sides, (first, second), strict=True)
-                )
+                lost = sum(side.pruned[count][0] for side, count in zip(branch.sides, (first, second), strict=True))
                 if first + second <= most and lost < best_by_count.get(first + second, (np.inf, None))[0]:
                     best_by_count[first + second] = lost, (first, second)
-            tables[id(branch)] = best_by_count
             return best_by_count
 
         def keep(branch: _Branch, count: int) -> None:
-            split = tables[id(branch)][count][1]
+            split = branch.pruned[count][1]
             if split is None:
                 branch.cut, branch.sides = None, []
             for side, side_count in zip(branch.sides, split or (), strict=True):

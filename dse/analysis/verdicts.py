@@ -26,7 +26,7 @@ from dse.study.plan_again import Present, plan_again
 from dse.study.record import search_with_probes, write_files, write_provenance
 from dse.study.run import Support
 from dse.units import amount
-from dse.values import LABELS
+from dse.values import LABELS, Memo
 
 UNCERTAIN = ("assumed", "memory", "derived")
 SPREAD = 0.2
@@ -120,12 +120,10 @@ def _source(tree: Tree, path: str) -> Mapping[str, Any] | None:
 
 def moved(planned: Plan, move: Move) -> Plan:
     """The same study with a constant moved, in scenarios, options, probes and the recorded configuration."""
-    sections: dict[int, tuple[Any, Any]] = {}  # scenarios share sections, and moved ones are shared likewise
+    sections = Memo[Any]()  # scenarios share sections, and moved ones are shared likewise
 
     def section(tree: Any) -> Any:
-        if id(tree) not in sections:
-            sections[id(tree)] = tree, _scaled(tree, move)
-        return sections[id(tree)][1]
+        return sections.get(lambda: _scaled(tree, move), tree)
 
     name = move.path.partition(".")[0]
 
@@ -134,7 +132,7 @@ def moved(planned: Plan, move: Move) -> Plan:
         options = dict(old.options)
         if name in options:
             options[name] = {option: section(tree) for option, tree in options[name].items()}
-        return replace(old, base=base, options=options, known={})
+        return replace(old, base=base, options=options, known=Memo())
 
     tree = planned.request.tree
     request = replace(planned.request, tree={**tree, name: section(tree[name])} if name in tree else tree)

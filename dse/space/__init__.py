@@ -32,6 +32,7 @@ from dse.space.paths import get_path as get_path
 from dse.space.paths import has_path as has_path
 from dse.space.paths import set_path as set_path
 from dse.units import amount
+from dse.values import Memo
 
 _MOST_SECTIONS = 10_000  # sections whose validated numbers are remembered
 
@@ -93,7 +94,7 @@ class Space:
     knobs: tuple[Knob, ...]
     options: Mapping[str, Mapping[str, Tree]]
     backend: Backend
-    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    known: Memo[dict[str, Any]] = field(default_factory=lambda: Memo(_MOST_SECTIONS), compare=False, repr=False)
 
     @functools.cached_property
     def order(self) -> tuple[Knob, ...]:
@@ -138,19 +139,11 @@ class Space:
 
     def _section(self, section: Any, values: Mapping[str, Any]) -> Any:
         """A section with values set; the same object for the same values, as many points share one."""
-        if len(self._sections) > _MOST_SECTIONS:
-            self._sections.clear()
-        name = (id(section), repr(values))
-        if name not in self._sections:
-            changed = copy.deepcopy(section)
-            for path, value in values.items():
-                set_path({path.partition(".")[0]: changed}, path, value)
-            self._sections[name] = section, changed  # holds it: its id stays its own
-        return self._sections[name][1]
+        return self._sections.get(lambda: _with_values(section, values), section, key=repr(values))
 
     @functools.cached_property
-    def _sections(self) -> dict[tuple[int, str], tuple[Any, Any]]:
-        return {}
+    def _sections(self) -> Memo[Any]:
+        return Memo(_MOST_SECTIONS)
 
     def walk(self, choose: Callable[[Knob], Any]) -> Assignment:
         """One point: `choose` is asked for each knob that counts, in an order in which conditions are known."""
@@ -302,11 +295,7 @@ class Space:
             if path.partition(".")[0] == section and path != knob.path and (not alone or self.is_option(path))
         }
         tree = self.tree({path: value for path, value in fixed.items() if self.is_option(path)}).get(section)
-        if len(self.known) > _MOST_SECTIONS:
-            self.known.clear()
-        number_of = self.known.setdefault((id(tree), knob.path, repr(fixed)), (tree, {}))[
-            1
-        ]  # holds it: its id stays its own
+        number_of = self.known.get(dict, tree, key=(knob.path, repr(fixed)))
         for value in knob.values:
             if repr(value) not in number_of:
                 number_of[repr(value)] = self._number({**first, knob.path: value}, knob.path)
@@ -403,3 +392,11 @@ def _without(tree: Tree, paths: Mapping[str, Any]) -> Tree:
     for path in paths:
         set_path(tree_without, path, None)
     return tree_without
+
+
+def _with_values(section: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a section with values at dotted paths, which begin with its name."""
+    changed = copy.deepcopy(section)
+    for path, value in values.items():
+        set_path({path.partition(".")[0]: changed}, path, value)
+    return changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results
-from dse.values import LABELS, iter_leaves, put
+from dse.values import LABELS, Memo, distinct, iter_leaves, put
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -55,12 +56,12 @@ def grids(
     The first axis of the grid is that of the batches, the others are the axes of a batch. kind: of their designs.
     apart: what else must be equal of the designs of a grid; may be hashed.
     """
-    structures: dict[int, tuple[Any, ...]] = {}
+    structures = Memo[tuple[Any, ...]]()
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, batch in enumerate(batches):
         design = batch.design
         assert isinstance(design, kind)
-        parts = tuple(_structure(part, structures) for _, part in design)
+        parts = tuple(structures.get(partial(_structure, part), part) for _, part in design)
         axes = tuple((path, values.tobytes()) for path, values in batch.axes.items())
         groups.setdefault((apart(design), parts, axes), []).append(index)
     for indices in groups.values():
@@ -73,13 +74,11 @@ def grids(
         yield indices, Grid(merged, shape)
 
 
-def _structure(part: Any, structures: dict[int, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Structural leaves of a section; sections shared by many designs are walked once."""
-    if id(part) not in structures:
-        kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
-        walked = ((path, value) if marked else path for path, value, marked in iter_leaves(part, ""))
-        structures[id(part)] = *kinds, *walked
-    return structures[id(part)]
+def _structure(part: Any) -> tuple[Any, ...]:
+    """Structural leaves of a section."""
+    kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
+    walked = ((path, value) if marked else path for path, value, marked in iter_leaves(part, ""))
+    return (*kinds, *walked)
 
 
 def _merge(values: Sequence[Any], aligned: tuple[int, ...]) -> Any:
@@ -87,9 +86,8 @@ def _merge(values: Sequence[Any], aligned: tuple[int, ...]) -> Any:
     first = values[0]
     if all(value is first for value in values):
         return first
-    if len(different := list({id(value): value for value in values}.values())) < len(values):
-        places = {id(value): place for place, value in enumerate(different)}
-        at = [places[id(value)] for value in values]
+    different, at = distinct(values)
+    if len(different) < len(values):
         return _map_arrays(_merge(different, aligned), lambda array: array[at])
     if isinstance(first, BaseModel):
         columns = {name: [getattr(value, name) for value in values] for name in type(first).model_fields}

@@ -27,6 +27,7 @@ from dse.space import Block, Evaluated
 from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
+from dse.values import Memo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +130,7 @@ def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
     chosen = {path: _plain(values[path]) for path in plan.knobs if path in values}
     backend, space = level.spec.make(), plan.spaces[scenario]
     if level.spec.name == plan.spec.name:
-        (block,) = replace(space, backend=backend, known={}).resolve(chosen)
+        (block,) = replace(space, backend=backend, known=Memo()).resolve(chosen)
     else:
         block = Block(chosen, {}, backend.design(plain_design(plan.backend, space.tree(chosen))))
     return Evaluated(block, block.keys(*level.spec.context.words), scenario)

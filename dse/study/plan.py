@@ -20,7 +20,7 @@ from dse.space import Knob, Space, get_path
 from dse.store.contract import Context
 from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
 from dse.study.settings import SECTIONS, Budget, Settings, Study
-from dse.values import LABELS
+from dse.values import LABELS, Memo
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
     for name, probe in planned.settings.study.probes.items():
         knobs = tuple(Knob(path, values) for path, values in probe.values().items())
         chosen = {
-            scenario: replace(space, knobs=knobs, known={})
+            scenario: replace(space, knobs=knobs, known=Memo())
             for scenario, space in planned.spaces.items()
             if any(fnmatch.fnmatchcase(scenario, pattern) for pattern in probe.scenarios)
         }

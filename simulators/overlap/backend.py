@@ -16,7 +16,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Result, Resul
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.space.grids import Grid, grids, results_by_batch
-from dse.values import LABELS, condition, leaves, put
+from dse.values import LABELS, Memo, condition, leaves, put
 from simulators.hardware.machine import reads
 from simulators.hardware.network import link_rules
 from simulators.hardware.system import System, WholeNode
@@ -69,10 +69,10 @@ class OverlapBackend(Backend):
             (name, plugins.load("engine", name)) for name in (engine, fallback) if name
         ]
         self._parts: dict[tuple[str, str], BaseModel] = {}
-        self._seen_parts: dict[tuple[str, int], tuple[Any, BaseModel]] = {}  # by identity; entries keep trees alive
-        self._sharded_workloads: dict[tuple[int, str], tuple[Any, Any]] = {}
-        self._bounds: dict[tuple[Any, ...], tuple[Design, Floats | None]] = {}
-        self._conditions: dict[tuple[str, int], tuple[Any, Mapping[str, Any] | None]] = {}
+        self._parts_of_trees = Memo[BaseModel](_MOST_PARTS)
+        self._sharded_workloads = Memo[Any](_MOST_SEEN)
+        self._bounds = Memo[Floats | None](_MOST_SEEN)
+        self._conditions = Memo[Mapping[str, Any] | None](_MOST_SEEN)
         self.batch = self._engines[0][1].batch
         node_version = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
         self.version = "+".join(
@@ -119,8 +119,8 @@ class OverlapBackend(Backend):
 
     def _part(self, check: Problems, kind: type[BaseModel], tree: Tree, section: str) -> BaseModel | None:
         """Validate a part; designs share parts, and a valid part is not validated again."""
-        if (cached := self._seen_parts.get((section, id(tree[section])))) is not None:
-            return cached[1]
+        if (cached := self._parts_of_trees.find(tree[section], key=section)) is not None:
+            return cached
         text = json.dumps(tree[section], sort_keys=True, default=str)
         if (section, text) not in self._parts:
             part = check.model(kind, tree[section], path=section)
@@ -129,20 +129,12 @@ class OverlapBackend(Backend):
             if len(self._parts) > _MOST_PARTS:
                 self._parts.clear()
             self._parts[section, text] = part
-        if len(self._seen_parts) > _MOST_PARTS:
-            self._seen_parts.clear()
-        self._seen_parts[section, id(tree[section])] = tree[section], self._parts[section, text]
-        return self._parts[section, text]
+        return self._parts_of_trees.keep(self._parts[section, text], tree[section], key=section)
 
     def _with_shards(self, tree: Tree) -> Any:
         """Return the workload with its shards filled in, the same object for the same workload and number of GPUs."""
         workload, count = tree["workload"], get_path(tree, "system.node.num_gpus")
-        if len(self._sharded_workloads) > _MOST_SEEN:
-            self._sharded_workloads.clear()
-        name = id(workload), repr(count)
-        if name not in self._sharded_workloads:
-            self._sharded_workloads[name] = workload, _fill_shards(tree)
-        return self._sharded_workloads[name][1]
+        return self._sharded_workloads.get(lambda: _fill_shards(tree), workload, key=repr(count))
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Check the rules between schedule, system and workload."""
@@ -152,12 +144,7 @@ class OverlapBackend(Backend):
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Condition of `path`, as a schedule's knobs declare it; remembered for the section that it is in."""
         section = tree.get(path.partition(".")[0])
-        if len(self._conditions) > _MOST_SEEN:
-            self._conditions.clear()
-        name = path, id(section)
-        if name not in self._conditions:
-            self._conditions[name] = section, self._condition(path, tree)  # holds it: its id stays its own
-        return self._conditions[name][1]
+        return self._conditions.get(lambda: self._condition(path, tree), section, key=path)
 
     def _condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         section, _, name = path.partition(".")
@@ -288,16 +275,10 @@ class OverlapBackend(Backend):
         design = batch.design
         assert isinstance(design, Design)
         shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
-        key = (
-            *(id(part) for part in (design.system, design.workload)),
-            type(design.schedule),
-            *((path, values.tobytes()) for path, values in shared.items()),
+        key = type(design.schedule), *((path, values.tobytes()) for path, values in shared.items())
+        proven = self._bounds.get(
+            lambda: self._schedule_bound(Batch(design, shared)), design.system, design.workload, key=key
         )
-        if key not in self._bounds:
-            if len(self._bounds) > _MOST_SEEN:
-                self._bounds.clear()
-            self._bounds[key] = (design, self._schedule_bound(Batch(design, shared)))  # holds it: its ids stay its own
-        proven = self._bounds[key][1]
         if proven is None:
             ((_, grid),) = grids([batch], Design)
             graph = reduce_graph(self._lower(grid.design)).graph

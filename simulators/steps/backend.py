@@ -20,7 +20,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Resul
 from dse.errors import Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.space.grids import Grid, results_by_batch
-from dse.values import LABELS, Frozen, leaves, put
+from dse.values import LABELS, Frozen, Memo, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import FittedGemms, gemms_of
 from simulators.costs.power import sustained_clock
@@ -51,7 +51,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "8"
+_VERSION = "9"
 
 
 class _AnyModel(Frozen):
@@ -282,7 +282,7 @@ class StepBackend(Backend):
     }
 
     def __init__(self) -> None:
-        self._sections: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # by identity; trees keep their ids
+        self._sections = Memo[Any](_MOST_SECTIONS)
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
@@ -330,14 +330,13 @@ class StepBackend(Backend):
 
         original: the section in the configuration, which means the same to all of them.
         """
-        at = kind, id(original), tree is original
-        if at not in self._sections:
-            if len(self._sections) >= _MOST_SECTIONS:
-                self._sections.clear()
+
+        def validate() -> Any:
             of_model = kind is _AnyModel
             section = Problems().model(kind, {"model": tree} if of_model else tree, path="")
-            self._sections[at] = original, tree if section is None else section.model if of_model else section
-        return self._sections[at][1]
+            return tree if section is None else section.model if of_model else section
+
+        return self._sections.get(validate, original, key=(kind, tree is original))
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""
@@ -437,7 +436,7 @@ def _fields(tree: Tree, section: str) -> set[str]:
 def _apart(design: Design) -> Any:
     """What is the same in all designs of a grid beside their structure: an epoch is computed alone."""
     tp = design.parallel.tp if isinstance(design, ScheduledDesign) else 0
-    return type(design), tp, 0 if design.lengths is None else id(design)
+    return type(design), tp, None if design.lengths is None else object()
 
 
 def _screen_grid(grid: Grid[Design]) -> Results:

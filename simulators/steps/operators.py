@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dse.values import Memo
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import CollectiveCost, Group, Pattern, collective_cost
 from simulators.costs.convolution import convolution
@@ -211,7 +212,7 @@ def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     if platform.linear is not None:
         return _costs_of_linear(ops, platform, platform.linear)
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
-    product_costs, seen = iter(products), dict[tuple[int, ...], Cost]()
+    product_costs, seen = iter(products), Memo[Cost]()
     return [next(product_costs) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
 
 
@@ -272,7 +273,7 @@ def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: P
     return np.where(several, np.maximum(cost.seconds, slow), cost.seconds)
 
 
-def _other(work: Work, platform: Platform, seen: dict[tuple[int, ...], Cost]) -> Spent:
+def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> Spent:
     """Cost of anything but a product. seen: costs of all passes of layers of which one was asked before."""
     if isinstance(work, Exchange):
         group = platform.groups[work.over]
@@ -315,13 +316,11 @@ def _stream_s(work: Stream, platform: Platform, plain: Floats) -> Floats:
     return np.asarray(np.where(np.asarray(work.kernels) == 1, np.maximum(alone, fused), plain))
 
 
-def _passes(work: Recurrence | Filter, chip: Chip, seen: dict[tuple[int, ...], Cost]) -> Cost:
+def _passes(work: Recurrence | Filter, chip: Chip, seen: Memo[Cost]) -> Cost:
     """Costs [..., 3] of all passes of a layer, computed once for those whose sizes are the same objects."""
     sizes = (work.shape,) if isinstance(work, Filter) else (work.gates, work.hidden, work.batch, work.steps)
-    same = tuple(map(id, sizes))
-    if same not in seen:
-        seen[same] = convolution(chip, work.shape) if isinstance(work, Filter) else recurrent(chip, *sizes)
-    return seen[same]
+    compute = (lambda: convolution(chip, work.shape)) if isinstance(work, Filter) else (lambda: recurrent(chip, *sizes))
+    return seen.get(compute, *sizes)
 
 
 def collective(work: Exchange, group: Group) -> CollectiveCost:

@@ -36,7 +36,7 @@ from dse.backend import Interval, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
-from dse.values import AtLeast, leaves
+from dse.values import AtLeast, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
@@ -127,17 +127,16 @@ class TensorGroup:
     @classmethod
     def of(cls, machine: Device, *, tp: int, precision: str) -> TensorGroup:
         """Build from a machine that has all parts that schedules need; the same group for the same machine."""
-        name = id(machine), tp, precision
-        if name not in _groups:
-            if len(_groups) >= _MOST_GROUPS:
-                _groups.clear()
-            constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
-            efficiency = {} if constants is None else {format_: constants}
-            system, costs = schedules_see(machine, tp, efficiency), machine.costs
-            simulated = WholeNode.of(system, _imbalance()) if costs.sites == "node" else system
-            engine = "uncontended" if costs.sites == "uncontended" else ENGINE
-            _groups[name] = machine, cls(system, format_, simulated, engine)
-        return _groups[name][1]
+        return _groups.get(lambda: cls._build(machine, tp, precision), machine, key=(tp, precision))
+
+    @classmethod
+    def _build(cls, machine: Device, tp: int, precision: str) -> TensorGroup:
+        constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
+        efficiency = {} if constants is None else {format_: constants}
+        system, costs = schedules_see(machine, tp, efficiency), machine.costs
+        simulated = WholeNode.of(system, _imbalance()) if costs.sites == "node" else system
+        engine = "uncontended" if costs.sites == "uncontended" else ENGINE
+        return cls(system, format_, simulated, engine)
 
     def know(self, larger: TensorGroup, places: NDArray[np.intp]) -> None:
         """Take over what is known of machines at whose places in arrays these are."""
@@ -171,8 +170,7 @@ class TensorGroup:
         return memory[name]
 
 
-_groups: dict[tuple[int, int, str], tuple[Device, TensorGroup]] = {}  # by identity; the machine keeps its id its own
-_MOST_GROUPS = 64
+_groups = Memo[TensorGroup](64)
 
 
 @dataclass(frozen=True)

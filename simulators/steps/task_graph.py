@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from dse import plugins
 from dse.backend import Interval
+from dse.values import Memo
 from simulators.steps.contention import ENGINE, GRADIENTS, group
 from simulators.steps.exchanges import LayersBeside
 from simulators.steps.iteration import Iteration
@@ -309,7 +310,7 @@ class _Writer:
         """How long operators would take in so many passes, of the time that they do, without the schedules of sites."""
         if self._undivided is None:
             return None
-        return min(passes * sum(float(part.times) * self._undivided[id(part)] for part in parts), seconds)
+        return min(passes * sum(float(part.times) * (self._undivided.find(part) or 0.0) for part in parts), seconds)
 
     def _bucket(self, block: Block, index: int) -> Iterator[Task]:
         """The reduction of a block's gradients; nothing of the backward pass waits for it."""
@@ -334,12 +335,15 @@ class _Writer:
         return replace(task, after=(*task.after, *(name for name in before if name)))
 
 
-def _undivided(iteration: Iteration) -> dict[int, float] | None:
-    """Time [s] of each operator, by its identity, without the schedules of sites; None where there are none."""
+def _undivided(iteration: Iteration) -> Memo[float] | None:
+    """Time [s] of each operator without the schedules of sites; None where there are none."""
     if iteration.scheduled is None:
         return None
     plain = replace(iteration, scheduled=None).parts
-    return {id(part): float(alike.spent.seconds) for part, alike in zip(iteration.parts, plain, strict=True)}
+    seconds = Memo[float]()
+    for part, alike in zip(iteration.parts, plain, strict=True):
+        seconds.keep(float(alike.spent.seconds), part)
+    return seconds
 
 
 def _amounts(parts: Sequence[Part]) -> tuple[list[Floats], list[Floats]]:

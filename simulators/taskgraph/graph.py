@@ -223,12 +223,13 @@ class _Columns:
         if isinstance(value, (int, float)):
             column = self._known.get(value)
             return self._new(value, value) if column is None else column
-        if (seen := self._seen.get(id(value))) is not None:
+        identity = id(value)  # of an array, which takes long to compare
+        if (seen := self._seen.get(identity)) is not None:
             return seen[0]
         array = np.asarray(value, dtype=float)
         key = array.item() if array.size == 1 else (array.shape, array.tobytes())
         column = self._known[key] if key in self._known else self._new(key, array)
-        self._seen[id(value)] = column, value  # the reference keeps the array alive, so that no other gets its id
+        self._seen[identity] = column, value  # the reference keeps the array alive, so that no other gets its id
         return column
 
     def _new(self, key: Any, value: ArrayLike) -> int:

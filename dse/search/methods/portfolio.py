@@ -20,7 +20,7 @@ from dse.search.methods import samplers, screened
 from dse.search.question import Method, Outcome, Question
 from dse.space import Assignment
 from dse.units import Fraction, Integer
-from dse.values import Frozen
+from dse.values import Frozen, Memo
 
 _BEYOND = 0.1  # distance of the reference point beyond the front, as a share of its range
 
@@ -46,7 +46,7 @@ class Portfolio:
         self._earned = np.zeros(len(self._methods))
         self._asked = np.zeros(len(self._methods))
         self._due = np.zeros(len(self._methods))
-        self._proposed: dict[int, tuple[Assignment, int]] = {}
+        self._proposed = Memo[int]()
         self._front = _Front(question)
 
     def ask(self, count: int) -> Sequence[Assignment]:
@@ -62,9 +62,8 @@ class Portfolio:
 
     def _of(self, place: int, count: int) -> Sequence[Assignment]:
         points = self._methods[place].ask(count)
-        self._proposed |= {
-            id(point): (point, place) for point in points
-        }  # holds the point, so that its id is not reused
+        for point in points:
+            self._proposed.keep(place, point)
         return points
 
     def _shares(self) -> NDArray[np.float64]:
@@ -85,7 +84,7 @@ class Portfolio:
         self._asked *= decay
         for point, outcome in zip(points, outcomes, strict=True):
             gain = self._front.add(outcome)
-            _, by = self._proposed.pop(id(point), (None, None))
+            by = self._proposed.pop(point)
             if by is not None:
                 self._earned[by] += gain
                 self._asked[by] += 1.0

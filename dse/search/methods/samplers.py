@@ -14,6 +14,7 @@ from typing import Any
 from dse.errors import ConfigError, Problem, Problems
 from dse.search.question import MakeMethod, Method, Outcome, Question, constraints
 from dse.space import Assignment, Knob
+from dse.values import Memo
 
 
 def sampler(name: str, *, needs: str = "", all_knobs: bool = False, **defaults: Any) -> MakeMethod:
@@ -71,7 +72,7 @@ class Sampled:
         self._study = library.create_study(directions=list(question.goals.values()), sampler=sampler)
         self._knobs = {knob.path: knob for knob in question.space.knobs}
         self._flat = {path: self._distribution(knob) for path, knob in self._knobs.items()} if all_knobs else None
-        self._open: dict[int, tuple[Assignment, Any]] = {}
+        self._open = Memo[Any]()
         self._worst: list[float] = []  # objectives of all outcomes so far
 
     def ask(self, count: int) -> Sequence[Assignment]:
@@ -81,13 +82,13 @@ class Sampled:
     def _one(self) -> Assignment:
         trial = self._study.ask(self._flat) if self._flat else self._study.ask()
         point = self._question.space.walk(lambda knob: self._choose(trial, knob))
-        self._open[id(point)] = (point, trial)  # holds the point, so that its id is not reused
+        self._open.keep(trial, point)
         return point
 
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
         """Finish the trials of proposals, and add finished trials for other points."""
         for point, outcome in zip(points, outcomes, strict=True):
-            _, trial = self._open.pop(id(point), (None, None))
+            trial = self._open.pop(point)
             beyond, values = constraints(self._question.limits, outcome), self._objectives(outcome)
             if trial is None:
                 self._study.add_trial(self._finished_trial(point, beyond, values))

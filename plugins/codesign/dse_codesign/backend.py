@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.values import Frozen, leaves, put
+from dse.values import Frozen, Memo, distinct, leaves, put
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.plans import METRICS, best_plans
 from dse_codesign.workloads import Step, steps_of
@@ -27,7 +27,7 @@ from simulators.hardware.technology.settings import Coefficient
 from simulators.rules import Rule, problems, reasons
 
 Floats = NDArray[np.float64]
-_VERSION = "2"
+_VERSION = "3"
 _MOST_JUDGES = 64
 _STRUCTURES = ("copy_engines", "tracked", "topology", "pim")
 _OF_STEPS = (
@@ -239,7 +239,7 @@ class CodesignBackend(Backend):
             rule = "is no model of sites"
             raise ConfigError([Problem("simulator.sites", rule, sites, f"one of {', '.join(get_args(SiteModel))}")])
         self._sites, self.version = sites, _VERSION
-        self._judges: dict[tuple[int, ...], tuple[Any, Judge]] = {}  # by identity; parts keep their ids
+        self._judges = Memo[Judge](_MOST_JUDGES)
         self._parts: dict[tuple[str, str], Any] = {}
 
     def sections(self, tree: Tree) -> None:
@@ -304,10 +304,10 @@ class CodesignBackend(Backend):
         """Judge all machines of a grid at once."""
         designs = [(_array_design(batch), batch.size) for batch in batches]
         screened = [self._screen(design, size) for design, size in designs]
-        judges = {id(judge): judge for judge in (self.judge_of(design) for design, _ in designs)}
+        judges, judge_of = distinct(self.judge_of(design) for design, _ in designs)
         results: dict[int, Results] = {}
-        for judge in judges.values():
-            mine = [place for place, (design, _) in enumerate(designs) if self.judge_of(design) is judge]
+        for number, judge in enumerate(judges):
+            mine = [place for place, judging in enumerate(judge_of) if judging == number]
             judged = judge.judge_all([(designs[place][0].machine, designs[place][1]) for place in mine])
             for place, part in zip(mine, judged, strict=True):
                 columns = metrics_of(judge, designs[place][0].machine, part)
@@ -317,12 +317,7 @@ class CodesignBackend(Backend):
     def judge_of(self, design: Codesign) -> Judge:
         """The judge of a design's base and workloads."""
         parts = design.system, design.technology, design.workloads
-        at = tuple(map(id, parts))
-        if at not in self._judges:
-            if len(self._judges) >= _MOST_JUDGES:
-                self._judges.clear()
-            self._judges[at] = parts, Judge(Base(design.system, design.technology), design.workloads)
-        return self._judges[at][1]
+        return self._judges.get(lambda: Judge(Base(design.system, design.technology), design.workloads), *parts)
 
     def _screen(self, design: Codesign, size: int) -> Results:
         reason, texts = reasons(list(_rules(design, self.judge_of(design).base)), (size,))

@@ -18,7 +18,7 @@ from dse.backend import Backend, Batch, Columns, Interval, Law, Metric, Replay, 
 from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
-from dse.values import LABELS, condition
+from dse.values import LABELS, condition, distinct
 from dse_traces.contended import EXPECTED, Contended, contended
 from dse_traces.design import (
     GroupPlan,
@@ -42,7 +42,7 @@ from simulators.hardware.machine import reads
 from simulators.taskgraph.timeline import Timeline
 
 Floats = NDArray[np.float64]
-_VERSION = "4"
+_VERSION = "5"
 _OF_WORKLOAD = ("path", "kernels")
 _SECTIONS = ("system", "workload", "plan")
 _MOST_MODELS = 8  # runs on machines that are remembered
@@ -159,12 +159,10 @@ class ProfileBackend(Backend):
         """Run the plans of all designs, those of one run on one machine together."""
         designs = [design for batch in batches for design in batch.designs()]
         results: list[Result | None] = [self.refusal(design) for design in designs]
-        by_model: dict[int, list[int]] = {}
-        for place, design in enumerate(designs):
-            if results[place] is None:
-                by_model.setdefault(id(self._what_ifs(design)), []).append(place)
-        for places in by_model.values():
-            what_ifs = self._what_ifs(designs[places[0]])
+        legal = [place for place, refusal in enumerate(results) if refusal is None]
+        models, model_of = distinct(self._what_ifs(designs[place]) for place in legal)
+        for number, what_ifs in enumerate(models):
+            places = [place for place, model in zip(legal, model_of, strict=True) if model == number]
             plans = [_plan(designs[place], what_ifs) for place in places]
             for place, result in zip(places, _results(what_ifs, outcomes(what_ifs, plans)), strict=True):
                 results[place] = result
