@@ -124,10 +124,14 @@ class _Loader(LOADER):  # type: ignore[misc]
     yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for place, (key, _) in enumerate(node.value):
-            if key.value in names[:place]:
-                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {key.value}", key.start_mark)
+        names = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"found duplicate key {key.value}", key.start_mark
+                    )
+                names.add(key.value)
         tree: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return tree
 
