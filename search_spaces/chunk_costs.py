@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,35 @@ from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm
 
 _Size = tuple[ArrayLike, ArrayLike, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Law:
+    """Contention law of a task: factors on its rate, one for each thing that may run beside it.
+
+    late_s: time [s] for which kernels beside a GEMM chunk wait for CUs, from its start.
+    """
+
+    factors: tuple[Any, ...]
+    late_s: Any = 0.0
+
+    def later(self, passed_s: Any) -> Law:
+        """Law of what is left of a GEMM chunk when it has run for a time."""
+        return replace(self, late_s=np.maximum(self.late_s - passed_s, 0.0))
+
+
+@dataclass(frozen=True)
+class ChunkCost:
+    """Cost of a GEMM chunk on the CUs that it has.
+
+    alone_s: time [s] on all CUs. share_s: its share, by FLOP, of the time of the undivided GEMM [s].
+    """
+
+    cost: GemmCost
+    cus: Any
+    alone_s: Any
+    share_s: Any
+    law: Law
 
 
 @dataclass(frozen=True)
@@ -59,11 +87,10 @@ class ChunkCosts:
         waves = self.whole.kernel.workgroups / np.asarray(self.system.gpu.num_cus, float)
         return waves, self.whole.seconds / np.maximum(np.ceil(waves), 1.0)
 
-    def beside(
-        self, size: _Size, reserved: Any, *, masked: bool, accumulate: bool
-    ) -> tuple[GemmCost, Any, Mapping[str, Any]]:
-        """Cost of a chunk beside transfers on `reserved` CUs (DMA engines: that are withheld), the CUs that it has, and
-        numbers of its task. masked: these CUs are taken whether or not data moves.
+    def beside(self, size: _Size, reserved: Any, *, masked: bool, accumulate: bool) -> ChunkCost:
+        """Cost of a chunk beside transfers on `reserved` CUs (DMA engines: that are withheld).
+
+        masked: these CUs are taken whether or not data moves.
         """
         gpu = self.system.gpu
         full = granted = self.cost(size, 0, accumulate=accumulate)
@@ -78,37 +105,31 @@ class ChunkCosts:
         late_s = late_start_s(gpu, full.seconds, by=self.mover)
         if self.kernel_rate is not None:  # kernels beside it are there from the start, and wait for signals
             late_s = np.zeros(())
-        return cost, cus, self._numbers(full, cost, (factor, late_s))
+        return ChunkCost(cost, cus, full.seconds, self._share_s(cost), Law((factor,), late_s))
 
-    def alone(self, size: _Size, *, accumulate: bool) -> tuple[GemmCost, Any, Mapping[str, Any]]:
-        """Cost of a chunk beside which nothing moves, the CUs that it has, and numbers of its task."""
+    def alone(self, size: _Size, *, accumulate: bool) -> ChunkCost:
+        """Cost of a chunk beside which nothing moves."""
         full = self.cost(size, 0, accumulate=accumulate)
-        return full, self.system.gpu.num_cus, self._numbers(full, full, (np.ones(()), np.zeros(())))
+        law = Law((np.ones(()),), np.zeros(()))
+        return ChunkCost(full, self.system.gpu.num_cus, full.seconds, self._share_s(full), law)
 
-    def _numbers(self, full: GemmCost, cost: GemmCost, law: tuple[Any, Any]) -> Mapping[str, Any]:
-        share = cost.flop / self.whole.flop * self.whole.seconds
-        return {"alone_s": full.seconds, "wide_s": share, "ideal_s": share, "waves": cost.kernel.waves, "law": law}
-
-
-def later_law(chunk: Mapping[str, Any], first: Any) -> tuple[Any, ...]:
-    """Law of what is left of a GEMM chunk after a share `first`, which kernels beside it have waited for already."""
-    *factors, late_s = chunk["law"]
-    return *factors, np.maximum(late_s - first * chunk["alone_s"], 0.0)
+    def _share_s(self, cost: GemmCost) -> Any:
+        return cost.flop / self.whole.flop * self.whole.seconds
 
 
 class LawGroups:
-    """Groups of tasks with the same numbers of a contention law."""
+    """Groups of tasks, one for all tasks with the same contention law."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._groups: dict[tuple[Any, ...], tuple[str, Any]] = {}
+        self.name = name
+        self._groups: dict[tuple[Any, ...], tuple[str, Law]] = {}
 
-    def group(self, *numbers: Any) -> str:
-        """Group of the numbers of a law."""
+    def group(self, law: Law) -> str:
+        """Name of the group of a law."""
+        numbers = (*law.factors, law.late_s)
         key = tuple((np.shape(number), np.asarray(number, float).tobytes()) for number in numbers)
-        law = numbers if len(numbers) > 1 else numbers[0]
-        return self._groups.setdefault(key, (f"{self._name} {len(self._groups)}", law))[0]
+        return self._groups.setdefault(key, (f"{self.name} {len(self._groups)}", law))[0]
 
-    def items(self) -> list[tuple[str, Any]]:
-        """Pairs (group, its number or numbers) of all groups."""
+    def items(self) -> list[tuple[str, Law]]:
+        """Pairs (group, law) of all groups."""
         return list(self._groups.values())

@@ -70,9 +70,9 @@ class Chunked(CommEngineKnobs):
 
     def _lower_gather(self, line: Pipeline) -> None:
         if self.local_shard_first:
-            line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
+            line.compute.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         for index in range(self.num_chunks):
-            arrived = line.step(f"piece {index}", self._amounts(line, index))
+            arrived = line.comm.step(f"piece {index}", self._amounts(line, index))
             how: dict[str, Any] = {
                 "overlapped": index < self.num_chunks - 1,
                 "accumulate": self.chunk_dim == "k" and index > 0,
@@ -110,15 +110,15 @@ class Chunked(CommEngineKnobs):
             else:
                 gemms = [self._gemm(line, f"{label}.{peer}", [peer], index, how) for peer in [*peers, *local]]
             self._add(line, waiting, keep=1)
-            waiting.append(line.step(f"piece {index}", self._amounts(line, index), after=gemms[: len(peers)]))
+            waiting.append(line.comm.step(f"piece {index}", self._amounts(line, index), after=gemms[: len(peers)]))
         if self.local_shard_first:
-            line.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
+            line.compute.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         self._add(line, waiting, keep=0)
 
     def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
         """Add the pieces that DMA engines moved, except for the last `keep`, which are still in flight."""
-        while line.adds and len(waiting) > keep:
-            line.reduce("reduce", waiting.pop(0))
+        while line.comm.adds and len(waiting) > keep:
+            line.compute.reduce("reduce", waiting.pop(0))
 
     def _amounts(self, line: Pipeline, index: int) -> list[tuple[Route, Any]]:
         """Bytes of piece `index` of each peer's shard."""
@@ -142,7 +142,7 @@ class Chunked(CommEngineKnobs):
             cols = piece(cols, self.num_chunks, index)
         else:
             depth = piece(depth, self.num_chunks, index)
-        return line.gemm(label, (sum(rows), cols, depth), **how)
+        return line.compute.gemm(label, (sum(rows), cols, depth), **how)
 
 
 SCHEDULE = Chunked

@@ -66,12 +66,12 @@ class Concurrent(CommEngineKnobs):
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
         pattern = line.collective.pattern
         if self.comm_engine == "dma":
-            line.withhold(0 if self.withheld_cus is None else self.withheld_cus)
+            line.compute.withhold(0 if self.withheld_cus is None else self.withheld_cus)
         if self.comm_engine == "dma" or self.partition or self.launch_order == "comm_first":
-            line.step(pattern, amounts)
-            line.gemm("gemm", size)
+            line.comm.step(pattern, amounts)
+            line.compute.gemm("gemm", size)
         else:
-            line.gemm_in_parts(size, lambda first: line.step(pattern, amounts, after=[first]))
+            line.compute.gemm_in_parts(size, lambda first: line.comm.step(pattern, amounts, after=[first]))
         return line.build()
 
 

@@ -27,12 +27,12 @@ class Serial(CommEngineKnobs):
         size = (line.op.m, line.op.local_n, line.op.local_k)
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
         if line.order == "after":
-            produced = line.gemm("gemm", size, overlapped=False)
-            arrived = line.step("reduce_scatter", amounts, after=[produced])
-            if line.adds:
-                line.reduce("reduce", arrived)
+            produced = line.compute.gemm("gemm", size, overlapped=False)
+            arrived = line.comm.step("reduce_scatter", amounts, after=[produced])
+            if line.comm.adds:
+                line.compute.reduce("reduce", arrived)
         else:
-            line.gemm("gemm", size, after=line.step(line.collective.pattern, amounts), overlapped=False)
+            line.compute.gemm("gemm", size, after=line.comm.step(line.collective.pattern, amounts), overlapped=False)
         return line.build()
 
 

@@ -32,10 +32,10 @@ class ShardP2P(CommEngineKnobs):
             if reduces:
                 produced = self._gemm(line, f"gemm {index}", route.peer, overlapped=index > 1)
                 self._add(line, waiting, keep=1)
-                waiting.append(line.step(f"shard {index}", moved, after=[produced]))
+                waiting.append(line.comm.step(f"shard {index}", moved, after=[produced]))
             else:
                 last = index == len(line.routes)
-                arrived = line.step(f"shard {index}", moved)
+                arrived = line.comm.step(f"shard {index}", moved)
                 self._gemm(line, f"gemm {index}", route.peer, after=arrived, overlapped=not last)
         if reduces:
             self._gemm(line, "gemm local", 0)
@@ -46,12 +46,12 @@ class ShardP2P(CommEngineKnobs):
         self, line: Pipeline, label: str, peer: int, *, after: list[int] | None = None, overlapped: bool = True
     ) -> int:
         size = (line.shard_rows(peer), line.op.local_n, line.op.local_k)
-        return line.gemm(label, size, after=after or [], overlapped=overlapped)
+        return line.compute.gemm(label, size, after=after or [], overlapped=overlapped)
 
     def _add(self, line: Pipeline, waiting: list[list[int]], keep: int) -> None:
         """Add the shards that DMA engines moved, except for the last `keep`, which are still in flight."""
-        while line.adds and len(waiting) > keep:
-            line.reduce("reduce", waiting.pop(0))
+        while line.comm.adds and len(waiting) > keep:
+            line.compute.reduce("reduce", waiting.pop(0))
 
 
 SCHEDULE = ShardP2P

@@ -65,30 +65,30 @@ class Signalled(CommEngineKnobs):
         return line.build()
 
     def _lower_gather(self, line: Pipeline) -> None:
-        waves, _ = line.waves
-        line.part("gemm local", 0, launched=True)
+        waves, _ = line.compute.waves
+        line.compute.part("gemm local", line.shard_rows(0), launched=True)
         count, shards = len(line.routes) + 1, [_whole_shard(line, route) for route in line.routes]
         at_once = line.system.node.topology not in ("switch", "pcie")
-        moved = line.step("shards", shards) if at_once else []
+        moved = line.comm.step("shards", shards) if at_once else []
         for index, route in enumerate(line.routes, 1):
-            arrived = moved[index - 1 : index] if at_once else line.step(f"shard {index}", [shards[index - 1]])
+            arrived = moved[index - 1 : index] if at_once else line.comm.step(f"shard {index}", [shards[index - 1]])
             if not at_once:
                 begun = np.floor(np.round(index * waves / count, 9)) + 1
                 last = np.minimum(count, np.ceil(np.round(begun * count / waves, 9))) - 1
-                arrived += [line.wait(f"wave of {index}", (last - index) * line.copy_s[arrived[0]], arrived)]
-            line.part(f"gemm {index}", route.peer, after=arrived)
+                arrived += [line.comm.wait(f"wave of {index}", (last - index) * line.comm.copy_s[arrived[0]], arrived)]
+            line.compute.part(f"gemm {index}", line.shard_rows(route.peer), after=arrived)
 
     def _lower_reduction(self, line: Pipeline) -> None:
-        waves, wave_s = line.waves
+        waves, wave_s = line.compute.waves
         count, sent = len(line.routes) + 1, list[int]()
         for index, route in enumerate(line.routes):
-            produced = line.part(f"gemm {index}", route.peer, launched=index == 0)
+            produced = line.compute.part(f"gemm {index}", line.shard_rows(route.peer), launched=index == 0)
             done = np.round((index + 1) * waves / count, 9)
-            late = line.wait(f"wave of {index}", (np.ceil(done) - done) * wave_s, [produced])
-            sent += line.step(f"shard {index}", [_whole_shard(line, route)], after=[late])
-        line.part("gemm local", 0)
-        if line.adds:
-            line.reduce("reduce", sent, at_once=True)
+            late = line.comm.wait(f"wave of {index}", (np.ceil(done) - done) * wave_s, [produced])
+            sent += line.comm.step(f"shard {index}", [_whole_shard(line, route)], after=[late])
+        line.compute.part("gemm local", line.shard_rows(0))
+        if line.comm.adds:
+            line.compute.reduce("reduce", sent, at_once=True)
 
 
 def _whole_shard(line: Pipeline, route: Route) -> tuple[Route, Any]:

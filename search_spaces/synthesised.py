@@ -235,13 +235,13 @@ class _Lowering:
         if step.after is not None:
             after = list(dict.fromkeys([*after, *self._ends[step.after]]))
         amounts = [(route, self._amount(route, step.move)) for route in chosen]
-        moved = line.step(f"move {number}", amounts, after=after, by=self._places[step.kernel])
+        moved = line.comm.step(f"move {number}", amounts, after=after, by=self._places[step.kernel])
         self._ends.append(moved)
         self._left -= 1
         of_peer = {route.peer: task for route, task in zip(chosen, moved, strict=True)}
         if gathers:
             self._tasks |= {(peer, part): of_peer[peer] for peer, part in cells}
-        elif line.adds and step.kernel is None:
+        elif line.comm.adds and step.kernel is None:
             self._waiting.append(moved)
 
     def _compute(self, number: int, step: Step) -> None:
@@ -269,14 +269,16 @@ class _Lowering:
         self._added |= {peer for peer, _ in groups}
         self._consumed |= set(after)
         beside = self._left > 0 or not set(self._tasks.values()) <= self._consumed or not gathers
-        task = line.gemm(f"gemm {number}", (rows, cols, depth), after=after, overlapped=beside, accumulate=again)
+        task = line.compute.gemm(
+            f"gemm {number}", (rows, cols, depth), after=after, overlapped=beside, accumulate=again
+        )
         self._ends.append([task])
         if not gathers:
             self._tasks |= dict.fromkeys(cells, task)
 
     def _add_up(self, keep: int) -> None:
         while len(self._waiting) > keep:
-            self._line.reduce("reduce", self._waiting.pop(0))
+            self._line.compute.reduce("reduce", self._waiting.pop(0))
 
     def _amount(self, route: Route, ranged: tuple[int, int]) -> Any:
         line, cols = self._line, self._line.collective.cols

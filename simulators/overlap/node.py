@@ -7,7 +7,7 @@ the ports at both ends of a switch) on its path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +80,35 @@ class Machine(Protocol):
         """Name of a task."""
 
 
-def machine(build: GraphBuilder, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> Machine:
+class NodeGraph:
+    """Graph of a node under construction: a task is added on each simulated GPU at once, and the first stands for all.
+
+    submissions: what the host has submitted for these tasks.
+    """
+
+    def __init__(self, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> None:
+        self.builder = GraphBuilder()
+        self.machine = _machine(self.builder, system, pattern, numbers)
+        self.submissions: Any = 0.0
+        self._copies: dict[int, Mapping[int, int]] = {}
+
+    def on_each(self, add: Callable[[int], int]) -> int:
+        """Add a task on each GPU; return the first one."""
+        tasks = {gpu: add(gpu) for gpu in self.machine.gpus}
+        first = tasks[self.machine.gpus[0]]
+        self._copies[first] = tasks
+        return first
+
+    def on(self, gpu: int, tasks: Sequence[int]) -> list[int]:
+        """Tasks of a GPU among those that the given tasks stand for."""
+        return [self._copies[task][gpu] for task in tasks]
+
+    def by_gpu(self, task: int) -> Mapping[int, int]:
+        """Tasks that a task stands for, by GPU."""
+        return self._copies[task]
+
+
+def _machine(build: GraphBuilder, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> Machine:
     """Build the machine of a system. numbers: models with all numbers of the design, some of them arrays."""
     if isinstance(system, WholeNode):
         return _AllGpus(build, system, pattern, rank=max(map(_rank, numbers)))
