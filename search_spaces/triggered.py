@@ -42,7 +42,7 @@ from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.workloads.operators import Overlap, Workload
+from simulators.workloads.operators import Overlap, Pattern, Workload
 
 Reduction = Literal["serial", "ideal", "tracked"]
 _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted
@@ -92,11 +92,13 @@ class Triggered(ScheduleKnobs):
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to stages of the GEMM, its stores, and the reduction of its chunks according to `reduction`."""
-        line = _Line(self, system, workload.overlap())
-        done = line.reduce_tracked() if self.reduction == "tracked" else line.reduce_separately()
-        if line.pattern == "all_reduce":
-            line.gather(done)
-        return line.graph.build()
+        overlap = workload.overlap()
+        producer = _Producer(self, system, overlap)
+        reduction = _Reduction(producer, overlap.collective.pattern)
+        before = reduction.add()
+        if overlap.collective.pattern == "all_reduce":
+            reduction.gather(before)
+        return producer.graph.build()
 
 
 def _workload_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
@@ -110,65 +112,62 @@ def _workload_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
         yield Rule(f"{path}.gemm.shards", True, rule, shards, (gpus,), "leave it out for all of them")
 
 
-class _Line:
-    """Builder of the graph of one representative GPU."""
+class _Memory:
+    """HBM of one representative GPU: its bytes, its time, and the queue of a controller that serves compute first.
+
+    busy, comm_busy: time that computation, and communication, take. update: HBM cost of an update per byte as (traffic,
+    time as bytes). weight: of a flow of communication by HBM time, of which `flows` run at once; a GEMM's reads have 1.
+    """
+
+    def __init__(self, knobs: Triggered, system: System, graph: GraphBuilder, *, flows: int) -> None:
+        rate, pim = system.gpu.hbm_bytes_per_s, system.gpu.pim
+        self.hbm, self.busy = graph.resource("hbm", _ACCOUNT), graph.resource("hbm time", rate)
+        self.comm_busy = graph.resource("hbm time, communication", rate) if knobs.reduction == "ideal" else self.busy
+        self.update: tuple[float, Any] = (2.0, 2.0) if not knobs.near_memory or pim is None else (1.0, pim.update(rate))
+        self.links = {name: graph.resource(name, value) for name, value in links(system.node).items()}
+        self._queue: int | None = None
+        self._gate: Any = 1.0  # largest share of the HBM for communication
+        self.weight: Any = 1.0
+        if knobs.arbitration == "compute_first":
+            most, share = np.asarray(knobs.occupancy_threshold, float), np.asarray(knobs.guaranteed_share, float)
+            self._gate, self.weight = most / (1 + most), share / (1 - share) / flows
+            self._queue = graph.resource("hbm queue", rate * self._gate)
+
+    def computes(self, traffic: Any, busy: Any) -> dict[int, Any]:
+        """Use per byte of the GEMM's reads and stores."""
+        uses: dict[int, Any] = {self.hbm: traffic, self.busy: busy}
+        return uses | ({self._queue: busy * self._gate} if self._queue is not None else {})
+
+    def updates(self, reads: float) -> dict[int, Any]:
+        """Use per byte of a peer's updates, with `reads` bytes read."""
+        traffic, busy = self.update
+        uses: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
+        return uses | ({self._queue: reads + busy} if self._queue is not None else {})
+
+    def moves(self, reads: float, *, updates: bool) -> dict[int, Any]:
+        """Use per byte that a kernel sends, with `reads` bytes read and, by symmetry, the incoming byte stored."""
+        traffic, busy = self.update if updates else (1.0, 1.0)
+        return {self.hbm: reads + traffic, self.comm_busy: reads + busy}
+
+
+class _Producer:
+    """GEMM of one representative GPU, whose output is made piece by piece.
+
+    chunk: bytes of the output that each GPU keeps, made in `pieces`.
+    """
 
     def __init__(self, knobs: Triggered, system: System, overlap: Overlap) -> None:
         self.knobs, self.system, self.graph = knobs, system, GraphBuilder()
         gemm = overlap.gemm
         self.gpus = gemm.shards
-        self.pattern = overlap.collective.pattern
-        shape, self.k = (gemm.m, gemm.local_n, gemm.local_k), gemm.local_k
-        bypass = knobs.near_memory and knobs.reduction != "serial"  # updates; plain stores go through the cache
-        self.staged: Staged = stage_gemm(system.gpu, shape, precision=gemm.precision, bypass=bypass)
-        self.chunk: Any = self.staged.write_bytes / self.gpus
-        self.pieces = -(-knobs.num_chunks // self.gpus)
         self.ring = system.node.topology == "ring"
-        hbm_rate = system.gpu.hbm_bytes_per_s
-        self.hbm = self.graph.resource("hbm", _ACCOUNT)
-        self.busy = self.graph.resource("hbm time", hbm_rate)
-        self.comm_busy = (
-            self.graph.resource("hbm time, communication", hbm_rate) if knobs.reduction == "ideal" else self.busy
-        )
-        self.links = {name: self.graph.resource(name, value) for name, value in links(system.node).items()}
-        self.queue = self.graph.resource("hbm queue", hbm_rate * self._gate) if self._compute_first else None
+        shape, self._k = (gemm.m, gemm.local_n, gemm.local_k), gemm.local_k
+        bypass = knobs.near_memory and knobs.reduction != "serial"  # updates; plain stores go through the cache
+        self._staged: Staged = stage_gemm(system.gpu, shape, precision=gemm.precision, bypass=bypass)
+        self.chunk: Any = self._staged.write_bytes / self.gpus
+        self.pieces = -(-knobs.num_chunks // self.gpus)
+        self.memory = _Memory(knobs, system, self.graph, flows=1 if self.ring else self.gpus - 1)
         self._stored: list[int] = []
-        if knobs.reduction == "tracked" and self.ring:
-            self._laws()
-
-    def _laws(self) -> None:
-        """Add the slowdowns between the GEMM and transfers by DMA commands (`gpu.contention`)."""
-        factor = 1 / np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
-        self.graph.slows("gemm", while_active="communication", factor=factor)
-        self.graph.slows("communication", while_active="gemm", factor=factor)
-
-    @property
-    def _compute_first(self) -> bool:
-        return self.knobs.arbitration == "compute_first"
-
-    @cached_property
-    def _gate(self) -> Any:
-        """Largest share of the HBM for communication."""
-        most = np.asarray(self.knobs.occupancy_threshold, float)
-        return most / (1 + most)
-
-    @cached_property
-    def _weight(self) -> Any:
-        """Weight of a flow of communication by HBM time; a GEMM's reads have weight 1."""
-        if not self._compute_first:
-            return 1.0
-        share = np.asarray(self.knobs.guaranteed_share, float)
-        return share / (1 - share) / (1 if self.ring else self.gpus - 1)  # as many flows at once
-
-    @cached_property
-    def update(self) -> tuple[float, Any]:
-        """HBM cost of an update per byte: (traffic, time as bytes)."""
-        pim = self.system.gpu.pim
-        if not self.knobs.near_memory or pim is None:
-            return 2.0, 2.0
-        return 1.0, pim.update(self.system.gpu.hbm_bytes_per_s)
-
-    # ---------------------------------------------------------------- compute
 
     def produce(self, leave: Callable[[int, int, int], int]) -> dict[int, list[int]]:
         """Add the GEMM, piece after piece; return the tasks that move the pieces of each chunk.
@@ -182,7 +181,7 @@ class _Line:
         last: list[int] = []
         before: Any = 0.0
         for index in range(parts):
-            until = self.staged.elapsed((index + 1) / parts)
+            until = self._staged.elapsed((index + 1) / parts)
             gemm = self._piece(index, np.maximum(until - before, 0.0), last)
             chunk = index // self.pieces if self.ring else index % self.gpus
             before, departure = until, leave(chunk, len(departures[chunk]), gemm)
@@ -193,176 +192,192 @@ class _Line:
 
     def _wait(self, index: int, gemm: int) -> int:
         """Add the wait of the next reads behind the updates of a piece."""
-        label, options = f"queue {index}", {"lane": "compute", "group": "gemm", "limiter": "HBM queue"}
-        nothing: dict[str, Any] = {"alone_s": 0.0, "wide_s": 0.0, "ideal_s": 0.0}
-        return self._task(label, [gemm], kind="gemm", work=self._queue_s, cap=1.0, **options, **nothing)
+        options: dict[str, Any] = {"lane": "compute", "group": "gemm", "limiter": "HBM queue"}
+        return self.graph.task(f"queue {index}", "gemm", after=[gemm], work=self._queue_s, cap=1.0, **options)
 
     @cached_property
     def _queue_s(self) -> Any:
         """Time [s] that reads wait on average behind the updates of a piece."""
-        seconds = self.update[1] / np.asarray(self.system.gpu.hbm_bytes_per_s)
-        share = self.staged.queue_share(self.staged.wave_bytes * seconds, self._steps)
+        seconds = self.memory.update[1] / np.asarray(self.system.gpu.hbm_bytes_per_s)
+        share = self._staged.queue_share(self._staged.wave_bytes * seconds, self._steps)
         return share * self.chunk / self.pieces * seconds
 
     @cached_property
     def _steps(self) -> Any:
         """Steps in which a workgroup multiplies."""
-        return np.ceil(np.asarray(self.k, float) / self.system.gpu.gemm.tile_depth)
+        return np.ceil(np.asarray(self._k, float) / self.system.gpu.gemm.tile_depth)
 
     def _piece(self, index: int, share: Any, after: list[int]) -> int:
         """Add the serial reads of a piece, then its multiplication with the concurrent reads."""
-        gpu, stage = self.system.gpu, self.staged
+        gpu, stage = self.system.gpu, self._staged
         first = np.asarray(gpu.gemm.serial_fraction) * share * stage.read_bytes
         beside = (1 - np.asarray(gpu.gemm.serial_fraction)) * stage.read_bytes
         hbm = gpu.hbm_bytes_per_s
         delay = gpu.kernel_launch_s if index == 0 else 0.0
-        common: dict[str, Any] = {"kind": "gemm", "lane": "compute", "group": "gemm"}
+        common: dict[str, Any] = {"lane": "compute", "group": "gemm"}
         seconds = first / hbm
-        fetched = self._task(
-            f"fetch {index}", after, work=first, cap=hbm, uses=self._reads(1.0), delay=delay, limiter="HBM",
+        reads = self.memory.computes(1.0, 1.0)
+        fetched = self.graph.task(
+            f"fetch {index}", "gemm", after=after, work=first, cap=hbm, uses=reads, delay=delay, limiter="HBM",
             alone_s=seconds, wide_s=seconds, ideal_s=seconds, **common,
         )  # fmt: skip
         # no reads beside the multiplication if the library hides none
-        uses = {resource: beside * use for resource, use in self._reads(1.0).items()} if np.any(beside > 0) else {}
+        uses = {resource: beside * use for resource, use in reads.items()} if np.any(beside > 0) else {}
         seconds = share * np.maximum(stage.compute_s, beside / hbm)
-        return self._task(
-            f"gemm {index}", [fetched], work=share, cap=1 / stage.compute_s, uses=uses,
+        return self.graph.task(
+            f"gemm {index}", "gemm", after=[fetched], work=share, cap=1 / stage.compute_s, uses=uses,
             weight=1 / np.maximum(beside, 1.0), limiter="compute", flop=share * stage.flop,
             alone_s=seconds, wide_s=seconds, ideal_s=seconds, **common,
         )  # fmt: skip
 
-    def _reads(self, amount: float) -> dict[int, Any]:
-        uses: dict[int, Any] = {self.hbm: amount, self.busy: amount}
-        return uses | ({self.queue: amount * self._gate} if self.queue is not None else {})
-
-    def _store(self, label: str, gemm: int, *, update: bool) -> int:
+    def store(self, label: str, gemm: int, *, update: bool) -> int:
         """Store the output of a piece in the GPU's own memory, after that of the piece before it."""
-        (traffic, busy), amount = self.update if update else (1.0, 1.0), self.chunk / self.pieces
+        (traffic, busy), amount = self.memory.update if update else (1.0, 1.0), self.chunk / self.pieces
         seconds = amount * busy / self.system.gpu.hbm_bytes_per_s
-        options: dict[str, Any] = {"kind": "store", "lane": "stores", "limiter": "HBM", "weight": 1 / np.asarray(busy)}
-        uses: dict[int, Any] = {self.hbm: traffic, self.busy: busy}
-        uses |= {self.queue: busy * self._gate} if self.queue is not None else {}
-        after = [gemm, *self._stored[-1:]]
-        store = self._task(label, after, work=amount, uses=uses, alone_s=seconds, wide_s=seconds, **options)
-        self._stored.append(store)
-        return store
+        task = self.graph.task(
+            label,
+            "store",
+            after=[gemm, *self._stored[-1:]],
+            work=amount,
+            uses=self.memory.computes(traffic, busy),
+            alone_s=seconds,
+            wide_s=seconds,
+            lane="stores",
+            limiter="HBM",
+            weight=1 / np.asarray(busy),
+        )
+        self._stored.append(task)
+        return task
 
-    # ---------------------------------------------------------------- communication
 
-    def reduce_tracked(self) -> list[int]:
-        """Add a tracked reduction, whose chunks leave as they are made; return the tasks before an all-gather."""
-        stored_chunks = range(1, self.gpus) if self.ring else (self.gpus - 1,)
+class _Reduction:
+    """Reduction of the chunks that a GEMM makes, over the GPUs that share it, and the all-gather of an all-reduce."""
+
+    def __init__(self, producer: _Producer, pattern: Pattern) -> None:
+        self._producer, self._knobs, self._system = producer, producer.knobs, producer.system
+        self._gpus, self._ring, self._chunk = producer.gpus, producer.ring, producer.chunk
+        self._memory, self._graph, self._pattern = producer.memory, producer.graph, pattern
+        if self._knobs.reduction == "tracked" and self._ring:
+            self._slow()
+
+    def _slow(self) -> None:
+        """Add the slowdowns between the GEMM and transfers by DMA commands (`gpu.contention`)."""
+        factor = 1 / np.asarray(self._system.gpu.contention.dma_beside_gemm, float)
+        self._graph.slows("gemm", while_active="communication", factor=factor)
+        self._graph.slows("communication", while_active="gemm", factor=factor)
+
+    def add(self) -> list[int]:
+        """Add the GEMM and its reduction; return the tasks before an all-gather."""
+        return self._reduce_tracked() if self._knobs.reduction == "tracked" else self._reduce_separately()
+
+    def _reduce_tracked(self) -> list[int]:
+        """Add a tracked reduction, whose chunks leave as they are made."""
+        stored_chunks = range(1, self._gpus) if self._ring else (self._gpus - 1,)
 
         def leave(chunk: int, piece: int, gemm: int) -> int:
             label = f"store {chunk}.{piece}"
             if chunk in stored_chunks:
-                return self._store(label, gemm, update=True)
-            route = self._hop if self.ring else self._peers[chunk]
-            return self._send(label, route, self.chunk / self.pieces, after=[gemm])
+                return self._producer.store(label, gemm, update=True)
+            route = self._hop if self._ring else self._peers[chunk]
+            return self._send(label, route, self._chunk / self._producer.pieces, after=[gemm])
 
-        departures = self.produce(leave)
-        if not self.ring:
+        departures = self._producer.produce(leave)
+        if not self._ring:
             return [task for tasks in departures.values() for task in tasks]
         sent = departures[0]
-        for place in range(1, self.gpus - 1):
+        for place in range(1, self._gpus - 1):
             sent = [self._forward(f"forward {place}", after=[*departures[place], *sent])]
-        return [*departures[self.gpus - 1], *sent]
+        return [*departures[self._gpus - 1], *sent]
 
     def _send(self, label: str, route: Route, amount: Any, *, after: Sequence[int]) -> int:
         """Add a GEMM's stores into a peer's memory, and by symmetry updates of this GPU's memory."""
-        options = {"gpu_uses": self._updates(0.0), "pace": self._pace(route), "lane": "reduce_scatter"}
+        options = {"gpu_uses": self._memory.updates(0.0), "pace": self._pace(route), "lane": "reduce_scatter"}
         return self._transfer(label, route, amount, after=after, **options)
 
     def _forward(self, label: str, *, after: Sequence[int]) -> int:
         """Add a DMA command that reads a chunk and updates the neighbour's, by symmetry this GPU's."""
-        dma = self.system.gpu.dma
+        dma = self._system.gpu.dma
         pace = np.minimum(self._pace(self._hop), dma.bytes_per_s)
-        options = {"gpu_uses": self._updates(1.0), "pace": pace, "lane": "reduce_scatter", "setup_s": dma.setup_s}
-        return self._transfer(label, self._hop, self.chunk, after=after, **options)
+        options = {
+            "gpu_uses": self._memory.updates(1.0),
+            "pace": pace,
+            "lane": "reduce_scatter",
+            "setup_s": dma.setup_s,
+        }
+        return self._transfer(label, self._hop, self._chunk, after=after, **options)
 
-    def _updates(self, reads: float) -> dict[int, Any]:
-        """Use of a GPU's HBM per byte of updates, with `reads` bytes read."""
-        traffic, busy = self.update
-        uses: dict[int, Any] = {self.hbm: reads + traffic, self.busy: reads + busy}
-        return uses | ({self.queue: reads + busy} if self.queue is not None else {})
-
-    def reduce_separately(self) -> list[int]:
-        """Add the reduce-scatter after the GEMM, or beside it at no cost; return the tasks before an all-gather."""
-        near, ideal = self.knobs.near_memory, self.knobs.reduction == "ideal"
-        streamed = range(1 if self.ring else self.gpus - 1) if self._updates_in_place else range(0)
+    def _reduce_separately(self) -> list[int]:
+        """Add the reduce-scatter after the GEMM, or beside it at no cost."""
+        near, ideal = self._knobs.near_memory, self._knobs.reduction == "ideal"
+        streamed = range(1 if self._ring else self._gpus - 1) if self._updates_in_place else range(0)
 
         def leave(chunk: int, piece: int, gemm: int) -> int:
             return (
                 gemm
                 if chunk in streamed
-                else self._store(f"store {chunk}.{piece}", gemm, update=self._updates_in_place)
+                else self._producer.store(f"store {chunk}.{piece}", gemm, update=self._updates_in_place)
             )
 
-        stored = [task for tasks in self.produce(leave).values() for task in tasks]
+        stored = [task for tasks in self._producer.produce(leave).values() for task in tasks]
         begun = [] if ideal else [self._launch("reduce_scatter", stored)]
-        moved = self._ring_steps(begun) if self.ring else self._direct_steps(begun)
+        moved = self._ring_steps(begun) if self._ring else self._direct_steps(begun)
         return [*stored, *(moved if near else [self._final(moved)])]
 
     @property
     def _updates_in_place(self) -> bool:
         """Flag: outputs are added at their destination at once, and a chunk to be sent leaves as it is made."""
-        return self.knobs.near_memory and self.knobs.reduction == "ideal"
+        return self._knobs.near_memory and self._knobs.reduction == "ideal"
 
     def _ring_steps(self, after: list[int]) -> list[int]:
         """Add N - 1 hops; from the second on the kernel or the memory adds incoming data to the local data."""
-        for hop in range(1, self.gpus):
+        for hop in range(1, self._gpus):
             reads = (
-                2.0 if hop > 1 and not self.knobs.near_memory else 0.0 if hop == 1 and self._updates_in_place else 1.0
+                2.0 if hop > 1 and not self._knobs.near_memory else 0.0 if hop == 1 and self._updates_in_place else 1.0
             )
             options: dict[str, Any] = {
-                "gpu_uses": self._moves(reads),
+                "gpu_uses": self._memory.moves(reads, updates=self._knobs.near_memory),
                 "pace": self._pace(self._hop),
                 "lane": "reduce_scatter",
             }
-            after = [self._transfer(f"reduce {hop}", self._hop, self.chunk, after=after, **options)]
+            after = [self._transfer(f"reduce {hop}", self._hop, self._chunk, after=after, **options)]
         return after
 
     def _direct_steps(self, after: list[int]) -> list[int]:
         peers = self._peers
-        uses = self._moves(0.0 if self._updates_in_place else 1.0)
+        uses = self._memory.moves(0.0 if self._updates_in_place else 1.0, updates=self._knobs.near_memory)
         options: dict[str, Any] = {"gpu_uses": uses, "pace": self._pace(peers[0], peers), "lane": "reduce_scatter"}
-        return [self._transfer(f"reduce {route.peer}", route, self.chunk, after=after, **options) for route in peers]
-
-    def _moves(self, reads: float) -> dict[int, Any]:
-        """Use of a GPU's HBM per byte sent, with `reads` bytes read and, by symmetry, the incoming byte stored."""
-        traffic, busy = self.update if self.knobs.near_memory else (1.0, 1.0)
-        return {self.hbm: reads + traffic, self.comm_busy: reads + busy}
+        return [self._transfer(f"reduce {route.peer}", route, self._chunk, after=after, **options) for route in peers]
 
     def _final(self, after: list[int]) -> int:
         """Add the kernel that sums the chunks of the neighbour or of all peers with the local chunk."""
-        parts = 3.0 if self.ring else self.gpus + 1.0
-        seconds = parts * self.chunk / self.system.gpu.hbm_bytes_per_s
-        uses = {self.hbm: parts, self.comm_busy: parts}
-        return self._task(
-            "final sum", after, kind="reduce", lane="reduce_scatter", limiter="HBM", work=self.chunk, uses=uses,
+        parts = 3.0 if self._ring else self._gpus + 1.0
+        seconds = parts * self._chunk / self._system.gpu.hbm_bytes_per_s
+        uses = {self._memory.hbm: parts, self._memory.comm_busy: parts}
+        return self._graph.task(
+            "final sum", "reduce", after=after, lane="reduce_scatter", limiter="HBM", work=self._chunk, uses=uses,
             alone_s=seconds, wide_s=seconds,
         )  # fmt: skip
 
     def gather(self, after: list[int]) -> None:
         """Add the all-gather: N - 1 hops, or from all peers at once; each chunk is read and written once."""
-        after, uses = [self._launch("all_gather", after)], {self.hbm: 2.0, self.busy: 2.0}
-        if self.ring:
+        after, uses = [self._launch("all_gather", after)], {self._memory.hbm: 2.0, self._memory.busy: 2.0}
+        if self._ring:
             options: dict[str, Any] = {"gpu_uses": uses, "pace": self._by_kernel([self._hop]), "lane": "all_gather"}
-            for hop in range(1, self.gpus):
-                after = [self._transfer(f"gather {hop}", self._hop, self.chunk, after=after, **options)]
+            for hop in range(1, self._gpus):
+                after = [self._transfer(f"gather {hop}", self._hop, self._chunk, after=after, **options)]
             return
         peers = self._peers
         options = {"gpu_uses": uses, "pace": self._by_kernel(peers), "lane": "all_gather"}
         for route in peers:
-            self._transfer(f"gather {route.peer}", route, self.chunk, after=after, **options)
+            self._transfer(f"gather {route.peer}", route, self._chunk, after=after, **options)
 
     def _launch(self, label: str, after: list[int]) -> int:
-        delay = setup(self.system, by=self._kernel)
-        return self._task(f"launch {label}", after, kind="launch", lane="launch", limiter="launch", delay=delay)
+        delay = setup(self._system, by=self._kernel)
+        return self._graph.task(f"launch {label}", "launch", after=after, lane="launch", limiter="launch", delay=delay)
 
     @property
     def _kernel(self) -> TransferMode:
-        return TransferMode("cu", self.system.gpu.num_cus, self.pattern)
+        return TransferMode("cu", self._system.gpu.num_cus, self._pattern)
 
     @property
     def _hop(self) -> Route:
@@ -372,39 +387,51 @@ class _Line:
     @property
     def _peers(self) -> list[Route]:
         """Routes to the other GPUs of a mesh or at a switch that share the GEMM."""
-        return routes(self.system.node, self.pattern)[: self.gpus - 1]
+        return routes(self._system.node, self._pattern)[: self._gpus - 1]
 
     def _by_kernel(self, active: Sequence[Route]) -> Any:
-        return rate(self.system, active[0], active, by=self._kernel).bytes_per_s
+        return rate(self._system, active[0], active, by=self._kernel).bytes_per_s
 
     def _pace(self, route: Route, active: Sequence[Route] = ()) -> Any:
         """Rate [bytes/s] of a reduction over a route: of the links for stores by hardware, else of a kernel."""
-        if self.knobs.reduction == "tracked" or (self.knobs.reduction == "ideal" and self.knobs.near_memory):
-            return np.asarray(np.min([np.asarray(links(self.system.node)[name]) for name in route.loads], axis=0))
+        if self._knobs.reduction == "tracked" or (self._knobs.reduction == "ideal" and self._knobs.near_memory):
+            return np.asarray(np.min([np.asarray(links(self._system.node)[name]) for name in route.loads], axis=0))
         return self._by_kernel(active or [route])
 
     def _transfer(self, label: str, route: Route, amount: Any, *, after: Sequence[int], **how: Any) -> int:
         """Add a transfer. how: `gpu_uses` (per byte), `pace` [bytes/s], `lane`, `setup_s` of a DMA command."""
         gpu_uses, pace, lane = how["gpu_uses"], how["pace"], how["lane"]
-        uses = {**{self.links[name]: load for name, load in route.loads.items()}, **gpu_uses}
-        busy = next((use for resource, use in gpu_uses.items() if resource in (self.busy, self.comm_busy)), 1.0)
-        seconds, tracked = amount / pace, self.knobs.reduction == "tracked" and lane == "reduce_scatter"
-        options: dict[str, Any] = {"kind": "transfer", "lane": lane, "limiter": "link", "moved_bytes": amount}
-        options |= {"delay": self.system.node.hop_latency_s + np.asarray(how.get("setup_s", 0.0))}
-        options |= {"group": "communication" if "setup_s" in how else "", "weight": self._weight / np.asarray(busy)}
-        options |= {"cus": 0.0 if tracked else self.system.gpu.num_cus, "ideal_s": amount / self._links_rate}
-        return self._task(label, after, work=amount, cap=pace, uses=uses, alone_s=seconds, wide_s=seconds, **options)
+        uses = {**{self._memory.links[name]: load for name, load in route.loads.items()}, **gpu_uses}
+        busy = next(
+            (use for resource, use in gpu_uses.items() if resource in (self._memory.busy, self._memory.comm_busy)), 1.0
+        )
+        seconds, tracked = amount / pace, self._knobs.reduction == "tracked" and lane == "reduce_scatter"
+        return self._graph.task(
+            label,
+            "transfer",
+            after=after,
+            work=amount,
+            cap=pace,
+            uses=uses,
+            alone_s=seconds,
+            wide_s=seconds,
+            lane=lane,
+            limiter="link",
+            moved_bytes=amount,
+            delay=self._system.node.hop_latency_s + np.asarray(how.get("setup_s", 0.0)),
+            group="communication" if "setup_s" in how else "",
+            weight=self._memory.weight / np.asarray(busy),
+            cus=0.0 if tracked else self._system.gpu.num_cus,
+            ideal_s=amount / self._links_rate,
+        )
 
     @cached_property
     def _links_rate(self) -> Any:
         """Rate [bytes/s] of all links of a GPU that its chunks may use at once."""
-        capacity = links(self.system.node)
-        if self.ring or "port" in capacity:
-            return np.asarray(capacity["link.cw" if self.ring else "port"])
-        return (self.gpus - 1) * np.asarray(self.system.node.link_bytes_per_s)
-
-    def _task(self, name: str, after: Sequence[int], *, kind: str, **options: Any) -> int:
-        return self.graph.task(name, kind, after=after, **options)
+        capacity = links(self._system.node)
+        if self._ring or "port" in capacity:
+            return np.asarray(capacity["link.cw" if self._ring else "port"])
+        return (self._gpus - 1) * np.asarray(self._system.node.link_bytes_per_s)
 
 
 def traffic(graph: TaskGraph) -> dict[str, float]:
