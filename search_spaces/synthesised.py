@@ -97,7 +97,7 @@ class Synthesised(CommEngineKnobs):
         path = _cache() / f"{content_key(Design.model_construct(**parts), VERSION)}.json"
         settled: Any = self._read(path, system, workload)
         if settled is None:
-            settled = Search(self, system, workload, seed=self.seed).found(self.evaluations)
+            settled = Search(self, system, workload, seed=self.seed).knobs(self.evaluations)
         if not path.exists():
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
