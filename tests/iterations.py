@@ -87,12 +87,12 @@ def gridded(design: BaseModel, axes: Mapping[str, Any]) -> Results:
 
 def block(found: Iteration, name: str = "layer") -> Block:
     """One of its blocks."""
-    return next(one for one in found.blocks if one.name == name)
+    return next(one for one in found.passes.blocks if one.name == name)
 
 
 def laid(found: Iteration, name: str, *, forward: bool | None = None) -> float:
     """FLOP of the products of one block, of both passes or of one."""
-    parts = [part for part in found.parts if part.block.name == name and part.over is None]
+    parts = [part for part in found.passes.parts if part.block.name == name and part.over is None]
     chosen = [part for part in parts if forward is None or part.forward == forward]
     return float(sum(part.spent.flop * np.asarray(part.op.count) for part in chosen))
 

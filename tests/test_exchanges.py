@@ -110,7 +110,7 @@ BF16 = {"run.precision": "bf16", "run.batch": 8, "run.sequence_length": 1024}
 @pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
 def test_the_task_graph_of_a_step_takes_as_long_as_the_closed_form(how: str, mode: str) -> None:
     found = made({**exchanged(how, mode), **BF16}, **OPTIONS)
-    assert float(found.pair_saved_s) > 0
+    assert float(found.passes.pair_saved_s) > 0
     assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
     lanes = {task.lane for task in intervals(found)}
     assert {"compute", "expert-parallel links"} <= lanes
@@ -120,9 +120,9 @@ def test_the_task_graph_of_a_step_takes_as_long_as_the_closed_form(how: str, mod
 @pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
 def test_exchanges_beside_other_work_save_no_more_than_they_take(how: str, mode: str) -> None:
     found = made({**exchanged(how, mode), **BF16}, **OPTIONS)
-    moved = float(found.sum(part for part in found.parts if part.over == "ep"))
+    moved = float(found.passes.sum(part for part in found.passes.parts if part.over == "ep"))
     passes = 1 if how == "shared_expert" else 2 if mode != "training" else 1
-    assert 0 < float(found.pair_saved_s) <= passes * moved
+    assert 0 < float(found.passes.pair_saved_s) <= passes * moved
 
 
 def test_a_step_that_waits_is_the_same_and_says_nothing_of_the_knob() -> None:
@@ -150,7 +150,7 @@ def test_a_grid_of_steps_is_that_of_each_step() -> None:
 
 def test_every_operator_has_a_region_and_both_exchanges_of_a_pass_their_own() -> None:
     found = made({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
-    ops = [part.op for part in found.parts if part.block.name == "layer"]
+    ops = [part.op for part in found.passes.parts if part.block.name == "layer"]
     named = dict(zip((op.name for op in ops), regions(ops), strict=True))
     assert named["router"] == "attention"
     assert named["expert fc2"] == "experts"
@@ -175,7 +175,7 @@ def test_up_projections_that_are_computed_again_are_not_kept() -> None:
     assert every["activation_bytes"] < again["activation_bytes"] < kept["activation_bytes"]
     assert kept["backward_s"] < again["backward_s"] < every["backward_s"]
     found = made({**values, "run.recompute": "up_projections"}, **LATENTS)
-    names = {part.op.name for part in found.parts if part.op.phase == "recompute" and part.block.name == "layer"}
+    names = {part.op.name for part in found.passes.parts if part.op.phase == "recompute" and part.block.name == "layer"}
     assert {"norm again", "q up again", "kv up again", "rotary again", "expert activation again"} <= names
     assert not names & {"dispatch again", "flash again", "projection again", "expert fc1 again", "latent down again"}
     assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
@@ -191,11 +191,11 @@ def test_casts_by_tiles_are_of_linear_layers_at_fp8_and_of_tokens_once() -> None
     fp8 = {**values, "run.products": "fp8", "system.node.library.network_bytes_per_s": 45e9}
     options = {**LATENTS, "system": "h800_8", "kernels": "deepseek"}
     found, wide = (made(each, **options) for each in (fp8, values))
-    assert not [part for part in wide.parts if part.op.name.endswith((" cast", " transpose"))]
-    casts = {part.op.name: part for part in found.parts if part.op.name.endswith(" cast") and part.forward}
+    assert not [part for part in wide.passes.parts if part.op.name.endswith((" cast", " transpose"))]
+    casts = {part.op.name: part for part in found.passes.parts if part.op.name.endswith(" cast") and part.forward}
     assert "router cast" in casts
     assert not casts.keys() & {"expert fc1 cast", "shared fc1 cast"}
-    (fc2,) = (part.op.work for part in found.parts if part.op.name == "expert fc2")
+    (fc2,) = (part.op.work for part in found.passes.parts if part.op.name == "expert fc2")
     sizes = [float(np.asarray(getattr(fc2, name))) for name in ("n", "k", "batch")]
     assert float(casts["expert fc2 cast"].spent.bytes) == pytest.approx(1.5 * 2 * np.prod(sizes))
     assert "tile_casts" not in dict(step(values, **OPTIONS).kernels)

@@ -37,12 +37,12 @@ def small(moe: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
 
 def total(iteration: Iteration) -> float:
     """Weights of one GPU."""
-    return float(sum(np.sum(np.asarray(part.count) * np.asarray(part.params)) for part in iteration.blocks))
+    return float(sum(np.sum(np.asarray(part.count) * np.asarray(part.params)) for part in iteration.passes.blocks))
 
 
 def flop(iteration: Iteration, *without: str) -> float:
     """FLOP of the products of a layer, without some operators and their gradients."""
-    parts = [part for part in iteration.parts if part.block.name == "layer" and part.over is None]
+    parts = [part for part in iteration.passes.parts if part.block.name == "layer" and part.over is None]
     return float(sum(part.spent.flop for part in parts if part.op.name.split()[0] not in without))
 
 
@@ -73,7 +73,7 @@ def test_a_token_of_a_model_with_experts_costs_two_flop_for_each_weight_that_it_
     """Published numbers of active weights count the embedding, which multiplies nothing, or do not."""
     tree = model_tree(name)
     run = {"run.mode": "prefill", "run.batch": 1, "run.sequence_length": 512, "model.causal": True}
-    parts = [part for part in made(run, model=tree, kernels="flash").parts if part.over is None]
+    parts = [part for part in made(run, model=tree, kernels="flash").passes.parts if part.over is None]
     products = sum(float(part.times * part.spent.flop) for part in parts if part.op.kind in ("linear", "fc"))
     embeddings = 2 * tree["hidden"] * tree["vocab"]
     assert products / (2 * 512) + embeddings == pytest.approx(ACTIVE[name], rel=0.04)
@@ -97,9 +97,9 @@ def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
     single = made(run, model=small({"experts": 1, "experts_per_token": 1, "expert_ffn": 1024}), kernels=kernels)
     assert flop(single, "router", "permute", "unpermute") == pytest.approx(flop(dense), rel=1e-12)
     assert total(single) - 4 * SMALL["hidden"] == pytest.approx(total(dense))
-    wires = [[part.op.work for part in iteration.parts if part.over == "tp"] for iteration in (dense, single)]
+    wires = [[part.op.work for part in iteration.passes.parts if part.over == "tp"] for iteration in (dense, single)]
     assert len(wires[0]) == len(wires[1])
-    assert float(single.exchanged_s) == pytest.approx(float(dense.exchanged_s))
+    assert float(single.passes.exchanged_s) == pytest.approx(float(dense.passes.exchanged_s))
 
 
 @given(MODES, st.sampled_from([1, 2, 4, 8, 16]))
@@ -117,12 +117,12 @@ def test_experts_split_over_gpus_are_as_much_work_in_all(mode: str, ep: int) -> 
 @given(MODES)
 def test_without_expert_parallelism_no_token_leaves_its_gpu(mode: str) -> None:
     exchanged = made({**NETWORK, "run.mode": mode, "parallel.dp": 8}, model=small(EXPERTS))
-    assert not [part for part in exchanged.parts if part.over == "ep"]
+    assert not [part for part in exchanged.passes.parts if part.over == "ep"]
     split = made({**NETWORK, "run.mode": mode, "parallel.dp": 8, "parallel.ep": 8}, model=small(EXPERTS))
-    names = [part.op.name for part in split.parts if part.over == "ep"]
+    names = [part.op.name for part in split.passes.parts if part.over == "ep"]
     passes = ["dispatch", "combine", "combine backward", "dispatch backward"]
     assert names == (passes if mode == "training" else passes[:2])
-    assert all(float(part.seconds) > 0 for part in split.parts if part.over == "ep")
+    assert all(float(part.seconds) > 0 for part in split.passes.parts if part.over == "ep")
 
 
 @given(st.floats(0, 3), st.floats(0, 3), st.sampled_from([2, 4, 8, 16]))
@@ -193,7 +193,7 @@ def test_decoding_reads_the_experts_that_some_token_goes_to() -> None:
     read = {}
     for batch in (1, 4, 4096):
         iteration = made({**run, "run.batch": batch}, model=small(EXPERTS))
-        (fc1,) = (part for part in iteration.parts if part.op.name == "expert fc1")
+        (fc1,) = (part for part in iteration.passes.parts if part.op.name == "expert fc1")
         read[batch] = float(np.asarray(fc1.op.work.batch))  # type: ignore[union-attr]
     assert read[1] == pytest.approx(4)
     assert 4 < read[4] < 16
@@ -260,7 +260,7 @@ def test_a_schedule_of_a_split_model_ends_when_the_iteration_does(kernels: str, 
     run = {**NETWORK, "parallel.cp": cp, "parallel.ep": ep, "parallel.dp": 4, "parallel.zero": int(zero)}
     moe = {**EXPERTS, "dense_layers": 1, "shared_experts": 1, "imbalance": 0.3}
     iteration = made(run, model=small(moe, latent=LATENT), kernels=kernels)
-    assert [part.name for part in iteration.blocks] == ["embedding", "dense layer", "layer", "output"]
+    assert [part.name for part in iteration.passes.blocks] == ["embedding", "dense layer", "layer", "output"]
     end = max(task.finish_s for task in intervals(iteration))
     assert end == pytest.approx(float(iteration.seconds), rel=1e-9)
 
@@ -272,13 +272,13 @@ def test_a_sequence_split_over_gpus_is_as_much_work_in_all(kernels: str, cp: int
     split = made({**run, "parallel.cp": cp}, model=small(causal=causal), kernels=kernels)
     assert laid(split, "layer") == pytest.approx(laid(alone, "layer") / cp, rel=1e-9)
     assert total(split) == total(alone)
-    assert float(split.dp_s) > 0  # gradients of the same weights
-    rings = [part for part in split.parts if part.over == "cp"]
+    assert float(split.gradients.dp_s) > 0  # gradients of the same weights
+    rings = [part for part in split.passes.parts if part.over == "cp"]
     assert [part.op.name for part in rings] == ["ring", "ring backward"]
     hidden = made({**run, "parallel.cp": cp, "system.node.library.bytes_per_s": 1e15}, model=small(causal=causal))
-    assert sum(float(part.seconds) for part in hidden.parts if part.over == "cp") <= sum(
+    assert sum(float(part.seconds) for part in hidden.passes.parts if part.over == "cp") <= sum(
         float(part.seconds)
-        for part in made({**run, "parallel.cp": cp}, model=small(causal=causal)).parts
+        for part in made({**run, "parallel.cp": cp}, model=small(causal=causal)).passes.parts
         if part.over == "cp"
     )
 
@@ -288,8 +288,8 @@ def test_gradients_of_experts_are_reduced_over_the_gpus_that_hold_them() -> None
     run = {"parallel.dp": 8, "run.batch": 8}
     whole, split = (made({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
     dense = made(run, model=small(ffn=1, vocab=0))
-    assert float(dense.dp_s) < float(split.dp_s) * 1.2
-    assert float(split.dp_s) < float(whole.dp_s) / 2
+    assert float(dense.gradients.dp_s) < float(split.gradients.dp_s) * 1.2
+    assert float(split.gradients.dp_s) < float(whole.gradients.dp_s) / 2
 
 
 def test_a_state_that_zero_splits_is_split_over_the_gpus_with_the_same_experts() -> None:

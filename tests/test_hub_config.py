@@ -133,7 +133,7 @@ def written(folder: Path, config: Any, name: str = "config.json") -> Path:
 def test_a_hubs_file_is_the_public_model(tmp_path: Path, name: str) -> None:
     ours, theirs = model_tree(name), hub_tree(written(tmp_path, SAME[name]))
     runs = [made({"run.mode": mode}, model=tree) for tree in (ours, theirs) for mode in ("training", "decode")]
-    numbers = [(float(run.seconds), *(float(np.sum(block.params)) for block in run.blocks)) for run in runs]
+    numbers = [(float(run.seconds), *(float(np.sum(block.params)) for block in run.passes.blocks)) for run in runs]
     for of_ours, of_theirs in zip(numbers[:2], numbers[2:], strict=True):  # norms and biases are those of the type
         assert of_ours == pytest.approx(of_theirs, rel=1e-3)
 
@@ -142,7 +142,7 @@ def test_a_hubs_file_is_the_public_model(tmp_path: Path, name: str) -> None:
 def test_an_older_type_has_the_parameters_that_are_published(tmp_path: Path, kind: str) -> None:
     config, published = PARAMETERS[kind]
     run = made(model=model_tree(str(written(tmp_path, config))))
-    assert float(sum(np.sum(block.count * np.asarray(block.params)) for block in run.blocks)) == pytest.approx(
+    assert float(sum(np.sum(block.count * np.asarray(block.params)) for block in run.passes.blocks)) == pytest.approx(
         published, rel=0.01
     )
 

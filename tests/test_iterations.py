@@ -122,7 +122,7 @@ def test_micro_batches_take_their_turns(drawn: dict[str, Any], mode: str) -> Non
 def test_each_end_of_a_pipeline_holds_its_own_end_of_the_model() -> None:
     """The last stage has a copy of a tied embedding, and one micro-batch in flight; the first one has as many as pp."""
     alone, spread = (metrics({"parallel.pp": pp, "run.micro_batches": 8, **NETWORK}) for pp in (1, 4))
-    embedding, layer, _ = iteration(step()).blocks
+    embedding, layer, _ = iteration(step()).passes.blocks
     first = float(np.asarray(embedding.params)) + 6 * float(np.asarray(layer.params))
     assert spread["state_bytes"] == pytest.approx(16 * first, rel=1e-2)
     assert spread["activation_bytes"] < alone["activation_bytes"]

@@ -268,9 +268,9 @@ def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, An
 def test_zero_3_moves_one_and_a_half_times_what_an_all_reduce_moves(drawn: dict[str, Any], m: int) -> None:
     """arXiv:1910.02054, section 7, of one micro-batch; gradients of every further one are reduced again."""
     fast = {"system.node.library.latency_s": 1e-30, "run.micro_batches": m, "parallel.dp": 8}
-    plain, split = (float(made({**drawn, **fast, "parallel.zero": zero}).dp_s) for zero in (0, 3))
+    plain, split = (float(made({**drawn, **fast, "parallel.zero": zero}).gradients.dp_s) for zero in (0, 3))
     assert split == pytest.approx(1.5 * m * plain, rel=1e-6)
-    kept = float(made({**drawn, **fast, "parallel.zero": 3, "parallel.reshard": False}).dp_s)
+    kept = float(made({**drawn, **fast, "parallel.zero": 3, "parallel.reshard": False}).gradients.dp_s)
     assert kept == pytest.approx(m * plain, rel=1e-6)
 
 
@@ -291,7 +291,7 @@ def test_exposed_time_is_never_negative_and_state_shrinks(
 def test_an_update_in_the_backward_pass_keeps_gradients_of_one_layer(drawn: dict[str, Any]) -> None:
     drawn |= {"run.micro_batches": 1, "model.vocab": 0, "parallel.dp": 1, "model.decoder_layers": 0}
     after, inside = (metrics({**drawn, "optimizer.in_backward": early}) for early in (False, True))
-    gradients = (4 if drawn["run.precision"] == "fp32" else 2) * float(made(drawn).of_blocks("params"))
+    gradients = (4 if drawn["run.precision"] == "fp32" else 2) * float(made(drawn).passes.of_blocks("params"))
     saved = after["state_bytes"] - inside["state_bytes"]
     assert saved == pytest.approx(gradients * (1 - 1 / drawn["model.layers"]), rel=1e-9)
     assert inside["iteration_s"] == after["iteration_s"]
@@ -359,7 +359,7 @@ def test_a_sum_beside_gradients_of_weights_hides_no_more_than_they_last(
 def test_a_network_with_a_nic_for_each_gpu_adds_their_rates_up() -> None:
     across = {**NETWORK, "parallel.dp": 16, "parallel.zero": 3}
     narrow, wide = (made({**across, "system.node.library.network_nics": nics}) for nics in ("one", "one_a_gpu"))
-    assert float(wide.dp_s) < float(narrow.dp_s)
+    assert float(wide.gradients.dp_s) < float(narrow.gradients.dp_s)
 
 
 def test_stages_that_layers_do_not_fill_evenly_are_as_slow_as_the_fullest() -> None:

@@ -126,7 +126,7 @@ def test_the_clock_under_load_is_that_of_gemms_alone_and_falls_with_what_runs(x:
 
 
 def test_operators_that_were_fitted_cost_what_their_constants_say() -> None:
-    parts = {part.op.name: part for part in iteration(prefill()).parts}
+    parts = {part.op.name: part for part in iteration(prefill()).passes.parts}
     moved = 2 * 2 * 4096 * (32 + 8) / 4 * 128  # queries and keys, read and written, of two bytes
     rotary = prefill().system.gpu.streaming("bf16")["rotary"]
     expected = np.hypot(rotary.launch_s, moved / (rotary.hbm_share * 3.35e12))

@@ -78,10 +78,10 @@ def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_
     plain, found = metrics(drawn), one(drawn, "gpu", format=format)
     held = Format.model_validate(shipped("format")[format])
     made = iteration(step(drawn))
-    own = sum(float(weights(block)) * float(made.counts[block.name]) for block in made.blocks)
+    own = sum(float(weights(block)) * float(made.passes.counts[block.name]) for block in made.passes.blocks)
     again = sum(
-        float(weights(block)) * float(made.counts[block.name])
-        for block in made.blocks
+        float(weights(block)) * float(made.passes.counts[block.name])
+        for block in made.passes.blocks
         if block.name.endswith("layer") and drawn["run.recompute"] == "all"
     )
     moved = drawn["run.micro_batches"] * (2 * own + again) * (2 + held.bytes_per_element)
@@ -150,8 +150,8 @@ def test_units_are_busy_for_every_product_that_reads_a_copy_in_the_direction_it_
 def test_bursts_are_of_so_many_rows_and_stages_of_so_many_distinct_bytes() -> None:
     """FC 1 (m, n, k) = (4096, 512, 1024): tiles of 128 hold each byte of B 32 times, and each of A 4 times."""
     found = iteration(step({**LAYER, **copies("pim", burst_rows=2), "run.batch": 4, "run.sequence_length": 128}))
-    layers, _ = _run(found, ())
-    names = [part.op.name for _, _, parts in _passes(found) for part in parts]
+    layers, _ = _run(found.passes, ())
+    names = [part.op.name for _, _, parts in _passes(found.passes) for part in parts]
     place = names.index("fc1", names.index("fc1") + 1)  # of the layers whose copies are made, forward
     words = PIM.per_unit(2.0 * 4096 * 1024)
     bursts = np.ceil(words / PIM.words_per_row / 2)
@@ -184,14 +184,14 @@ def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
     plain, found = metrics(drawn), one(drawn, way, kept=kept)
     made = iteration(step({**drawn, **copies(way, kept=kept)}))
     share = 1.0 if way == "stored" else kept
-    for block in made.blocks:
+    for block in made.passes.blocks:
         many = max(1.0, number(block.count) / pp)
         stored = float(weights(block)) * 2 * 1.125 * np.rint(share * many) / many
-        assert float(copy_bytes(made, block)) == pytest.approx(stored, rel=1e-12)
+        assert float(copy_bytes(made.passes, block)) == pytest.approx(stored, rel=1e-12)
     assert found["state_bytes"] >= plain["state_bytes"]
     if way == "stored" and pp == 1:
         assert found["copy_bytes"] == pytest.approx(
-            sum(float(copy_bytes(made, block)) * number(block.count) for block in made.blocks)
+            sum(float(copy_bytes(made.passes, block)) * number(block.count) for block in made.passes.blocks)
         )
 
 

@@ -112,7 +112,7 @@ def test_a_gather_that_moves_in_no_time_costs_no_more_than_its_launches(name: st
     node["library"] = {"bytes_per_s": 1e15, "latency_s": 1e-12}
     node.pop("in_switch", None)
     made = iteration(BACKEND.design(own))
-    exposed = sum(float(part.seconds) for part in made.parts if part.op.name in SITES[name].collectives)
+    exposed = sum(float(part.seconds) for part in made.passes.parts if part.op.name in SITES[name].collectives)
     assert exposed < 0.02 * float(made.seconds)
 
 
@@ -187,8 +187,8 @@ def test_a_schedule_is_called_as_it_was_typed_and_is_its_values() -> None:
 
 def test_every_site_has_a_schedule_that_it_can_have() -> None:
     made = iteration(step(dict.fromkeys(SITES, "hetero_fused_1d num_chunks=2")))
-    assert isinstance(made.scheduled, Scheduled)
-    names = {place.name for block in made.blocks for place in _places(block)}
+    assert isinstance(made.passes.scheduled, Scheduled)
+    names = {place.name for block in made.passes.blocks for place in _places(block)}
     assert names == set(SITES)
 
 

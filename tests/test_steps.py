@@ -39,7 +39,7 @@ LAYERS = st.sampled_from(["none", "attention", "all"])
 
 def wires(found: Iteration) -> float:
     """Bytes that a GPU sends in the collectives of tp of a layer."""
-    parts = [part for part in found.parts if part.block.name == "layer" and part.over == "tp"]
+    parts = [part for part in found.passes.parts if part.block.name == "layer" and part.over == "tp"]
     return float(sum(part.spent.wire_bytes for part in parts))
 
 
@@ -176,7 +176,7 @@ PARAMETERS = {  # of those whose source says no number: what their makers call t
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_public_model_has_the_parameters_that_are_published(name: str) -> None:
     found = made(model=model_tree(name))
-    held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.blocks))
+    held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.passes.blocks))
     assert held == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
@@ -186,7 +186,7 @@ def test_models_whose_source_gives_a_number_have_about_as_many_parameters() -> N
     assert len(published) >= 7
     for name, parameters in published.items():
         found = made(model=model_tree(name))
-        held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.blocks))
+        held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.passes.blocks))
         assert held == pytest.approx(parameters, rel=0.1 if name == "chinchilla_70b" else 0.04)
 
 
@@ -198,8 +198,8 @@ def test_each_gpu_of_tp_holds_its_part_of_the_weights(drawn: dict[str, Any], lay
     part = made({**drawn, "model.vocab": 240, "model.positions": 0, "model.layers": layers})
     h, t = drawn["model.hidden"], drawn["parallel.tp"]
     shared = layers * (4 + 2) * h + 4 * h
-    split = float(whole.of_blocks("params")) - shared
-    assert float(part.of_blocks("params")) == pytest.approx(split / t + shared, rel=1e-12)
+    split = float(whole.passes.of_blocks("params")) - shared
+    assert float(part.passes.of_blocks("params")) == pytest.approx(split / t + shared, rel=1e-12)
 
 
 # The order of operators
@@ -217,7 +217,7 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
     drawn |= {"run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
     found = made(drawn, kernels=kernels, optimizer=optimizer)
     assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
-    graph, waiting = lower(found), found.micro_batches > 1
+    graph, waiting = lower(found), found.passes.micro_batches > 1
     assert graph.tasks[0].startswith("earlier micro-batches, ") == waiting
     assert len(set(graph.tasks)) == graph.num_tasks
     assert (graph["work"] >= 0).all()
@@ -282,12 +282,12 @@ def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, A
     """One reduction after the other, each once the backward pass of its block is done, where nothing contends."""
     found = made({**drawn, "parallel.pp": pp, "system.gpu.contention": None})
     clock = free = 0.0
-    for one in found.buckets:
+    for one in found.gradients.buckets:
         for _ in range(round(float(one.count))):
             clock += float(one.ready)
             free = max(free, clock) + float(one.seconds)
     exposed = max(free - clock, 0.0)
-    assert float(found.exposed_s) == pytest.approx(exposed, rel=1e-9, abs=1e-12 * float(found.seconds))
+    assert float(found.gradients.exposed_s) == pytest.approx(exposed, rel=1e-9, abs=1e-12 * float(found.seconds))
 
 
 @pytest.mark.slow
@@ -295,10 +295,10 @@ def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, A
 def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
     drawn |= {"parallel.dp": 8, "parallel.tp": 1, "system.gpu.contention": None}
     whole = made({**drawn, "system.gpu.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
-    assert float(whole.exposed_s) == pytest.approx(float(whole.dp_s), rel=1e-2)
+    assert float(whole.gradients.exposed_s) == pytest.approx(float(whole.gradients.dp_s), rel=1e-2)
     fast = made({**drawn, "system.node.library.bytes_per_s": 1e15, "system.node.library.latency_s": 1e-12})
-    last = float(fast.buckets[-1].seconds)
-    assert float(fast.exposed_s) == pytest.approx(last, rel=1e-9)
+    last = float(fast.gradients.buckets[-1].seconds)
+    assert float(fast.gradients.exposed_s) == pytest.approx(last, rel=1e-9)
 
 
 def test_replay_shows_an_operator_and_its_communication_side_by_side() -> None:
@@ -338,7 +338,7 @@ def profile(overrides: dict[str, Any]) -> tuple[Size, dict[str, Any]]:
 @given(runs(), KERNELS, OPTIMIZERS)
 def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: str, optimizer: str) -> None:
     found = made({**drawn, "model.vocab": 0}, kernels=kernels, optimizer=optimizer)
-    whole = float(found.forward_s + found.backward_s + found.update.seconds)
+    whole = float(found.passes.forward_s + found.passes.backward_s + found.update.seconds)
     layers = drawn["model.layers"] + drawn["model.decoder_layers"]
     assert float(sum(by_kind(found).values())) * layers == pytest.approx(whole, rel=1e-12)
     assert set(by_kind(found)) == set(LAWS)
@@ -393,11 +393,13 @@ def test_reductions_beside_a_backward_pass_only_lengthen_it_and_by_no_more_than_
 ) -> None:
     drawn |= {"parallel.dp": 8, "parallel.tp": 1, "parallel.zero": 0}
     alone, beside = made({**drawn, "system.gpu.contention": None}), made(drawn)
-    assert float(beside.exposed_s) >= float(alone.exposed_s) * (1 - 1e-9)
-    slowest = min(float(factor) for factor in beside.slowdowns.backward.values())
+    assert float(beside.gradients.exposed_s) >= float(alone.gradients.exposed_s) * (1 - 1e-9)
+    slowest = min(float(factor) for factor in beside.gradients.slowdowns.backward.values())
     assert 0 < slowest <= 1
-    longest = float(beside.backward_s) / slowest + float(beside.dp_s) / float(np.min(beside.slowdowns.reductions))
-    assert float(beside.backward_s + beside.exposed_s) <= longest * (1 + 1e-9)
+    longest = float(beside.passes.backward_s) / slowest + float(beside.gradients.dp_s) / float(
+        np.min(beside.gradients.slowdowns.reductions)
+    )
+    assert float(beside.passes.backward_s + beside.gradients.exposed_s) <= longest * (1 + 1e-9)
 
 
 # Rates

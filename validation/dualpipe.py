@@ -149,7 +149,8 @@ def deepseek_step(**parallel: Any) -> Iteration:
         }
     )
     step = iteration(design)
-    return replace(step, blocks=tuple(map(_dispatched_in_fp8, step.blocks)))
+    passes = replace(step.passes, blocks=tuple(map(_dispatched_in_fp8, step.passes.blocks)))
+    return replace(step, gradients=replace(step.gradients, passes=passes))
 
 
 def _dispatched_in_fp8(block: Block) -> Block:
@@ -160,7 +161,7 @@ def _dispatched_in_fp8(block: Block) -> Block:
 
 def predicted(step: Iteration, kernels: Sequence[Kernel]) -> dict[str, float]:
     """The same of two layers of a step; the slow-down of GEMMs and of other kernels, weighed as those of the table."""
-    (layers,) = step.layers_beside
+    (layers,) = step.passes.layers_beside
     (streams,) = layers.streams
     tasks = list(plugins.load("engine", "fluid").run(lower(streams, _LAYERS)).intervals(0))
     moved, computed = (
@@ -174,9 +175,9 @@ def predicted(step: Iteration, kernels: Sequence[Kernel]) -> dict[str, float]:
 
 
 def _slowdown(step: Iteration, kernels: Sequence[Kernel]) -> float:
-    assert step.beside is not None
-    parts = [part for part in step.parts if part.block.name == "layer"]
-    rates = step.beside.rates_of(parts)
+    assert step.passes.beside is not None
+    parts = [part for part in step.passes.parts if part.block.name == "layer"]
+    rates = step.passes.beside.rates_of(parts)
     of_gemms = _mean_slowdown((part, rate) for part, rate in zip(parts, rates, strict=True) if _is(part, Product))
     of_streams = _mean_slowdown(
         (part, rate)
@@ -216,7 +217,7 @@ def by_kind(folder: Path) -> list[tuple[str, float, float]]:
         if not kernel.moves or kernel.kind in _MOVES:
             name = _measured_group(kernel)
             truth[name] = truth.get(name, 0.0) + kernel.lasts / _LAYERS
-    for part in step.parts:
+    for part in step.passes.parts:
         if part.block.name == "layer" and part.spent.seconds > 0:
             name = _predicted_group(part)
             model[name] = model.get(name, 0.0) + 1e6 * float(part.spent.seconds) * float(np.asarray(part.op.count))

@@ -76,8 +76,8 @@ def beside(gpu: Measured) -> Iterator[Row]:
         if other not in ("copy_by_sms", "add_by_sms", "hold_sms") and not engine:
             continue
         plan = gpu.plan(mover="dma" if engine else "cu")
-        law = plan.beside(sizes_of(rows), sms, masked=False, accumulate=False)[2]["law"]
-        predicted = gpu.lost(rows) if other == "hold_sms" else np.broadcast_to(1 / law[0], len(rows))
+        law = plan.beside(sizes_of(rows), sms, masked=False, accumulate=False).law
+        predicted = gpu.lost(rows) if other == "hold_sms" else np.broadcast_to(1 / law.factors[0], len(rows))
         spreads = _spread("measured", rows["slowdown"]) | _spread("predicted", predicted)
         yield {"beside": other, "sms": int(sms[0]), **spreads, "other": float(rows["other_slowdown"].median())}
 

@@ -38,10 +38,11 @@ from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.exchanges import Beside
 from simulators.steps.groups import groups
-from simulators.steps.iteration import Iteration
+from simulators.steps.iteration import Gradients, Iteration
 from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
 from simulators.steps.operators import Block, Platform
+from simulators.steps.passes import Passes
 from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
@@ -87,8 +88,8 @@ def iteration(design: Design) -> Iteration:
     if loaded is None:
         return _at_clock(design, 1.0)
     first = _at_clock(design, loaded.gemm_clock)
-    exchanged, computed = first.exchanged_s, first.computed_s
-    total = np.maximum(first.forward_s + first.backward_s, computed)
+    exchanged, computed = first.passes.exchanged_s, first.passes.computed_s
+    total = np.maximum(first.passes.forward_s + first.passes.backward_s, computed)
     with np.errstate(all="ignore"):
         return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total))
 
@@ -97,30 +98,30 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
     platform, kernels = _platform(design, design.run.precision, clock), design.kernels
     if design.run.products is not None:
         platform = replace(platform, linear=_platform(design, design.run.products, clock))
-    run, blocks, width = design.run, _blocks(design), design.model.hidden
     law, gpu = design.system.gpu.contention, design.system.gpu
-    host: dict[str, Any] = {
+    host = {
         name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
         for name in ("host_s", "host_launch_s", "host_batch_s")
         if design.run.mode not in kernels.graphs
     }
     shards = kernels.shard_copies
-    if shards is not None:
-        host["shard_copies"] = (shards.forward, shards.backward)
-    return Iteration(
-        blocks,
-        width,
+    passes = Passes(
+        _blocks(design),
         platform,
-        run,
+        design.run,
         design.parallel,
         design.optimizer,
         weight_copies=_weight_copies(design),
-        **host,
-        contended=None if law is None else Contended(platform, law, gpu.cu_copy),
         scheduled=_scheduled(design),
-        tied=_tied(design),
         beside=_beside(design, platform),
     )
+    gradients = Gradients(
+        passes,
+        contended=None if law is None else Contended(platform, law, gpu.cu_copy),
+        tied=_tied(design),
+        shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
+    )
+    return Iteration(gradients, design.model.hidden, **host)
 
 
 def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platform:

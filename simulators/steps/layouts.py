@@ -260,11 +260,11 @@ class Spreading:
         with np.errstate(all="ignore"):  # of those that break a rule
             step, share = self.steps.step(design)
             gained = np.zeros(len(legal))
-            for knobs in _SCHEDULES if step.is_training else ():
+            for knobs in _SCHEDULES if step.passes.is_training else ():
                 other = design
                 for name, value in knobs.items():
                     other = put(other, f"parallel.{name}", value)
-                less = step.turns.seconds(other.parallel) - step.turns.seconds(step.parallel)
+                less = step.turns.seconds(other.parallel) - step.turns.seconds(step.passes.parallel)
                 gained = np.where(self.steps.legal(other, legal.shape)[0], np.minimum(gained, less), gained)
         seconds, shares = (np.broadcast_to(values, legal.shape) for values in (step.seconds, share))
         for at in np.flatnonzero(legal).tolist():

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Law, Metric
-from simulators.steps.iteration import ENDS, Iteration, stage_share
+from simulators.steps.iteration import Iteration
 from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels, quotient
+from simulators.steps.passes import ENDS, stage_share
 from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
 from simulators.steps.sharded_data import gathered_weights, largest_block, state_splits
@@ -76,15 +77,16 @@ LAWS: Sequence[Law] = (
 
 def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Every metric of `METRICS`; arrays that broadcast over designs."""
-    compute = [part for part in iteration.parts if part.over is None]
-    tp = iteration.sum(part for part in iteration.parts if part.over in _SERIALIZED)
-    tp = tp - iteration.hidden_s - iteration.saved_s
-    m = iteration.micro_batches
-    forward = m * iteration.sum(part for part in compute if part.forward)
-    backward = iteration.sum(part for part in compute if not part.forward)
+    passes, gradients = iteration.passes, iteration.gradients
+    compute = [part for part in passes.parts if part.over is None]
+    tp = passes.sum(part for part in passes.parts if part.over in _SERIALIZED)
+    tp = tp - passes.hidden_s - passes.saved_s
+    m = passes.micro_batches
+    forward = m * passes.sum(part for part in compute if part.forward)
+    backward = passes.sum(part for part in compute if not part.forward)
     serialized = m * (tp + iteration.messages_s)
-    exposed = iteration.exposed_s + iteration.tied_s + iteration.gathered_s + m * iteration.split_s
-    total, copies = iteration.seconds, iteration.copies
+    exposed = gradients.exposed_s + gradients.tied_s + gradients.gathered_s + m * gradients.split_s
+    total, copies = iteration.seconds, passes.copies
     host = np.asarray(iteration.host_s, float) + m * iteration.launch_wait_s
     busy = forward + m * backward + iteration.update.seconds
     return {
@@ -94,7 +96,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "backward_s": m * backward,
         "optimizer_s": iteration.update.seconds,
         "serialized_s": serialized,
-        "dp_s": iteration.dp_s,
+        "dp_s": gradients.dp_s,
         "comm_cu_s": iteration.comm_cu_s,
         "exposed_dp_s": exposed,
         "bubble_s": iteration.bubble_s,
@@ -104,11 +106,11 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "quantisation_slowed_s": m * copies.slowed_s,
         "serialized_share": serialized / (busy + serialized),
         "comm_share": (serialized + exposed) / total,
-        "dp_over_backward": np.divide(iteration.dp_s, backward) if iteration.is_training else np.zeros(()),
+        "dp_over_backward": np.divide(gradients.dp_s, backward) if passes.is_training else np.zeros(()),
         **_intensities(iteration),
         **_work(iteration, compute, busy),
         **_memory(iteration, hbm_bytes),
-        **{f"share_{kind}": m * iteration.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
+        **{f"share_{kind}": m * passes.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
         "share_optimizer": iteration.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
         "share_bubble": iteration.bubble_s / total,
@@ -132,19 +134,21 @@ def _of(parts: Iterable[Part], kind: str) -> list[Part]:
 
 
 def _tokens(iteration: Iteration) -> Floats:
-    length = 1 if iteration.run.mode == "decode" else iteration.run.sequence_length
+    passes = iteration.passes
+    length = 1 if passes.run.mode == "decode" else passes.run.sequence_length
     return np.asarray(
-        iteration.micro_batches * iteration.run.batch * np.asarray(length) * np.asarray(iteration.parallel.dp), float
+        passes.micro_batches * passes.run.batch * np.asarray(length) * np.asarray(passes.parallel.dp),
+        float,
     )
 
 
 def _intensities(iteration: Iteration) -> dict[str, Any]:
     """FLOP over bytes of what can hide communication, of the layers between the ends; nothing that is recomputed."""
-    inner = [part for part in iteration.parts if part.block.name not in ENDS and part.op.phase != "recompute"]
+    inner = [part for part in iteration.passes.parts if part.block.name not in ENDS and part.op.phase != "recompute"]
     gemms = [part for part in inner if part.over is None and part.op.kind in _GEMMS]
     weights = [part for part in gemms if isinstance(part.op.work, Product) and part.op.weight]
     moved = _sum(part.times * _payload(part.op) for part in inner)
-    gradients = _sum(part.times * _gradient(part.op) for part in weights) * iteration.run.element_bytes
+    gradients = _sum(part.times * _gradient(part.op) for part in weights) * iteration.passes.run.element_bytes
     return {"edge": quotient(_flop(gemms), moved), "slack": quotient(_flop(weights), gradients)}
 
 
@@ -171,12 +175,13 @@ def _sum(values: Iterable[Any]) -> Any:
 
 def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
     """FLOP, traffic and kernels of an iteration, and the share of its time that memory bounds."""
-    chip, m, update = iteration.platform.chip, iteration.micro_batches, iteration.update
+    passes = iteration.passes
+    chip, m, update = passes.platform.chip, passes.micro_batches, iteration.update
     balance = chip.rate * np.asarray(chip.cus) / chip.drawable_bytes_per_s
     low = _sum(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
-    kernels = _sum(part.times * num_kernels(part.op, iteration.parallel.tp) for part in iteration.parts)
-    launched = iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor if iteration.is_training else 0.0
-    copies = iteration.copies
+    kernels = _sum(part.times * num_kernels(part.op, passes.parallel.tp) for part in passes.parts)
+    launched = passes.of_blocks("tensors") * passes.optimizer.kernels_per_tensor if passes.is_training else 0.0
+    copies = passes.copies
     moved = m * _sum(part.times * part.spent.bytes for part in compute) + update.bytes
     return {
         "flop": m * _flop(compute) + update.flop,
@@ -189,58 +194,60 @@ def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any
 
 def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Mapping[str, Any]) -> Any:
     """Sum of a number of the blocks, of each the share that a stage has."""
-    amounts = ((block, np.asarray(amount(block), float)) for block in iteration.blocks)
+    amounts = ((block, np.asarray(amount(block), float)) for block in iteration.passes.blocks)
     return _sum(value * np.asarray(block.count, float) * shares[block.name] for block, value in amounts)
 
 
 def _bytes_of_weights(iteration: Iteration, bytes_per_weight: Any, shares: Mapping[str, Any]) -> Any:
     """Bytes of the weights of a stage with all that belongs to them: so many for each, or as they are stored."""
-    if all(block.weight_bytes is None for block in iteration.blocks):
+    if all(block.weight_bytes is None for block in iteration.passes.blocks):
         return bytes_per_weight * _stage_sum(iteration, lambda block: block.params, shares)
     return _stage_sum(iteration, lambda block: block.weight_bytes, shares)
 
 
 def _whole_bytes(iteration: Iteration) -> Any:
     """Weights that were gathered, and gradients of an update in the backward pass, of the blocks that have them."""
-    if not iteration.is_training:
+    passes = iteration.passes
+    if not passes.is_training:
         return np.zeros(())
-    gathered = gathered_weights(iteration.parallel, iteration.blocks, iteration.counts)
-    gradients = iteration.gradient_bytes * largest_block(iteration.blocks) * iteration.optimizer.in_backward
-    return iteration.run.element_bytes * gathered + gradients
+    gathered = gathered_weights(passes.parallel, passes.blocks, passes.counts)
+    gradients = iteration.gradients.gradient_bytes * largest_block(passes.blocks) * passes.optimizer.in_backward
+    return passes.run.element_bytes * gathered + gradients
 
 
 def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the GPU that holds most: of the first stage, or of the last one, with the micro-batches that are in
     flight there. Inference keeps keys and values of all micro-batches.
     """
-    b, pp = iteration.run.element_bytes, np.asarray(iteration.parallel.pp, float)
+    passes = iteration.passes
+    b, pp = passes.run.element_bytes, np.asarray(passes.parallel.pp, float)
     bytes_per_weight: Any = b
     per_expert: Any = 0.0  # what a weight of experts takes beyond it, whose state is split over other GPUs
-    flight = ends = iteration.micro_batches
-    if iteration.is_training:
-        of_weights, of_gradients, of_state = state_splits(iteration.parallel, iteration.parallel.replicas)
-        by_weight = iteration.optimizer.bytes_at(iteration.run.precision)
+    flight = ends = passes.micro_batches
+    if passes.is_training:
+        of_weights, of_gradients, of_state = state_splits(passes.parallel, passes.parallel.replicas)
+        by_weight = passes.optimizer.bytes_at(passes.run.precision)
         assert by_weight is not None
-        of_gradient = 0 if iteration.optimizer.in_backward else iteration.gradient_bytes
-        held, knobs = iteration.parallel.held_stages, iteration.parallel
+        of_gradient = 0 if passes.optimizer.in_backward else iteration.gradients.gradient_bytes
+        held, knobs = passes.parallel.held_stages, passes.parallel
         of_state = of_state / (1 if knobs.zero else held)  # what zero splits, the GPUs of both copies share
         bytes_per_weight = held * (b / of_weights + of_gradient / of_gradients) + by_weight[1] / of_state
         experts = state_splits(knobs, knobs.expert_replicas)
         expert_splits = experts[0] / held, experts[1] / held, experts[2] / (1 if knobs.zero else held)
         sizes = b, of_gradient, by_weight[1]
         per_expert = sum(size / split for size, split in zip(sizes, expert_splits, strict=True)) - bytes_per_weight
-        flight, ends = in_flight(iteration.parallel, pp, iteration.micro_batches)
-    first, last = ({block.name: stage_share(block.count, pp) for block in iteration.blocks} for _ in range(2))
+        flight, ends = in_flight(passes.parallel, pp, passes.micro_batches)
+    first, last = ({block.name: stage_share(block.count, pp) for block in passes.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
             shares[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
-    flying, whole = flying_bytes(iteration), _whole_bytes(iteration)
+    flying, whole = flying_bytes(iteration.passes), _whole_bytes(iteration)
     stages = [
         (
             _bytes_of_weights(iteration, bytes_per_weight, counts)
             + per_expert * _stage_sum(iteration, lambda block: block.expert_params, counts)
             + whole,
-            _stage_sum(iteration, lambda block: copy_bytes(iteration, block), counts) + flying,
+            _stage_sum(iteration, lambda block: copy_bytes(iteration.passes, block), counts) + flying,
             alive * _stage_sum(iteration, lambda block: block.kept, counts),
         )
         for counts, alive in ((first, flight), (last, ends))

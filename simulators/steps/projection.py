@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.steps.iteration import ENDS, Iteration
+from simulators.steps.iteration import Iteration
+from simulators.steps.passes import ENDS
 
 Floats = NDArray[np.float64]
 
@@ -69,16 +70,16 @@ class Profile:
 
 def by_kind(iteration: Iteration) -> dict[str, Floats]:
     """Seconds of one layer by kind of operator, collectives of tp and the update among them."""
-    layers = [part for part in iteration.parts if part.block.name not in ENDS]
-    count = np.asarray(sum(iteration.counts[block.name] for block in iteration.blocks if block.name not in ENDS), float)
+    passes = iteration.passes
+    layers = [part for part in passes.parts if part.block.name not in ENDS]
+    count = np.asarray(sum(passes.counts[block.name] for block in passes.blocks if block.name not in ENDS), float)
     seconds = {
-        kind: iteration.sum(part for part in layers if part.over is None and part.op.kind == kind) / count
-        for kind in LAWS
+        kind: passes.sum(part for part in layers if part.over is None and part.op.kind == kind) / count for kind in LAWS
     }
-    seconds[COMMUNICATION] = iteration.sum(part for part in layers if part.over == "tp") / count
-    params = iteration.of_blocks("params")
+    seconds[COMMUNICATION] = passes.sum(part for part in layers if part.over == "tp") / count
+    params = passes.of_blocks("params")
     layer_params = sum(
-        np.asarray(block.params) * iteration.counts[block.name] for block in iteration.blocks if block.name not in ENDS
+        np.asarray(block.params) * passes.counts[block.name] for block in passes.blocks if block.name not in ENDS
     )
     seconds["optimizer"] = iteration.update.seconds * np.asarray(layer_params) / np.asarray(params) / count
     return seconds

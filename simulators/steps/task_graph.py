@@ -88,13 +88,13 @@ def lower(iteration: Iteration) -> TaskGraph:
         place = graph.task(task.name, task.kind, after=before, uses={lanes[task.lane]: 1.0}, **how, **amounts)
         places[task.name] = last[task.lane] = place
     beside = {pair: factor for both in _streams(iteration) for pair, factor in laws(both)}
-    for (slowed, active), factor in (*iteration.slowdowns.laws(), *beside.items()):
+    for (slowed, active), factor in (*iteration.gradients.slowdowns.laws(), *beside.items()):
         graph.slows(slowed, while_active=active, factor=float(np.asarray(factor)))
     return graph.build()
 
 
 def _streams(iteration: Iteration) -> Iterator[TwoStreams]:
-    for layers in iteration.layers_beside:
+    for layers in iteration.passes.layers_beside:
         yield from layers.streams
 
 
@@ -113,13 +113,14 @@ def intervals(iteration: Iteration) -> list[Interval]:
 
 def _tasks_of_sites(iteration: Iteration) -> Iterator[tuple[tuple[str, str], list[Interval]]]:
     """Yield ((block, operator), tasks in its place, after its start) of the operators that schedules replace."""
-    if iteration.scheduled is None:
+    passes = iteration.passes
+    if passes.scheduled is None:
         return
-    for block in iteration.blocks:
-        parts = [part for part in iteration.parts if part.block is block]
+    for block in passes.blocks:
+        parts = [part for part in passes.parts if part.block is block]
         ops, costs = [part.op for part in parts], [part.spent for part in parts]
         for at in places(ops):
-            if (scheduled := iteration.scheduled.intervals(ops, costs, at)) is not None:
+            if (scheduled := passes.scheduled.intervals(ops, costs, at)) is not None:
                 gemm, tasks = scheduled
                 yield (block.name, ops[gemm].name), tasks
                 yield (block.name, ops[at.collective].name), []
@@ -152,13 +153,13 @@ class _Writer:
         yield from self._earlier()
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
-        written = iteration.parallel.messages == "waited" and bool(iteration.message_s > 0)
+        written = iteration.passes.parallel.messages == "waited" and bool(iteration.message_s > 0)
         if written:
             yield self._message("activations in")
-        for block in iteration.blocks:
+        for block in iteration.passes.blocks:
             yield from self._forward(block)
         yield from self._waits(iteration, written=written)
-        if not iteration.is_training:
+        if not iteration.passes.is_training:
             return
         if written:
             yield self._message("gradients in")
@@ -170,10 +171,10 @@ class _Writer:
         bubble of the pipeline.
         """
         iteration = self._iteration
-        count, bubble = float(iteration.micro_batches - 1), float(iteration.bubble_s)
+        count, bubble = float(iteration.passes.micro_batches - 1), float(iteration.bubble_s)
         left = count * float(iteration.slot_s) + bubble - self._written_more()
-        parts = {lane: [part for part in iteration.parts if part.over == over] for over, lane in _LANES.items()}
-        spent = {lane: count * float(iteration.sum(of_lane)) for lane, of_lane in parts.items()}
+        parts = {lane: [part for part in iteration.passes.parts if part.over == over] for over, lane in _LANES.items()}
+        spent = {lane: count * float(iteration.passes.sum(of_lane)) for lane, of_lane in parts.items()}
         computed = min(spent[_LANES[None]], max(left - bubble, 0.0))
         moved = sum(spent.values()) - spent[_LANES[None]]
         exposed = min(max(left - bubble - computed, 0.0), moved)
@@ -191,16 +192,16 @@ class _Writer:
         iteration = self._iteration
         parts = [
             part
-            for part in iteration.parts
-            for layers in iteration.layers_beside
+            for part in iteration.passes.parts
+            for layers in iteration.passes.layers_beside
             if part.block.name == layers.block and (part.forward or len(layers.streams) > 1)
         ]
-        waited = sum((layers.waited_s for layers in iteration.layers_beside), np.zeros(()))
-        return float(waited - iteration.sum(parts) - iteration.pair_saved_s + iteration.saved_s)
+        waited = sum((layers.waited_s for layers in iteration.passes.layers_beside), np.zeros(()))
+        return float(waited - iteration.passes.sum(parts) - iteration.passes.pair_saved_s + iteration.passes.saved_s)
 
     def _forward(self, block: Block) -> Iterator[Task]:
         """The forward pass of all layers of a block: operator by operator, or as two streams."""
-        layers = round(float(self._iteration.counts[block.name]))
+        layers = round(float(self._iteration.passes.counts[block.name]))
         if (beside := self._beside(block)) is not None:
             yield from self._side_by_side(beside.streams[0], block, layers)
             return
@@ -208,7 +209,7 @@ class _Writer:
             yield from self._pass(block, index, forward=True)
 
     def _beside(self, block: Block) -> LayersBeside | None:
-        return next((layers for layers in self._iteration.layers_beside if layers.block == block.name), None)
+        return next((layers for layers in self._iteration.passes.layers_beside if layers.block == block.name), None)
 
     def _exposed_share(self, block: Block) -> float:
         """Share of the exchanges of a backward pass that the shared expert does not hide."""
@@ -230,14 +231,14 @@ class _Writer:
 
     def _waits(self, iteration: Iteration, *, written: bool) -> Iterator[Task]:
         """Launches, split weights and further messages of a micro-batch that its operators wait for, as one task."""
-        messages = (2 if iteration.is_training else 1) * iteration.message_s if written else 0.0
-        waits = float(iteration.launch_wait_s + iteration.split_s + iteration.messages_s - messages)
+        messages = (2 if iteration.passes.is_training else 1) * iteration.message_s if written else 0.0
+        waits = float(iteration.launch_wait_s + iteration.gradients.split_s + iteration.messages_s - messages)
         if waits > 1e-9 * float(iteration.slot_s):
             yield self._append(Task("launches, weights and messages, waited for", _LANES[None], "waiting", waits, ()))
 
     def _backward(self, iteration: Iteration) -> Iterator[Task]:
-        backwards = list(reversed(list(self._instances(iteration.blocks))))
-        beside = iteration.parallel.reductions == "beside"
+        backwards = list(reversed(list(self._instances(iteration.passes.blocks))))
+        beside = iteration.passes.parallel.reductions == "beside"
         for block, index in backwards:
             yield from self._pass(block, index, forward=False)
             yield from self._bucket(block, index) if beside else ()
@@ -245,10 +246,11 @@ class _Writer:
             yield from self._bucket(block, index)
 
     def _update_weights(self, iteration: Iteration) -> Iterator[Task]:
-        update, copies = iteration.update, iteration.copies
+        gradients = iteration.gradients
+        update, copies = iteration.update, iteration.passes.copies
         waits = tuple(self._buckets[-1:])
-        if iteration.tied_s > 0:
-            tied = Task("gradients of the shared embedding", _LANES["pp"], "transfer", float(iteration.tied_s), waits)
+        if gradients.tied_s > 0:
+            tied = Task("gradients of the shared embedding", _LANES["pp"], "transfer", float(gradients.tied_s), waits)
             yield self._append(tied)
         yield self._append(
             Task("update", _LANES[None], "gemm", float(update.seconds), waits, float(update.flop), float(update.bytes))
@@ -256,16 +258,16 @@ class _Writer:
         if copies.update_s > 0:
             moved = float(copies.hbm_bytes[1])
             yield self._append(Task("copies of weights", _LANES[None], "gemm", float(copies.update_s), (), bytes=moved))
-        if iteration.gathered_s > 0:
-            yield self._append(Task("all-gather weights", _LANES["dp"], "transfer", float(iteration.gathered_s), ()))
+        if gradients.gathered_s > 0:
+            yield self._append(Task("all-gather weights", _LANES["dp"], "transfer", float(gradients.gathered_s), ()))
 
     def _instances(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, int]]:
         for block in blocks:
-            for index in range(round(float(self._iteration.counts[block.name]))):
+            for index in range(round(float(self._iteration.passes.counts[block.name]))):
                 yield block, index
 
     def _pass(self, block: Block, index: int, *, forward: bool) -> Iterator[Task]:
-        for part in self._iteration.parts:
+        for part in self._iteration.passes.parts:
             if part.block is not block or part.forward != forward:
                 continue
             task, turn = self._task(part, f"{block.name} {index}"), next(self._turns, None)
@@ -281,9 +283,11 @@ class _Writer:
 
     def _stored_blocks(self, block: Block) -> float:
         """Number of equal blocks whose copies are stored: the first ones."""
-        quantising = self._iteration.weight_copies
+        quantising = self._iteration.passes.weight_copies
         return (
-            0.0 if quantising is None else float(quantising.stored_blocks(np.rint(self._iteration.counts[block.name])))
+            0.0
+            if quantising is None
+            else float(quantising.stored_blocks(np.rint(self._iteration.passes.counts[block.name])))
         )
 
     def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
@@ -314,9 +318,9 @@ class _Writer:
 
     def _bucket(self, block: Block, index: int) -> Iterator[Task]:
         """The reduction of a block's gradients; nothing of the backward pass waits for it."""
-        (bucket,) = (reduction for reduction in self._iteration.buckets if reduction.block is block)
+        (bucket,) = (reduction for reduction in self._iteration.gradients.buckets if reduction.block is block)
         if bucket.seconds > 0:
-            name, moved = f"{block.name} {index}: gradients", float(self._iteration.weight_bytes(block))
+            name, moved = f"{block.name} {index}: gradients", float(self._iteration.passes.weight_bytes(block))
             self._buckets.append(name)
             after = (self._last,)
             yield Task(name, _LANES["dp"], "transfer", float(bucket.seconds), after, bytes=moved, group=GRADIENTS)
@@ -337,11 +341,11 @@ class _Writer:
 
 def _undivided(iteration: Iteration) -> Memo[float] | None:
     """Time [s] of each operator without the schedules of sites; None where there are none."""
-    if iteration.scheduled is None:
+    if iteration.passes.scheduled is None:
         return None
-    plain = replace(iteration, scheduled=None).parts
+    plain = replace(iteration.passes, scheduled=None).parts
     seconds = Memo[float]()
-    for part, alike in zip(iteration.parts, plain, strict=True):
+    for part, alike in zip(iteration.passes.parts, plain, strict=True):
         seconds.keep(float(alike.spent.seconds), part)
     return seconds
 
@@ -363,15 +367,15 @@ class Turn(NamedTuple):
 
 def _beside(iteration: Iteration) -> Iterator[Turn]:
     """Times of each operator of a micro-batch in its order, where copies are made in memory."""
-    if iteration.weight_copies is None or iteration.weight_copies.quantised.made_by != "pim":
+    if iteration.passes.weight_copies is None or iteration.passes.weight_copies.quantised.made_by != "pim":
         return
-    events = timeline(iteration)
+    events = timeline(iteration.passes)
     for row in zip(*(getattr(events, name) for name in Turn._fields), strict=True):
         yield Turn(*map(float, row))
 
 
 def _before(iteration: Iteration) -> dict[tuple[str, str], Spent]:
     """The kernel before each product that reads a copy, by block and name, where the GPU makes them."""
-    if iteration.weight_copies is None or iteration.weight_copies.quantised.made_by != "gpu":
+    if iteration.passes.weight_copies is None or iteration.passes.weight_copies.quantised.made_by != "gpu":
         return {}
-    return {(part.block.name, part.op.name): cost for part, cost in kernels(iteration)}
+    return {(part.block.name, part.op.name): cost for part, cost in kernels(iteration.passes)}

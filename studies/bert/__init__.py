@@ -334,7 +334,7 @@ def _near_memory(run: Finished) -> dict[str, Finding]:
 def _operators(design: Design) -> list[dict[str, Any]]:
     """Work, time, intensity, rate and number of runs of every operator that computes."""
     rows = []
-    for part in iteration(design).parts:
+    for part in iteration(design).passes.parts:
         flop, moved, seconds = (float(getattr(part.spent, name)) for name in ("flop", "bytes", "seconds"))
         if part.over is None and seconds > 0 and moved > 0:
             row: dict[str, Any] = {"block": part.block.name, "operator": part.op.name, "kind": part.op.kind}

@@ -265,7 +265,9 @@ def _pace(run: Finished) -> dict[str, Finding]:
         step = iteration(design)
         waits = _late(intervals(step))
         behind += [f"{name} before {waits[0]}"] if waits else []
-        shares.append(f"{name} {_PERCENT * float(step.copies.busy_s / (step.slot_s - step.copies.slot_s)):.1f} %")
+        shares.append(
+            f"{name} {_PERCENT * float(step.passes.copies.busy_s / (step.slot_s - step.passes.copies.slot_s)):.1f} %"
+        )
     text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; copies of a pass begin with it"
     text = f"{text}; the GPU waits: {', '.join(behind)}" if behind else text
     return {"jitq.keeps_pace": Finding(not behind, text, "units are slower than the products that read their copies")}

@@ -202,8 +202,8 @@ def site_seconds(step: Iteration, name: str) -> float:
     """Time of the GEMM of a site with its collective, and of the GEMM beside it, in a step [s]."""
     site = SITES[name]
     names = {site.gemm, *site.collectives, *([site.beside] if site.beside else [])}
-    parts = [part for part in step.parts if part.op.name.removesuffix(" again") in names]
-    return float(sum(step.micro_batches * part.seconds for part in parts))
+    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in names]
+    return float(sum(step.passes.micro_batches * part.seconds for part in parts))
 
 
 def check_target(name: str, plan: Plan, step: PlannedStep | None) -> None:

@@ -64,18 +64,18 @@ class Choice:
 
 def _at_site(name: str, step: Iteration) -> float:
     """Exposed time of the collective of a site in a step [s]."""
-    parts = [part for part in step.parts if part.op.name.removesuffix(" again") in SITES[name].collectives]
-    return float(sum(step.micro_batches * part.seconds for part in parts))
+    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in SITES[name].collectives]
+    return float(sum(step.passes.micro_batches * part.seconds for part in parts))
 
 
 def _experts_s(step: Iteration) -> float:
     """Dispatch and combine that nothing hides [s]."""
-    parts = (part for part in step.parts if isinstance(part.op.work, TokenExchange))
-    return max(0.0, float(step.micro_batches * (step.sum(parts) - step.saved_s)))
+    parts = (part for part in step.passes.parts if isinstance(part.op.work, TokenExchange))
+    return max(0.0, float(step.passes.micro_batches * (step.passes.sum(parts) - step.passes.saved_s)))
 
 
 def _split_s(step: Iteration) -> float:
-    return float(step.micro_batches * step.split_s)
+    return float(step.passes.micro_batches * step.gradients.split_s)
 
 
 def _choice(name: str, exposed: Callable[[Iteration], float] | None = None, limiter: str = "") -> Choice:
@@ -87,13 +87,13 @@ CHOICES: Sequence[Choice] = (
     _choice("tokens"),
     _choice("sums"),
     _choice("halves of prompts"),
-    _choice("gradients", lambda step: float(step.exposed_s), "links"),
+    _choice("gradients", lambda step: float(step.gradients.exposed_s), "links"),
     _choice("split weights", _split_s, "links"),
     _choice("kept weights", _split_s, "links"),
     _choice("update", lambda step: float(step.update.seconds), "HBM"),
     _choice("pipeline", lambda step: float(step.bubble_s), "other stages"),
     _choice("exchanges of experts", _experts_s, "links"),
-    _choice("messages", lambda step: float(step.micro_batches * step.messages_s), "links"),
+    _choice("messages", lambda step: float(step.passes.micro_batches * step.messages_s), "links"),
 )
 """Everything that a plan may choose, in the order of its rows."""
 

@@ -120,7 +120,7 @@ class _Planner:
         serial = {"collectives": collectives, **dict.fromkeys(self._sites, SERIAL)}
         with np.errstate(all="ignore"):  # of machines that break a rule
             serial_step = iteration(self._check(serial, places)[0])
-            near = _NEAR * serial_step.seconds / serial_step.micro_batches
+            near = _NEAR * serial_step.seconds / serial_step.passes.micro_batches
         if not self._sites:
             return [(serial, places)]
         times = [self._option_seconds(serial, name, serial_step, places) for name in self._sites]
@@ -161,11 +161,11 @@ class _Planner:
         if not legal.any():
             return np.full(legal.shape, np.inf)
         scheduled = Scheduled(design.sites or {name: None}, self._group(design.system))
-        parts, seconds = serial_step.parts, np.zeros(())
+        parts, seconds = serial_step.passes.parts, np.zeros(())
         ops, costs = [part.op for part in parts], [part.spent for part in parts]
         with np.errstate(all="ignore"):
-            for at in (at for at in serial_step.site_places() if at.name == name):
-                once = scheduled.seconds(ops, costs, serial_step.platform, at)
+            for at in (at for at in serial_step.passes.site_places() if at.name == name):
+                once = scheduled.seconds(ops, costs, serial_step.passes.platform, at)
                 seconds = seconds + parts[at.collective].times * once
         return np.where(legal, np.broadcast_to(seconds, legal.shape), np.inf)
 

@@ -1,0 +1,203 @@
+"""Passes of one micro-batch through the busiest stage of a model: its operators, what each takes, and how often.
+
+The busiest stage has layers / pp, rounded up, and embedding or output, whichever is longer. Compute and the collectives
+of tp are one chain: what follows an all-reduce needs its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulators.steps.beside_weights import beside_weights
+from simulators.steps.context import expose_rings
+from simulators.steps.exchanges import Beside, LayersBeside
+from simulators.steps.operators import (
+    Block,
+    Exchange,
+    Op,
+    Part,
+    Platform,
+    Spent,
+    operator_costs,
+    quotient,
+)
+from simulators.steps.pipelines import overlaps
+from simulators.steps.quantised import Made, Quantising, copy_costs
+from simulators.steps.sites import Place, Scheduled, places
+from simulators.steps.token_splits import beside_sums, hidden_s
+from simulators.workloads.model import Optimizer, Parallel, Run
+
+Floats = NDArray[np.float64]
+
+ENDS = ("embedding", "output")
+"""Blocks of which a stage of a pipeline holds one at most."""
+
+
+def stage_share(count: ArrayLike, pp: ArrayLike) -> Floats:
+    """Share of equal blocks that the busiest of pp stages has: whole blocks, one more than others where pp does not
+    divide their number.
+    """
+    blocks = np.asarray(count, float)
+    with np.errstate(all="ignore"):
+        return np.where(blocks > 0, np.ceil(np.round(blocks / np.asarray(pp, float), 9)) / blocks, 1.0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one micro-batch of a model, on the GPU of its busiest stage. Times [s] are arrays over designs.
+
+    weight_copies: None where products read the weights themselves. scheduled: the schedules of its sites; None where
+    all are serial. beside: exchanges of experts beside other work; None where all waits for them.
+    """
+
+    blocks: tuple[Block, ...]
+    platform: Platform
+    run: Run
+    parallel: Parallel
+    optimizer: Optimizer
+    weight_copies: Quantising | None = None
+    scheduled: Scheduled | None = None
+    beside: Beside | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """True if weights are updated."""
+        return self.run.mode == "training"
+
+    @property
+    def micro_batches(self) -> Floats:
+        """m."""
+        return np.asarray(self.run.micro_batches, float)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Operators of the busiest stage, in order."""
+        ops = [(op, block) for block in self.blocks for op in block.ops]
+        costs = self._costs([op for op, _ in ops])
+        block_seconds: dict[str, Any] = {}
+        for (op, block), cost in zip(ops, costs, strict=True):
+            block_seconds[block.name] = block_seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
+        shares = self._shares(block_seconds)
+        return tuple(
+            Part(op, block, cost, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name])
+            for (op, block), cost in zip(ops, costs, strict=True)
+        )
+
+    def _costs(self, ops: Sequence[Op]) -> list[Spent]:
+        """Cost of each operator once; of halves of tokens beside the sums of the other half."""
+        platform = self.platform if self.beside is None else self.beside.of_gemms
+        costs = expose_rings(ops, operator_costs(ops, platform))
+        halves = [place for place, op in enumerate(ops) if op.half]
+        if self.parallel.backward_sums == "beside_weights":
+            costs = beside_weights(ops, costs, self.platform.interference)
+        if self.scheduled is not None:
+            for at in self.site_places():
+                for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
+                    costs[place] = cost
+        if not halves:
+            return costs
+        few = operator_costs(ops, replace(self.platform, taken=self.parallel.split_ctas))
+        computing = [place for place in halves if not isinstance(ops[place].work, Exchange)]
+        sums = [costs[place].seconds for place in halves if place not in computing]
+        alone, granted = ([cost[at].seconds for at in computing] for cost in (costs, few))
+        slowed = beside_sums(alone, granted, sums, interference=self.platform.interference)
+        for place, seconds in zip(computing, slowed, strict=True):
+            costs[place] = replace(costs[place], seconds=seconds)
+        return costs
+
+    def site_places(self) -> Iterator[Place]:
+        """Places of sites among the operators of all blocks."""
+        offset = 0
+        for block in self.blocks:
+            yield from (place.at(offset) for place in places(block.ops))
+            offset += len(block.ops)
+
+    @cached_property
+    def exchanged_s(self) -> Floats:
+        """Collectives of one micro-batch's passes."""
+        return self.sum(part for part in self.parts if part.over is not None)
+
+    @cached_property
+    def computed_s(self) -> Floats:
+        """Everything else of one micro-batch's passes."""
+        return self.sum(part for part in self.parts if part.over is None)
+
+    @cached_property
+    def hidden_s(self) -> Floats:
+        """Time of one micro-batch's sums during which the other half of the tokens computes."""
+        parts = [part for part in self.parts if part.op.half]
+        if not parts:
+            return np.zeros(())
+        turns = [(part.op.half, part.over is not None, part.spent.seconds) for part in parts]
+        return hidden_s(turns, self.counts[parts[0].block.name])
+
+    @cached_property
+    def layers_beside(self) -> tuple[LayersBeside, ...]:
+        """Blocks whose exchanges of experts run beside other work."""
+        return () if self.beside is None else self.beside.layers(self.parts, training=self.is_training)
+
+    @cached_property
+    def pair_saved_s(self) -> Floats:
+        """Time that one pair of micro-batches, or one micro-batch, saves as exchanges run beside other work."""
+        return np.asarray(sum((layers.saved_s for layers in self.layers_beside), np.zeros(())))
+
+    @cached_property
+    def saved_s(self) -> Floats:
+        """The same for each micro-batch, on average."""
+        knobs, m = self.parallel, self.micro_batches
+        return np.asarray(self.pair_saved_s * overlaps(knobs, knobs.pp, m, training=self.is_training))
+
+    def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Share of each block's `count` that the busiest stage has."""
+        pp = np.asarray(self.parallel.pp, float)
+        shares = {block.name: stage_share(block.count, pp) for block in self.blocks}
+        first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
+        longer = {"embedding": first > last, "output": first <= last}
+        return shares | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in shares}
+
+    @cached_property
+    def counts(self) -> dict[str, Floats]:
+        """Number of times that each block comes in the busiest stage."""
+        return {part.block.name: part.times / np.asarray(part.op.count) for part in self.parts}
+
+    def of_blocks(self, attribute: str) -> Floats:
+        """Sum of a number of the blocks over those of the stage."""
+        terms = (np.asarray(getattr(block, attribute)) * self.counts[block.name] for block in self.blocks)
+        return np.asarray(sum(terms), float)
+
+    def sum(self, parts: Iterable[Part]) -> Floats:
+        """Time of some parts in a pass over one micro-batch."""
+        return np.asarray(sum(part.seconds for part in parts), float)
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """The forward pass of one micro-batch, with its collectives."""
+        return np.asarray(self.sum(part for part in self.parts if part.forward) - self.hidden_s)
+
+    @cached_property
+    def backward_s(self) -> Floats:
+        """The backward pass of one micro-batch, with its collectives and what is recomputed."""
+        return self.sum(part for part in self.parts if not part.forward)
+
+    def once(self, block: Block, *, forward: bool) -> Floats:
+        """Time of a pass of one block; 0 where the stage has none."""
+        count = self.counts[block.name]
+        seconds = self.sum(part for part in self.parts if part.block is block and part.forward == forward)
+        shared = [layers for layers in self.layers_beside if layers.block == block.name and len(layers.streams) > 1]
+        hidden = sum((layers.streams[not forward].saved_s(count) for layers in shared), np.zeros(()))
+        return quotient(seconds - hidden, count)
+
+    def weight_bytes(self, block: Block) -> Floats:
+        """Bytes of the weights of one block."""
+        return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
+
+    @cached_property
+    def copies(self) -> Made:
+        """Costs that low-precision copies of weights add."""
+        return copy_costs(self)
