@@ -157,7 +157,7 @@ def _plan_cases(planned: Plan) -> Iterator[tuple[str, Plan]]:
     space = next(iter(planned.spaces.values()))
     for name, cases in module.cases(planned.request.tree).items():
         spaces = {
-            label: replace(space, base=case.tree, knobs=case.knobs, options={}, known={})
+            label: replace(space, base=case.tree, knobs=case.knobs, options={}, known=Memo())
             for label, case in cases.items()
             if _is_design(space.backend, case.tree)
         }
