@@ -61,7 +61,7 @@ class PlanStudy(Plain):
                 yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
                 continue
             yield _before_and_after(plan)
-            yield stored_line(plan.design(plan.best))
+            yield stored_line(plan.design(plan.best), plan.best)
             if plan.choices:
                 yield _choices_table(plan)
             yield from _other_layouts(plan)

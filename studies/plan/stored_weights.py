@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simulators.steps.backend import metrics_of
+from collections.abc import Mapping
+
 from simulators.steps.blocks import ModelWeights, model_weights
 from simulators.steps.design import Design
 from simulators.steps.stored import cache_format
@@ -11,9 +12,8 @@ from simulators.workloads.model import Transformer
 _16_BITS = ("bf16", "fp16", "fp32")  # precisions that are formats, too
 
 
-def stored_line(design: Design) -> str:
-    """Parameters and their formats, and what they and keys and values take of a GPU."""
-    metrics = metrics_of(design)
+def stored_line(design: Design, metrics: Mapping[str, float]) -> str:
+    """Parameters and their formats, and what they and keys and values take of a GPU. metrics: of the step."""
     state, cache = (float(metrics[name]) / 1e9 for name in ("state_bytes", "activation_bytes"))
     counted = model_weights(design.model, design.run, design.kernels)
     weights = f"weights: {_parameters(counted.number)} parameters in {_formats(design, counted)}"
