@@ -5,31 +5,40 @@ Serialized communication is that of tp, which compute waits for; overlapped is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.config.compose import searched_knobs
-from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots import Draw
 from dse.results.answer import tables_of_winners
 from dse.results.claims import Claim, Finding, read
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
-from dse.space import Case, get_path
-from simulators.hardware.device import device_of
+from dse.space import Case
 from simulators.steps.backend import iteration
 from simulators.steps.design import Design
-from simulators.steps.given import with_values
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
-from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
-from studies.common.facts import facts, read_rows
+from studies.common.facts import facts
 from studies.common.iterations import at, base, step_tree
-from studies.common.sentences import reach
+from studies.comp_vs_comm.cases import (
+    AXES,
+    BATCH,
+    FASTER,
+    LENGTH,
+    NETWORK,
+    TP,
+    WIDTH,
+    model_cases,
+    network_cases,
+    profiled_case,
+    sequence_length,
+)
+from studies.comp_vs_comm.figures import errors_figure, generations_figure, models_figure, overlapped, serialized
 from studies.comp_vs_comm.shares import least_fitting, share_table
 from studies.plain import Plain
 
@@ -37,14 +46,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-_WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
-_FASTER, _MODE = "system.gpu.flop_vs_bw", "run.mode"
-_NETWORK = "system.node.library.network_bytes_per_s"
-_AXES = (_WIDTH, _LENGTH, _BATCH, _TP, _FASTER)
+_MODE = "run.mode"
 _EXACT = 1e-9
 _MOST_TP = 256
 _EXPOSED = 5.0  # per cent of an iteration
-_TIMES = (1.0, 2.0, 4.0)
 _BATCHES = (4, 8, 32)  # of the profiled baseline, beside its own
 _ASSUMED = "TP 256 at most, rings of any size at the bandwidth of a node (by assumption)"
 _ATTENTION = "its batched ones alone"  # part of GEMM, reported beside it
@@ -77,7 +82,7 @@ class CompVsComm(Plain):
     def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
         """The profiled iteration, public models at every TP, and the space over two rates between servers."""
         tree = step_tree(config)
-        return {"profiled": _profiled_case(tree), "models": _model_cases(tree), "network": _network_cases(config, tree)}
+        return {"profiled": profiled_case(tree), "models": model_cases(tree), "network": network_cases(config, tree)}
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
         """Findings on shares and trends, from the table."""
@@ -115,14 +120,14 @@ class CompVsComm(Plain):
         if ok.empty:
             return
         ok = ok.assign(
-            hidden=ok[_WIDTH].map(_thousands), panel=ok[_FASTER].map("{:g}x".format) + " the FLOP/s over bandwidth"
-        ).sort_values([_FASTER, _WIDTH])
-        points = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
-        if points[_TP].nunique() > 1:
-            yield "serialized", partial(_serialized, points)
-        rows = ok[ok[_TP] == ok[_TP].min()].assign(tokens=ok[_LENGTH] * ok[_BATCH])
+            hidden=ok[WIDTH].map(_thousands), panel=ok[FASTER].map("{:g}x".format) + " the FLOP/s over bandwidth"
+        ).sort_values([FASTER, WIDTH])
+        points = ok[(ok[BATCH] == ok[BATCH].min()) & (ok[LENGTH] == _middle(ok[LENGTH]))]
+        if points[TP].nunique() > 1:
+            yield "serialized", partial(serialized, points)
+        rows = ok[ok[TP] == ok[TP].min()].assign(tokens=ok[LENGTH] * ok[BATCH])
         if rows["tokens"].nunique() > 1:
-            yield "overlapped", partial(_overlapped, rows)
+            yield "overlapped", partial(overlapped, rows)
 
     def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
         """Public models at the TP that memory forces, errors of projections, generations of hardware."""
@@ -131,18 +136,18 @@ class CompVsComm(Plain):
             return
         models = _models(run.probe("models"))
         yield "models", models
-        yield "models_share", partial(_models_figure, models, design)
+        yield "models_share", partial(models_figure, models, design)
         errors = _errors(_training_points(run.outputs.read_table("results")), design)
         if len(errors):
             yield "projection", errors
-            yield "projection_error", partial(_errors_figure, errors)
-        yield "generations", _generations_figure
+            yield "projection_error", partial(errors_figure, errors)
+        yield "generations", generations_figure
 
 
 def _training_points(table: pd.DataFrame) -> pd.DataFrame:
     """Training points with a result and all axes of the study; none where the model has no width."""
     ok = table[table["status"] == "ok"]
-    fine = {*_AXES, _MODE} <= set(ok) and not ok[_WIDTH].isna().any()
+    fine = {*AXES, _MODE} <= set(ok) and not ok[WIDTH].isna().any()
     return ok[ok[_MODE] == "training"] if fine else ok.iloc[:0]
 
 
@@ -150,8 +155,8 @@ def _at_middle(ok: pd.DataFrame) -> pd.DataFrame:
     """Points of the smallest batch and the middle length, of each width at the least TP whose memory suffices."""
     if ok.empty:
         return ok
-    rows = ok[(ok[_BATCH] == ok[_BATCH].min()) & (ok[_LENGTH] == _middle(ok[_LENGTH]))]
-    return least_fitting(rows, [_WIDTH, _FASTER])
+    rows = ok[(ok[BATCH] == ok[BATCH].min()) & (ok[LENGTH] == _middle(ok[LENGTH]))]
+    return least_fitting(rows, [WIDTH, FASTER])
 
 
 def _thousands(width: float) -> str:
@@ -169,20 +174,20 @@ def _middle(values: pd.Series[Any]) -> Any:
 def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
     """Points of future models, each at the least TP whose memory suffices, or the largest there is."""
     future = facts("comp_vs_comm")["future"]
-    points = ok[ok[_WIDTH].isin(future["hidden"]) & ok[_LENGTH].isin(future["sequence_length"])]
-    points = points[(points[_BATCH] == future["batch"]) & (points[_FASTER] == faster)]
-    return least_fitting(points, [_WIDTH, _LENGTH])
+    points = ok[ok[WIDTH].isin(future["hidden"]) & ok[LENGTH].isin(future["sequence_length"])]
+    points = points[(points[BATCH] == future["batch"]) & (points[FASTER] == faster)]
+    return least_fitting(points, [WIDTH, LENGTH])
 
 
 def _band(ok: pd.DataFrame, faster: float) -> Finding:
     rows = _future(ok, faster)
-    if rows.empty or rows[_TP].max() < _MOST_TP:
+    if rows.empty or rows[TP].max() < _MOST_TP:
         return Finding(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
     shares = 100 * rows["serialized_share"]
-    fits = (rows["memory_share"] <= 1).groupby(rows[_WIDTH]).all()
+    fits = (rows["memory_share"] <= 1).groupby(rows[WIDTH]).all()
     text = ", ".join(
         f"{_thousands(width)}{'' if fits[width] else ' (too few)'} {group.min():.0f} to {group.max():.0f} %"
-        for width, group in shares.groupby(rows[_WIDTH])
+        for width, group in shares.groupby(rows[WIDTH])
     )
     cause = "GEMMs of MI210 were not measured, and the paper's TP for each width is unknown; " + _ASSUMED
     text = f"at the TP that memory forces, {_MOST_TP} at most: {text}; with kernels=fused some eight points more"
@@ -191,9 +196,9 @@ def _band(ok: pd.DataFrame, faster: float) -> Finding:
 
 def _trend(ok: pd.DataFrame) -> Finding:
     """Trend of the share: it must rise with TP and fall with H, all else equal."""
-    shares = ok.pivot_table(index=[_LENGTH, _BATCH, _FASTER, _WIDTH], columns=_TP, values="serialized_share")
+    shares = ok.pivot_table(index=[LENGTH, BATCH, FASTER, WIDTH], columns=TP, values="serialized_share")
     by_tp = np.diff(shares.sort_index(axis=1).to_numpy(float), axis=1)
-    turned = ok.pivot_table(index=[_LENGTH, _BATCH, _FASTER, _TP], columns=_WIDTH, values="serialized_share")
+    turned = ok.pivot_table(index=[LENGTH, BATCH, FASTER, TP], columns=WIDTH, values="serialized_share")
     by_width = np.diff(turned.sort_index(axis=1).to_numpy(float), axis=1)
     up, down = by_tp[~np.isnan(by_tp)], by_width[~np.isnan(by_width)]
     if not len(up) or not len(down):
@@ -206,9 +211,9 @@ def _trend(ok: pd.DataFrame) -> Finding:
 
 def _dp_overlap(ok: pd.DataFrame) -> dict[str, Finding]:
     """The reduction of gradients against the backward pass that should hide it."""
-    tokens, share = ok[_LENGTH] * ok[_BATCH], 100 * ok["dp_over_backward"]
-    least = {faster: float(group.max()) for faster, group in share[tokens == tokens.min()].groupby(ok[_FASTER])}
-    now = share[ok[_FASTER] == 1]
+    tokens, share = ok[LENGTH] * ok[BATCH], 100 * ok["dp_over_backward"]
+    least = {faster: float(group.max()) for faster, group in share[tokens == tokens.min()].groupby(ok[FASTER])}
+    now = share[ok[FASTER] == 1]
     text = ", ".join(f"{faster:g}x {most:.0f} %" for faster, most in least.items())
     later = [most for faster, most in least.items() if faster >= 2]
     absent = Finding(None, "needs points at flop-vs-bw 1x and beyond")
@@ -222,7 +227,7 @@ def _dp_overlap(ok: pd.DataFrame) -> dict[str, Finding]:
 
 def _case(ok: pd.DataFrame) -> dict[str, Finding]:
     case = facts("comp_vs_comm")["case"]
-    named = {_WIDTH: "hidden", _LENGTH: "sequence_length", _BATCH: "batch", _TP: "tp", _FASTER: "flop_vs_bw"}
+    named = {WIDTH: "hidden", LENGTH: "sequence_length", BATCH: "batch", TP: "tp", FASTER: "flop_vs_bw"}
     rows = ok[np.logical_and.reduce([ok[path] == case[name] for path, name in named.items()])]
     if rows.empty:
         return dict.fromkeys(("comp_vs_comm.case_serial", "comp_vs_comm.case_overlap"), Finding(None, "needs the case"))
@@ -247,9 +252,9 @@ def _base(run: Finished) -> Design | None:
 
 def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
     """Edge and slack of every point against their formulas."""
-    b, h = design.run.element_bytes, table[_WIDTH]
-    edge = 3 * (24 * h + 4 * table[_LENGTH]) / (4 * b * table[_TP])
-    slack = 2 * table[_LENGTH] * table[_BATCH] / b
+    b, h = design.run.element_bytes, table[WIDTH]
+    edge = 3 * (24 * h + 4 * table[LENGTH]) / (4 * b * table[TP])
+    slack = 2 * table[LENGTH] * table[BATCH] / b
     findings = {}
     for name, formula, label in (
         ("edge", edge, "3 (24 H + 4 SL) / (4 b TP) of the counter, of the order (H + SL) / TP"),
@@ -267,8 +272,8 @@ def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
 def _profile(design: Design, baseline: Mapping[str, Any]) -> Profile:
     """Profile of one layer on one GPU, and of its collectives on a small ring."""
     size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
-    sizes = {_WIDTH: size.hidden, _LENGTH: size.sequence_length, _BATCH: size.batch, _FASTER: 1.0, "parallel.dp": 1}
-    alone, ring = (by_kind(iteration(at(design, {**sizes, _TP: tp}))) for tp in (1, baseline["ring"]))
+    sizes = {WIDTH: size.hidden, LENGTH: size.sequence_length, BATCH: size.batch, FASTER: 1.0, "parallel.dp": 1}
+    alone, ring = (by_kind(iteration(at(design, {**sizes, TP: tp}))) for tp in (1, baseline["ring"]))
     return Profile(size, {**alone, COMMUNICATION: ring[COMMUNICATION]}, baseline["ring"])
 
 
@@ -281,8 +286,8 @@ def _against(
     """
     sizes = _sizes(table)
     ours = by_kind(iteration(at(design, {**sizes, "parallel.dp": 1})))
-    size = Size(*(sizes[path] for path in _AXES[:4]))
-    theirs = project_layer(_profile(design, baseline), size, sizes[_FASTER])
+    size = Size(*(sizes[path] for path in AXES[:4]))
+    theirs = project_layer(_profile(design, baseline), size, sizes[FASTER])
     errors = {
         name: sum(theirs[kind] for kind in kinds) / sum(ours[kind] for kind in kinds) - 1
         for name, kinds in _GROUPS.items()
@@ -330,20 +335,12 @@ def _worst(errors: Mapping[str, float]) -> float:
     return max(error for name, error in errors.items() if name != _ATTENTION)
 
 
-def _profiled_case(tree: Mapping[str, Any]) -> dict[str, Case]:
-    """The iteration that is profiled: one GPU, as deep as BERT-Large."""
-    baseline = facts("comp_vs_comm")["baseline"]
-    size = {_WIDTH: baseline["hidden"], _LENGTH: baseline["sequence_length"], _BATCH: baseline["batch"]}
-    alone = {_TP: 1, _FASTER: 1.0, "parallel.dp": 1, "model.layers": model_tree("bert_large")["layers"]}
-    return {"baseline": Case(with_values(tree, {**size, **alone}))}
-
-
 def _profiling_ratio(table: pd.DataFrame, design: Design, profiled: float) -> Finding:
     """Time of an iteration of all points, as deep as public models of their width, over the time profiled [s]."""
-    now = table[table[_FASTER] == 1].drop_duplicates([_WIDTH, _LENGTH, _BATCH, _TP])
-    deep = np.array([_depth(width) for width in now[_WIDTH]]) / float(np.asarray(_layers(design)))
+    now = table[table[FASTER] == 1].drop_duplicates([WIDTH, LENGTH, BATCH, TP])
+    deep = np.array([_depth(width) for width in now[WIDTH]]) / float(np.asarray(_layers(design)))
     total_s = float((now["iteration_s"] * deep).sum())
-    first = now.drop_duplicates(_WIDTH)
+    first = now.drop_duplicates(WIDTH)
     region = float((first["backward_s"] + first["dp_s"]).sum() / float(np.asarray(_layers(design))))
     text = f"{len(now)} configurations, {total_s:.3g} s for an iteration of each; a baseline of {profiled:.3g} s; "
     text += f"a layer's backward pass with its reduction, for each of {len(first)} widths, {region:.3g} s"
@@ -361,35 +358,14 @@ def _depth(width: float) -> int:
     return int(min(trees, key=lambda tree: abs(np.log(tree["hidden"] / width)))["layers"])
 
 
-def _network_rates(tree: Mapping[str, Any]) -> tuple[float, ...]:
-    """Rates between servers [B/s]: as fast as links inside, and slower; () without a network."""
-    node = device_of(tree["system"]).node
-    if node is None or node.library is None or node.library.network_bytes_per_s is None:
-        return ()
-    inside = float(np.asarray(node.library.bytes_per_s))
-    return inside, inside / float(facts("comp_vs_comm")["network_slower"])
-
-
-def _network_cases(config: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Case]:
-    """The space on hardware of today, TP inside a server and dp between servers, over rates between these."""
-    rates, searched = _network_rates(tree), searched_knobs(config)
-    values = {path: searched[path].values if path in searched else (get_path(config, path),) for path in _AXES}
-    if not rates or not all(values.values()) or None in values[_WIDTH]:
-        return {}
-    grid = {path: values[path] for path in (_WIDTH, _LENGTH, _BATCH)} | {_NETWORK: rates}
-    now = min(values[_FASTER])
-    apart = ({_TP: tp, "system.node.num_gpus": tp, _FASTER: now} for tp in values[_TP])
-    return {f"TP {change[_TP]}": Case(with_values(tree, change), grid) for change in apart}
-
-
 def _internode(table: pd.DataFrame, network: pd.DataFrame, design: Design) -> dict[str, Finding]:
     """Reductions of dp that slower links between servers expose, and links inside hide."""
-    now = table[table[_FASTER] == table[_FASTER].min()]
+    now = table[table[FASTER] == table[FASTER].min()]
     if network.empty or now.empty:
         return {"comp_vs_comm.internode_exposes_dp": Finding(None, "needs points, and a network between servers")}
     slower, exposed = float(facts("comp_vs_comm")["network_slower"]), list[float]()
-    for _, points in sorted(network.groupby(_NETWORK), reverse=True):
-        metrics = now[[*_AXES[:4]]].merge(points, on=list(_AXES[:4]))
+    for _, points in sorted(network.groupby(NETWORK), reverse=True):
+        metrics = now[[*AXES[:4]]].merge(points, on=list(AXES[:4]))
         exposed.append(100 * float(np.mean(metrics["exposed_dp_s"] / metrics["iteration_s"])))
     text = (
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"
@@ -399,87 +375,27 @@ def _internode(table: pd.DataFrame, network: pd.DataFrame, design: Design) -> di
 
 
 def _sizes(table: pd.DataFrame) -> dict[str, Any]:
-    return {path: table[path].to_numpy(float) for path in _AXES}
+    return {path: table[path].to_numpy(float) for path in AXES}
 
 
 # Public models, errors, generations
-
-
-def _length(name: str) -> int:
-    """Sequence length of a public model."""
-    return int(public().get(name, {}).get("sequence_length", 2048))
-
-
-def _model_cases(tree: Mapping[str, Any]) -> dict[str, Case]:
-    """A sequence of each public model at every TP that divides its heads, over FLOP/s against bandwidth."""
-    cases = {}
-    for name in facts("comp_vs_comm")["models"]:
-        size = {_LENGTH: _length(name), _BATCH: 1, "parallel.dp": 1}
-        sections = with_values({**tree, "model": model_tree(name)}, size)
-        cases[name] = Case(sections, {_TP: _degrees(Transformer.model_validate(sections["model"])), _FASTER: _TIMES})
-    return cases
 
 
 def _models(points: pd.DataFrame) -> list[dict[str, Any]]:
     """Shares of public models on the configured GPU, at the least TP that divides their heads and fits into memory."""
     rows = []
     for name in sorted(facts("comp_vs_comm")["models"], key=lambda model: public().get(model, {}).get("year", 9999)):
-        of_model = points[points["scenario"] == name].sort_values([_TP, _FASTER])
+        of_model = points[points["scenario"] == name].sort_values([TP, FASTER])
         if of_model.empty:
             continue
         fits = of_model[of_model["memory_share"] <= 1]
-        tp = int(fits[_TP].iloc[0] if len(fits) else of_model[_TP].iloc[-1])
+        tp = int(fits[TP].iloc[0] if len(fits) else of_model[TP].iloc[-1])
         year, width = public().get(name, {}).get("year"), model_tree(name)["hidden"]
-        labels = {"model": name, "year": year, "hidden": width, "sequence_length": _length(name)}
+        labels = {"model": name, "year": year, "hidden": width, "sequence_length": sequence_length(name)}
         labels |= {"tp": tp, "fits": bool(len(fits))}
-        shares = of_model.loc[of_model[_TP] == tp, [_FASTER, "serialized_share"]].itertuples(index=False)
+        shares = of_model.loc[of_model[TP] == tp, [FASTER, "serialized_share"]].itertuples(index=False)
         rows += [{**labels, "flop_vs_bw": float(times), "serialized_share": float(share)} for times, share in shares]
     return rows
-
-
-def _degrees(model: Transformer) -> list[int]:
-    """Degrees of tensor parallelism that divide the heads and feed-forward layers of a model."""
-    heads, ffn = (int(np.asarray(getattr(model, name))) for name in ("num_heads", "width_of_ffn"))
-    keys = int(np.asarray(getattr(model, "num_kv_heads", heads)))
-    fits = (degree for degree in range(1, heads + 1) if heads % degree == ffn % degree == 0)
-    return [degree for degree in fits if keys % degree == 0 or degree % keys == 0]
-
-
-def _serialized(points: pd.DataFrame) -> Sheet:
-    """Share of communication that nothing hides, over TP."""
-    most = points.groupby("panel", sort=False)["serialized_share"].max()
-    title = f"Communication that nothing hides takes up to {100 * most.iloc[0]:.0f} % of a step, "
-    title += f"{100 * most.iloc[-1]:.0f} % with {most.index[-1]}"
-    share = Axis("serialized_share", "serialized communication", "%")
-    return tables.curves(points, Axis(_TP, "TP"), y=share, by="hidden", frame=Frame(title, panel="panel"))
-
-
-def _overlapped(rows: pd.DataFrame) -> Sheet:
-    """Reduction of gradients against the backward pass that hides it, over tokens."""
-    most = rows.groupby(["panel", "hidden", "tokens"], sort=False)["dp_over_backward"].max().reset_index()
-    over = int((most["dp_over_backward"] > 1).sum())
-    title = f"The backward pass is too short to hide the reduction of gradients in {over} of {len(most)} cases"
-    hidden = Axis("dp_over_backward", "reduction of gradients / backward pass", "%")
-    tokens = Axis("tokens", "tokens of a GPU (length x batch)")
-    return tables.curves(most, tokens, y=hidden, by="hidden", frame=Frame(title, panel="panel"))
-
-
-def _models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
-    """Share of communication in public models, at the TP that memory forces."""
-    import pandas as pd
-
-    table = pd.DataFrame(rows)
-    short = table["fits"].map({True: "", False: ", too few"})
-    table = table.assign(
-        model=table["model"] + " (TP " + table["tp"].astype(str) + short + ")",
-        flop_vs_bw=table["flop_vs_bw"].map("{:g}x".format),
-    )
-    least = table.groupby("flop_vs_bw", sort=False)["serialized_share"].max()
-    title = f"Public models spend up to {100 * least.iloc[0]:.0f} % of a step on serialized communication today, "
-    title += f"{100 * least.iloc[-1]:.0f} % with {least.index[-1]} the FLOP/s"
-    share = Axis("serialized_share", "serialized communication", "%")
-    frame = Frame(title, f"share of a step [%] at the TP that the memory of {design.system.name} forces")
-    return tables.heat(table, share, x=Axis("flop_vs_bw", "FLOP/s over bandwidth"), y="model", frame=frame)
 
 
 def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
@@ -488,39 +404,11 @@ def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
 
     rows = []
     if len(table):
-        for width in sorted(table[_WIDTH].unique()):
+        for width in sorted(table[WIDTH].unique()):
             baseline = {**facts("comp_vs_comm")["baseline"], "hidden": float(width)}
             errors = _against(table, design, baseline)
             rows += [{"hidden": float(width), "operators": name, "error": error} for name, error in errors.items()]
     return pd.DataFrame(rows)
-
-
-def _errors_figure(errors: pd.DataFrame) -> Sheet:
-    """Error of projections over the width of the profiled baseline."""
-    least = errors.groupby("hidden", sort=False)["error"].mean()
-    title = f"Projected from one profiled model, times of all points are {reach(least, ' %', digits=1)} off in the mean"
-    x, y = Axis("hidden", "H of the profiled baseline"), Axis("error", "mean error of the projection [%]")
-    return tables.curves(errors, x, y=y, by="operators", frame=Frame(title))
-
-
-def _generations_figure() -> Sheet:
-    """FLOP, memory and links of GPUs by year, against the first of their vendor."""
-    import pandas as pd
-
-    every = pd.DataFrame(list(read_rows("generations")))
-    parts = []
-    for vendor, devices in every.sort_values("year").groupby("vendor", sort=False):
-        for column, name in (("flop_per_s", "16-bit FLOP/s"), ("link_bytes_per_s", "links"), ("hbm_bytes", "memory")):
-            values = devices[column].astype(float)
-            grown = pd.DataFrame({"year": devices["year"].astype(int), "grown": values / values.iloc[0]})
-            parts.append(grown.assign(what=name, panel=f"{vendor}, against {devices['device'].iloc[0]}"))
-    rows = pd.concat(parts)
-    last = rows.groupby(["panel", "what"], sort=False)["grown"].max().groupby("what", sort=False).agg(reach)
-    title = "FLOP/s of GPUs have grown faster than links: " + ", ".join(
-        f"{name} {text}x" for name, text in last.items()
-    )
-    y = Axis("grown", "times as much", centre=1.0)
-    return tables.curves(rows, Axis("year", "year"), y=y, by="what", frame=Frame(title, panel="panel"))
 
 
 STUDY = CompVsComm()

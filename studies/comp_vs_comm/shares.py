@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dse.results.words import cell
+from studies.comp_vs_comm.cases import BATCH, FASTER, LENGTH, TP, WIDTH
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
-
-_WIDTH, _LENGTH, _BATCH, _TP = "model.hidden", "run.sequence_length", "run.batch", "parallel.tp"
-_FASTER = "system.gpu.flop_vs_bw"
 
 
 def least_fitting(points: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -21,7 +19,7 @@ def least_fitting(points: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     selected = []
     for _, rows in points.groupby(by, sort=False):
         fits = rows[rows["memory_share"] <= 1]
-        selected.append((fits if len(fits) else rows).sort_values(_TP).iloc[[0 if len(fits) else -1]])
+        selected.append((fits if len(fits) else rows).sort_values(TP).iloc[[0 if len(fits) else -1]])
     return pd.DataFrame(pd.concat(selected)) if selected else points
 
 
@@ -29,16 +27,14 @@ def share_table(points: pd.DataFrame) -> Table:
     """Rows: widths, with their TP. Columns: communication's share by how much faster arithmetic gets than links."""
     from rich.table import Table
 
-    faster = sorted(points[_FASTER].unique().tolist())
+    faster = sorted(points[FASTER].unique().tolist())
     heads = [f"communication's share at {value:g}x the FLOP/s over bandwidth" for value in faster]
-    note = (
-        f"{points[_LENGTH].iloc[0]:,} tokens a sequence, {points[_BATCH].iloc[0]} a batch; TP: the least whose memory "
-    )
+    note = f"{points[LENGTH].iloc[0]:,} tokens a sequence, {points[BATCH].iloc[0]} a batch; TP: the least whose memory "
     shown = Table(box=None, pad_edge=False, caption=f"{note}suffices, else the largest", caption_justify="left")
     for name in ("hidden size", "TP", "memory", *heads):
         shown.add_column(name, justify="right")
-    for width, rows in points.sort_values(_WIDTH).groupby(_WIDTH):
-        first, shares = rows.iloc[0], rows.set_index(_FASTER)["serialized_share"]
+    for width, rows in points.sort_values(WIDTH).groupby(WIDTH):
+        first, shares = rows.iloc[0], rows.set_index(FASTER)["serialized_share"]
         cells = [cell(shares.get(value), "fraction") for value in faster]
-        shown.add_row(f"{width:,.0f}", f"{first[_TP]:.0f}", cell(first["memory_share"], "fraction"), *cells)
+        shown.add_row(f"{width:,.0f}", f"{first[TP]:.0f}", cell(first["memory_share"], "fraction"), *cells)
     return shown
