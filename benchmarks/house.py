@@ -21,7 +21,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,8 @@ _PROOFS = ("benchmarks", "validation", "tests/campaigns")
 LONG_FILE, LONG_FUNCTION, LONG_CLASS = 500, 60, 200
 PAGES = ("docs/**/*.md", "*.md", "plugins/*/README.md")
 """Documentation outside of docstrings."""
+DRAWN = ("simulators", "dse")
+PICTURE = ROOT / "docs" / "images" / "architecture.png"
 PRONOUNS = frozenset(
     "found told one own held said made asked took given kept known some each many whole rest others".split()  # noqa: SIM905
 )
@@ -367,36 +369,66 @@ def measure() -> dict[str, float]:
     }
 
 
+def floors(package: str) -> list[list[str]]:
+    """Names of rooms, from the highest floor to the lowest, as the import contract of the package says."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["id"] == package)
+    return [[name.strip(" ()") for name in each.split("|")] for each in layers]
+
+
+def drawing() -> str:
+    """What the picture shows, as JSON: plug-ins, rooms with numbers of modules floor by floor, arrows."""
+    shown: dict[str, Any] = {"plugins": list(PLUGINS)}
+    for package in DRAWN:
+        counts = Counter(room(name) for name in modules(package))
+        rooms = [{name: counts[f"{package}.{name}"] for name in names} for names in floors(package)]
+        shown[package] = {"floors": rooms, "arrows": sorted(map(list, arrows(package)))}
+    return json.dumps(shown, sort_keys=True)
+
+
+def drawn(file: Path) -> str:
+    """What a picture says that it shows; "" where it says nothing."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return str(image.info.get("Description", ""))
+
+
 def draw(file: Path) -> None:
-    """Draw the rooms of `dse` and `simulators`, floor by floor as the import contracts say, and their arrows."""
+    """Draw the rooms of `DRAWN` and their arrows; the file says in its metadata what it shows."""
     import matplotlib.pyplot as plt
 
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-    floors = {contract["id"]: contract.get("layers", ()) for contract in contracts}
-    figure, panels = plt.subplots(1, 2, figsize=(15, 8.5), width_ratios=(1.15, 1), layout="constrained")
-    for panel, package in zip(panels, ("simulators", "dse"), strict=True):
-        _draw_floors(panel, package, [[name.strip(" ()") for name in each.split("|")] for each in floors[package]])
-    above = "studies  →  search_spaces  →  simulators  →  dse        (an arrow: imports)"
-    figure.suptitle(above, fontsize=13)
-    figure.savefig(file, dpi=100)
+    shown = json.loads(drawing())
+    figure, panels = plt.subplots(1, 2, figsize=(15, 8.5), width_ratios=(1, 1.15), layout="constrained")
+    for panel, package in zip(panels, DRAWN, strict=True):
+        _draw_floors(panel, package, **shown[package])
+    plugins = ", ".join(name.removeprefix("dse_") for name in shown["plugins"])
+    figure.suptitle(
+        f"plug-ins ({plugins})  →  studies  →  search_spaces  →  simulators  →  dse\n"
+        "An arrow means: imports. A number counts the modules of a package.",
+        fontsize=13,
+    )
+    figure.savefig(file, dpi=100, metadata={"Description": drawing()})
 
 
-def _draw_floors(panel: Axes, package: str, floors: Sequence[Sequence[str]]) -> None:
-    """Rooms as boxes with the number of their modules, floors above one another, arrows behind them."""
-    counts = Counter(room(name) for name in modules(package))
+def _draw_floors(
+    panel: Axes, package: str, *, floors: Sequence[Mapping[str, int]], arrows: Sequence[tuple[str, str]]
+) -> None:
+    """Draw rooms as boxes with the number of their modules, floors above one another, arrows behind them."""
+    widest = max(map(len, floors))
     places = {}
     for height, names in enumerate(reversed(floors)):
         for index, name in enumerate(names):
             places[f"{package}.{name}"] = ((index - (len(names) - 1) / 2) * 1.25, height)
-    for source, target in arrows(package):
+    for source, target in arrows:
         if source in places and target in places:
             style = {"arrowstyle": "-|>", "color": "#7f7f7f", "alpha": 0.45, "linewidth": 0.8}
             panel.annotate("", places[target], places[source], arrowprops={**style, "shrinkA": 14, "shrinkB": 14})
-    for name, (x, y) in places.items():
-        short = name.partition(".")[2] + (f" ({counts[name]})" if counts[name] > 1 else "")
-        colours = {"facecolor": "#dce9f5" if counts[name] > 1 else "white", "edgecolor": "#4c72b0"}
-        panel.text(x, y, short, ha="center", va="center", fontsize=9.5, bbox={"boxstyle": "round,pad=0.4", **colours})
-    widest = max(len(names) for names in floors)
+    for name, count in (item for names in floors for item in names.items()):
+        label = name + (f" ({count})" if count > 1 else "")
+        colours = {"facecolor": "#dce9f5" if count > 1 else "white", "edgecolor": "#4c72b0"}
+        box = {"boxstyle": "round,pad=0.4", **colours}
+        panel.text(*places[f"{package}.{name}"], label, ha="center", va="center", fontsize=9.5, bbox=box)
     panel.set(xlim=(-0.65 * widest - 0.2, 0.65 * widest + 0.2), ylim=(-0.6, len(floors) - 0.4), title=package)
     panel.axis("off")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 
 import pytest
 
@@ -82,3 +83,8 @@ def test_a_bare_participle_is_told_from_other_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["seed", "embedding", "run", "load", "read_table"])
 def test_nouns_and_verbs_are_no_participles(name: str) -> None:
     assert not house.is_participle(name)
+
+
+def test_the_picture_of_the_architecture_shows_the_code_as_it_is() -> None:
+    stale = "stale: python -m benchmarks.house --draw docs/images/architecture.png"
+    assert json.loads(house.drawn(house.PICTURE)) == json.loads(house.drawing()), stale
