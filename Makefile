@@ -41,11 +41,11 @@ nightly: setup ## run the tests that are too many for every time, and new drawn 
 	$(BIN)/pytest -n 2 --dist worksteal -m nightly
 	$(BIN)/pytest -n 2 --dist worksteal -m 'hypothesis and not nightly'
 
-bench: setup ## time the engines side by side, write BENCHMARKS.md, and show how counts of instructions and calls went
+bench: setup ## time the engines side by side, write docs/project/benchmarks.md, and show how counts of instructions and calls went
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.instructions --history
 
-faults: setup ## inject every fault of the survival matrix and write docs/explanation/faults.md
+faults: setup ## inject every fault of the survival matrix and record the outcomes
 	$(BIN)/python -m tests.campaigns.faults
 
 parity: setup ## test tracking with the oldest and the newest MLflow that are allowed

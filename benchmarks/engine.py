@@ -2,7 +2,7 @@
 
 SimPy, the compiled engine, the closed form, a loop written by hand and, where it is installed, SimGrid, on the same
 graphs in one process; CPU time, best of several runs, so that ratios can be trusted and times nearly. Then whole
-designs, from the knobs to a row of metrics. Without `--json`, `BENCHMARKS.md` is written.
+designs, from the knobs to a row of metrics. Without `--json`, `docs/project/benchmarks.md` is written.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.workloads.model_zoo import option_tree
 from validation import packet_level, peers
+
+PAGE = Path(__file__).parents[1] / "docs" / "project" / "benchmarks.md"
 
 
 def seconds(*runs: Callable[[], Any], repeats: int) -> list[float]:
@@ -357,7 +359,7 @@ def figures() -> tuple[dict[str, float], list[Case]]:
 
 
 def main() -> None:
-    """Print the figures and write `BENCHMARKS.md`, or with `--json` print one object."""
+    """Print the figures and write its page, or with `--json` print one object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     as_json = parser.parse_args().json
@@ -367,7 +369,7 @@ def main() -> None:
         return
     text = report(found, cases, against_peers(cases))
     print(text)
-    Path("BENCHMARKS.md").write_text(text + "\n", encoding="utf-8")
+    PAGE.write_text(text + "\n", encoding="utf-8")
 
 
 def report(found: dict[str, float], cases: list[Case], others: list[Peer]) -> str:
@@ -384,7 +386,7 @@ def report(found: dict[str, float], cases: list[Case], others: list[Peer]) -> st
         *(peer.row() for peer in others),
         "",
         "Peers that are not installed are left out. Our event engine drives SimPy, Python SimGrid's flows and steps;",
-        "collectives and packets are timed by the clock on the wall (how near the latter come: docs/how-to/peers.md).",
+        "collectives and packets are timed by the clock on the wall (accuracy: `plugins/peers/README.md`).",
         "",
         "| graph | tasks | SimPy | closed form | compiled | compiled, points/s | events/s | SimPy / compiled |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",

@@ -1,4 +1,4 @@
-"""Reference pages of the documentation, made from the code: fields, options, commands, metrics, machines.
+"""Reference pages of the documentation, made from the code: fields, options, commands, metrics, models, machines.
 
 `pages()` maps the path of each page below `docs/` to its Markdown. Every field is a field of a pydantic model: its unit
 is in its name, its range in its annotation, its meaning in the docstring of its model.
@@ -6,6 +6,7 @@ is in its name, its range in its annotation, its meaning in the docstring of its
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -13,6 +14,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -29,6 +31,7 @@ from dse.units import quantity_text
 from dse.values import LABELS
 from simulators.hardware.machine import Hardware, tree_of
 
+ROOT = Path(__file__).parents[1]
 EXAMPLE = "mi300x_8"
 """Machine whose values the page of hardware shows."""
 _UNITS = {"_bytes_per_s": "B/s", "_flop_per_s": "FLOP/s", "_bytes": "B", "_flop": "FLOP", "_s": "s", "_w": "W"}
@@ -46,6 +49,16 @@ _DESIGNS = {
     "program": ("Programs", "Fields of `simulator` of a program of your own (`defaults: [external]`).", "simulator"),
 }
 
+_MODELS = {
+    "costs": ("Costs of operators, transfers and collectives", ("simulators.costs", "simulators.hardware")),
+    "schedules": ("Schedules and their bounds", ("search_spaces",)),
+    "engines": ("Task graphs and engines", ("simulators.taskgraph", "simulators.engines", "simulators.overlap")),
+    "iterations": ("Whole iterations", ("simulators.steps",)),
+    "memory": ("Caches and DRAM", ("simulators.memory",)),
+    "search": ("Search methods", ("dse.search",)),
+}
+"""Page of equations -> its title, and the packages whose modules it lists."""
+
 
 def pages() -> dict[str, str]:
     """All pages: path below `docs/` -> Markdown."""
@@ -61,6 +74,7 @@ def makers() -> dict[str, Callable[[], str]]:
         "reference/options.md": options,
         "reference/commands.md": commands,
         "reference/metrics.md": metrics,
+        **{f"reference/models/{name}.md": functools.partial(models, name) for name in _MODELS},
         "reference/machines/index.md": machines,
         **{f"reference/machines/{name}.md": functools.partial(machine, name) for name in list_options("system")},
     }
@@ -84,6 +98,20 @@ def hardware() -> str:
     known = Hardware.model_validate(tree_of(EXAMPLE)).facts()
     values = {path: f"{_value(value, path)} ({provenance})" for path, value, provenance, _ in known}
     return "\n".join([head, *_sections(Hardware, "system", values=values)])
+
+
+def models(name: str) -> str:
+    """Page of the equations of some packages: the docstring of each module that has more than a sentence."""
+    title, packages = _MODELS[name]
+    parts = [f"# {title}\n\nEquations, their sources and what they leave out, from the docstrings of the modules.\n"]
+    for package in packages:
+        folder = ROOT.joinpath(*package.split("."))
+        for path in sorted(folder.rglob("*.py")):
+            text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+            if "\n\n" in text:
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                parts.append(f"## {module} {{ #{module} }}\n\n{text}\n")
+    return "\n".join(parts)
 
 
 def design(name: str) -> str:

@@ -1,7 +1,7 @@
 """Hooks of the documentation site (`mkdocs.yml`): pages made from the code, notebooks as pages, links into the clone.
 
-A page below `docs/` links to other files of the repository as a clone has them. On the site, those in `PROJECT` are
-pages of their own, and others are shown as their path.
+A page below `docs/` links to other files of the repository as a clone has them. On the site, those in `PROJECT`, the
+pages of plug-ins among them, are pages of their own, and others are shown as their path.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from benchmarks import gallery, reference
+from tests.campaigns import faults
+from validation import claims
 
 ROOT = Path(__file__).parents[1]
+PLUGINS = {
+    f"plugins/{path.parent.name}/README.md": f"plugins/{path.parent.name}.md"
+    for path in sorted(ROOT.glob("plugins/*/README.md"))
+}
 PROJECT = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
-    "BENCHMARKS.md": "project/benchmarks.md",
-    "ARTIFACT.md": "project/artifact.md",
+    **PLUGINS,
     "README.md": "index.md",
 }
 """File of the repository -> its page."""
@@ -35,9 +40,16 @@ _HEADING = re.compile(r"^(#{2,4} )([^`\n]+) \((`[^\n]*)\)$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(((?!\w+:|#)[^)\s]+)\)")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of plug-ins into the section of their name."""
+    (section,) = (each["Plug-ins"] for each in config.nav or () if "Plug-ins" in each)
+    section += [page for page in PLUGINS.values() if page not in section]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code, from notebooks and from files of the repository."""
-    pages = {**reference.pages(), "gallery.md": gallery.page(), **_project_pages(), **_notebook_pages()}
+    pages = {**reference.pages(), **made_pages(), **_project_pages(), **_notebook_pages()}
     for path, text in pages.items():
         if path not in files.src_uris:
             files.append(File.generated(config, path, content=text))
@@ -53,8 +65,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def with_site_links(text: str, place: str) -> str:
     """Markdown of the page at `place` of the repository, with links to what the site has.
 
-    >>> with_site_links("see [speed](../../BENCHMARKS.md) and [conf](../../conf/config.yaml)", "docs/how-to/gpu.md")
-    'see [speed](../project/benchmarks.md) and conf (`conf/config.yaml`)'
+    >>> with_site_links("[peers](../../plugins/peers/README.md), [conf](../../conf/config.yaml)", "docs/how-to/gpu.md")
+    '[peers](../plugins/peers.md), conf (`conf/config.yaml`)'
     """
     folder = posixpath.dirname(place)
 
@@ -72,14 +84,25 @@ def with_site_links(text: str, place: str) -> str:
     return _LINK.sub(link, text)
 
 
+def made_pages() -> dict[str, str]:
+    """Pages of recorded runs: path below `docs/` -> Markdown."""
+    return {
+        "gallery.md": gallery.page(),
+        "explanation/claims.md": claims.report(claims.records()),
+        "explanation/faults.md": faults.page(),
+    }
+
+
 def _project_pages() -> dict[str, str]:
     """Files of the repository as pages; their links are made to start from where the page is, as in a clone."""
-    pages = {}
-    for name, path in PROJECT.items():
-        if path.startswith("project/"):
-            text = (ROOT / name).read_text("utf-8")
-            pages[path] = _LINK.sub(lambda match: f"[{match[1]}](../../{match[2]})", text)
-    return pages
+    return {path: _moved(ROOT / name, path) for name, path in PROJECT.items() if path != "index.md"}
+
+
+def _moved(file: Path, path: str) -> str:
+    """Text of a file of the repository, links and pictures as seen from its page at `path` below `docs/`."""
+    back = posixpath.relpath(str(file.parent.relative_to(ROOT)), posixpath.dirname(f"docs/{path}"))
+    text = _LINK.sub(lambda match: f"[{match[1]}]({posixpath.join(back, match[2])})", file.read_text("utf-8"))
+    return re.sub(r"!\[([^\]]*)\]\(\S*?docs/images/", r"![\1](../images/", text)
 
 
 def _notebook_pages() -> dict[str, str]:

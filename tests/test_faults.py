@@ -1,4 +1,4 @@
-"""Faults of disk, database, clock and processes that no other test injects (docs/explanation/faults.md)."""
+"""Faults of disk, database, clock and processes that no other test injects (tests/campaigns/faults.yaml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The survival matrix is whole: every fault has a row, every row names tests that exist, and the page shows them."""
+"""The survival matrix is whole: every fault has a row, every row names tests that exist, and the page shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.faults import PAGE, Fault, faults, verdict
+from tests.campaigns.faults import Fault, faults, page, verdict
 
 TESTS = Path(__file__).parent
 
@@ -30,9 +30,9 @@ def test_a_row_names_tests_that_exist_and_the_page_shows_it(fault: Fault) -> Non
     for name in fault.tests:
         file, _, function = name.partition("::")
         assert function in functions(file), name
-    shown = PAGE.read_text("utf-8")
-    assert f"| {fault.name} | {fault.fault} |" in shown
-    assert all(f"`{name}`" in shown for name in fault.tests)
+    (row,) = (line for line in page().splitlines() if line.startswith(f"| {fault.name} |"))
+    assert f"| {fault.fault} |" in row
+    assert not row.endswith("|  |"), "without an outcome"
 
 
 def test_only_tests_that_ran_count() -> None:

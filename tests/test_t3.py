@@ -351,7 +351,7 @@ def ran(study: str, *words: str) -> Path:
 
 @pytest.mark.slow
 def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is within and what is missed is as docs/explanation/claims.md says; contexts are not tested."""
+    """What is within and what is missed is as the page of claims says; contexts are not tested."""
     monkeypatch.chdir(tmp_path)
     folder = ran("t3")
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}

@@ -101,7 +101,7 @@ def test_an_unknown_number_and_an_unknown_technology_get_the_nearest_name() -> N
 
 
 def test_rules_reach_the_published_areas_and_powers_of_eight_gpus() -> None:
-    """Within 15 %, by rules without a constant of a chip (docs/explanation/technology.md)."""
+    """Within 15 %, by rules without a constant of a chip (plugins/codesign/README.md)."""
     figures = codesign.technology()
     assert len(figures["gpus"]) == 8
     assert figures["area_error_worst"] <= 0.15

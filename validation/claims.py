@@ -2,8 +2,8 @@
 
 `python -m validation.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
 `--flips` judges each again for every uncertain constant that is moved (`dse robustness claims=true`). `--record` keeps
-the rows of the studies it ran in `validation/records/`, and writes docs/explanation/claims.md and the table of
-the README from all that are kept there; `--write` writes both and runs nothing.
+the rows of the studies it ran in `validation/records/`, and writes the table of the README from all rows there;
+`--write` writes it and runs nothing, `--show` prints the page of the documentation site from the kept rows.
 Only predicted claims test a model: those that a constant was fitted to, that are put in, or that cannot come out
 otherwise are counted apart. So are values that this project derived or recalls, which nobody published as they stand.
 """
@@ -24,7 +24,6 @@ from benchmarks.recorded import ROOT
 from benchmarks.unchanged import run
 from dse.results.report import error_text, flips_text
 
-RECORD = ROOT / "docs" / "explanation" / "claims.md"
 ROWS = ROOT / "validation" / "records"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- trust: python -m validation.claims --write -->", "<!-- end of trust -->"
@@ -57,14 +56,12 @@ _BASES = ("fitted", "input", "by construction")
 
 _HEAD = """# Claims
 
-A paper has one row over all of its studies. A claim is missed where any of them misses it; one that none tests is
-listed as not tested.
-Published values beside ours, judged by their tolerances; written by `python -m validation.claims --record`. Only
-predicted claims test a model. Fitted: a constant was fitted to them. Input: the published value, or a constant taken
-from it, is put in. By construction: the model cannot say otherwise. Errors carry their sign: ours over the published
-value, less one. Flips: each constant that was assumed, derived or recalled is moved alone, by what its source says or
-by 20 % either way, and the claims are judged again (`python -m dse robustness study=<name> claims=true`): a verdict
-that then turns rests on that constant, and one that does not stands. An empty cell: not asked.
+Published values and ours, judged by their tolerances; recorded by `python -m validation.claims --record`. A paper has
+one row over all of its studies: a claim that one of them misses is a miss. Only predicted claims test a model. Fitted:
+a constant was fitted to them. Input: the published value, or a constant taken from it, is put in. By construction: the
+model allows no other value. Errors are ours over the published value, less one. Flips: each constant that was assumed,
+derived or recalled is moved alone, within its spread or by 20 %, and the claims are judged again (`python -m dse
+robustness study=<name> claims=true`); a verdict that turns rests on that constant. Empty cells were not tested so.
 """
 
 Rows = Sequence[Mapping[str, Any]]
@@ -208,10 +205,8 @@ def with_trust(page: str, claims: Mapping[str, Rows]) -> str:
 
 
 def write() -> None:
-    """Write the page of claims and the README's table from the rows that are kept."""
-    claims = records()
-    RECORD.write_text(report(claims), encoding="utf-8")
-    README.write_text(with_trust(README.read_text("utf-8"), claims), encoding="utf-8")
+    """Write the README's table from the rows that are kept."""
+    README.write_text(with_trust(README.read_text("utf-8"), records()), encoding="utf-8")
 
 
 def abstracts(claims: Mapping[str, Rows]) -> Iterator[str]:
@@ -278,11 +273,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m validation.claims", description=__doc__.splitlines()[0])
     parser.add_argument("studies", nargs="*", help="studies to judge; all that have claims by default")
     parser.add_argument("--flips", action="store_true", help="judge again under uncertain constants: minutes a study")
-    parser.add_argument("--record", action="store_true", help="keep the rows, and write the pages")
-    parser.add_argument("--write", action="store_true", help="write the pages from the rows that are kept")
+    parser.add_argument("--record", action="store_true", help="keep the rows, and write the README's table")
+    parser.add_argument("--write", action="store_true", help="write the README's table from the rows that are kept")
+    parser.add_argument("--show", action="store_true", help="print the page of claims from the rows that are kept")
     words = parser.parse_args()
     if words.write:
         write()
+        return 0
+    if words.show:
+        print(report(records()))
         return 0
     claims = dict[str, Rows]()
     for study in words.studies or STUDIES:

@@ -132,7 +132,7 @@ TRANSPORTS: Mapping[str, Transport] = {
 def absence() -> str:
     """Which programs are missing, with the way out, or ""."""
     missing = [transport.program for transport in TRANSPORTS.values() if transport.path() is None]
-    return f"{' and '.join(missing)}: not on the path. {WAY_OUT} (docs/how-to/peers.md)" if missing else ""
+    return f"{' and '.join(missing)}: not on the path. {WAY_OUT} (plugins/peers/README.md)" if missing else ""
 
 
 def network(traffic: Traffic, link: Link) -> System:

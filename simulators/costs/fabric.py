@@ -19,7 +19,7 @@ bytes: V (G - 1) / G; an all-reduce sends that twice):
                    Reductions, hierarchical, run dimension by dimension, step by step around its rings, half of the
                    data in either order: (a - 1) (b + 1) / (2 (N - 1)) in the dimension of a
 
-Standard counting arguments (derived; docs/explanation/fabric.md). Numbers may be arrays over designs.
+Standard counting arguments (derived; docs/explanation/costs.md). Numbers may be arrays over designs.
 """
 
 from __future__ import annotations

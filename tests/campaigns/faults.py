@@ -1,8 +1,13 @@
-"""The survival matrix: every fault, what injects it, and whether dse survives it (docs/explanation/faults.md)."""
+"""The survival matrix: every fault, what injects it, and whether dse survives it.
+
+`python -m tests.campaigns.faults` runs the tests of all faults and records their outcomes; `--show` prints the matrix
+with the recorded outcomes, and runs nothing. The documentation site has it as a page.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -19,18 +24,17 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "explanation" / "faults.md"
+RECORD = ROOT / "benchmarks" / "records" / "faults.json"
 BAD = ("failed", "not run")
 
 _HEAD = """\
 # Faults
 
-dse promises *at-least-once evaluation, exactly-once recorded result*: whatever happens to a process, a disk or a
-server, a result that was recorded is neither lost nor altered, and the same command goes on where it was left. At
-worst, the points in flight are evaluated again.
+dse evaluates a point at least once and records its result exactly once: whatever happens to a process, a disk or a
+server, a recorded result is neither lost nor altered, and the same command goes on where it was left.
 
-`make faults` injects every fault below and writes this page; a quick part of it is in `make test`. The tests named are
-where to see what exactly is done. Kills by the hundred: `tests/campaigns/kills.py`.
+`make faults` injects every fault below. The tests named by a row of `tests/campaigns/faults.yaml` show how; `make test`
+runs a quick part of them, and `tests/campaigns/kills.py` kills studies by the hundred.
 
 """
 
@@ -85,28 +89,38 @@ def verdict(fault: Fault, outcomes: Mapping[str, list[str]]) -> str:
     return f"{'partly ' if fault.without else ''}passed ({words.count('passed')}{skipped})"
 
 
-def page(outcomes: Mapping[str, list[str]], took_s: float) -> str:
-    """The matrix as Markdown."""
+def record(outcomes: Mapping[str, list[str]], took_s: float) -> None:
+    """Write the outcome of each fault, and what it was found with."""
     made = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "mlflow", "optuna", "hydra-core"))
-    where = f"Python {platform.python_version()}, {made}"
-    lines = [f"`make faults` on {datetime.now(UTC):%Y-%m-%d}, {took_s / 60:.0f} minutes, {where}.", ""]
+    run = f"on {datetime.now(UTC):%Y-%m-%d}, {took_s / 60:.0f} minutes, Python {platform.python_version()}, {made}"
+    verdicts = {fault.name: verdict(fault, outcomes) for fault in faults()}
+    RECORD.write_text(json.dumps({"run": run, "outcomes": verdicts}, indent=1) + "\n", encoding="utf-8")
+
+
+def page() -> str:
+    """The matrix as Markdown, with the recorded outcomes."""
+    recorded = json.loads(RECORD.read_text("utf-8"))
+    lines = [f"`make faults` {recorded['run']}.", ""]
     lines += ["| | fault | what one sees | injected by | outcome |", "|---|---|---|---|---|"]
-    for one in faults():
-        short = f"; not covered: {one.without}" if one.without else ""
-        cells = (one.name, one.fault, one.seen, one.by, verdict(one, outcomes) + short)
+    for fault in faults():
+        short = f"; not covered: {fault.without}" if fault.without else ""
+        cells = (fault.name, fault.fault, fault.seen, fault.by, recorded["outcomes"][fault.name] + short)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    tests = [f"{one.name}: {', '.join(f'`{name}`' for name in one.tests)}" for one in faults() if one.tests]
-    return _HEAD + "\n".join([*lines, "", "## Tests", "", *(f"- {line}" for line in tests)]) + "\n"
+    return _HEAD + "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Run every test of the matrix once and write the page; 1 if any failed or did not run."""
-    argparse.ArgumentParser(prog="python -m tests.campaigns.faults", description=__doc__).parse_args()
+    """Run every test of the matrix once and record the outcomes; 1 if any failed or did not run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--show", action="store_true", help="print the matrix as it is recorded")
+    if parser.parse_args().show:
+        print(page())
+        return 0
     began = time.monotonic()
-    code, outcomes = run(dict.fromkeys(name for one in faults() for name in one.tests))
-    PAGE.write_text(page(outcomes, time.monotonic() - began), encoding="utf-8")
-    bad = [one.name for one in faults() if verdict(one, outcomes).strip("*") in BAD]
-    print(f"{len(outcomes)} tests, written to {PAGE.relative_to(ROOT)}; failed or not run: {', '.join(bad) or 'none'}")
+    code, outcomes = run(dict.fromkeys(name for fault in faults() for name in fault.tests))
+    record(outcomes, time.monotonic() - began)
+    bad = [fault.name for fault in faults() if verdict(fault, outcomes).strip("*") in BAD]
+    print(f"{len(outcomes)} tests, in {RECORD.relative_to(ROOT)}; failed or not run: {', '.join(bad) or 'none'}")
     return 1 if bad or code else 0
 
 

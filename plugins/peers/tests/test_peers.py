@@ -178,7 +178,7 @@ def test_without_the_program_the_way_out_is_told_and_a_level_is_left_out(
 ) -> None:
     monkeypatch.delenv("ASTRA_SIM", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match=r"is not on the path; docs/how-to/peers\.md"):
+    with pytest.raises(RuntimeError, match=r"is not on the path; plugins/peers/README\.md"):
         seconds("all_reduce", 1 << 20)
     assert "is not on the path" in OverlapBackend("astra_sim", gpus="all").absence()
     with pytest.raises(ConfigError, match="simulator = 'astra_sim': AstraSim"):

@@ -1,6 +1,6 @@
 """A run of ASTRA-sim's analytical simulator: a Chakra trace for each GPU, a network and a system in, times out.
 
-The program is found on the path, or named by `ASTRA_SIM`. docs/how-to/peers.md says how to build it.
+The program is found on the path, or named by `ASTRA_SIM`. plugins/peers/README.md says how to build it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def program() -> str | None:
 
 def absence() -> str:
     """Why there is no program, with the way out, or ""."""
-    return "" if program() else f"{PROGRAM} is not on the path; docs/how-to/peers.md says how to build it"
+    return "" if program() else f"{PROGRAM} is not on the path; plugins/peers/README.md says how to build it"
 
 
 def simulate(traces: Sequence[Sequence[TraceNode]], setup: Setup) -> Simulated:
