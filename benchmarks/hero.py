@@ -27,7 +27,7 @@ _COLOURS = {"hidden": "#8fb8de", "exposed": "#d62728", "compute": "#5a5a5a"}
 
 def timeline(**overrides: Any) -> pd.DataFrame:
     """Tasks of the scenario's winner."""
-    quiet = {"figures": "none", "tracking": "none", "store": "none", "fidelity": "none"}
+    quiet: dict[str, Any] = {"figures": "none", "tracking": "none", "store": "none", "fidelity": "none"}
     with tempfile.TemporaryDirectory() as folder:
         dse.run("ficco_sweep", workload__only=[SCENARIO], output_dir=folder, **quiet, **overrides)
         return pd.read_parquet(Path(folder) / "ficco_sweep" / "latest" / "timelines.parquet")

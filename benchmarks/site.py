@@ -37,7 +37,8 @@ PROJECT = {
 """File of the repository -> its page."""
 _HEADING = re.compile(r"^(#{2,4} )([^`\n]+) \((`[^\n]*)\)$", re.MULTILINE)
 """A heading that names the modules, which the table of contents leaves out."""
-_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(((?!\w+:|#)[^)\s]+)\)")
+_LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`)*)\]\(((?!\w+:|#)[^)\s]+)\)")
+"""A link; a backtick begins code and nothing else, or brackets that stay open would be tried in every way."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
