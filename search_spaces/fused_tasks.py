@@ -23,7 +23,7 @@ GpuTasks = list[list[int]]
 
 
 @dataclass
-class Gpu:
+class GpuResources:
     """One GPU that is simulated: its load over the mean, its resources, the tails of its streams."""
 
     place: int
@@ -35,7 +35,7 @@ class Gpu:
     library: list[int] = field(default_factory=list)
 
     @classmethod
-    def add(cls, graph: GraphBuilder, system: System, place: int, load: Any) -> Gpu:
+    def add(cls, graph: GraphBuilder, system: System, place: int, load: Any) -> GpuResources:
         """Add the resources of a GPU to a graph."""
         numbered = place or isinstance(system, WholeNode)  # of one GPU, whose resources are numbered, too
         end = f".{place}" if numbered else ""
@@ -71,7 +71,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Part:
+class OperatorPart:
     """Part of an operator: share of its time, FLOP, flag for a kernel launch."""
 
     label: str
@@ -170,7 +170,7 @@ class Fusion:
         return any(name in op.after for op in self.workload.operators.values())
 
 
-class Kernels:
+class KernelTasks:
     """Kernels that compute or copy, each next in its GPU's stream."""
 
     def __init__(self, fusion: Fusion, graph: GraphBuilder) -> None:
@@ -195,7 +195,7 @@ class Kernels:
             return 0.0
         return self._fusion.segment_costs.stored_bytes_per_s(move, self.cost(name).seconds)
 
-    def compute(self, gpu: Gpu, name: str, part: Part, *, after: Sequence[int]) -> int:
+    def compute(self, gpu: GpuResources, name: str, part: OperatorPart, *, after: Sequence[int]) -> int:
         """Add a part of an operator, next in the stream."""
         kernel = self._operator_kernel(name)
         load = gpu.load if kernel.scales else 1.0
@@ -221,7 +221,7 @@ class Kernels:
         ]
         return gpu.stream[0]
 
-    def compute_near_memory(self, gpu: Gpu, name: str, part: Part, *, after: Sequence[int]) -> int:
+    def compute_near_memory(self, gpu: GpuResources, name: str, part: OperatorPart, *, after: Sequence[int]) -> int:
         """Add an elementwise operator on units in memory, beside the stream; it shares the HBM with the GPU."""
         op, pim, rate = self._operators[name], self._system.gpu.pim, self._system.gpu.hbm_bytes_per_s
         assert isinstance(op, Elementwise) and pim is not None
@@ -259,7 +259,7 @@ class Kernels:
             )
         return self._kernels[name]
 
-    def copy(self, gpu: Gpu, move: Move, label: str, *, after: Sequence[int]) -> None:
+    def copy(self, gpu: GpuResources, move: Move, label: str, *, after: Sequence[int]) -> None:
         """Add a kernel that reads and writes the whole tensor of a collective."""
         assert self._system.gpu.persistent is not None
         amount = move.load(gpu.load) * move.op.payload_bytes
@@ -290,7 +290,7 @@ class Transfers:
         self._wires: dict[tuple[Any, ...], int] = {}
         self._flags: dict[tuple[str, int], Any] = {}
 
-    def send(self, gpu: Gpu, move: Move, index: int, *, after: Sequence[int]) -> tuple[int, list[int]]:
+    def send(self, gpu: GpuResources, move: Move, index: int, *, after: Sequence[int]) -> tuple[int, list[int]]:
         """Send a slice from a fused kernel; return (flag that signals its arrival, its last transfers)."""
         assert self._fusion.system.gpu.persistent is not None
         stored, post_s = self._fusion.stores(move.name), self._fusion.system.gpu.persistent.post_s
@@ -315,7 +315,7 @@ class Transfers:
             self._flags[move.name, phase] = as_scalar(latency + np.asarray(poll_s))
         return self._flags[move.name, phase]
 
-    def phase(self, gpu: Gpu, move: Move, part: Slice, phase: int, *, after: Sequence[int]) -> list[int]:
+    def phase(self, gpu: GpuResources, move: Move, part: Slice, phase: int, *, after: Sequence[int]) -> list[int]:
         """Add the segments of a phase at once, each after the transfer before it on the same wire."""
         transfers, rows = [], move.load(gpu.load) * part.rows
         segments = self._fusion.segment_costs.of_phase(move, phase, cus=part.cus, copied=part.copied)
@@ -332,13 +332,13 @@ class Transfers:
             transfers.append(self._wires[wire])
         return transfers
 
-    def launch(self, gpu: Gpu, label: str, delay: Any, *, after: Sequence[int]) -> int:
+    def launch(self, gpu: GpuResources, label: str, delay: Any, *, after: Sequence[int]) -> int:
         """Add a time that passes on a GPU: a launch, a post or a flag."""
         how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
         return self._graph.task(gpu.task_name(label), gpu.kind("launch"), after=after, **how)
 
 
-def _transfer_options(gpu: Gpu, segment: SegmentCost, amount: Any) -> dict[str, Any]:
+def _transfer_options(gpu: GpuResources, segment: SegmentCost, amount: Any) -> dict[str, Any]:
     """Options of a transfer's task: resources and isolated time."""
     uses = {gpu.wires[name]: load for name, load in segment.loads.items()}
     uses |= {gpu.hbm: segment.hbm_bytes_per_s} if segment.hbm_bytes_per_s is not None else {}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from search_spaces.fused_knobs import FusedKnobs, issue_order
-from search_spaces.fused_tasks import Fusion, Gpu, GpuTasks, Kernels, Part, Slice, Transfers
+from search_spaces.fused_tasks import Fusion, GpuResources, GpuTasks, KernelTasks, OperatorPart, Slice, Transfers
 from search_spaces.segment_costs import Move
 from simulators.costs.fabric import loads_of_nodes
 from simulators.costs.transfer import TransferMode, library_cus, setup
@@ -33,9 +33,11 @@ class Lowering:
     def __init__(self, system: System, workload: Workload, knobs: FusedKnobs) -> None:
         self._system, self._workload, self._knobs = system, workload, knobs
         self._graph = GraphBuilder()
-        self._gpus = [Gpu.add(self._graph, system, place, load) for place, load in enumerate(loads_of_nodes(system))]
+        self._gpus = [
+            GpuResources.add(self._graph, system, place, load) for place, load in enumerate(loads_of_nodes(system))
+        ]
         self._fusion = Fusion(system, workload, knobs, self._gpus[0].load)
-        self._kernels, self._transfers = Kernels(self._fusion, self._graph), Transfers(self._fusion, self._graph)
+        self._kernels, self._transfers = KernelTasks(self._fusion, self._graph), Transfers(self._fusion, self._graph)
         self._arrived: dict[str, GpuTasks] = {}  # after which an operator is done
         self._staged: dict[str, GpuTasks] = {}  # transfers whose bytes wait for a consumer
 
@@ -67,7 +69,7 @@ class Lowering:
         """Add an unfused operator, once its inputs are unpacked."""
         op = self._workload.operators[name]
         self._unpack(op)
-        part = Part(name, 1.0, self._kernels.cost(name).flop, True)
+        part = OperatorPart(name, 1.0, self._kernels.cost(name).flop, True)
         waits, staged = self._before(op), self._staged_transfers(op)
         near = isinstance(op, Elementwise) and self._knobs.elementwise == "pim"
         run = self._kernels.compute_near_memory if near else self._kernels.compute
@@ -125,16 +127,17 @@ class Lowering:
         self._arrived[name] = [list(gpu.stream) for gpu in self._gpus]
         self._arrived[move.name] = self._arrived[name]
 
-    def _parts(self, name: str, move: Move) -> tuple[list[Part], Part]:
+    def _parts(self, name: str, move: Move) -> tuple[list[OperatorPart], OperatorPart]:
         """Parts of an operator: (slices to or from other GPUs, local part)."""
         count, cost = self._fusion.num_slices, self._kernels.cost(name, fused=True)
         rows: Any = move.op.rows
         flop = np.floor(cost.flop * move.rows / rows)
         sizes = [piece(move.rows, count, index) for index in range(count)]
         slices = [
-            Part(f"{name} {index}", size / rows, piece(flop, count, index), False) for index, size in enumerate(sizes)
+            OperatorPart(f"{name} {index}", size / rows, piece(flop, count, index), False)
+            for index, size in enumerate(sizes)
         ]
-        return slices, Part(f"{name} local", (rows - move.rows) / rows, cost.flop - flop, False)
+        return slices, OperatorPart(f"{name} local", (rows - move.rows) / rows, cost.flop - flop, False)
 
     # ---------------------------------------------------------------- communication
 

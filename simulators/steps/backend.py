@@ -42,7 +42,7 @@ from simulators.steps.iteration import Gradients, Iteration
 from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
 from simulators.steps.operators import Block, Platform
-from simulators.steps.passes import Passes
+from simulators.steps.passes import MicroBatch
 from simulators.steps.quantised import Quantised, Quantising
 from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
@@ -105,7 +105,7 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
         if design.run.mode not in kernels.graphs
     }
     shards = kernels.shard_copies
-    passes = Passes(
+    passes = MicroBatch(
         _blocks(design),
         platform,
         design.run,

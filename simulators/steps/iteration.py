@@ -42,7 +42,7 @@ from simulators.steps.operators import (
     num_kernels,
     operator_costs,
 )
-from simulators.steps.passes import Passes
+from simulators.steps.passes import MicroBatch
 from simulators.steps.pipelines import StageTurns
 from simulators.steps.sharded_data import SplitLayers
 
@@ -58,7 +58,7 @@ class Gradients:
     gathered, and over gradients before they are reduced, of those that dp splits.
     """
 
-    passes: Passes
+    passes: MicroBatch
     contended: Contended | None = None
     tied: ArrayLike = 0.0
     shard_copies: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)
@@ -228,7 +228,7 @@ class Iteration:
     host_batch_s: ArrayLike = 0.0
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> MicroBatch:
         """Passes of one micro-batch."""
         return self.gradients.passes
 

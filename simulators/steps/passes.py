@@ -49,7 +49,7 @@ def stage_share(count: ArrayLike, pp: ArrayLike) -> Floats:
 
 
 @dataclass(frozen=True)
-class Passes:
+class MicroBatch:
     """Passes of one micro-batch of a model, on the GPU of its busiest stage. Times [s] are arrays over designs.
 
     weight_copies: None where products read the weights themselves. scheduled: the schedules of its sites; None where

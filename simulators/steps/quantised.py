@@ -152,7 +152,7 @@ def elements(op: Op) -> Any:
 
 
 class Stage(Protocol):
-    """The iteration of one stage of a pipeline, as far as copies depend on it (see `steps.passes.Passes`)."""
+    """The iteration of one stage of a pipeline, as far as copies depend on it (see `steps.passes.MicroBatch`)."""
 
     @property
     def weight_copies(self) -> Quantising | None:
