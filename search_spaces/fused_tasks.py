@@ -45,6 +45,7 @@ class GpuResources:
         return cls(place, load, hbm, cu, wires)
 
     def task_name(self, label: str) -> str:
+        """Name of a task, with the node that it runs on unless that is the first."""
         return f"node {self.place}: {label}" if self.place else label
 
     def kind(self, kind: str) -> str:
@@ -108,6 +109,7 @@ class Fusion:
 
     @cached_property
     def moves(self) -> Mapping[str, Move]:
+        """Transfers of each collective, by its name."""
         return {
             name: Move(name, op, phases(self.system, op.pattern, self.knobs.collective), num_gpus(self.system))
             for name, op in self.workload.operators.items()
@@ -116,6 +118,7 @@ class Fusion:
 
     @cached_property
     def partners(self) -> Mapping[str, str]:
+        """Operator by the collective that shares its kernel."""
         if self.knobs.kernel != "fused":
             return {}
         pairs = partners(self.workload, str(self.knobs.pairs))
@@ -128,6 +131,7 @@ class Fusion:
 
     @cached_property
     def num_slices(self) -> int:
+        """Chunks of a result that go to other GPUs."""
         assert self.knobs.num_chunks is not None
         return remote_chunks(self.knobs.num_chunks, num_gpus(self.system))
 
