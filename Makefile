@@ -57,22 +57,22 @@ parity: setup ## test tracking with the oldest and the newest MLflow that are al
 	done; rm -rf .parity
 
 cluster: setup ## kill parts of a cluster, restart its database, cut its links (as root), and time it
-	$(BIN)/python -m tests.campaigns.cluster
+	$(BIN)/python -m benchmarks.cluster
 
 kills: setup ## kill studies hundreds of times (a quarter of an hour) and record that nothing was lost
-	$(BIN)/python -m tests.campaigns.kills --record
+	$(BIN)/python -m benchmarks.kills --record
 
 search: setup ## hold every search method against known fronts (twenty-five minutes) and record it
 	$(BIN)/python -m benchmarks.search --record
 
 fuzz: setup ## try 1,000 broken configurations, command lines, folders and strangers' files (some twenty minutes)
-	$(BIN)/python -m tests.campaigns.fuzz --cases 1000
+	$(BIN)/python -m benchmarks.fuzz --cases 1000
 
 instructions: setup ## count the instructions of fixed workloads under Valgrind (more than ten minutes) and tell what rose
 	$(BIN)/python -m benchmarks.instructions
 
 answers: setup ## count wrong answers: silent numbers, stale results, calibrations off, studies that do not answer (half an hour)
-	$(BIN)/python -m tests.campaigns.answers
+	$(BIN)/python -m benchmarks.answers
 
 docs: setup ## serve the documentation on 127.0.0.1:8000
 	$(DOCS) serve

@@ -1,1 +1,4 @@
-"""Speed, against peers side by side in one run. Ratios count; absolute times belong to one machine and moment."""
+"""Speed against peers, side by side in one run, and the commands of a reach, one each: `python -m benchmarks.<name>`.
+
+Ratios count; absolute times belong to one machine and moment.
+"""

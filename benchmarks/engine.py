@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import steps
+from benchmarks import peers, steps
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
 from dse.backend import Batch
@@ -44,7 +44,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.workloads.model_zoo import option_tree
-from validation import packet_level, peers
+from validation import packet_level
 
 PAGE = Path(__file__).parents[1] / "docs" / "project" / "benchmarks.md"
 

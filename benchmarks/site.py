@@ -18,9 +18,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from benchmarks import gallery, reference
+from benchmarks import claims, gallery, reference
 from tests.campaigns import faults
-from validation import claims
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = {

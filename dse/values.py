@@ -149,7 +149,7 @@ Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "d
 
 
 class Calibration(Frozen):
-    """What numbers were fitted to, so that anybody can fit them again (`python -m validation.refit`).
+    """What numbers were fitted to, so that anybody can fit them again (`python -m benchmarks.refit`).
 
     target: the value that a quantity is to have, or the table of the rows, a path below a folder of measured tables.
     tolerance: how far that quantity may be off its target, or a number off its fit to the rows, as a share.

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from distributed import Client, Future, LocalCluster
 
+from benchmarks import cluster as proof
 from dse.cli import main
 from dse.errors import Broken
 from dse.evaluation import remote
@@ -36,7 +37,6 @@ from dse.study.plan import Plan
 from dse.study.resume import begin, finish
 from dse.study.run import Support, run
 from tests import toy
-from tests.campaigns import cluster as proof
 from tests.campaigns.network import usable
 from tests.campaigns.postgres import Server
 from tests.support import REPOSITORY

@@ -17,6 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from benchmarks import validity
 from dse.cli import main
 from simulators.calibration.contention import (
     TIMES,
@@ -54,7 +55,6 @@ from tests.support import (
     sources_of,
 )
 from tests.test_conformance import DISTINCT, magnitudes, points, run
-from validation import validity
 
 BESIDE = [name for name, tree in shipped("schedule").items() if FAMILIES[tree["family"]].orders == ("beside",)]
 REDUCING = [name for name in DISTINCT if name not in BESIDE]

@@ -15,14 +15,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from benchmarks import gallery, notebooks, reference, site, tutorial
+from benchmarks import claims, gallery, notebooks, reference, site, tutorial
 from dse import plugins
 from dse.config.options import list_options
 from dse.study.settings import Settings
 from dse.values import LABELS
 from simulators.hardware.machine import Hardware
 from tests.support import REPOSITORY
-from validation import claims
 
 README = REPOSITORY / "README.md"
 PAGES = [README, *(REPOSITORY / name for name in site.PROJECT), *sorted((REPOSITORY / "docs").rglob("*.md"))]

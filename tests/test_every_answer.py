@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from benchmarks import claims
 from dse.cli import main
 from dse.config.options import list_options
 from dse.results.answer import answer_tables, winners_in_words
@@ -17,7 +18,6 @@ from dse.results.pareto import Answer, Contest, Standings
 from dse.results.run_folder import Outputs
 from tests.campaigns import answer_check
 from tests.folders import finished, key
-from validation import claims
 
 STUDY = Path(__file__).parents[1] / "conf" / "study"
 RUN_ELSEWHERE = {"measure_my_gpu"}  # by plugins/torch_gpu/tests/test_torch.py, where PyTorch is

@@ -1,4 +1,4 @@
-"""Files from strangers: each case of `tests/field` gives its right answer, judged by `tests.campaigns.field`."""
+"""Files from strangers: each case of `tests/field` gives its right answer, judged by `benchmarks.field`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.campaigns.field import OURS, trials
+from benchmarks.field import OURS, trials
 from tests.support import REPOSITORY
 
 
 def field(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.campaigns.field", "--json", *words]
+    command = [sys.executable, "-m", "benchmarks.field", "--json", *words]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900, check=False)
 
 

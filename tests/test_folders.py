@@ -462,7 +462,7 @@ def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-m",
-        "tests.campaigns.fuzz",
+        "benchmarks.fuzz",
         "--json",
         "--cases",
         "10",

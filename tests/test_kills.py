@@ -1,4 +1,4 @@
-"""Nothing is lost by a kill: a small part of `python -m tests.campaigns.kills`, with every promise of the long run."""
+"""Nothing is lost by a kill: a small part of `python -m benchmarks.kills`, with every promise of the long run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.kills import Quotas, broken, ordeal, total
+from benchmarks.kills import Quotas, broken, ordeal, total
 
 pytestmark = pytest.mark.slow
 

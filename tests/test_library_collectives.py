@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import validity
 from dse.cli import main
 from dse.errors import ConfigError
 from simulators.calibration.collectives import (
@@ -32,7 +33,6 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind, CollectiveLibrary, InSwitch, Protocols, SwitchRate
 from simulators.workloads.model_zoo import option_tree
 from tests.iterations import BACKEND, metrics, step
-from validation import validity
 
 TYPICAL = Protocols(**{name: prior.middle for name, prior in PROTOCOL_PRIORS.items()})
 TRUE = Protocols(
@@ -320,7 +320,7 @@ def test_another_library_is_another_node_of_the_same_gpus(name: str) -> None:
 
 
 def judged(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Rows of `validation.validity` of one folder, by device, library and kind."""
+    """Rows of `benchmarks.validity` of one folder, by device, library and kind."""
     assert validity.main(["--data", str(path), "--json"]) == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
     return {(row["device"], row["library"], row["kind"]): row for row in tables}

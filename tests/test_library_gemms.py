@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import validity
 from dse.cli import main
 from dse.errors import ConfigError
 from simulators.calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
@@ -23,7 +24,6 @@ from simulators.costs.streaming import streamed
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Efficiency, Streaming
-from validation import validity
 
 H100 = device_of(tree_of("h100_8"))
 TYPICAL_LIBRARY = typical_library(library_tiles(H100, "bf16") or ())

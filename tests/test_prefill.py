@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import validity
 from simulators.costs.power import sustained_clock
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import LoadedClock
@@ -21,7 +22,6 @@ from simulators.steps.task_graph import intervals
 from simulators.steps.token_splits import HALVES, beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, model_named, predict_prefill
-from validation import validity
 
 SECONDS = st.floats(1e-6, 1e-2)
 BACKEND = StepBackend()

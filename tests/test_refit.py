@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
 from dse.values import Source
 from tests.support import CONF, REPOSITORY
 from validation import contention_page
@@ -20,7 +21,6 @@ from validation.calibrated_numbers import (
     without_calibration,
     write_number,
 )
-from validation.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
 from validation.refits import REFITTERS
 
 SHARED = REPOSITORY.parent / "shared" / "data"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import codesign
 from dse.errors import ConfigError
 from simulators.hardware.machine import Hardware, tree_of, tree_of_gpu
 from simulators.hardware.technology import (
@@ -28,7 +29,6 @@ from simulators.hardware.technology import (
 )
 from simulators.hardware.technology.cost import die_yield, dies_per_wafer
 from simulators.hardware.technology.settings import Coefficient, technology_tree
-from validation import codesign
 
 TECHNOLOGY = load_technology("silicon_2026")
 NOMINAL = TECHNOLOGY.nominal

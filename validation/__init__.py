@@ -1,1 +1,1 @@
-"""The models held against measured tables and published values, one command each: `python -m validation.<name>`."""
+"""Models held against measured tables and published values; `benchmarks.validity` and others are made of them."""

@@ -1,6 +1,6 @@
 """Laws of contention and of rates against measurements: part of a table is learnt from, the rest of it predicted.
 
-`python -m validation.traces --data DIR` prints the figures.
+`python -m benchmarks.traces --data DIR` prints the figures.
 
     SMs          every other number of SMs of a table (the least, and so on) is fitted, the times at the others compared
     DualPipe     laws learnt on layer 0 of two, with times of its kernels; kernels of layer 1 and its span compared.

@@ -2,7 +2,7 @@
 
 A block of the page stands between `<!-- <name>: python -m validation.contention_page --write -->` and
 `<!-- end of <name> -->`. Coefficients are those of `conf`, errors are computed, and what follows from them for papers
-is read from the claims that are kept (`python -m validation.claims --record`).
+is read from the claims that are kept (`python -m benchmarks.claims --record`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import claims
 from benchmarks.recorded import ROOT
 from dse.config.options import conf_dir
 from simulators.calibration.contention import TIMES, Overlaps, errors, median_errors
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
 from studies.overlap_measured.gemm_collective import Overlap, predict_overlaps
-from validation import claims
 from validation.calibrated_numbers import Number, calibrated_numbers
 
 PAGE = ROOT / "docs" / "explanation" / "contention.md"

@@ -1,4 +1,4 @@
-"""Rows of `validation.validity` on measured overlaps: a GEMM and its collective, and prefills of whole models.
+"""Rows of `benchmarks.validity` on measured overlaps: a GEMM and its collective, and prefills of whole models.
 
 Tables of the layouts of `gemm_collective` and `prefills` of `studies.overlap_measured`; rows that cannot be predicted
 are skipped, with the reason.

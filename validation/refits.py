@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import dse
+from benchmarks import codesign
 from simulators.calibration import expert_exchanges
 from simulators.calibration.calibrate import calibrate_rows, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS
@@ -30,7 +31,7 @@ from simulators.hardware.system import system_of
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
-from validation import codesign, steps_measured
+from validation import steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
 
 _DECIMALS = 3  # of coefficients of contention
@@ -79,7 +80,7 @@ def collectives(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def experts(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Constants of dispatch and combine: the fit of `validation.expert_exchanges` to the rows of a table."""
+    """Constants of dispatch and combine: the fit of `benchmarks.expert_exchanges` to the rows of a table."""
     assert table is not None
     values, rows = dict[Number, float](), expert_exchanges.read_rows(table)
     devices = {f"node/{node}": device for device, node in expert_exchanges.NODES.items()}

@@ -12,7 +12,7 @@ Tables are told by their columns.
   node, by RDMA to all of a token's nodes) or latency_us. Judged, never fitted on
 
 Rows to fit on: few, many and a middle number of tokens of a few shapes, by a few numbers of SMs. `python -m
-validation.expert_exchanges --data DIR --fit` prints the constants as `conf/node` has them.
+benchmarks.expert_exchanges --data DIR --fit` prints the constants as `conf/node` has them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Long test campaigns: kills, faults, broken input, clusters, wrong answers. `python -m tests.campaigns.<name>`."""
+"""Parts of the long campaigns of tests: broken input, faults, clusters, stale results."""

@@ -34,7 +34,7 @@ dse evaluates a point at least once and records its result exactly once: whateve
 server, a recorded result is neither lost nor altered, and the same command goes on where it was left.
 
 `make faults` injects every fault below. The tests named by a row of `tests/campaigns/faults.yaml` show how; `make test`
-runs a quick part of them, and `tests/campaigns/kills.py` kills studies by the hundred.
+runs a quick part of them, and `benchmarks/kills.py` kills studies by the hundred.
 
 """
 

@@ -3,7 +3,7 @@
 The time that a schedule at one site saves hardly depends on those at the others, so sites are decided one by one, for
 all machines at once, by the time of their own operators. The plans that result are computed in full, and with the
 second option at each site where it is close: of O options at each of S sites, S O sites and up to S + 2 steps stand for
-O^S plans. `python -m validation.codesign inner` holds them against all plans.
+O^S plans. `python -m benchmarks.codesign inner` holds them against all plans.
 """
 
 from __future__ import annotations

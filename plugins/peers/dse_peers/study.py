@@ -1,7 +1,7 @@
 """Simulators of others beside ours, on collectives that NCCL ran: errors side by side.
 
 Ours is judged on rows that its constants were not fitted on; the others were fitted to nothing here. Points/s are
-printed by `python -m validation.peers`.
+printed by `python -m benchmarks.peers`.
 """
 
 from __future__ import annotations

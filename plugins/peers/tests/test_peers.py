@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks import peers, presets
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.study.plan import plan
@@ -23,7 +24,6 @@ from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import Design
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from tests.support import ENGINES, REPOSITORY, backend, design, design_tree, lower, results, shipped
-from validation import peers, presets
 
 DATA = REPOSITORY.parent / "shared" / "data"
 STAND_IN = """#!{python}

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from benchmarks.traces import made_training
 from dse.cli import main
 from dse.errors import ConfigError
 from dse_traces.advice import Advice, advise, machine_of
@@ -20,7 +21,6 @@ from dse_traces.effects import FIRST, LATER, Setting
 from dse_traces.laws import assumed_laws, learn_laws
 from dse_traces.profile import Profile, profile_of
 from dse_traces.what_if import Plan, WhatIfs, best_together, lower_bound, ordered, try_all
-from validation.traces import made_training
 
 US = 1e-6
 GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

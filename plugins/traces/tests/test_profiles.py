@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.traces import made_events, profiles, replayed
 from dse.cli import main
 from dse.errors import ConfigError
 from dse_traces.import_command import kernels
@@ -21,7 +22,6 @@ from dse_traces.profile import Profile, profile_of
 from dse_traces.readers import read
 from dse_traces.replay import replay
 from dse_traces.waits import CAUSES, OTHER_STREAM, SMS, UNKNOWN, waits
-from validation.traces import made_events, profiles, replayed
 
 GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 US = 1e-6

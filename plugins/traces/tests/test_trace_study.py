@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.traces import made_training
 from dse.backend import Batch
 from dse.cli import main
 from dse.config.yaml_checks import load_yaml
@@ -31,7 +32,6 @@ from dse_traces.what_if import Plan, WhatIfs
 from simulators.hardware.machine import tree_of
 from tests.test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 from validation.micro_batches import made_prefill
-from validation.traces import made_training
 
 STUDY = load_yaml(DATA.parent / "study" / "trace.yaml")
 PLAN = STUDY["plan"]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks.trace_memory import import_peak_gb_per_million
+from benchmarks.traces import made_events, profiles
 from dse_traces.overlap import overlapped
 from dse_traces.readers import read
 from dse_traces.replay import replay
 from validation.hta import hidden_points_hta, write_chrome
-from validation.traces import made_events, profiles
 
 
 def test_a_witness_that_is_not_there_is_told(tmp_path: Path) -> None:

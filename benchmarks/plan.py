@@ -1,8 +1,8 @@
-"""Whole steps and plans: how right and how fast. `python -m validation.plan [--data DIR] [--json] [--quick]`.
+"""Whole steps and plans: how right and how fast. `python -m benchmarks.plan [--data DIR] [--json] [--quick]`.
 
 Right: published training throughput, and below DIR prefills with and without overlap, steps of GPT and Llama,
 exchanges of experts, and two micro-batches in opposite phases, each on rows that nothing was fitted on
-(`validation.steps_measured`, `validation.overlaps`, `validation.expert_exchanges`, `validation.dualpipe`). Fast: a step
+(`validation.steps_measured`, `validation.overlaps`, `benchmarks.expert_exchanges`, `validation.dualpipe`). Fast: a step
 of Llama-3.1-405B from its description to its metrics, steps a second of one core in a grid over numbers of sites, and
 the seconds to the answer of `study=plan`. A plan against the optimum of a space that can be enumerated. `--quick`:
 without plans, which are run from the command line.
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import expert_exchanges
 from benchmarks.first_minute import answer_and_prompt
 from benchmarks.timing import best
 from dse.backend import Batch
@@ -31,7 +32,7 @@ from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.overlap_measured.prefills import BASELINE, OVERLAPPED
-from validation import dualpipe, expert_exchanges, steps_measured
+from validation import dualpipe, steps_measured
 from validation.overlaps import GAIN, judged_prefills
 
 _DENSE = ("model=llama3_70b", "system=h100_8")

@@ -1,8 +1,8 @@
 """Published claims of all studies, judged again: how many predictions are within, and every miss with its cause.
 
-`python -m validation.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
+`python -m benchmarks.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
 `--flips` judges each again for every uncertain constant that is moved (`dse robustness claims=true`). `--record` keeps
-the rows of the studies it ran in `validation/records/`, and writes the table of the README from all rows there;
+the rows of the studies it ran in `benchmarks/records/claims/`, and writes the table of the README from all rows there;
 `--write` writes it and runs nothing, `--show` prints the page of the documentation site from the kept rows.
 Only predicted claims test a model: those that a constant was fitted to, that are put in, or that cannot come out
 otherwise are counted apart. So are values that this project derived or recalls, which nobody published as they stand.
@@ -24,9 +24,9 @@ from benchmarks.recorded import ROOT
 from benchmarks.unchanged import run
 from dse.results.report import error_text, flips_text
 
-ROWS = ROOT / "validation" / "records"
+ROWS = ROOT / "benchmarks" / "records" / "claims"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- trust: python -m validation.claims --write -->", "<!-- end of trust -->"
+BEGIN, END = "<!-- trust: python -m benchmarks.claims --write -->", "<!-- end of trust -->"
 """Lines of the README between which the table by paper stands."""
 STUDIES = (
     *("ficco_sweep", "ficco", "conccl", "t3", "fused_ops", "goldyloc", "jitq", "comp_vs_comm", "bert"),
@@ -56,7 +56,7 @@ _BASES = ("fitted", "input", "by construction")
 
 _HEAD = """# Claims
 
-Published values and ours, judged by their tolerances; recorded by `python -m validation.claims --record`. A paper has
+Published values and ours, judged by their tolerances; recorded by `python -m benchmarks.claims --record`. A paper has
 one row over all of its studies: a claim that one of them misses is a miss. Only predicted claims test a model. Fitted:
 a constant was fitted to them. Input: the published value, or a constant taken from it, is put in. By construction: the
 model allows no other value. Errors are ours over the published value, less one. Flips: each constant that was assumed,
@@ -270,7 +270,7 @@ def report(claims: Mapping[str, Rows]) -> str:
 
 def main() -> int:
     """Judge and print, or record."""
-    parser = argparse.ArgumentParser(prog="python -m validation.claims", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__.splitlines()[0])
     parser.add_argument("studies", nargs="*", help="studies to judge; all that have claims by default")
     parser.add_argument("--flips", action="store_true", help="judge again under uncertain constants: minutes a study")
     parser.add_argument("--record", action="store_true", help="keep the rows, and write the README's table")

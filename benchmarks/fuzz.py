@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.field import CHECK, OURS, trials
+from benchmarks.field import CHECK, OURS, trials
 from tests.campaigns.forked import Commands, Ended, import_all, inside, show_progress
 from tests.campaigns.spoiling import VALUES, slip, spoil
 

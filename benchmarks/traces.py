@@ -1,4 +1,4 @@
-"""Profiles of real runs, replayed: `python -m validation.traces [--json] [--data DIR] [--large] [--hta PYTHON]`.
+"""Profiles of real runs, replayed: `python -m benchmarks.traces [--json] [--data DIR] [--large] [--hta PYTHON]`.
 
     replay_worst          largest error of the span of a replay, of the recorded one
     hidden_points_worst   largest difference of the share of collectives that is hidden, in percentage points

@@ -1,4 +1,4 @@
-"""Wrong answers counted: `python -m tests.campaigns.answers [--json] [--quick] [--data DIR]`.
+"""Wrong answers counted: `python -m benchmarks.answers [--json] [--quick] [--data DIR]`.
 
     silent_leaves     drawn numbers of hardware of all machines and studies that are typed, change nothing, and are not
                       reported
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.refit import calibrated_off
 from benchmarks.valid_shares import valid_shares
 from tests.campaigns.answer_check import answers_missing
 from tests.campaigns.judged import judge_errors
 from tests.campaigns.silent_leaves import silent_leaves
 from tests.campaigns.stale_reuse import stale_reuse
-from validation.refit import calibrated_off
 
 JUDGED_WITHIN = 1e-12
 
@@ -79,9 +79,7 @@ def misses(computed: Mapping[str, Any]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print every figure; 1 where one is not as it must be."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.campaigns.answers", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.answers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--data", type=Path)

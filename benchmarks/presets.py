@@ -1,4 +1,4 @@
-"""Presets of user buffers held against our choice: `python -m validation.presets [--presets <folder>] [--json]`.
+"""Presets of user buffers held against our choice: `python -m benchmarks.presets [--presets <folder>] [--json]`.
 
 Presets are named by what they are tuned for (userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048): our choice for such a
 step is the best plan that user buffers can say, on h100_8. Without a folder only our choices are printed, which are
@@ -111,7 +111,7 @@ def compare(folder: Path | None) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m validation.presets", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.presets", description=str(__doc__).splitlines()[0])
     parser.add_argument("--presets", type=Path, metavar="FOLDER", help="YAML files of layers, named as the presets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""Co-design held against what is published: `python -m validation.codesign [<group> ...] [--json] [--fit]`.
+"""Co-design held against what is published: `python -m benchmarks.codesign [<group> ...] [--json] [--fit]`.
 
 technology: area and power of eight public GPUs by the rules of `conf/technology`, none of which knows a chip; the same
 with each GPU left out of the fit of the four calibrated coefficients; and GPUs that are in no fit (held out). `--fit`
@@ -182,7 +182,7 @@ def _text(figures: Mapping[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the figures of some groups, of all by default."""
-    parser = argparse.ArgumentParser(prog="python -m validation.codesign", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.codesign", description=str(__doc__).splitlines()[0])
     parser.add_argument("groups", nargs="*", metavar="group", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--fit", action="store_true", help="print the calibrated coefficients, fitted anew")

@@ -1,6 +1,6 @@
 """Predictions held against measured tables of operators of today's GPUs, on rows that no constant was fitted on.
 
-`python -m validation.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
+`python -m benchmarks.validity [--data DIR] [--json]` reads every CSV below a folder that has one of the layouts of
 `simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
 row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills of
 whole models are predicted as iterations, overlaps of a GEMM and its collective by schedules (`validation.overlaps`).
@@ -132,7 +132,7 @@ def overlaps() -> dict[str, float]:
 
 def main(words: list[str] | None = None) -> int:
     """Print a row for each table, then the worst of them."""
-    parser = argparse.ArgumentParser(prog="python -m validation.validity", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.validity", description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables of operators")
     parser.add_argument("--json", action="store_true", help="print JSON")
     typed = parser.parse_args(words)

@@ -36,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from tests.campaigns.forked import Commands, Ended, import_all, show_progress
 
-OURS = Path(__file__).parents[1] / "field"
+OURS = Path(__file__).parents[1] / "tests" / "field"
 CHECK = "check.yaml"
 _LIMIT_S = 180.0  # the first command of each kind compiles kernels
 

@@ -1,4 +1,4 @@
-"""Is a result ever lost? `python -m tests.campaigns.kills [--kills 500] [--points 80000] [--record]`.
+"""Is a result ever lost? `python -m benchmarks.kills [--kills 500] [--points 80000] [--record]`.
 
 Studies are run through the command line, and their processes are killed with SIGKILL: workers and main processes at
 random moments, main processes before and after every write they make, and one of two that work on one study. The same
@@ -379,7 +379,7 @@ def main() -> int:
     found |= {"broken": faults, "minutes": round((time.monotonic() - began) / 60, 1)}
     print("\n".join(["| figure | value |", "|---|--:|", *(f"| {name} | {value} |" for name, value in found.items())]))
     if given.record:
-        command = f"python -m tests.campaigns.kills --kills {given.kills} --points {given.points} --record"
+        command = f"python -m benchmarks.kills --kills {given.kills} --points {given.points} --record"
         recorded.write("kills", found, command=command, of=of)
     return 1 if faults else 0
 

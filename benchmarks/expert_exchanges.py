@@ -1,4 +1,4 @@
-"""Dispatch and combine of expert parallelism against measurements: `python -m validation.expert_exchanges --data DIR`.
+"""Dispatch and combine of expert parallelism against measurements: `python -m benchmarks.expert_exchanges --data DIR`.
 
 DIR: tables as `simulators.calibration.expert_exchanges` reads them. It prints, for each table, device and direction,
 how far the times of rows that nothing was fitted on are off, and the median over SMs. --fit: constants fitted anew, as

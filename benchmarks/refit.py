@@ -1,4 +1,4 @@
-"""Calibrated numbers of `conf`, each fitted again to its target: `python -m validation.refit [--data DIR]`.
+"""Calibrated numbers of `conf`, each fitted again to its target: `python -m benchmarks.refit [--data DIR]`.
 
 Every number that is labelled `calibrated` names its target (a value, or a table of rows), its tolerance and the
 function of `validation.refits` that recomputes it. They are recomputed in order of dependence and printed with what
@@ -173,7 +173,7 @@ def _text(report: Report) -> Iterator[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Recompute, print, and write where asked."""
-    parser = argparse.ArgumentParser(prog="python -m validation.refit", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.refit", description=str(__doc__).splitlines()[0])
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables")
     parser.add_argument("--only", nargs="+", choices=list(REFITTERS), default=list(REFITTERS), help="functions")
     parser.add_argument("--json", action="store_true", help="print JSON")

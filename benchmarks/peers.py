@@ -1,4 +1,4 @@
-"""Peers in one run: `python -m validation.peers --data <folder> [--json]`.
+"""Peers in one run: `python -m benchmarks.peers --data <folder> [--json]`.
 
 Collectives among 8 x H100 from 1 MiB on, by every simulator that is there, beside NCCL's measured times (the table
 nccl_a100_h100_l40s.csv below the folder): the median signed error of each, the median of its size, and points/s.
@@ -168,7 +168,7 @@ def _text(figures: Mapping[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m validation.peers", description="peers beside measured collectives")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="peers beside measured collectives")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=f"which holds {_TABLE}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args(words)

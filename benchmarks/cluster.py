@@ -1,4 +1,4 @@
-"""Losses and costs of a cluster: `python -m tests.campaigns.cluster [--json] [--only kills,cost]`.
+"""Losses and costs of a cluster: `python -m benchmarks.cluster [--json] [--only kills,cost]`.
 
     kills   a study on a scheduler and workers of Dask, with the store in PostgreSQL: workers, the client and the
             scheduler are killed with SIGKILL at random moments, the database is restarted without a checkpoint; the
@@ -34,10 +34,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from benchmarks.crowd import LOCK_WAIT, crowd
+from benchmarks.kills import Case, Process, judge
 from benchmarks.recorded import ROOT
 from dse.progress import bar
 from dse.store.result_store import Store
-from tests.campaigns.kills import Case, Process, judge
 from tests.campaigns.network import Network, joined, usable
 from tests.campaigns.postgres import Server, running
 
