@@ -73,8 +73,9 @@ def draw_panel(panel: Axes, tasks: pd.DataFrame, title: str) -> None:
     for height, spans, look in bars:
         widths = [(start, end - start) for start, end in spans]
         panel.broken_barh(widths, (height - 0.36, 0.72), facecolor=_COLOURS[look], edgecolor="white", linewidth=0.6)
-    share = sum(end - start for start, end in exposed)
-    panel.set_title(f"{title}: {1e3 * tasks['finish_s'].max():.1f} ms, {share:.1f} ms exposed", loc="left", fontsize=10)
+    exposed_ms = sum(end - start for start, end in exposed)
+    makespan_ms = 1e3 * tasks["finish_s"].max()
+    panel.set_title(f"{title}: {makespan_ms:.1f} ms, {exposed_ms:.1f} ms exposed", loc="left", fontsize=10)
     panel.set(yticks=[0, 1], yticklabels=["communication", "GEMM"])
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(axis="y", length=0)

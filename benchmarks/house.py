@@ -280,9 +280,7 @@ def comments_per_100(files: Sequence[Path]) -> float:
     for path in files:
         with path.open("rb") as file:
             for token in tokenize.tokenize(file.readline):
-                comments += token.type == tokenize.COMMENT and not re.match(
-                    r"#\s*(noqa|type:|mypy:|pragma)", token.string
-                )
+                comments += token.type == tokenize.COMMENT and not _FOR_TOOLS.match(token.string)
     return round(100 * comments / _num_lines(files), 2)
 
 
@@ -351,7 +349,9 @@ def modules_imported_by_compare() -> int:
 
 
 def measure() -> dict[str, float]:
-    """All figures but times."""
+    """All figures but times of tests."""
+    from benchmarks.point_trip import point_trip
+
     trees = core()
     return {
         **size(),
@@ -366,6 +366,7 @@ def measure() -> dict[str, float]:
         "class_homonyms": sum(map(len, class_homonyms().values())),
         "backend_members": backend_members(),
         "modules_imported_by_compare": modules_imported_by_compare(),
+        **point_trip(),
     }
 
 

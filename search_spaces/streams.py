@@ -7,7 +7,7 @@ kernels      isolated: the library's choice for a GPU of its own (with several s
              best of all tiles for it.
 
 Workgroups of GEMMs that run at once share CUs, and the rates of the LLC and the HBM, by max-min fairness;
-`simulators/costs/gemm_sharing.py` gives the cost of a kernel.
+`simulators/costs/gemm/sharing.py` gives the cost of a kernel.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ arbitration  policy of the memory controller for requests of both. fcfs: one que
 
 A threshold of n requests lets communication use the share n / (1 + n) of the HBM that the GEMM leaves: in a queue whose
 server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived). `fair`
-has no limit. Stages: `simulators/costs/gemm_stages.py`. HBM time and HBM traffic are two resources: an update near
+has no limit. Stages: `simulators/costs/gemm/stages.py`. HBM time and HBM traffic are two resources: an update near
 memory is one write, and takes the HBM for longer than a write does (`simulators/hardware/pim.py`).
 """
 

@@ -12,7 +12,6 @@ from benchmarks import house
 TREES = {name: tree for package in (*house.PACKAGES, *house.PLUGINS) for name, tree in house.modules(package).items()}
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
     "simulators.costs.pim_bursts._run",
-    "simulators.costs.gemm.tiles._fastest",
     "simulators.engines.fluid.few_classes._solve",
     "simulators.engines.fluid.few_classes._solve_together",
     "simulators.engines.fluid.few_classes.run",

@@ -32,7 +32,6 @@ _LIBRARIES = (
     "optuna",
     "pandas",
     "pillow",
-    "pint",
     "protobuf",
     "psycopg",
     "pyarrow",

@@ -55,8 +55,8 @@ class GemmLibrary(Grown):
 
     assignment: the hardware assigns workgroups in waves (`static`), resident workgroups take tiles as they become free
     (`dynamic`: persistent, work-stealing), or each is dealt an equal part of all tiles' K (`stream_k`).
-    workgroups_per_cu: resident workgroups of a CU, where stages are simulated (`simulators/costs/gemm_stages.py`).
-    Where kernels share a GPU (`simulators/costs/gemm_sharing.py`), this number follows from the register_bytes and
+    workgroups_per_cu: resident workgroups of a CU, where stages are simulated (`simulators/costs/gemm/stages.py`).
+    Where kernels share a GPU (`simulators/costs/gemm/sharing.py`), this number follows from the register_bytes and
     lds_bytes of a CU and the needs of a tile. tile_depth: of k, in the LDS at once. half_occupancy: workgroups on a
     CU that reach half of its rate.
     """

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.compiled import compile_lazily
+from simulators.compiled import compile_lazily, inline_never
 from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
@@ -137,6 +137,34 @@ def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None
     return KernelTime(seconds, compute, traffic)
 
 
+@inline_never
+def _gather(table: Any, start: int, kind: int, part: Any, place: Any) -> int:
+    """Copy a block's products of a kind, and their places; how many they are."""
+    size = 0
+    for j in range(start, min(start + _BLOCK, table.shape[1])):
+        place[size] = j
+        size += (table[18, j] > 0) == (kind > 0)
+    for row in range(table.shape[0]):
+        for i in range(size):
+            part[row, i] = table[row, place[i]]
+    return size
+
+
+@inline_never
+def _write_picks(picks: Any, place: Any, times: Any, menu: Any) -> None:
+    """Write the faster kernel of each product, without a split or with one: T, r, s and z."""
+    unsplit, unsplit_tile, split, split_kernel, split_s = times
+    sides, tiles, splits = menu
+    for i in range(place.shape[0]):
+        whole, parted = np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i]
+        pick, part_of_k = int(unsplit_tile[i]), 0
+        if parted < whole:
+            pick, part_of_k = divmod(int(split_kernel[i]), splits.shape[0])
+        picks[0, place[i]] = min(whole, parted)
+        picks[1, place[i]], picks[2, place[i]] = sides[tiles[pick, 0]], sides[tiles[pick, 1]]
+        picks[3, place[i]] = splits[part_of_k]
+
+
 @compile_lazily
 def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
     """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside.
@@ -152,15 +180,9 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
     batch, across, extra, prologue, repeats, chain_s, split_s, most = part[10:18]
     for start in range(0, table.shape[1], _BLOCK):
         for kind in range(2):
-            size = 0
-            for j in range(start, min(start + _BLOCK, table.shape[1])):
-                place[size] = j
-                size += (table[18, j] > 0) == (kind > 0)
+            size = _gather(table, start, kind, part, place)
             if size == 0:
                 continue
-            for row in range(19):
-                for i in range(size):
-                    part[row, i] = table[row, place[i]]
             sides, tiles, splits = menus[kind]
             for i in range(size):
                 unsplit[i], split[i] = np.inf, np.inf
@@ -203,11 +225,4 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
                         total = total if parts <= most[i] else np.inf
                         split_kernel[i] = kernel if total < split[i] else split_kernel[i]
                         split[i] = total if total < split[i] else split[i]
-            for i in range(size):
-                whole, parted = np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i]
-                pick, part_of_k = int(unsplit_tile[i]), 0
-                if parted < whole:
-                    pick, part_of_k = divmod(int(split_kernel[i]), splits.shape[0])
-                picks[0, place[i]] = min(whole, parted)
-                picks[1, place[i]], picks[2, place[i]] = sides[tiles[pick, 0]], sides[tiles[pick, 1]]
-                picks[3, place[i]] = splits[part_of_k]
+            _write_picks(picks, place[:size], (unsplit, unsplit_tile, split, split_kernel, split_s), menus[kind])
