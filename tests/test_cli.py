@@ -149,7 +149,7 @@ def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) ->
 def test_a_study_writes_its_claims_one_row_each_with_the_reason_where_none_can_be_tested(
     study: tuple[Path, str],
 ) -> None:
-    claims = yaml.safe_load((CONF.parent / "studies" / "ficco.yaml").read_text("utf-8"))
+    claims = yaml.safe_load((CONF.parent / "studies" / "ficco" / "claims.yaml").read_text("utf-8"))
     rows = json.loads((latest(study[0]) / "claims.json").read_text("utf-8"))
     assert [row["id"] for row in rows] == [claim["id"] for claim in claims]
     for row, claim in zip(rows, claims, strict=True):

@@ -346,7 +346,7 @@ def _artefacts(folder: Path) -> dict[str, bytes]:
     return same | {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_runs_of_a_study_are_equal_to_the_byte_though_one_has_the_machine_for_itself_and_one_not(
     elsewhere: Path,
 ) -> None:

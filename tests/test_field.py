@@ -21,11 +21,16 @@ def field(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_every_case_of_the_field_is_right() -> None:
-    done = field()
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("third", range(3))
+def test_every_case_of_the_field_is_right(third: int, tmp_path: Path) -> None:
+    cases = sorted(path.parent for path in OURS.glob("*/README.md"))[third::3]
+    for case in cases:
+        (tmp_path / case.name).symlink_to(case)
+    done = field("--data", str(tmp_path))
     counts = json.loads(done.stdout)
     assert (counts["wrong"], counts["tracebacks"]) == (0, 0), done.stderr
-    assert counts["cases"] == len(list(OURS.glob("*/README.md"))), done.stderr
+    assert counts["cases"] == len(cases) > 20, done.stderr
 
 
 def test_each_case_says_what_is_right_and_holds_it() -> None:

@@ -166,7 +166,7 @@ def _write_picks(picks: Any, place: Any, times: Any, menu: Any) -> None:
 
 
 @compile_lazily
-def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: C901, PLR0912, PLR0915 (compiled as one)
+def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: C901, PLR0915 (compiled as one)
     """`fastest` over the fields of `Products` as rows [19, B]: block by block, kernels outside, products inside.
 
     picks: T, r, s and z [4, B].
