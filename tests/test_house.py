@@ -49,6 +49,22 @@ def test_a_class_name_means_one_thing_in_a_backend() -> None:
     assert not any(house.class_homonyms().values())
 
 
+@pytest.mark.slow
+def test_the_house_does_not_grow() -> None:
+    counts = {
+        "GPU classes": (len(house.gpu_classes()), 9),
+        "doors of a GEMM": (len(house.gemm_doors()), 1),
+        "caches by id": (house.id_caches(), 2),
+        "long classes": (len(house.long_classes()), 6),
+        "homonyms": (len(house.public_homonyms()), 56),
+        "classes named by participles": (len(house.participle_classes()), 88),
+        "dependencies": (len(house.dependencies()), 24),
+        "environment [MB]": (house.environment_mb(), 1000),
+        "words of documentation": (house.docs_words(), 30_000),
+    }
+    assert {name: count for name, (count, most) in counts.items() if count > most} == {}
+
+
 def test_long_files_hold_compiled_kernels() -> None:
     assert house.long_files() == [
         "simulators/engines/fluid/few_classes.py",
