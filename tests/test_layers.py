@@ -273,3 +273,14 @@ def test_functions_take_at_most_five_arguments() -> None:
                 if len([one for one in found if one.arg not in ("self", "cls")]) > 5:
                     many[f"{name_of(path)}:{node.lineno} {node.name}"] = [one.arg for one in found]
     assert many == {}
+
+
+def test_a_package_imports_nothing_under_the_name_of_a_module_in_it() -> None:
+    replaced = []  # importing the module sets its name in the package, whatever had it
+    for file in (file for folder in SOURCES for file in folder.rglob("__init__.py")):
+        inner = {path.stem if path.is_file() else path.name for path in file.parent.iterdir()}
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and file.parent.name not in str(node.module).split("."):
+                names = {alias.asname or alias.name for alias in node.names}
+                replaced += [f"{file}: {name}" for name in names & inner]
+    assert replaced == []

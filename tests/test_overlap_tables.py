@@ -8,7 +8,7 @@ import pytest
 
 from simulators.calibration.tables import is_of, read_folder
 from studies.overlap_measured.gemm_collective import predict_overlaps
-from studies.overlap_measured.tables import overlap_extras
+from studies.overlap_measured.overlap_tables import overlap_extras
 
 SHIPPED = Path(__file__).parent.parent / "conf" / "data" / "overlap"
 HEAD = (

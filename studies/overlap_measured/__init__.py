@@ -23,7 +23,7 @@ from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies.common.sentences import geometric_mean, reach
-from studies.overlap_measured.tables import overlap_extras
+from studies.overlap_measured.overlap_tables import overlap_extras
 from studies.plain import Plain
 
 if TYPE_CHECKING:
