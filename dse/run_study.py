@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.config.compose import Request
-from dse.evaluation.connection import kept
+from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.pages.report import write_report
 from dse.results import provenance, report
@@ -21,6 +21,7 @@ from dse.results.answer import answer, claims_line, write_answer
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
+from dse.store.contract import Forgetful
 from dse.store.database import StoreError
 from dse.store.result_store import Store
 from dse.study import resume
@@ -98,16 +99,18 @@ def _has_failed(planned: Plan, findings: Findings) -> bool:
 def _search_and_record(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
     """Search, and write what was found to a new folder."""
     record = _provenance(planned)
-    with _opened_study(planned, record) as begun, kept():
+    opened = evaluator_kind(planned.settings.executor.evaluator).opened
+    with _opened_study(planned, record) as begun, opened() as evaluator:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
-                findings = _search(planned, outputs, begun, stop)
+                session = Forgetful() if begun is None else begun.session
+                findings = search_with_probes(planned, outputs, Support(session, stop, evaluator))
                 write_files(planned, findings, outputs=outputs)
                 table = _print_answer(planned, findings, outputs)
                 figures = report.figures(outputs, planned.settings.study.module, table)
                 drawing.begin(figures, outputs.figures, key=True)
-                _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), stop))
+                _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), stop, evaluator))
         except Interrupted:
             drawing.close()
             outputs.discard()
@@ -150,11 +153,6 @@ def _check_room(planned: Plan, begun: resume.Begun) -> None:
     needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(existing).free
     if needed > free:
         raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
-
-
-def _search(planned: Plan, outputs: Outputs, begun: resume.Begun | None, stop: Stop) -> Findings:
-    support = Support(stopping=stop) if begun is None else Support(begun.session, stop)
-    return search_with_probes(planned, outputs, support)
 
 
 def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:

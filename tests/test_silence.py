@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 
 from dse.cli import main
-from dse.evaluation.remote import _end
 from dse.results.selection import Rule
 from dse.store.database import StoreError
 from dse.store.result_store import Store, recorded_keys, studies
@@ -128,20 +127,6 @@ def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     point(held, 1)
     held.leave()
     assert has_all(Store(direct), 2)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_leases_of_a_worker_that_lost_its_database_are_free_once_it_answers(postgres: Server, direct: str) -> None:
-    held, other = (StoreSession(Store(direct, patience_s=1.0), Hold(1, CONTEXT)) for _ in range(2))
-    assert held.lease([keys_of([0])]) == [True]
-    with postgres.stopped():
-        in_time(lambda: _end(held))  # as a worker that goes on with other work does
-    until = time.monotonic() + 20.0
-    while other.lease([keys_of([0])]) == [False] and time.monotonic() < until:
-        time.sleep(0.2)
-    assert other.lease([keys_of([0])]) == [True]
-    other.leave()
 
 
 @pytest.mark.slow

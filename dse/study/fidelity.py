@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken
-from dse.evaluation.cluster import Services, opened
+from dse.evaluation.evaluators import MakeEvaluator, Services
 from dse.progress import bar
 from dse.results.pareto import first_best, minimized
 from dse.space import Block, Evaluated
@@ -41,10 +41,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Climb:
-    """Services for climbing. opened: opens a session of the store for a level."""
+    """Services for climbing. opened: opens a session of the store for a level. evaluator: makes what evaluates it."""
 
     opened: Callable[[Context], AbstractContextManager[Session]]
-    stopping: Callable[[], bool] = lambda: False
+    stopping: Callable[[], bool]
+    evaluator: MakeEvaluator
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -
             _check_tasks(level, designs, plan.settings.fidelity.most_tasks)
             checked = True
         with bar(f"{plan.settings.study.name}: {level.name}", len(points)) as advance:
-            executor, services = plan.settings.executor, Services(session, advance, support.stopping)
-            with opened(level.spec, executor, services) as evaluator:
-                results = iter(list(evaluator.results(designs)))
+            services = Services(session, advance, support.stopping)
+            evaluator = support.evaluator(level.spec, plan.settings.executor, services)
+            results = iter(list(evaluator.results(designs)))
         return Results.join([_refusal(point) if point.block.design is None else next(results) for point in points])
 
     return evaluate

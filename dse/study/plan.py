@@ -14,6 +14,8 @@ from dse.config.compose import Request
 from dse.config.spelling import meant_sweep, nearest_key
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.backend_spec import BackendSpec, validate
+from dse.evaluation.evaluators import evaluator_kind
+from dse.evaluation.settings import Executor
 from dse.results.finished_run import Finished
 from dse.search import Goal, Question, method
 from dse.space import Knob, Space, get_path
@@ -97,7 +99,7 @@ def plan(request: Request) -> Plan:
     if not request.tree:
         check.done()
     sections = {key: value for key, value in request.tree.items() if key in SECTIONS}
-    settings = check.model(Settings, sections, path="")
+    settings = _settings(check, sections)
     try:
         spec = BackendSpec.of(request.tree.get("simulator"))
         space = _checked_space(check, request, spec.make())
@@ -122,6 +124,19 @@ def plan(request: Request) -> Plan:
     goals = _goals(settings, space.knobs, spec.make())
     planned = Plan(settings, spec, spaces, goals, replace(request, knobs=space.knobs), ladder)
     return replace(planned, probes={**dict(_plan_probes(check, planned)), **dict(_plan_cases(planned))})
+
+
+def _settings(check: Problems, sections: Mapping[str, Any]) -> Settings | None:
+    """The settings, those of the executor as its evaluator has them; None, with every problem, if they do not hold."""
+    section = sections.get("executor")
+    name = section.get("evaluator", "local") if isinstance(section, Mapping) else "local"
+    try:
+        executor = check.model(evaluator_kind(str(name)).settings, section, path="executor")
+    except ConfigError as error:
+        check.found.extend(error.problems)
+        return None
+    settings = check.model(Settings, {**sections, "executor": executor or Executor(name="refused")}, path="")
+    return settings if executor else None
 
 
 def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:

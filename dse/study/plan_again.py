@@ -43,8 +43,8 @@ class Present:
 
 def _on_this_machine(planned: Plan) -> Plan:
     """A plan whose points are evaluated here: the cluster of a record may be anybody's, and what it answers is run."""
-    here = Executor(name="local").model_dump(include={"address", "cluster", "settings", "tls", "plain", "most_jobs"})
-    executor = planned.settings.executor.model_copy(update=here)
+    common = planned.settings.executor.model_dump(include=set(Executor.model_fields))
+    executor = Executor.model_validate({**common, "evaluator": "local"})
     return replace(planned, settings=planned.settings.model_copy(update={"executor": executor}))
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
 from dse.content_hash import keys_to_hex
-from dse.evaluation.cluster import AnyEvaluator, Services, opened
+from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
 from dse.progress import Advance, bar
 from dse.results.pareto import Seen
 from dse.search import Chosen, Outcome, Question, explore
@@ -60,10 +60,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class Support:
-    """Services of a running study. session: the store. stopping: whether to end once calls in flight are recorded."""
+    """Services of a running study. session: the store. stopping: whether to end once calls in flight are recorded.
+
+    evaluator: makes what evaluates its points.
+    """
 
     session: Session = field(default_factory=Forgetful)
     stopping: Callable[[], bool] = lambda: False
+    evaluator: MakeEvaluator = evaluate_here
 
 
 def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
@@ -84,10 +88,9 @@ def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
     sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
     chosen: dict[str, Chosen] = {}
     total = sum(trials if size is None else size for size in sizes.values())
-    with (
-        bar(plan.settings.study.name, total) as advance,
-        opened(plan.spec, plan.settings.executor, Services(support.session, advance, support.stopping)) as evaluator,
-    ):
+    with bar(plan.settings.study.name, total) as advance:
+        services = Services(support.session, advance, support.stopping)
+        evaluator = support.evaluator(plan.spec, plan.settings.executor, services)
         scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
         finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
         ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))

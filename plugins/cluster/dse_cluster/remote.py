@@ -21,7 +21,6 @@ from dse.backend import Results
 from dse.errors import ConfigError, disk_is_full
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.executor import Evaluator, Standing
-from dse.evaluation.settings import Executor
 from dse.plugins import refresh
 from dse.results.provenance import code_version, differences
 from dse.space import Evaluated
@@ -29,6 +28,7 @@ from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
+from dse_cluster.settings import ClusterExecutor
 
 _IDLE_S = 20.0  # after the last chunk
 _AGAIN_S = 2.0  # between attempts to end a session
@@ -50,7 +50,7 @@ class Order:
     folder: str
     spec: BackendSpec
     version: str
-    executor: Executor
+    executor: ClusterExecutor
     url: str
     patience_s: float
     hold: Hold

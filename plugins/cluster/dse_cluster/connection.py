@@ -7,16 +7,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from importlib import import_module
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem
-from dse.evaluation.certificates import expiry
-from dse.evaluation.remote import leave
-from dse.evaluation.settings import ClusterKind, Executor
 from dse.evaluation.signals import SIGNALS_OF_A_TERMINAL
+from dse_cluster.certificates import expiry
+from dse_cluster.remote import leave
+from dse_cluster.settings import ClusterExecutor, ClusterKind
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -37,39 +36,12 @@ class ClusterError(OSError):
     """The cluster cannot be used; what was recorded is kept. The text says what to do."""
 
 
-_KEPT: ContextVar[tuple[ExitStack, dict[str, Any]] | None] = ContextVar("kept", default=None)
-
-
 @contextmanager
-def kept() -> Iterator[None]:
-    """Clusters that are connected to meanwhile stay until its end: parts of a study share one."""
-    with ExitStack() as stack:
-        token = _KEPT.set((stack, {}))
-        try:
-            yield
-        finally:
-            _KEPT.reset(token)
-
-
-@contextmanager
-def connected(executor: Executor) -> Iterator[Client]:
-    """A client while it lasts, of a cluster that ends with it unless it ran before or is `kept`.
+def connected(executor: ClusterExecutor) -> Iterator[Client]:
+    """A client while it lasts, of a cluster that ends with it unless it ran before.
 
     Raises ConfigError for settings that cannot be used, and ClusterError where nothing answers.
     """
-    shared = _KEPT.get()
-    if shared is None:
-        with _connected(executor) as client:
-            yield client
-        return
-    stack, clients = shared
-    if repr(executor) not in clients:
-        clients[repr(executor)] = stack.enter_context(_connected(executor))
-    yield clients[repr(executor)]
-
-
-@contextmanager
-def _connected(executor: Executor) -> Iterator[Client]:
     _class("distributed.Client")
     from distributed import Client
 
@@ -77,7 +49,6 @@ def _connected(executor: Executor) -> Iterator[Client]:
     with ExitStack() as stack:
         target: Any = executor.address
         if target is None:
-            assert executor.cluster is not None
             stack.enter_context(_without_pages(executor))
             target = stack.enter_context(_started(executor, security))
         try:
@@ -94,10 +65,9 @@ def _connected(executor: Executor) -> Iterator[Client]:
 
 
 @contextmanager
-def _started(executor: Executor, security: Security | None) -> Iterator[Any]:
+def _started(executor: ClusterExecutor, security: Security | None) -> Iterator[Any]:
     """A cluster with workers of one thread each."""
     kind = executor.cluster
-    assert kind is not None
     settings: dict[str, Any] = dict(executor.settings)
     if security is not None:
         settings["security"] = security
@@ -123,7 +93,7 @@ def _started(executor: Executor, security: Security | None) -> Iterator[Any]:
         yield cluster
 
 
-def _of_this_machine(executor: Executor) -> dict[str, Any]:
+def _of_this_machine(executor: ClusterExecutor) -> dict[str, Any]:
     """Settings of a cluster on this machine, unless others are typed: it listens to itself, and has no dashboard."""
     return {
         "silence_logs": logging.CRITICAL,  # or Dask tells of every worker that ends before its scheduler
@@ -150,7 +120,7 @@ def _signals_for_this_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _without_pages(executor: Executor) -> Iterator[None]:
+def _without_pages(executor: ClusterExecutor) -> Iterator[None]:
     """While a cluster lasts whose dashboard nobody asked for: its servers have no pages, as these have no password."""
     import dask
 
@@ -161,7 +131,7 @@ def _without_pages(executor: Executor) -> Iterator[None]:
         yield
 
 
-def _eagerness(executor: Executor) -> Mapping[str, Any]:
+def _eagerness(executor: ClusterExecutor) -> Mapping[str, Any]:
     """How soon Dask asks for more workers: as long as those that are there have a second chunk waiting.
 
     It knows of the chunks that were sent alone. On Kubernetes its operator decides that.
@@ -169,7 +139,7 @@ def _eagerness(executor: Executor) -> Mapping[str, Any]:
     return {} if executor.cluster == "kubernetes" else {"target_duration": f"{executor.chunk_s / 2} s"}
 
 
-def _security(executor: Executor) -> Security | None:
+def _security(executor: ClusterExecutor) -> Security | None:
     """TLS between all of the cluster, where there are certificates. Raises ConfigError."""
     from distributed import Security
 
@@ -203,7 +173,7 @@ def _security_for_once() -> Security:
     return security
 
 
-def _has_dashboard(executor: Executor) -> bool:
+def _has_dashboard(executor: ClusterExecutor) -> bool:
     """Tell whether somebody asked for the dashboard of a cluster on this machine; others have theirs as Dask says."""
     return executor.cluster != "local" or executor.address is not None or "dashboard_address" in executor.settings
 

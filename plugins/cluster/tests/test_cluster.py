@@ -1,4 +1,4 @@
-"""Studies on a cluster of Dask, and by workers without one: the same tables, nothing lost, and nobody let in."""
+"""Studies on a cluster of Dask: the same tables, nothing lost, and nobody let in."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ from distributed import Client, Future, LocalCluster
 from benchmarks import cluster as proof
 from dse.cli import main
 from dse.errors import Broken
-from dse.evaluation import remote
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.cluster import Crew, Pace, take
-from dse.evaluation.connection import ClusterError
+from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.parts import parts_of
-from dse.evaluation.settings import Executor
-from dse.results.provenance import code_version, differences
+from dse.results.provenance import code_version
 from dse.space import Knob
 from dse.store.owner import me
 from dse.store.result_store import Store
-from dse.store.session import Hold
+from dse.store.session import Hold, StoreSession
 from dse.study.plan import Plan
 from dse.study.resume import begin, finish
 from dse.study.run import Support, run
+from dse_cluster import remote
+from dse_cluster.connection import ClusterError
+from dse_cluster.evaluator import Crew, Pace, take
+from dse_cluster.settings import ClusterExecutor
 from tests import toy
 from tests.campaigns.network import usable
 from tests.campaigns.postgres import Server
 from tests.support import REPOSITORY
 from tests.test_faults import fill
+from tests.test_silence import in_time
+from tests.test_store import CONTEXT, keys_of
 
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(40))))
 QUIET = ["tracking=none", "figures=none", "fidelity=none"]
@@ -58,7 +61,7 @@ def toybox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def cluster(toybox: Path) -> Iterator[LocalCluster]:
     """Two workers that know the toy."""
-    path = os.pathsep.join([str(toybox), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(toybox), str(REPOSITORY / "tests")])
     with LocalCluster(
         n_workers=2,
         threads_per_worker=1,
@@ -82,7 +85,7 @@ def planned(cluster: LocalCluster | None, search: str = "exhaustive", faults: An
     knobs = KNOBS if search == "exhaustive" else (*KNOBS, Knob("thing.y", low=0.0, high=1.0))
     executor = {"name": "test", "jobs": 1, "broken_after": 0, **more}
     if cluster is not None:
-        executor["address"] = cluster.scheduler_address
+        executor |= {"evaluator": "dask", "address": cluster.scheduler_address}
     tree = toy.settings(search, 10_000 if search == "exhaustive" else 30) | {"executor": executor}
     return toy.planned(knobs, tree, faults)
 
@@ -93,7 +96,8 @@ def table(plan: Plan, folder: Path) -> bytes:
     store = Store(f"sqlite:///{folder / 'results.db'}")
     begun = begin(store, replace(plan, request=replace(plan.request, overrides=())), {"command": []})
     try:
-        run(plan, folder / "results.parquet", Support(begun.session))
+        with evaluator_kind(plan.settings.executor.evaluator).opened() as evaluator:
+            run(plan, folder / "results.parquet", Support(begun.session, evaluator=evaluator))
     finally:
         begun.session.leave()
     finish(begun)
@@ -202,13 +206,6 @@ def _be_oneself() -> None:
     remote.code_version = code_version  # type: ignore[attr-defined]
 
 
-def test_versions_of_code_differ_by_what_is_named() -> None:
-    here = code_version()
-    assert differences(here, here) == ""
-    assert differences({**here, "numpy": "1.0"}, here) == f"numpy is 1.0, not {here['numpy']}"
-    assert {"Python", "dse", "numba", "the code of simulators"} <= set(here)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
@@ -260,6 +257,12 @@ def test_certificates_let_a_study_in_and_nobody_without(
     assert next(Path("here/ficco_sweep").glob("2*/results.parquet")).read_bytes() == table_of_tls
 
 
+@pytest.mark.parametrize(("word", "part"), [("days=0", "days"), ("days=[", "must be a whole number")])
+def test_a_wrong_number_of_days_is_refused(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certificates", word]) == 2
+    assert part in capsys.readouterr().err
+
+
 # Programs, disks, and workers that come and go
 
 
@@ -286,7 +289,7 @@ def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_pat
     spec = planned(None).spec
     hold = Hold(1, spec.context)
     order = remote.Order(
-        code_version(), me().host, str(tmp_path), spec, spec.version, Executor(name="x"), "", 1.0, hold
+        code_version(), me().host, str(tmp_path), spec, spec.version, ClusterExecutor(name="x"), "", 1.0, hold
     )
     here = Path.cwd()
     try:
@@ -321,23 +324,6 @@ def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
     assert f"worker {full} is refused: it has a full disk" in capsys.readouterr().err
     assert main([*allreduce, "output_dir=here"]) == 0
     one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
-    assert one.read_bytes() == other.read_bytes()
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_local_study_whose_disk_is_full_ends_with_the_way_out_and_goes_on_after_it(
-    small: Path, allreduce: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*allreduce, "output_dir=calm"]) == 0
-    monkeypatch.setattr("tempfile.tempdir", str(small))
-    ballast = fill(small, spare=30_000)
-    assert main([*allreduce, "output_dir=here"]) == 4
-    told = capsys.readouterr().err
-    assert f"'{small}'; make room there, or set TMPDIR" in told
-    ballast.unlink()
-    assert main([*allreduce, "output_dir=here"]) == 0
-    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("calm", "here"))
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -400,13 +386,13 @@ def test_a_study_waits_for_a_lost_worker_though_all_others_were_refused(monkeypa
 
 @pytest.mark.nightly
 def test_a_cluster_grows_while_there_is_work(toybox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = os.pathsep.join([str(toybox), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(toybox), str(REPOSITORY / "tests")])
     monkeypatch.setenv("PYTHONPATH", path)
     faults = tuple((x, "slow") for x in range(40))
     plan = toy.planned(
         KNOBS,
         toy.settings("exhaustive", 10_000)
-        | {"executor": {"name": "test", "jobs": 1, "most_jobs": 2, "cluster": "local", "broken_after": 0}},
+        | {"executor": {"name": "test", "evaluator": "dask", "jobs": 1, "most_jobs": 2, "broken_after": 0}},
         faults,
     )
     study, most = threading.Thread(target=table, args=(plan, tmp_path / "there"), daemon=True), 0
@@ -447,78 +433,6 @@ def test_links_that_are_cut_and_slow_ones_lose_nothing(postgres: Server) -> None
     assert figures["links_broken"] == []
 
 
-# Without a scheduler
-
-
-@pytest.mark.slow
-def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(SMALL) == 0
-    database = tmp_path / "outputs" / "results.db"
-    all_of_it = count(database)
-    with sqlite3.connect(database) as connection:
-        connection.execute("DELETE FROM results WHERE key > x'60'")
-        connection.execute("UPDATE studies SET state = 'running'")
-    assert count(database) < all_of_it
-    assert main(["status"]) == 0
-    told = capsys.readouterr().out
-    assert "1 ficco_sweep" in told
-    assert "interrupted" in told
-    assert "no process is at work" in told
-    words = ["worker", f"store=sqlite:///{database}", "wait=1 ms"]
-    assert main([*words, "study=t3"]) == 0
-    assert count(database) < all_of_it
-    assert main(words) == 0
-    assert count(database) == all_of_it
-    before = capsys.readouterr()
-    assert "passed by" not in before.err
-    assert main(SMALL) == 0
-    assert "0 left" in capsys.readouterr().err
-
-
-def test_a_worker_makes_no_database_of_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["worker", f"store=sqlite:///{tmp_path / 'wrong.db'}", "wait=0.1 s"]) == 2
-    assert "is a file that is not there (start the study first" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_worker_passes_by_what_other_code_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(SMALL) == 0
-    database = tmp_path / "outputs" / "results.db"
-    with sqlite3.connect(database) as connection:
-        connection.execute("""UPDATE studies SET state = 'running',
-            provenance = replace(provenance, '"numba": "', '"numba": "0.')""")
-    assert main(["worker", f"store=sqlite:///{database}", "wait=1 ms"]) == 0
-    assert "study 1 (ficco_sweep) is passed by: here numba is" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["worker"], "store: is missing"),
-        (["worker", "store=here"], "must be auto, null, sqlite:///<file>"),
-        (["worker", "store=sqlite:///a.db", "jobs=0"], "must be at least 1"),
-        (["status", "every=now"], "every_s"),
-        (["status"], "holds no results.db"),
-        (["certificates", "days=0"], "days"),
-        (["certificates", "days=["], "must be a whole number"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_wrong_command_is_refused(
-    words: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert part in capsys.readouterr().err
-
-
 # Chunks
 
 
@@ -553,3 +467,21 @@ def test_a_grid_that_is_cut_for_a_chunk_stays_in_few_grids() -> None:
     assert len(sizes) < 40
     queued = deque([piece])
     assert [piece.block.size for piece in take(queued, 100, lambda piece: True)] == [1]
+
+
+# A database that falls silent
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_leases_of_a_worker_that_lost_its_database_are_free_once_it_answers(postgres: Server) -> None:
+    direct = postgres.database(f"leases{os.getpid()}")
+    held, other = (StoreSession(Store(direct, patience_s=1.0), Hold(1, CONTEXT)) for _ in range(2))
+    assert held.lease([keys_of([0])]) == [True]
+    with postgres.stopped():
+        in_time(lambda: remote._end(held))  # as a worker that goes on with other work does
+    until = time.monotonic() + 20.0
+    while other.lease([keys_of([0])]) == [False] and time.monotonic() < until:
+        time.sleep(0.2)
+    assert other.lease([keys_of([0])]) == [True]
+    other.leave()

@@ -1,7 +1,7 @@
 """Evaluating points by workers of Dask, with the same results as here.
 
 Points go out in chunks that take a worker about `executor.chunk_s`, as measured; slow designs one by one. Workers
-record by themselves (`dse.evaluation.remote`) and answer with the results; a future is let go once it is read, so that
+record by themselves (`dse_cluster.remote`) and answer with the results; a future is let go once it is read, so that
 the loss of a worker repeats what it had in hand, and nothing else. Who counts what:
 
 - a design that ends its process is a failure of its worker's count (`executor.max_retries`), which survives it;
@@ -16,20 +16,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.backend import Result, Results
 from dse.errors import Broken, ConfigError, Problem
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.connection import ClusterError, connected
-from dse.evaluation.executor import Evaluator
+from dse.evaluation.evaluators import EvaluatorKind, MakeEvaluator, Services
 from dse.evaluation.parts import Part, Piece, batched_parts, look_up, parts_of
-from dse.evaluation.remote import Answer, Order, evaluate
 from dse.evaluation.settings import Executor
 from dse.evaluation.signals import Interrupted
 from dse.results.provenance import code_version
@@ -39,6 +37,9 @@ from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.result_rows import Fresh, key_bytes
 from dse.store.session import StoreSession
+from dse_cluster.connection import ClusterError, connected
+from dse_cluster.remote import Answer, Order, evaluate
+from dse_cluster.settings import ClusterExecutor
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -55,33 +56,38 @@ _POLL_S = 0.2
 _ANSWER_S = 10.0  # for an answer that is ready
 
 
-@dataclass(frozen=True)
-class Services:
-    """Services of a study to its evaluation; see `Evaluator`."""
-
-    session: Session
-    seen: Callable[[int], None] = lambda count: None
-    stopping: Callable[[], bool] = lambda: False
-
-
 @contextmanager
-def opened(spec: BackendSpec, executor: Executor, services: Services) -> Iterator[AnyEvaluator]:
-    """Evaluator of a study's points: this machine, or the cluster that the executor names.
+def opened() -> Iterator[MakeEvaluator]:
+    """Evaluators of a study's points by a cluster, which all share. It is connected to as soon as one is made.
 
-    Raises ConfigError and ClusterError.
+    Making one raises ConfigError and ClusterError.
     """
-    if not executor.is_cluster:
-        yield Evaluator(spec, executor, services.session, services.seen, services.stopping)
-        return
-    session = services.session
+    with ExitStack() as stack:
+        clients: list[Client] = []
+
+        def make(spec: BackendSpec, executor: Executor, services: Services) -> ClusterEvaluator:
+            assert isinstance(executor, ClusterExecutor)
+            order = _order(spec, executor, services.session)
+            if not clients:
+                clients.append(stack.enter_context(connected(executor)))
+            return ClusterEvaluator(clients[0], order, services)
+
+        yield make
+
+
+EVALUATOR = EvaluatorKind(ClusterExecutor, opened)
+
+
+def _order(spec: BackendSpec, executor: ClusterExecutor, session: Session) -> Order:
+    """What all chunks of a study share. Raises ConfigError for a store that workers cannot use."""
     if not isinstance(session, StoreSession):
         rule = "keeps nothing, and a cluster needs a store: a lease in it decides who evaluates"
         raise ConfigError([Problem("store", rule, "none", "use store=sqlite, or store.url=postgresql://...")])
-    if executor.leaves_machine and session.store.url.startswith("sqlite"):
+    store = session.store
+    if executor.leaves_machine and store.url.startswith("sqlite"):
         rule = "is a file of this machine, and the workers are on others"
         raise ConfigError([Problem("store.url", rule, None, "use store.url=postgresql://<user>@<host>/<database>")])
-    store = session.store
-    order = Order(
+    return Order(
         code=code_version(),
         host=me().host,
         folder=str(Path.cwd()),
@@ -92,19 +98,6 @@ def opened(spec: BackendSpec, executor: Executor, services: Services) -> Iterato
         patience_s=store.patience_s,
         hold=session.hold,
     )
-    with connected(executor) as client:
-        yield ClusterEvaluator(client, order, services)
-
-
-class AnyEvaluator(Protocol):
-    """Evaluator of points, here or elsewhere. seen(n) is told of progress."""
-
-    @property
-    def seen(self) -> Callable[[int], None]:
-        """As in `Evaluator`."""
-
-    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
-        """As `Evaluator.results`."""
 
 
 @dataclass
