@@ -11,7 +11,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
+.PHONY: help setup sweep check fast coverage test core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -36,6 +36,13 @@ coverage: setup ## print the branch coverage of the quick half of the tests (fou
 
 test: check ## check, then run the tests, with the same drawn examples every time (a quarter of an hour)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
+
+core: setup ## run the core's tests in an environment in which no plug-in is installed
+	rm -rf .core && $(BIN)/python -m venv --without-pip .core
+	for path in $(VENV)/lib/python*/site-packages/*; do \
+	    case $$path in *overlap_dse_*) ;; *) ln -s "$$PWD/$$path" .core/lib/python*/site-packages/ || exit 1 ;; esac; \
+	done
+	.core/bin/python -m pytest tests -n 2 --dist worksteal --hypothesis-profile ci; status=$$?; rm -rf .core; exit $$status
 
 nightly: setup ## run the tests that are too many for every time, and new drawn examples (half an hour)
 	$(BIN)/pytest -n 2 --dist worksteal -m nightly

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search_spaces.collectives.collective_command import machine_of
-from search_spaces.collectives.explicit import Collective
-from search_spaces.collectives.replay import seconds
-from search_spaces.collectives.synthesis import Synthesiser
-from search_spaces.collectives.topology import topology_of
+from dse_collectives.command import machine_of
+from dse_collectives.explicit import Collective
+from dse_collectives.replay import seconds
+from dse_collectives.synthesis import Synthesiser
+from dse_collectives.topology import topology_of
 
 FABRICS = (("mi300x_8", ()), ("mi210_16x4", ("system.fabric.num_nodes=2",)))
 PATTERNS: tuple[Collective, ...] = ("all_gather", "all_to_all")

@@ -34,9 +34,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dse import plugins
 from tests.campaigns.forked import Commands, Ended, import_all, show_progress
 
-OURS = Path(__file__).parents[1] / "tests" / "field"
+ROOT = Path(__file__).parents[1]
+FIELDS = (ROOT / "tests" / "field", *sorted(ROOT.glob("plugins/*/tests/field")))
+"""Folders of our cases: those of the core, and those of each plug-in."""
 CHECK = "check.yaml"
 _LIMIT_S = 180.0  # the first command of each kind compiles kernels
 
@@ -100,7 +103,8 @@ class Trial:
 
 def trials(folder: Path) -> list[Trial]:
     """The commands of a case; none where no check is written for it."""
-    path = next((path for path in (folder / CHECK, OURS / folder.name / CHECK) if path.exists()), None)
+    paths = (folder / CHECK, *(field / folder.name / CHECK for field in FIELDS))
+    path = next(filter(Path.exists, paths), None)
     if path is None:
         return []
     tree = yaml.safe_load(path.read_text("utf-8"))
@@ -143,8 +147,18 @@ def judge(folders: Sequence[Path], jobs: int) -> tuple[dict[str, int], list[str]
     return counts, [*unjudged, *(line for lines in wrong.values() for line in lines)]
 
 
-def _folders(data: Path, only: Sequence[str]) -> list[Path]:
-    return [path.parent for path in sorted(data.glob("*/README.md")) if not only or path.parent.name in only]
+def cases() -> list[Path]:
+    """Folders of our cases, those of a plug-in where it is installed."""
+    return [path for field in FIELDS if _is_installed(field) for path in _folders(field)]
+
+
+def _is_installed(field: Path) -> bool:
+    """Tell whether the package whose cases a folder has is here; the core is."""
+    return any(package.name in plugins.roots() for package in field.parents[1].glob("dse*"))
+
+
+def _folders(data: Path) -> list[Path]:
+    return [path.parent for path in sorted(data.glob("*/README.md"))]
 
 
 def _print(counts: Mapping[str, int], lines: Sequence[str], *, as_json: bool) -> None:
@@ -159,10 +173,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="names of cases, or all")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
-    parser.add_argument("--data", type=Path, default=OURS, help="a folder of cases (%(default)s)")
+    parser.add_argument("--data", type=Path, help="a folder of cases (ours)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args(words)
-    counts, lines = judge(_folders(asked.data.resolve(), asked.only), asked.jobs)
+    folders = _folders(asked.data.resolve()) if asked.data else cases()
+    counts, lines = judge([path for path in folders if not asked.only or path.name in asked.only], asked.jobs)
     _print(counts, lines, as_json=asked.json)
     return 1 if counts["wrong"] or not counts["cases"] else 0
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.field import CHECK, OURS, trials
+from benchmarks.field import CHECK, cases, trials
 from tests.campaigns.forked import Commands, Ended, import_all, inside, show_progress
 from tests.campaigns.spoiling import VALUES, slip, spoil
 
@@ -154,7 +154,7 @@ def _damaged(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], 
 
 def _foreign(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], str]:
     """A stranger's file, spoilt: a profile, a schedule, a plan, settings, a model, a topology, a table."""
-    case = draw.choice(sorted(path.parent for path in OURS.glob("*/check.yaml")))
+    case = draw.choice(cases())
     shutil.copytree(case, folder, dirs_exist_ok=True)
     trial = draw.choice(trials(case))
     inputs = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (CHECK, "README.md")]

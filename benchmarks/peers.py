@@ -28,8 +28,8 @@ from benchmarks.recorded import ROOT
 from dse import plugins
 from dse.errors import ConfigError
 from dse.progress import bar
-from search_spaces.frameworks.command import nearest, write_all
-from search_spaces.frameworks.settings import leaves_of, tools
+from dse_deploy.command import nearest, write_all
+from dse_deploy.settings import tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
 from simulators.calibration.measurements import Rows
 from simulators.calibration.predictions import PEERS
@@ -38,6 +38,7 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind
 from simulators.taskgraph.graph import Floats
 from simulators.taskgraph.timeline import ForeignEngine
+from studies.plan.plan_file import leaves_of
 
 KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _TABLE = "nccl_a100_h100_l40s.csv"

@@ -21,7 +21,7 @@ import yaml
 
 from dse.errors import ConfigError
 from dse_codesign.plans import PlanOptions, best_plans
-from search_spaces.frameworks.user_buffers import UserBuffer, layers_of, read_layers
+from dse_deploy.user_buffers import UserBuffer, layers_of, read_layers
 from simulators.hardware.device import scheduled_device_of
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend

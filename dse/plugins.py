@@ -50,6 +50,7 @@ KINDS: Mapping[str, Kind] = {
     "schedule": Kind("SCHEDULE", "dse.search_spaces", "search_spaces"),
     "study": Kind("STUDY", "dse.studies", "studies"),
     "evaluator": Kind("EVALUATOR", "dse.evaluators"),
+    "format": Kind("FORMAT", "dse.formats"),
     "method": Kind("METHOD", "dse.search.methods"),
     "command": Kind("COMMAND", "dse.commands"),
 }

@@ -18,22 +18,6 @@ COMMANDS = {
             "plan model=llama3_70b system=h100_96gb_8 run.mode=training run.batch=64 parallel=auto layouts.gpus=32",
         ),
     ),
-    "export": Command(
-        "studies.plan.export:export",
-        "export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
-        "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
-        {
-            "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
-            "to": "megatron, transformer_engine, torch, vllm, sglang, deepep, nccl, rccl or msccl",
-            "out": "folder to write to",
-            "parallel.<knob>": "a value beside the plan's, such as parallel.tp=8",
-            "...": "the step, where the plan is not in the folder of its run: overrides of study=plan",
-        },
-        (
-            "export plan=outputs/plan/latest/plan.yaml to=megatron",
-            "export plan=outputs/plan/latest/plan.yaml to=nccl",
-        ),
-    ),
 }
 
 _CATEGORIES = {

@@ -14,18 +14,15 @@ from dse.config.compose import request
 from dse.config.options import conf_dir
 from dse.results.run_folder import Outputs
 from dse.space import get_path
-from search_spaces.frameworks.settings import tools
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
 from studies.plan import ways_today
 from studies.plan.fitting import does_not_fit
-from studies.plan.judged import Judged, judgements
-from studies.plan.planned_step import composed_design
+from studies.plan.judged import Judged, composed_design, judgements
 from studies.plan.step_plan import Plan, plans
 from studies.whole_models import gains
-from tests.campaigns.judged import judge_errors
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"
 SPACE = [f"space.sites.{name}={FEW}" for name in SITES]
@@ -252,14 +249,6 @@ def test_bad_input_is_refused_with_its_path(
     Path("two.yaml").write_text("llama3_8b: {sites: {ffn_in: shard_p2p}}\n")
     assert main(["plan", *words]) == 2
     assert told in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_plans_given_back_through_every_exporter_are_judged_as_their_sites_are() -> None:
-    errors = judge_errors(3, seed=1)
-    assert errors.worst <= 1e-12
-    assert errors.judged + errors.refused == 3 * len(tools())
-    assert all(errors.by_tool.get(name, 0) > 0 for name in tools() if name != "msccl")
 
 
 def test_every_way_has_a_source_and_belongs_to_something_that_a_plan_may_choose() -> None:

@@ -52,10 +52,10 @@ from simulators.workloads.operators import ELEMENT_BYTES, Collective, Gemm, Work
 Floats = NDArray[np.float64]
 Order = Literal["before", "after"]
 SERIAL = "serial"
+"""Option of the group `schedule` that a site without another one has."""
 _COLUMNS = 512  # of a tensor of which only the bytes are known
 _FORMATS = {"mixed": "fp16", "fp16_storage": "fp32"}
 """Precision of a run -> format of the inputs of its GEMMs, where the names differ."""
-_SERIAL = {"name": SERIAL, "family": SERIAL, "comm_engine": "cu", "comm_cus": None}
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TensorGroup:
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
     def _serial_s(self, system: System, workload: Workload) -> Floats:
-        return _run(_serial().lower(system, workload), self.engine)[0]
+        return _run(read_schedule(SERIAL).lower(system, workload), self.engine)[0]
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
@@ -333,11 +333,6 @@ def _with_gemms_of(schedule: Any, system: System) -> System:
 def _imbalance() -> float:
     """Largest share of the rows over the mean, less one: that of `simulator=node`, an assumption."""
     return float(option_tree("simulator", "node")["imbalance"])
-
-
-@cache
-def _serial() -> Any:
-    return plugins.load("schedule", SERIAL).model_validate(_SERIAL)
 
 
 def _run(graph: TaskGraph, engine_name: str) -> tuple[Floats, Floats, Floats]:

@@ -14,15 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, Frame, Sheet, tables, timelines
 from dse.results.finished_run import Finished
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
-from search_spaces.frameworks.settings import all_leaves, check_plan, read_plan, tools
 from simulators.steps.backend import StepBackend
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
@@ -33,8 +30,10 @@ from simulators.steps.task_graph import intervals
 from studies.plain import Plain
 from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
+from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
+from studies.plan.plan_file import all_leaves, check_plan, read_plan
 from studies.plan.step_plan import MEMORY, TIME, Plan, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
@@ -194,8 +193,8 @@ def _seconds(spreading: Spreading, layout: Layout) -> float:
 def ways_today(plan: Plan) -> list[str]:
     """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
     families = {read_schedule(text).family for text in plan.sites.values() if text != SERIAL}
-    lines = []
-    for entry in load_yaml(conf_dir() / "data" / "frameworks.yaml")["frameworks"]:
+    lines = list[str]()
+    for entry in ways():
         if not _is_chosen(plan, entry.get("knob")) and not families.intersection(entry.get("families", ())):
             continue
         if not _is_of(entry, plan):
@@ -352,11 +351,12 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
     read = read_plan(file)
     check_plan(read.plan)
     plan = {path: value for path, value in all_leaves(read.plan) if path not in typed}
-    compared = [read.tool] if read.tool and tools()[read.tool].framework else _frameworks(read.tool)
+    tools = tool_facts()
+    compared = [read.tool] if read.tool and tools[read.tool].framework else _frameworks(read.tool)
     defaults = {
         name: {
-            "modes": list(tools()[name].modes),
-            "values": {path: value for path, value in {**OFF, **tools()[name].values}.items() if path not in typed},
+            "modes": list(tools[name].modes),
+            "values": {path: value for path, value in {**OFF, **tools[name].values}.items() if path not in typed},
         }
         for name in compared
     }
@@ -367,7 +367,7 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
 
 def _frameworks(library: str) -> list[str]:
     """Names of all frameworks, and of a library."""
-    return [name for name, tool in tools().items() if tool.framework or name == library]
+    return [name for name, tool in tool_facts().items() if tool.framework or name == library]
 
 
 def _check_unsearched(typed: Sequence[str]) -> None:

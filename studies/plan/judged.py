@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from dse.plots import Axis, Frame, Sheet, tables
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
-from search_spaces.frameworks.settings import put_in, tools
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.choices import CHOICES
 from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, Given
@@ -22,7 +21,8 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.scenarios import APART
 from simulators.steps.scenarios import GIVEN as SECTION
 from simulators.steps.sites import SERIAL, SITES
-from studies.plan.planned_step import site_seconds
+from studies.plan.frameworks import tool_facts
+from studies.plan.plan_file import put_in
 from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Judged:
     @cached_property
     def trees(self) -> Mapping[str, Mapping[str, Any]]:
         """Variant -> the tree of its design."""
-        trees = StepBackend().scenarios(_sections(self.config))
+        trees = StepBackend().scenarios(composed_design(self.config))
         return {
             variant: tree
             for name, _, variant, tree in ((*name.rpartition(APART), tree) for name, tree in trees.items())
@@ -137,7 +137,9 @@ def _title(variant: str) -> str:
     if variant == AS_SERIAL:
         return "serial execution"
     name = variant.removeprefix(BY_DEFAULT)
-    return f"{BY_DEFAULT}{tools()[name].name}" if variant.startswith(BY_DEFAULT) and name in tools() else variant
+    return (
+        f"{BY_DEFAULT}{tool_facts()[name].name}" if variant.startswith(BY_DEFAULT) and name in tool_facts() else variant
+    )
 
 
 def _comparison(plan: Judged) -> Table:
@@ -230,7 +232,16 @@ def times_figure(table: pd.DataFrame) -> Sheet:
     return tables.dots(rows, axis, row="step", by="scenario", frame=Frame(title, "what the plan is compared with"))
 
 
-def _sections(config: Mapping[str, Any]) -> dict[str, Any]:
+def composed_design(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of a composed configuration that a step is made of."""
     from dse.study.settings import SECTIONS
 
-    return {name: section for name, section in config.items() if name not in SECTIONS}
+    return {name: section for name, section in tree.items() if name not in SECTIONS}
+
+
+def site_seconds(step: Iteration, name: str) -> float:
+    """Time of the GEMM of a site with its collective, and of the GEMM beside it, in a step [s]."""
+    site = SITES[name]
+    names = {site.gemm, *site.collectives, *([site.beside] if site.beside else [])}
+    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in names]
+    return float(sum(step.passes.micro_batches * part.seconds for part in parts))

@@ -25,16 +25,18 @@ from dse.config.compose import Request, request
 from dse.errors import ConfigError
 from dse.space import get_path
 from dse.study.plan import plan as plan_study
-from search_spaces.collectives.schedule_files import read_schedule as read_collective
-from search_spaces.frameworks.command import nearest, write_all
-from search_spaces.frameworks.settings import leaves_of, tools
+from dse_collectives.schedule_files import read_schedule as read_collective
+from dse_deploy.command import nearest, write_all
+from dse_deploy.planned_step import PlannedStep, check_target
+from dse_deploy.settings import tools
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
 from simulators.steps.scenarios import APART, scenarios
 from simulators.steps.sites import SITES
 from studies.plan import UNSEARCHED, given_section
-from studies.plan.planned_step import PlannedStep, check_target, composed_design
+from studies.plan.judged import composed_design
+from studies.plan.plan_file import leaves_of
 
 _MACHINE = "h100_8"  # whose switch adds, so that what tools do by themselves breaks no rule
 _STEPS = (("llama3_8b", "training", 1), ("llama3_8b", "decode", 1), ("mixtral_8x7b", "training", 8))

@@ -1,0 +1,26 @@
+"""Collectives alone: explicit schedules, their proof, algorithms of libraries, synthesis, bounds and files."""
+
+from dse.plugins import Command
+
+FORMATS = {"msccl": "dse_collectives.schedule_files:MSCCL"}
+COMMANDS = {
+    "collective": Command(
+        "dse_collectives.command:collective",
+        "collective pattern=<name> | schedule=<file> [system=mi300x_8] [bytes=64MiB] [out=<folder>]",
+        "schedules of a collective: synthesised, as libraries have them, and the bound that none passes",
+        {
+            "pattern": "all_gather, reduce_scatter, all_reduce or all_to_all",
+            "schedule": "in place of it: a schedule in YAML or XML of MSCCL, which is proven and timed beside others",
+            "system": "machine whose links count (mi300x_8)",
+            "bytes": "of a GPU's larger buffer (64MiB)",
+            "relay_bytes": "room of a GPU for what it only passes on; default: as much as needed",
+            "out": "folder to write to",
+            "system.<path>": "a value of the machine, such as system.fabric.num_nodes=2",
+        },
+        (
+            "collective pattern=all_gather bytes=256MiB",
+            "collective pattern=all_to_all system=mi210_16x4 system.fabric.num_nodes=2",
+            "collective schedule=outputs/collective/all_gather_mi300x_8/schedule.xml",
+        ),
+    ),
+}

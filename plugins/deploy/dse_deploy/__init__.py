@@ -1,0 +1,40 @@
+"""Settings of frameworks and libraries: a plan of a step written as these, and read back as a plan.
+
+What a tool calls a choice, what it means there and where that is documented is in
+`conf/data/framework_settings.yaml`;
+user buffers of Transformer Engine, which are set layer by layer, are in `user_buffers`.
+"""
+
+from dse.plugins import Command
+
+COMMANDS = {
+    "settings-import": Command(
+        "dse_deploy.command:settings_import",
+        "settings-import settings=<file> from=<tool> [out=plan.yaml]",
+        "settings of a tool as a plan, which `plan plan=<file>` then judges",
+        {
+            "settings": "file of the tool, or a folder that `export` wrote",
+            "from": "the tool, as in `export to=`",
+            "launch": "which of several launches of a script, from 1, where they differ",
+            "out": "file to write (plan.yaml)",
+            "parallel.<knob>": "a value that the settings leave open, such as parallel.tp=8",
+        },
+        ("settings-import settings=ub_cfgs.yaml from=transformer_engine parallel.tp=8 out=theirs.yaml",),
+    ),
+    "export": Command(
+        "dse_deploy.export:export",
+        "export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
+        "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
+        {
+            "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
+            "to": "megatron, transformer_engine, torch, vllm, sglang, deepep, nccl, rccl or msccl",
+            "out": "folder to write to",
+            "parallel.<knob>": "a value beside the plan's, such as parallel.tp=8",
+            "...": "the step, where the plan is not in the folder of its run: overrides of study=plan",
+        },
+        (
+            "export plan=outputs/plan/latest/plan.yaml to=megatron",
+            "export plan=outputs/plan/latest/plan.yaml to=nccl",
+        ),
+    ),
+}

@@ -1,0 +1,171 @@
+"""Settings of a tool as a plan (`settings-import`), files of a tool for a plan (`dse_deploy.export` prints them)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dse import plugins
+from dse.errors import ConfigError, Problem, did_you_mean, pairs
+from dse.errors.parsing import parse_yaml
+from dse.files import atomic_replacement, read_text
+from dse.space import get_path
+from dse_deploy.launches import LAUNCH
+from dse_deploy.reading import read, settings_of
+from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
+from dse_deploy.shell import split_documents
+from studies.plan.plan_file import SECTIONS, Plan, put_in
+
+_MOST_BYTES = 1 << 20
+
+
+def settings_import(words: Sequence[str]) -> int:
+    """`settings-import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
+    from dse.results import report
+
+    option_words, overrides = _words(words)
+    options = pairs(option_words, {"settings": "", "from": "", "out": "plan.yaml"}, optional=[LAUNCH])
+    name, tool = tool_named("from", options["from"])
+    path, out = Path(options["settings"]), Path(options["out"])
+    console, launch = report.console(), _number_of(options.get(LAUNCH, ""))
+    if tool.files[0].format == "msccl" and not launch:
+        keep(out, plugins.load("format", "msccl").plan(path))
+    else:
+        settings = read(_texts(tool, path, launch), with_words({}, overrides), launch=launch)
+        counting = [*settings.unmodelled, *(unread for unread in settings.unread if _changes(unread, tool))]
+        kept = {"unread": [f"{path.name}: {unread}" for unread in counting]} if counting else {}
+        text = yaml.safe_dump({"tool": name, **kept, **settings.plan}, sort_keys=False)
+        keep(out, text)
+        for unread in counting:
+            console.print(f"changes a step, and is not modelled: {unread}", soft_wrap=True, highlight=False)
+        console.print(text.rstrip(), soft_wrap=True, highlight=False)
+        for unread in dict.fromkeys(unread for unread in settings.unread if unread not in counting):
+            console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
+    console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
+    return 0
+
+
+def _number_of(text: str) -> int:
+    """The number of a launch, from what is typed; 0 where nothing is. Raises ConfigError."""
+    if text and not re.fullmatch(r"[1-9]\d{0,8}", text):
+        way = f"{LAUNCH}=2 is the second launch of a script"
+        raise ConfigError([Problem(LAUNCH, "is no whole number from 1", text, way)])
+    return int(text or 0)
+
+
+def _changes(unread: str, tool: Tool) -> bool:
+    """Return whether a setting that no plan has changes a step, by its name or that of its section."""
+    name = unread.split(" ")[0].split(".")[0].lstrip("-").replace("_", "-")
+    return name in {known.lstrip("-").replace("_", "-") for known in tool.unmodelled}
+
+
+def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
+    """The files of a tool for a plan, by name. Raises ConfigError."""
+    head = f"{tool.title}: settings for {name}, by python -m dse export; names as of {tool.version}"
+    return {file.name: write(file, plan, head) for file in tool.files}
+
+
+def nearest(tool: Tool, plan: Plan, written: Mapping[str, Written]) -> dict[str, Any]:
+    """The plan that the files of a tool say."""
+    texts = [(file, written[file.name].text) for file in tool.files]
+    tp = get_path(plan, "parallel.tp")  # which settings of layers leave open
+    return dict(read(texts, {} if tp is None else {"parallel": {"tp": tp}}).plan)
+
+
+def is_of_plan(word: str) -> bool:
+    """Tell whether a word is a value of a section of a plan."""
+    section, dot, _ = word.partition("=")[0].partition(".")
+    return bool(dot) and section in SECTIONS
+
+
+def _words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options of the command, and values beside the plan."""
+    overrides = [word for word in words if is_of_plan(word)]
+    return [word for word in words if word not in overrides], overrides
+
+
+def with_words(plan: Plan, words: Sequence[str]) -> dict[str, Any]:
+    """A plan with the values of words `path=value` put over it. Raises ConfigError for other words."""
+    changed = {name: dict(entries) for name, entries in plan.items()}
+    for word in words:
+        path, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError([Problem(path, "has no value", way_out=f"write {path}=<value>")])
+        try:
+            put_in(changed, path, parse_yaml(value, path))
+        except (ConfigError, TypeError, AttributeError):
+            raise ConfigError([Problem(path, "is no value of a plan", value)]) from None
+    return changed
+
+
+def tool_named(word: str, name: str) -> tuple[str, Tool]:
+    """The name and the tool that a word of the command names. Raises ConfigError where there is none."""
+    if name not in tools():
+        raise ConfigError([Problem(word, "is no tool", name, did_you_mean(name, tools()))])
+    return name, tools()[name]
+
+
+def _texts(tool: Tool, path: Path, launch: int) -> list[tuple[SettingsFile, str]]:
+    """Texts of the files of a tool in a folder, or that of one file: of the format that its ending is."""
+    if path.is_dir():
+        paths = [(file, path / _named(tool, path, file)) for file in tool.files]
+        texts = [(file, _text(at)) for file, at in paths if at.is_file()]
+        if texts:
+            return texts
+        way = f"a folder with {' or '.join(file.name for file in tool.files)}"
+        raise ConfigError([Problem("settings", "holds no file of the tool", str(path), way)])
+    text, alike = _text(path), [file for file in tool.files if Path(file.name).suffix == path.suffix]
+    if path.suffix not in (".yaml", ".yml", ".json", ".py"):
+        launched = [file for file in tool.files if file.format == "yaml" and tool.framework]
+        alike = [file.model_copy(update={"format": "arguments"}) for file in launched] or alike
+    file = (alike or [tool.files[-1]])[0]
+    if file.format != "arguments":
+        return [(file, text)]
+    named = list(_named_files(tool, path, settings_of(file, text, launch), text))
+    before = [(other, content) for is_later, other, content in named if not is_later]
+    after = [(other, content) for is_later, other, content in named if is_later]
+    return [*before, (file, text), *after]
+
+
+def _named_files(
+    tool: Tool, path: Path, settings: Iterable[tuple[str, Any, Setting | None]], text: str
+) -> Iterator[tuple[bool, SettingsFile, str]]:
+    """Yield the files that a launch names, from beside it or as it writes them, and whether they count over it.
+
+    Raises ConfigError for one that is not there.
+    """
+    files, written = {other.name: other for other in tool.files}, split_documents(text)[1]
+    for name, value, setting in settings:
+        if setting is not None and setting.constant in files:
+            here = path.parent / Path(str(value)).name
+            if here.name not in written and not here.is_file():
+                rule = f"is not beside the launch file, which has settings in it ({setting.meaning})"
+                raise ConfigError([Problem(f"settings.{name}", rule, str(value), f"put it there as {here.name}")])
+            yield setting.later, files[setting.constant], written.get(here.name) or _text(here)
+
+
+def _named(tool: Tool, folder: Path, file: SettingsFile) -> str:
+    """Name of a file in a folder: the one that arguments beside it name, or its own."""
+    for other in tool.files:
+        for setting in other.settings if (folder / other.name).is_file() else ():
+            if setting.constant == file.name:
+                found = re.search(rf"^[^#\n]*{setting.name}[= ]+(\S+)", _text(folder / other.name), re.MULTILINE)
+                return file.name if found is None else Path(found[1]).name
+    return file.name
+
+
+def _text(path: Path) -> str:
+    return read_text(path, "settings", most=_MOST_BYTES, way_out="name a file of the tool")
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a text in place of a file. Raises ConfigError where that is a folder."""
+    if path.is_dir():
+        raise ConfigError([Problem("out", "is a folder", str(path), "name a file")])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_replacement(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")

@@ -1,0 +1,223 @@
+"""Knobs of a step that follow from several settings of a launch: replicas from GPUs, virtual stages from layers.
+
+Facts are settings that say no knob by themselves (`fact` in `conf/data/framework_settings.yaml`), by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from dse.errors import ConfigError, Problem
+from dse.space import get_path
+from dse_deploy.shell import is_open
+from studies.plan.plan_file import put_in
+
+Facts = Mapping[str, tuple[str, Any]]
+"""Fact -> the name of the setting that says it, and its value."""
+
+
+def derive(facts: Facts, plan: dict[str, Any], possible: Collection[str]) -> list[str]:
+    """Put what follows from facts into a plan; settings that change a step, and of which nothing follows.
+
+    A knob that the plan has already stays.
+
+    possible: facts that the tool has settings for. Raises ConfigError where numbers of GPUs or layers do not fit.
+    """
+    if "expert_tp" in possible and "expert_tp" not in facts:
+        facts = {**facts, "expert_tp": ("--expert-tensor-parallel-size (as tp, by default)", _degree(plan, "tp"))}
+    rules = [*_RULES, *(rule for fact, rule in _RULES_WITH.items() if fact in possible)]
+    return [text for rule in rules if (text := rule(facts, plan))]
+
+
+def _number(facts: Facts, fact: str, knob: str) -> int:
+    """A fact that is a number, of which a knob follows. Raises ConfigError."""
+    name, value = facts[fact]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        rule = "names what the file does not set" if is_open(str(value)) else "is no whole number from 1"
+        raise ConfigError([Problem(f"settings.{name}", rule, value, f"write {knob}=<value>")])
+    return value
+
+
+def _is_on(facts: Facts, fact: str) -> bool:
+    return facts.get(fact, ("", False))[1] is True
+
+
+def _degree(plan: Mapping[str, Any], name: str) -> int:
+    value = get_path(plan, f"parallel.{name}")
+    return value if isinstance(value, int) and value >= 1 else 1
+
+
+def _whole(path: str, quotient: tuple[int, int], of: str) -> int:
+    """The quotient of two numbers. Raises ConfigError where it is not whole."""
+    if quotient[1] < 1 or quotient[0] % quotient[1] or quotient[0] < 1:
+        rule = f"would be {quotient[0]} / {quotient[1]}, which is not whole: {of}"
+        raise ConfigError([Problem(path, rule, way_out=f"write {path}=<value>, or the numbers of your launch")])
+    return quotient[0] // quotient[1]
+
+
+def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
+    """Attention of replicas inside the GPUs of tp, as SGLang (dp) and TensorRT-LLM (one a GPU) have it."""
+    if _is_on(facts, "attention_dp_of_tp"):
+        put_in(plan, "parallel.dp", _degree(plan, "tp"))
+    elif not _is_on(facts, "attention_dp"):
+        return ""
+    gpus, replicas = _degree(plan, "tp"), _degree(plan, "dp")
+    put_in(plan, "parallel.tp", _whole("parallel.tp", (gpus, replicas), "GPUs of tp over replicas of attention"))
+    if get_path(plan, "parallel.ep") is None and replicas > 1:
+        rule = "is not said: with replicas of attention, each expert is cut over GPUs of several, which no plan says"
+        way = f"write parallel.ep={gpus}, or parallel.ep=1 for a model without experts"
+        raise ConfigError([Problem("parallel.ep", rule, way_out=way)])
+    return ""
+
+
+def _experts_of_replicas(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts that vLLM cuts over the GPUs of all replicas where it does not spread them."""
+    replicas = _degree(plan, "dp")
+    if "experts_everywhere" not in facts and replicas > 1 and get_path(plan, "parallel.ep") is None:
+        return (
+            f"data-parallel-size {replicas} without enable-expert-parallel (each expert of a mixture is cut over all)"
+        )
+    return ""
+
+
+def _experts_cut(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts that GPUs of tp cut as well, where fewer of them share the experts of a layer."""
+    experts, gpus = _degree(plan, "ep"), _degree(plan, "tp") * _degree(plan, "dp") * _degree(plan, "cp")
+    inside = gpus if _is_on(facts, "attention_dp") or _is_on(facts, "attention_dp_of_tp") else _degree(plan, "tp")
+    if 1 < experts < inside:
+        return f"parallel.ep = {experts}: each expert is cut over {inside // experts} GPUs as well"
+    return ""
+
+
+def _experts_of_tp(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts over the GPUs of tp, as SGLang's exchanges between all of them have it."""
+    if facts.get("experts_of_tp", ("", "none"))[1] != "none":
+        put_in(plan, "parallel.ep", _degree(plan, "tp"))
+    return ""
+
+
+def _experts_everywhere(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts over all GPUs of tp and dp, as vLLM has it."""
+    if _is_on(facts, "experts_everywhere"):
+        put_in(plan, "parallel.ep", _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp"))
+    return ""
+
+
+def _replicas(facts: Facts, plan: dict[str, Any]) -> str:
+    """Replicas that fill the GPUs of a launch: those of all nodes over tp, cp and pp."""
+    knob = "parallel.dp"
+    if get_path(plan, knob) is None and ("gpus" in facts or "gpus_per_node" in facts):
+        gpus = _number(facts, "gpus" if "gpus" in facts else "gpus_per_node", knob)
+        if "nodes" in facts and "gpus" not in facts:
+            gpus *= _number(facts, "nodes", knob)
+        replica = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "pp")
+        put_in(plan, knob, _whole(knob, (gpus, replica), "GPUs of the launch over tp x cp x pp"))
+    return ""
+
+
+def _virtual_stages(facts: Facts, plan: dict[str, Any]) -> str:
+    """Parts of the model on each GPU, from its layers and those of a part; one part is no interleaved pipeline."""
+    knob = "parallel.virtual_stages"
+    if "layers_per_part" in facts and get_path(plan, knob) is None:
+        if "layers" not in facts:
+            name, way = facts["layers_per_part"][0], "write --num-layers beside it"
+            raise ConfigError([Problem(f"settings.{name}", "needs the number of layers", way_out=way)])
+        layers = _number(facts, "layers", knob) + _is_on(facts, "embedding_counts") + _is_on(facts, "loss_counts")
+        parts = _degree(plan, "pp") * _number(facts, "layers_per_part", knob)
+        put_in(plan, "parallel.pipeline", "interleaved")
+        put_in(plan, knob, _whole(knob, (layers, parts), "layers over pp x layers of a part"))
+    if get_path(plan, knob) == 1 and get_path(plan, "parallel.pipeline") == "interleaved":
+        del plan["parallel"]["pipeline"], plan["parallel"]["virtual_stages"]
+    return ""
+
+
+def _micro_batches(facts: Facts, plan: dict[str, Any]) -> str:
+    """Micro-batches of a replica, from the sequences of all."""
+    knob = "run.micro_batches"
+    if "global_batch" not in facts or get_path(plan, knob) is not None:
+        return ""
+    replicas, batch = get_path(plan, "parallel.dp"), get_path(plan, "run.batch")
+    if replicas is None or batch is None:
+        return f"{facts['global_batch'][0]} {facts['global_batch'][1]} (needs parallel.dp and run.batch)"
+    sequences = _number(facts, "global_batch", knob), replicas * batch
+    put_in(plan, knob, _whole(knob, sequences, "sequences over dp x sequences at once"))
+    return ""
+
+
+def _experts_by_tp(facts: Facts, plan: dict[str, Any]) -> str:
+    """Experts that tp cuts as well, as Megatron does where nothing is said."""
+    experts = _degree(plan, "ep")
+    if experts < 2:
+        return ""
+    name, cut = facts.get("expert_tp", ("", 1))
+    gpus = _degree(plan, "tp") * _degree(plan, "cp") * _degree(plan, "dp")
+    if get_path(plan, "parallel.dp") is not None and gpus % experts:
+        return f"parallel.ep = {experts}: does not divide the {gpus} GPUs of a stage, tp x cp x dp (write parallel.dp=)"
+    return "" if cut == 1 else f"{name} {cut}"
+
+
+def _split_states(facts: Facts, plan: dict[str, Any]) -> str:
+    """What the replicas of Megatron FSDP, or of PyTorch's, split: weights too, where nothing else is said."""
+    if not _is_on(facts, "fsdp"):
+        return ""
+    name, strategy = facts.get("sharding", ("", "optim_grads_params"))
+    if strategy not in _SPLIT:
+        return f"{name} {strategy}"
+    put_in(plan, "parallel.zero", _SPLIT.index(strategy))
+    return ""
+
+
+_SPLIT = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+"""What replicas split, by `zero`."""
+
+
+def _recompute(facts: Facts, plan: dict[str, Any]) -> str:
+    """What a selective recomputation computes again: the core of attention, or modules that are named."""
+    if get_path(plan, "run.recompute") != "attention" or "recomputed_modules" not in facts:
+        return ""
+    name, text = facts["recomputed_modules"]
+    modules = set(str(text).split())
+    if modules == {"core_attn"}:
+        return ""
+    if modules >= _UP_PROJECTIONS and modules <= _UP_PROJECTIONS | {"moe_act"}:
+        plan["run"]["recompute"] = "up_projections"
+        return ""
+    if "core_attn" not in modules:
+        del plan["run"]["recompute"]
+    return f"{name} {text}"
+
+
+_UP_PROJECTIONS = {"mla_up_proj", "layernorm"}
+"""Modules of Megatron-LM's that `recompute=up_projections` computes again, with activations of experts or without."""
+
+
+def _gathers_beside(facts: Facts, plan: dict[str, Any]) -> str:
+    """Gathers of weights beside compute, which a step has where weights are split."""
+    if _is_on(facts, "gathers_beside"):
+        if get_path(plan, "parallel.zero") == 3:
+            put_in(plan, "parallel.prefetch", True)
+        else:
+            return f"{facts['gathers_beside'][0]} (a step has it where weights are split: parallel.zero=3)"
+    return ""
+
+
+_RULES: tuple[Callable[[Facts, dict[str, Any]], str], ...] = (
+    _split_states,
+    _recompute,
+    _experts_of_tp,
+    _attention_replicas,
+    _experts_everywhere,
+    _replicas,
+    _virtual_stages,
+    _micro_batches,
+    _experts_by_tp,
+    _gathers_beside,
+)
+
+_RULES_WITH: Mapping[str, Callable[[Facts, dict[str, Any]], str]] = {
+    "experts_everywhere": _experts_of_replicas,
+    "attention_dp": _experts_cut,
+    "attention_dp_of_tp": _experts_cut,
+}
+"""Rules of tools that have a setting for a fact, whether it is set or not."""

@@ -1,0 +1,197 @@
+"""The command `export`: a plan as the settings of a tool, and what its step takes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dse import plugins
+from dse.errors import Problems, pairs
+from dse.results.run_folder import writable
+from dse.results.words import cell
+from dse.space import get_path
+from dse_deploy.command import is_of_plan, keep, nearest, tool_named, with_words, write_all
+from dse_deploy.planned_step import (
+    BESIDE_A_PLAN,
+    DEGREES,
+    Exporting,
+    LeftOut,
+    PlannedStep,
+    check_target,
+)
+from dse_deploy.settings import Tool, Written, tools
+from simulators.steps.sites import SERIAL, SITES
+from studies.plan.judged import site_seconds
+from studies.plan.plan_file import Plan, check_plan, leaves_of, read_plan, usual
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from simulators.steps.iteration import Iteration
+
+
+def export(words: Sequence[str]) -> int:
+    """`export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
+    from dse.results import report
+
+    options = pairs([word for word in words if _is_option(word)], {"plan": "", "to": ""}, optional=["out"])
+    beside, file = [word for word in words if not _is_option(word)], Path(options["plan"])
+    name, tool = tool_named("to", options["to"])
+    folder = writable(options.get("out", f"outputs/export/{name}")).folder
+    console = report.console()
+    if tool.files[0].format == "msccl":
+        path = folder / tool.files[0].name
+        keep(path, plugins.load("format", "msccl").settings(file))
+        console.print(f"written to {path}", soft_wrap=True)
+        return 0
+    exported = _export_plan(name, file, beside)
+    for file_name, part in exported.written.items():
+        keep(folder / file_name, part.text)
+    for line in answer(exported):
+        console.print(line, soft_wrap=True)
+    console.print(f"written to {folder}/: {', '.join(exported.written)}", soft_wrap=True)
+    return 0
+
+
+def _export_plan(name: str, file: Path, words: Sequence[str]) -> Exported:
+    """A plan as a tool says it. words: values beside the plan, and of the step that it is of. Raises ConfigError."""
+    step = PlannedStep.of(file, words)
+    read = read_plan(file)
+    plan = with_words(read.plan, [word for word in words if is_of_plan(word)])
+    check_plan(plan)
+    if step is None:
+        _check_beside(words)
+        check_target(name, plan, None)
+        return Exported(name, plan, plan, write_all(tools()[name], plan, file.name))
+    plan = step.with_context(plan)
+    check_target(name, plan, step)
+    planned = step.plan_tree(plan, read.tool)
+    written_plan, left_out = Exporting(name, step, planned).without_losses(plan)
+    return Exported(
+        name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, planned, left_out
+    )
+
+
+def _check_beside(words: Sequence[str]) -> None:
+    """Refuse words that no plan has, where no step is known that they could be of."""
+    check, way = Problems(), "name the step, too: model=<name> system=<name> run.mode=<mode>"
+    for word in words:
+        if not is_of_plan(word):
+            check.add(word.partition("=")[0], "is no value of a plan", way_out=way)
+    check.done()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A plan in the files of a tool. reduced: what of it is written. step: that the plan is of, where that is known;
+    planned: its tree with the plan. left_out: settings without which the step is faster.
+    """
+
+    tool: str
+    plan: Plan
+    reduced: Plan
+    written: Mapping[str, Written]
+    step: PlannedStep | None = None
+    planned: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Sequence[LeftOut] = ()
+
+
+def answer(exported: Exported) -> Iterator[Table | str]:
+    """Yield the settings, what each says, what the step takes with them, and what the tool cannot say."""
+    tool, plan = tools()[exported.tool], exported.plan
+    yield _settings_table(exported.written)
+    reached_plan = nearest(tool, exported.reduced, exported.written)
+    if exported.step is not None:
+        yield from _times(exported, reached_plan)
+    else:
+        yield "times: the plan's step is not known here; model=<name> system=<name> run.mode=<mode> say which it is"
+    unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
+    yield from _differences(tool, plan, reached_plan, unsaid)
+
+
+def _settings_table(written: Mapping[str, Written]) -> Table:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    for name in ("setting", "value", "says", "which means"):
+        shown.add_column(name)
+    for part in written.values():
+        for row in part.rows:
+            value = row.value if isinstance(row.value, str | int | bool) else _compact(row.value.tree)
+            paths = " ".join(row.paths) if len(row.paths) < 3 else f"{len(row.paths)} sites"
+            shown.add_row(row.name, str(value), paths, row.meaning)
+    return shown
+
+
+def _times(exported: Exported, by_tool: Plan) -> Iterator[Table | str]:
+    """Yield what the step takes as planned, as the tool runs it, and serial, in all and by site."""
+    step, name = exported.step, tools()[exported.tool].name
+    assert step is not None
+    planned = exported.planned
+    steps = {"planned": step.step(planned), f"by {name}": step.step(step.by(exported.tool, by_tool, planned))}
+    serial = step.serial(planned)
+    steps |= {} if serial is None else {"serial": serial}
+    times = ", ".join(f"{column} {cell(float(step.seconds), 's')}" for column, step in steps.items())
+    yield f"a step of {get_path(step.tree, 'model.name')}: {times} (predictions)"
+    yield from _sites_table(exported.plan, by_tool, steps)
+    for left in exported.left_out:
+        without = cell(left.without_s, "s")
+        slower = cell(left.with_s, "s") if isfinite(left.with_s) else "no step, as it breaks a rule there"
+        against = "" if serial is None else f" (serial {cell(float(serial.seconds), 's')})"
+        names = ", ".join(left.names)
+        yield f"not written, as the step is slower with it: {names}: {slower}, without {without}{against}"
+
+
+def _sites_table(plan: Plan, by_tool: Plan, steps: Mapping[str, Iteration]) -> Iterator[Table]:
+    """Yield a row for each site with a schedule in the plan or by the tool: GEMM and collective in a step."""
+    from rich.table import Table
+
+    schedules = [entries.get("sites", {}) for entries in (plan, by_tool)]
+    chosen = [site for site in SITES if any(part.get(site, SERIAL) != SERIAL for part in schedules)]
+    if not chosen:
+        return
+    shown = Table(box=None, pad_edge=False)
+    for column in ("site", *(text for name in steps for text in (name, "takes"))):
+        shown.add_column(column, justify="right" if column == "takes" else "left")
+    for site in chosen:
+        texts = [*(part.get(site, SERIAL) for part in schedules), SERIAL]
+        cells = zip(texts, (cell(site_seconds(step, site), "s") for step in steps.values()), strict=False)
+        shown.add_row(site, *(text for pair in cells for text in pair))
+    yield shown
+
+
+def _differences(tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str]) -> Iterator[str]:
+    """Yield what the tool cannot say, and what it says in place of what the plan has."""
+    wanted, reached = dict(leaves_of(plan)), dict(leaves_of(by_tool))
+    by_itself = list[str]()
+    for path in [*wanted, *(path for path in reached if path not in wanted)]:
+        value = wanted.get(path)
+        if path in BESIDE_A_PLAN or (path in DEGREES and not tool.framework):  # of a step, and of a framework
+            continue
+        if path in unsaid and path in tool.follows:
+            by_itself.append(f"{path} = {value} (follows from {tool.follows[path]})")
+        elif path in unsaid and _same(value, tool.values.get(path, usual(path))):
+            by_itself.append(f"{path} = {value}")
+        elif path in unsaid:
+            yield f"not expressible there: {path} = {value}"
+        elif path in wanted and path not in reached and _same(value, tool.values.get(path, usual(path))):
+            by_itself.append(f"{path} = {value}")
+        elif str(reached.get(path)) != str(value):
+            yield f"nearest: {path} = {reached.get(path, usual(path))}, not {value if path in wanted else usual(path)}"
+    if by_itself:
+        yield f"needs no setting there: {', '.join(by_itself)}"
+
+
+def _same(left: Any, right: Any) -> bool:
+    return str(left).lower() == str(right).lower()
+
+
+def _compact(tree: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in tree.items())
+
+
+def _is_option(word: str) -> bool:
+    return word.partition("=")[0] in ("plan", "to", "out")

@@ -1,0 +1,223 @@
+"""What a plan, and the nearest that a tool can say, take: the step of the plan's run timed with each.
+
+The step is that of the run beside the plan's file, or the one that was typed (model=..., system=..., run.mode=...).
+What a tool does by itself counts below what its files say. A setting of a choice (`simulators.steps.given.CHOICES`) is
+left out where the step is faster without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dse.config.compose import request
+from dse.errors import ConfigError, Problem
+from dse.results.run_folder import Outputs
+from dse.space import get_path
+from dse_deploy.command import nearest, write_all
+from dse_deploy.settings import Written, tools
+from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.choices import OFF
+from simulators.steps.given import Given, ToolDefaults, given_tree, serial_tree, with_values
+from simulators.steps.iteration import Iteration
+from simulators.steps.scenarios import scenarios
+from studies.plan.judged import composed_design
+from studies.plan.plan_file import Plan, flattened, leaves_of, put_in
+
+_OF_A_STEP = ("model", "system", "kernels", "simulator")  # groups of which one that is typed says which step is meant
+DEGREES = tuple(f"parallel.{name}" for name in ("tp", "pp", "dp", "cp", "ep", "zero"))
+"""Degrees of parallelism, and the split of states."""
+_NO_LESS = 1 - 1e-9  # what is faster by less is as fast
+BESIDE_A_PLAN = ("run.mode", "run.batch", "run.sequence_length", "run.precision", "run.products")
+"""Knobs that say which step a plan is of, and are no choice of it."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The step that a plan is of. tree: its design without the plan. typed: paths of values that somebody typed."""
+
+    tree: Mapping[str, Any]
+    backend: StepBackend
+    typed: frozenset[str]
+
+    @classmethod
+    def of(cls, plan: Path, words: Sequence[str]) -> PlannedStep | None:
+        """Build from the run beside a plan's file and words typed; None where neither says which step it is.
+
+        Raises ConfigError.
+        """
+        run, recorded = plan.resolve().parent, list[str]()
+        provenance = Outputs(run).read_json("provenance") if (run / "provenance.json").is_file() else None
+        if provenance is not None:
+            recorded = [word for word in provenance.get("overrides", ()) if not word.startswith("+given.")]
+        elif not any(word.partition("=")[0] in _OF_A_STEP for word in words):
+            return None
+        names = {word.partition("=")[0] for word in words}
+        texts = [*(word for word in recorded if word.partition("=")[0] not in names), *words]
+        texts = texts if any(text.startswith("study=") for text in texts) else ["study=plan", *texts]
+        folder = None if provenance is None else provenance.get("config_dir")
+        composed = request(texts, Path(folder) if folder else None)
+        if composed.problems:
+            raise ConfigError(composed.problems)
+        typed = frozenset(text.lstrip("+").partition("=")[0] for text in texts)
+        backend = StepBackend()
+        backend.sections(composed_design(composed.tree))
+        return cls(next(iter(scenarios(composed_design(composed.tree)).values())), backend, typed)
+
+    @property
+    def mode(self) -> str:
+        """Mode of the run."""
+        return str(get_path(self.tree, "run.mode"))
+
+    def with_context(self, plan: Plan) -> dict[str, Any]:
+        """A plan with what its step has beside it: degrees of parallelism, and choices that were typed."""
+        complete = {name: dict(entries) for name, entries in plan.items()}
+        for path in (*DEGREES, *(path for path in OFF if path in self.typed)):
+            value = get_path(self.tree, path)
+            usual = OFF.get(path, 0 if path.endswith("zero") else 1)
+            if get_path(complete, path) is None and value is not None and value != usual:
+                put_in(complete, path, value)
+        return complete
+
+    def plan_tree(self, plan: Plan, tool: str = "") -> dict[str, Any]:
+        """Tree of the step with a plan, and with what the tool whose it is does by itself. Raises ConfigError where
+        that breaks a rule.
+        """
+        bare = with_values(self.tree, OFF)
+        section = Given(plan=dict(leaves_of(plan)), tool=tool, tools=_defaults(tool) if tool else {})
+        tree = given_tree(bare, section, self.backend.steps)
+        if problems := self.backend.problems(self.backend.design(tree)):
+            raise ConfigError(problems)
+        return tree
+
+    def by(self, tool: str, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
+        """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
+        choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
+        section = Given(
+            tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=_defaults(tool)
+        )
+        return given_tree(planned, section, self.backend.steps)
+
+    def serial(self, planned: Mapping[str, Any]) -> Iteration | None:
+        """The planned step with nothing overlapped; None where rules forbid it."""
+        tree = serial_tree(planned, self.backend.steps, self.typed)
+        return None if tree is None else self.step(tree)
+
+    def step(self, tree: Mapping[str, Any]) -> Iteration:
+        """The iteration of a tree. Raises ConfigError where it breaks a rule."""
+        design = self.backend.design(tree)
+        if problems := self.backend.problems(design):
+            raise ConfigError(problems)
+        return iteration(design)
+
+
+def _defaults(tool: str) -> dict[str, ToolDefaults]:
+    return {tool: ToolDefaults(modes=tools()[tool].modes, values={**OFF, **tools()[tool].values})}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Settings that are not written, and the time of a step with and without them [s]."""
+
+    names: Sequence[str]
+    with_s: float
+    without_s: float
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """A plan as a tool can say it. tool: its name. step: that the plan is of."""
+
+    tool: str
+    step: PlannedStep
+    planned: Mapping[str, Any]
+
+    def without_losses(self, plan: Plan) -> tuple[dict[str, Any], list[LeftOut]]:
+        """The plan without choices whose settings make the step slower, and these settings."""
+        reduced, left_out = {name: dict(entries) for name, entries in plan.items()}, list[LeftOut]()
+        seconds = self._seconds(reduced)
+        while (better := self._faster_without(reduced, seconds)) is not None:
+            faster_s, paths = better
+            left_out.append(LeftOut(self._names(reduced, paths), seconds, faster_s))
+            reduced, seconds = _without(reduced, paths), faster_s
+        return reduced, left_out
+
+    def _faster_without(self, plan: Plan, seconds: float) -> tuple[float, frozenset[str]] | None:
+        """The least time of the step without some choices, and their paths; None where it is no less."""
+        groups = dict.fromkeys(self._groups(plan))
+        times = [(self._seconds(_without(plan, paths)), len(paths), place) for place, paths in enumerate(groups)]
+        best = min(times, default=(seconds, 0, 0))
+        return (best[0], list(groups)[best[2]]) if best[0] < seconds * _NO_LESS else None
+
+    def _groups(self, plan: Plan) -> Iterator[frozenset[str]]:
+        """Yield the choices of each setting, those of all sites, and all choices: each may be left out together."""
+        rows = [row for part in self._files(plan).values() for row in part.rows]
+        chosen = [frozenset(path for path in row.paths if path in OFF) for row in rows]
+        every = frozenset(itertools.chain.from_iterable(chosen))
+        sites = frozenset(path for path in every if path.startswith("sites."))
+        yield from (paths for paths in (*chosen, sites, every) if paths)
+
+    def _seconds(self, plan: Plan) -> float:
+        """Time of the step as the tool would run its files; infinite where there are none, or rules forbid it [s]."""
+        try:
+            return float(self.step.step(self.tree(plan)).seconds)
+        except ConfigError:
+            return float("inf")
+
+    def tree(self, plan: Plan) -> dict[str, Any]:
+        """Tree of the step as the tool would run the files for a plan."""
+        by_tool = nearest(tools()[self.tool], plan, self._files(plan))
+        return self.step.by(self.tool, by_tool, self.planned)
+
+    def _files(self, plan: Plan) -> dict[str, Written]:
+        return write_all(tools()[self.tool], plan, "plan")
+
+    def _names(self, plan: Plan, paths: frozenset[str]) -> list[str]:
+        rows = (row for part in self._files(plan).values() for row in part.rows)
+        return [row.name for row in rows if paths.intersection(row.paths)]
+
+
+def _without(plan: Plan, paths: frozenset[str]) -> dict[str, Any]:
+    """A plan without some of its leaves, nor sections that held no other."""
+    less = dict[str, Any]()
+    for section, entries in plan.items():
+        for path, value in flattened(section, entries):
+            if path not in paths:
+                put_in(less, path, value)
+    if "sites" in less and not any(path.startswith("sites.") for path, _ in leaves_of(less)):
+        del less["sites"]
+    return less
+
+
+def check_target(name: str, plan: Plan, step: PlannedStep | None) -> None:
+    """Refuse a tool that is not for the mode of a plan, or for its model. Raises ConfigError with those that are."""
+    tool, mode = tools()[name], _mode(plan, step)
+    fitting = (other for other, entry in tools().items() if entry.framework and (mode is None or mode in entry.modes))
+    fitting_words = ", ".join(f"to={other}" for other in fitting)
+    if mode is not None and mode not in tool.modes:
+        rule = f"is for {' and '.join(tool.modes)} alone, and the plan is of {mode}"
+        raise ConfigError([Problem("to", rule, name, f"take one of {fitting_words}")])
+    if tool.experts and step is not None and not get_path(step.tree, "model.moe.experts"):
+        rule = f"sets exchanges of experts, and {get_path(step.tree, 'model.name')} has none"
+        raise ConfigError([Problem("to", rule, name, f"take one of {fitting_words}")])
+    spread = get_path(plan, "parallel.ep") or (1 if step is None else get_path(step.tree, "parallel.ep"))
+    if tool.experts and int(spread) < 2:
+        rule = "sets exchanges of experts between GPUs, and the plan splits no experts: parallel.ep = 1"
+        raise ConfigError([Problem("to", rule, name, f"write parallel.ep=8, or take one of {fitting_words}")])
+
+
+def _mode(plan: Plan, step: PlannedStep | None) -> str | None:
+    """Mode of the run of a plan; that of training where its choices are of training; None where nothing says it."""
+    if step is not None:
+        return step.mode
+    mode = get_path(plan, "run.mode")
+    of_training = ("parallel.reductions", "optimizer.in_backward", "run.recompute", "parallel.zero")
+    leaves = dict(leaves_of(plan))
+    is_training = any(path.endswith("_backward") for path in leaves if path.startswith("sites.")) or any(
+        str(leaves.get(path, usual)) != str(usual)
+        for path, usual in zip(of_training, ("after", False, "none", 0), strict=True)
+    )
+    return str(mode) if mode is not None else "training" if is_training else None

@@ -1,0 +1,302 @@
+"""Files of settings of a tool: what they say of a plan, and what a plan is that they say.
+
+A plan is a tree of overrides of a step, as `plan.yaml` of a run of `plan` has it: `sites`, `parallel`, `run`,
+`optimizer`. A tool says some of it in words of its own (`conf/data/framework_settings.yaml`); what it has no word for
+is told. Reading a file that was written gives the nearest plan that the tool can say, and writing that the same file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from dse.config.yaml_checks import load_yaml
+from dse.errors import ConfigError, Problem, Problems
+from dse.space import get_path
+from dse.values import Frozen
+from dse_deploy.user_buffers import LAYERS, METHODS, layers_of, sites_of, with_all_sums
+from simulators.steps.sites import SERIAL, SITES, read_schedule
+from studies.plan.frameworks import ToolFacts, tool_facts
+from studies.plan.plan_file import Plan, is_boolean, leaves_of, put_in
+
+_TP = "parallel.tp"
+BY_LAYER = "by layer"
+"""Schedule of sites that overlap as each layer of user buffers does by itself."""
+
+
+class Setting(Frozen):
+    """A setting of a tool. name: with dots where a file has sections. path: of the knob that it says.
+
+    values: value of the knob -> that of the setting; the same where empty. constant: value that the setting has where
+    sites overlap. disables: it is on where none of its sites overlaps and others do. also: values of other knobs that
+    go with it. sites, families, knob, schedule: see `conf/data/framework_settings.yaml`. synonyms: other values that
+    are read, and the value of the knob. fact: what a launch says of which knobs follow (`derived`), in place of `path`.
+    read_only: never written. changes: a value that no knob has changes a step. several: its value is all words up to
+    the next option. A setting with a constant and without path names a file of the tool. means: value of the knob ->
+    other knobs that are read with it. beyond: value of the knob -> what it changes that no knob says. usual: values
+    that leave all as it is. later: the file that it names counts over the launch.
+    """
+
+    name: str
+    path: str = ""
+    meaning: str
+    provenance: Literal["vendor", "secondary", "memory"]
+    source: str
+    values: Mapping[str | int | bool, str | int | bool] = {}
+    sites: tuple[str, ...] = tuple(SITES)
+    families: tuple[str, ...] = ()
+    knob: str = ""
+    schedule: str = ""
+    aliases: tuple[str, ...] = ()
+    constant: str = ""
+    disables: bool = False
+    also: Mapping[str, str] = {}
+    synonyms: Mapping[str, str | int | bool] = {}
+    fact: str = ""
+    read_only: bool = False
+    changes: bool = False
+    several: bool = False
+    means: Mapping[str, Mapping[str, str]] = {}
+    beyond: Mapping[str, str] = {}
+    usual: tuple[str, ...] = ()
+    later: bool = False
+
+    def value_for(self, plan: Plan) -> Any:
+        """Value of the setting for a plan; None where the plan does not say it, or the setting has no value for it."""
+        if self.fact or self.read_only or not self.path:
+            return None
+        if self.path == "sites":
+            return self._of_sites(plan)
+        value = get_path(plan, self.path)
+        if any(get_path(plan, path) not in (None, needed) for path, needed in self.also.items()):
+            return None
+        if value is None or not self.values:
+            return value
+        return next((setting for knob, setting in self.values.items() if _same(knob, value)), None)
+
+    def _of_sites(self, plan: Plan) -> Any:
+        if "sites" not in plan:
+            return None
+        overlapped = list(self._overlapped(plan))
+        if self.disables:
+            return True if not overlapped and any(text != SERIAL for text in plan["sites"].values()) else None
+        if self.constant:
+            return self.constant if overlapped else None
+        if not self.knob:
+            return bool(overlapped)
+        numbers = [int(getattr(read_schedule(text), self.knob) or 0) for _, text in overlapped]
+        return max(numbers, default=0) or None
+
+    def _overlapped(self, plan: Plan) -> Iterator[tuple[str, str]]:
+        """Yield the sites with schedules that the setting is of."""
+        for site, text in plan.get("sites", {}).items():
+            is_mine = site in self.sites and text != SERIAL
+            if is_mine and (not self.families or read_schedule(text).family in self.families):
+                yield site, text
+
+    def paths(self, plan: Plan) -> list[str]:
+        """Paths of a plan that the setting says something of."""
+        if self.value_for(plan) is None:
+            return []
+        if self.path == "sites":
+            return [f"sites.{site}" for site, _ in self._overlapped(plan)]
+        return [self.path, *(path for path in self.also if get_path(plan, path) is not None)]
+
+    @property
+    def is_flag(self) -> bool:
+        """True if a command line has the setting without a value."""
+        of_sites = self.path == "sites" and not self.constant and not self.knob
+        if self.fact:
+            return True in self.values
+        return of_sites or any(isinstance(value, bool) for value in self.values.values()) or is_boolean(self.path)
+
+    def read(self, value: Any, plan: dict[str, Any]) -> bool:
+        """Put what a value of the setting means into a plan; whether it means anything. Sites that are there stay."""
+        if self.constant or (self.is_flag and value not in (True, False, 0, 1)):
+            return False
+        if self.path == "sites":
+            self._read_sites(value, plan)
+            return True
+        if any(_same(usual, value) for usual in self.usual):
+            return True
+        knobs = [knob for knob, setting in self.values.items() if _same(setting, value)]
+        knobs += [knob for synonym, knob in self.synonyms.items() if _same(synonym, value)]
+        if self.values and not knobs:
+            return False
+        put_in(plan, self.path, knobs[0] if knobs else value)
+        for path, needed in {**self.also, **self.means.get(str(knobs[0] if knobs else value), {})}.items():
+            put_in(plan, path, needed)
+        return True
+
+    def beside(self, plan: Plan) -> str:
+        """What the value that a plan has of the setting changes and no knob says; "" where nothing."""
+        return self.beyond.get(str(get_path(plan, self.path)), "") if self.beyond else ""
+
+    def _read_sites(self, value: Any, plan: dict[str, Any]) -> None:
+        sites = plan.setdefault("sites", {})
+        if self.disables:
+            sites.update(dict.fromkeys(self.sites, SERIAL) if value else {})
+        elif self.schedule == BY_LAYER:
+            for site, text in (sites_of({}, tp_of(plan)) if value else {}).items():
+                sites.setdefault(site, text)
+        else:
+            for site in self.sites if value else ():
+                sites.setdefault(site, self.schedule.replace("{}", str(value)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return str(one).lower() == str(other).lower()
+
+
+class SettingsFile(Frozen):
+    """A file of a tool. together: sums of user buffers overlap their own GEMM in all blocks or in none."""
+
+    name: str
+    format: Literal["arguments", "yaml", "environment", "python", "user_buffers", "msccl"]
+    settings: tuple[Setting, ...] = ()
+    together: bool = False
+
+
+class Tool(ToolFacts):
+    """A framework or library whose files are known. version: that the settings are of.
+
+    experts: whether it is for experts on several GPUs alone. follows: knobs that nothing has to set there -> what they
+    follow from. unmodelled: names of settings that change a step and that no plan has.
+    """
+
+    version: str
+    files: tuple[SettingsFile, ...]
+    experts: bool = False
+    follows: Mapping[str, str] = {}
+    unmodelled: tuple[str, ...] = ()
+
+
+@cache
+def tools() -> dict[str, Tool]:
+    """All tools by name. Raises ConfigError."""
+    check = Problems()
+    tree = load_yaml(Path(__file__).with_name("conf") / "data" / "framework_settings.yaml")["tools"]
+    known = {name: tool.model_dump() for name, tool in tool_facts().items()}
+    read = {name: check.model(Tool, known[name] | entry, path=f"tools.{name}") for name, entry in tree.items()}
+    check.done()
+    return {name: tool for name, tool in read.items() if tool is not None}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting as it is written: its value, the knobs that it says, what it means to the tool, and who says so."""
+
+    name: str
+    value: Any
+    paths: Sequence[str]
+    meaning: str
+    source: str
+
+    @property
+    def note(self) -> str:
+        """What it means, with the source."""
+        return f"{self.meaning} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file of a plan. unsaid: paths of the plan for which the file has no word."""
+
+    text: str
+    rows: Sequence[Row]
+    unsaid: frozenset[str]
+
+
+def write(file: SettingsFile, plan: Plan, head: str) -> Written:
+    """A file of settings for a plan. head: lines of comment above. Raises ConfigError."""
+    rows = list(_layer_rows(plan, together=file.together) if file.format == "user_buffers" else _rows(file, plan))
+    covered = {path for row in rows for path in row.paths}
+    text = _comment(head) + _TEXTS[file.format](rows)
+    return Written(text, rows, frozenset(path for path, _ in leaves_of(plan)) - covered)
+
+
+def _comment(head: str) -> str:
+    return "".join(f"# {line}\n" for line in head.splitlines())
+
+
+def _rows(file: SettingsFile, plan: Plan) -> Iterator[Row]:
+    for setting in file.settings:
+        value = setting.value_for(plan)
+        if value is not None:
+            unverified = ", from memory, unverified" if setting.provenance == "memory" else ""
+            yield Row(setting.name, value, setting.paths(plan), setting.meaning, f"{setting.source}{unverified}")
+
+
+def _layer_rows(plan: Plan, *, together: bool) -> Iterator[Row]:
+    sites, precision = plan.get("sites", {}), get_path(plan, "run.precision")
+    if all(text == SERIAL for text in sites.values()):
+        return
+    tp = tp_of(plan)
+    if get_path(plan, "parallel.sequence_parallel") is not True:
+        rule = "is needed by user buffers, which gather and scatter tokens"
+        value = get_path(plan, "parallel.sequence_parallel")
+        raise ConfigError([Problem("parallel.sequence_parallel", rule, value, "write parallel.sequence_parallel=true")])
+    layers = layers_of(sites, tp, fp8=str(precision).startswith("fp8"))
+    for name, layer in (with_all_sums(layers) if together else layers).items():
+        yield Row(
+            name, layer, [f"sites.{LAYERS[name]}"], METHODS[layer.method], "transformer_engine/pytorch/module/base.py"
+        )
+
+
+def tp_of(plan: Plan) -> int:
+    """GPUs that share a layer. Raises ConfigError where a plan does not say it, or has a layer on one GPU."""
+    tp = get_path(plan, _TP)
+    if not isinstance(tp, int) or isinstance(tp, bool) or tp < 2:
+        rule = "is missing" if tp is None else "is no number of GPUs that can share a layer: two at least"
+        raise ConfigError([Problem(_TP, rule, tp, "write parallel.tp=8")])
+    return tp
+
+
+# Texts
+
+
+def _layers_text(rows: Sequence[Row]) -> str:
+    notes = "".join(f"# {method}: {meaning}\n" for method, meaning in METHODS.items())
+    if not rows:
+        return "# no layer overlaps: leave initialize_ub out, which overlaps all of them by default\nnull\n"
+    return notes + yaml.safe_dump({row.name: row.value.tree for row in rows}, sort_keys=False)
+
+
+def _arguments_text(rows: Sequence[Row]) -> str:
+    """One argument a line; an option that is off is a comment."""
+    lines = []
+    for row in rows:
+        line = row.name if row.value is True else f"{row.name} {row.value}"
+        lines.append(f"# {row.note}\n" + (f"# {row.name} off" if row.value is False else line))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _yaml_text(rows: Sequence[Row]) -> str:
+    tree: dict[str, Any] = {}
+    for row in rows:
+        put_in(tree, row.name, row.value)
+    notes = "".join(f"# {row.name}: {row.note}\n" for row in rows)
+    return notes + (yaml.safe_dump(tree, sort_keys=False) if tree else "{}\n")
+
+
+def _environment_text(rows: Sequence[Row]) -> str:
+    return "".join(f"# {row.note}\nexport {row.name}={shlex.quote(str(row.value))}\n" for row in rows)
+
+
+def _python_text(rows: Sequence[Row]) -> str:
+    return "".join(f"# {row.note}\n{row.name} = {row.value!r}\n" for row in rows)
+
+
+_TEXTS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "user_buffers": _layers_text,
+    "arguments": _arguments_text,
+    "yaml": _yaml_text,
+    "environment": _environment_text,
+    "python": _python_text,
+}

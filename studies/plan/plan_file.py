@@ -1,0 +1,146 @@
+"""A plan of a step in a file: a tree of overrides of a step, as `plan.yaml` of a run of `plan` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors.parsing import parse_yaml
+from dse.files import read_text
+from simulators.steps.choices import OFF
+from simulators.steps.sites import SERIAL, SITES, read_schedule
+from simulators.workloads.model import Optimizer, Parallel, Run
+from studies.plan.frameworks import tool_facts
+
+Plan = Mapping[str, Any]
+SECTIONS = ("sites", "parallel", "run", "optimizer", "system")
+"""Sections of a plan."""
+
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan that was read. tool: whose settings it was; "" where a run of `plan` wrote it, or a person.
+
+    unread: settings of the tool that change a step and are not modelled.
+    """
+
+    plan: dict[str, Any]
+    tool: str = ""
+    unread: tuple[str, ...] = ()
+
+
+def read_plan(path: Path) -> PlanFile:
+    """The plan of a file. Raises ConfigError where it is none."""
+    way = "name the plan.yaml of a run of `python -m dse plan`"
+    tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
+    tool = tree.pop("tool", "") if isinstance(tree, dict) else ""
+    unread = tree.pop("unread", []) if isinstance(tree, dict) else []
+    if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
+        raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
+    check = Problems()
+    for name in tree:
+        if name not in SECTIONS:
+            check.add(f"plan.{name}", "is no section of a plan", way_out=way)
+    if tool and tool not in tool_facts():
+        check.add("plan.tool", "is no tool", value=tool, way_out=did_you_mean(str(tool), tool_facts()))
+    if not isinstance(unread, list):
+        check.add("plan.unread", "is no list of settings", value=unread, way_out="leave it out")
+    check.done()
+    plan = {str(name): dict(entries) for name, entries in tree.items()}
+    return PlanFile(plan, str(tool), tuple(map(str, unread)))
+
+
+_NUM_SMS = "system.node.experts.num_sms"
+_MODELS: Mapping[str, type[BaseModel]] = {"parallel": Parallel, "run": Run, "optimizer": Optimizer}
+
+
+def is_boolean(path: str) -> bool:
+    """Tell whether a knob of a plan is true or false."""
+    section, _, name = path.partition(".")
+    field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
+    return field is not None and field.annotation is bool
+
+
+def usual(path: str) -> Any:
+    """The value of a knob where nothing is done: what a tool does that has no word for it."""
+    section, _, name = path.partition(".")
+    if path in OFF:
+        return OFF[path]
+    field = _MODELS[section].model_fields.get(name) if section in _MODELS else None
+    return None if field is None or field.is_required() else field.default
+
+
+def check_plan(plan: Plan) -> None:
+    """Check the choices of a plan: sites, schedules, and knobs with values that they may have. Raises ConfigError."""
+    check = Problems()
+    for path, value in leaves_of(plan):
+        section, _, name = path.partition(".")
+        if section == "sites":
+            _check_site(check, path, name, value)
+        elif section in _MODELS:
+            _check_knob(check, path, _MODELS[section].model_fields.get(name), value)
+        elif path != _NUM_SMS:
+            check.add(path, "is no choice of a plan", value=value)
+        elif not isinstance(value, int) or isinstance(value, bool) or value < 2 or value % 2:
+            check.add(path, "is no even number of SMs", value=value)
+    check.done()
+
+
+def _check_site(check: Problems, path: str, name: str, value: Any) -> None:
+    if name not in SITES:
+        check.add(path, "is no site", way_out=did_you_mean(name, SITES, path=path))
+        return
+    try:
+        read_schedule(str(value))
+    except ConfigError as error:
+        check.found.extend(replace(problem, path=f"{path}.{problem.path}".rstrip(".")) for problem in error.problems)
+
+
+def _check_knob(check: Problems, path: str, field: FieldInfo | None, value: Any) -> None:
+    if field is None:
+        check.add(path, "is no knob of a step", value=value)
+        return
+    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        check.add(path, error.errors()[0]["msg"].lower(), value=value)
+
+
+def leaves_of(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Yield each choice of a plan, by its path; serial sites are none."""
+    for path, value in all_leaves(plan):
+        if not (path.startswith("sites.") and value == SERIAL):
+            yield path, value
+
+
+def all_leaves(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Yield every value of a plan, by its path."""
+    for section, entries in plan.items():
+        yield from flattened(section, entries)
+
+
+def flattened(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values below a dotted path with theirs."""
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for name, value in tree.items():
+        yield from flattened(f"{path}.{name}", value)
+
+
+def put_in(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at a dotted path, with the mappings above it."""
+    *above, last = path.split(".")
+    for name in above:
+        tree = tree.setdefault(name, {})
+    tree[last] = value
