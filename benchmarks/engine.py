@@ -31,7 +31,6 @@ from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import call
 from dse.space import Knob, Space
 from dse.space.grids import grids
-from dse_peers import simgrid
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
@@ -44,7 +43,6 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.workloads.model_zoo import option_tree
-from validation import packet_level
 
 PAGE = Path(__file__).parents[1] / "docs" / "project" / "benchmarks.md"
 
@@ -201,7 +199,10 @@ class Peer:
 
 
 def against_peers(cases: list[Case]) -> list[Peer]:
-    """Every peer that runs here, at work that ours does in the same run."""
+    """Every peer that runs here, at work that ours does in the same run; they need the plug-in of peers."""
+    from dse_peers import simgrid
+    from validation import packet_level, peers
+
     found = [
         Peer("SimPy", f"{case.name}, {case.tasks:,} tasks", 1 / case.points["fluid"], 1 / case.points["event"])
         for case in cases
@@ -218,6 +219,8 @@ def against_peers(cases: list[Case]) -> list[Peer]:
 
 def against_simgrid() -> Peer:
     """The compiled engine and SimGrid on 512 flows."""
+    from dse_peers import simgrid
+
     graph, many = pipeline(64, kind="flows"), pipeline(64, kind="flows", designs=2000)
     assert np.allclose(simgrid.ENGINE.run(graph).finished, FLUID.run(graph).finished, rtol=1e-8)  # works were rounded
     spent = min(simgrid.ENGINE.cpu_s(graph) for _ in range(3))
@@ -226,6 +229,8 @@ def against_simgrid() -> Peer:
 
 def against_htsim() -> Iterator[Peer]:
     """Our flows, from the description of the network on, and csg-htsim's packets, by each transport."""
+    from validation import packet_level
+
     traffic, link = packet_level.Traffic("all_to_all", ports=32, size_bytes=1 << 20), packet_level.Link(50e9, 0.5e-6)
     (ours,) = seconds(lambda: packet_level.our_seconds(traffic, link), repeats=5)
     for transport in packet_level.TRANSPORTS.values():
