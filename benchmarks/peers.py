@@ -32,7 +32,7 @@ from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
 from simulators.calibration.measurements import Rows
-from simulators.calibration.predictions import PEERS
+from simulators.calibration.predictions import peers
 from simulators.hardware.device import ScheduledNode, scheduled_device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind
@@ -96,7 +96,7 @@ def _by(engine: ForeignEngine, kind: CollectiveKind, rows: Rows) -> Floats:
 
 def _peers() -> dict[str, Callable[[CollectiveKind, Rows], Floats]]:
     there: dict[str, Callable[[CollectiveKind, Rows], Floats]] = {"ours": _ours}
-    for name in PEERS:
+    for name in peers():
         engine = plugins.load("engine", name)
         if not engine.absence():
             there[name] = functools.partial(_by, engine)

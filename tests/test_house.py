@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from benchmarks import house
+from dse.plugins import KINDS
 
 TREES = {name: tree for package in (*house.PACKAGES, *house.PLUGINS) for name, tree in house.modules(package).items()}
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
@@ -38,6 +40,47 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert house.cycles({**graph, "dse.errors": {"dse.cli"}}) == 1  # which would be seen
     by_name = {"one": ast.parse("import importlib\nimportlib.import_module('two')"), "two": ast.parse("import one")}
     assert house.cycles(house.imports(by_name)) == 1
+
+
+FLOORS = ("dse", "simulators", "search_spaces", "studies")
+"""Packages, each of which may import those before it."""
+
+
+def loads(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Kinds and names of plug-ins that a module loads by a name in its text, be it that of a constant."""
+    texts = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+            words = [
+                str(word.value if isinstance(word, ast.Constant) else texts.get(getattr(word, "id", ""), ""))
+                for word in node.args
+            ]
+            if len(words) == 2 and all(words):
+                yield words[0], words[1]
+
+
+def upward_loads(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Modules that load a plug-in of a package above theirs by name, which is an import that no contract sees."""
+    found = []
+    for module, tree in trees.items():
+        floor = FLOORS.index(module.partition(".")[0])
+        for kind, name in loads(tree):
+            package = KINDS[kind].package.partition(".")[0] if kind in KINDS else ""
+            found += [f"{module} loads {kind} {name}"] if package and FLOORS.index(package) > floor else []
+    return found
+
+
+def test_no_package_loads_a_plug_in_of_a_package_above_it_by_name() -> None:
+    trees = {name: tree for name, tree in TREES.items() if name.partition(".")[0] in FLOORS}
+    assert upward_loads(trees) == []
+    text = 'SERIAL = "serial"\nplugins.load("schedule", SERIAL)'
+    assert upward_loads({"simulators.x": ast.parse(text)}) == ["simulators.x loads schedule serial"]
 
 
 def test_a_backend_must_have_four_members() -> None:

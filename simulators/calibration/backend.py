@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config.options import conf_dir
-from dse.errors import Problems, did_you_mean
+from dse.errors import Problems, did_you_mean, nearest
 from dse.space import get_path
-from dse.units import Bytes, BytesPerSecond, Integer
+from dse.units import Bytes, BytesPerSecond, Integer, illegal
 from dse.values import Frozen
 from simulators.calibration.measurements import Rows
-from simulators.calibration.predictions import Predicted, predicted_by, refusal
+from simulators.calibration.predictions import MODELS, Predicted, peers, predicted_by, refusal
 from simulators.calibration.rows import cost_of
 from simulators.calibration.tables import is_of, read_folder
 from simulators.hardware.device import Device, device_of
@@ -28,13 +28,20 @@ _VERSION = "5"
 _SECTIONS = ("devices", "predict", "data_dir")
 
 
+def _model(name: str) -> str:
+    if name not in MODELS and name not in peers():
+        known = (*MODELS, *peers())
+        raise illegal(f"must be {', '.join(known[:-1])} or {known[-1]}", nearest(name, known) or None)
+    return name
+
+
 class Predict(Frozen):
-    """The model that predicts times: one of `simulators.calibration.predictions.MODELS` or `PEERS`.
+    """The model that predicts times: one of `simulators.calibration.predictions.MODELS` or `peers()`.
 
     kinds: kinds of rows that are predicted; null for all. least_bytes: of collectives, smaller ones do not count.
     """
 
-    model: Literal["fitted", "roofline", "nearest", "astra_sim", "simgrid"] = "fitted"
+    model: Annotated[str, AfterValidator(_model)] = "fitted"
     kinds: tuple[str, ...] | None = None
     least_bytes: Bytes = 0.0
 

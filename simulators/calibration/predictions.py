@@ -20,9 +20,12 @@ Floats = NDArray[np.float64]
 MODELS = ("fitted", "roofline", "nearest")
 """Models of times. fitted: the operator costs with the device's constants. roofline: peak rate and HBM bandwidth of its
 data sheet. nearest: the measured row of the nearest shape, scaled by FLOP (by bytes where those bound it)."""
-PEERS = ("astra_sim", "simgrid")
-"""Simulators of others, as models of collectives inside a node with a switch."""
 _FAR = 1.5  # a prediction is far off beyond this factor
+
+
+def peers() -> tuple[str, ...]:
+    """Engines of plug-ins that time collectives (`ForeignEngine`): models of those inside a node with a switch."""
+    return tuple(name for name, engine in plugins.available("engine").items() if hasattr(engine, "collective_s"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Predicted:
 
 
 def predicted_by(model: str, device: Device, rows: Rows, port_bytes_per_s: float | None = None) -> Predicted | None:
-    """Predict rows by one of `MODELS` or `PEERS`; None if the device has no constants for them.
+    """Predict rows by one of `MODELS` or `peers()`; None if the device has no constants for them.
 
     port_bytes_per_s: rate of a GPU at the switch of its node, each way, which simulators of others are set up by.
     Raises RuntimeError where a simulator of others fails; `refusal` says beforehand what it cannot predict.
@@ -114,7 +117,7 @@ def predicted_by(model: str, device: Device, rows: Rows, port_bytes_per_s: float
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
         seconds = nearest(rows, cost.bytes if rows.kind in (*STREAM_KINDS, *COLLECTIVE_ROWS) else cost.flop)
-    elif model in PEERS:
+    elif model not in MODELS:
         assert port_bytes_per_s is not None
         shape, label = rows.shape, str(device.gpu.measured_as or "").lower().partition("_")[0]
         times = _peer(model).collective_s(rows.kind, shape["bytes"], shape["gpus"], port_bytes_per_s, label)
@@ -127,7 +130,7 @@ def predicted_by(model: str, device: Device, rows: Rows, port_bytes_per_s: float
 
 def refusal(model: str, rows: Rows, port_bytes_per_s: float | None) -> str:
     """Why a simulator of others does not predict rows; "" for other models, and where it does."""
-    if model not in PEERS:
+    if model in MODELS:
         return ""
     if rows.kind not in COLLECTIVE_ROWS or COLLECTIVE_ROWS[rows.kind][1] != "inside":
         return f"{model} predicts collectives inside a node, and no {rows.kind}"
