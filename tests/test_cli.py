@@ -483,7 +483,7 @@ def until(holds: Callable[[], bool], *, seconds: float) -> bool:
     ("words", "parts"),
     [
         (["reprot", "study=ficco_sweep"], ["reprot", "did you mean `report`?"]),
-        (["serve"], ["serve", "known here: advise, calibrate", "`python -m dse --help` lists all"]),
+        (["serve"], ["serve", "known here: ", "calibrate, ", "`python -m dse --help` lists all"]),
         (["report"], ["study", "is missing"]),
         (["report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
         (["report", "stduy=x"], ["stduy=x", "did you mean `study=x`?"]),

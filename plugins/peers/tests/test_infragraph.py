@@ -15,7 +15,6 @@ from dse.config.compose import request
 from dse.errors import ConfigError
 from dse_peers.infragraph import import_system
 from simulators.hardware.machine import Hardware, merged, tree_of
-from tests.support import REPOSITORY
 
 
 def component(name: str, count: int, choice: str = "") -> dict[str, Any]:
@@ -339,7 +338,7 @@ def test_wrong_words_are_refused(
 
 
 def test_a_system_says_whose_topology_it_has(tmp_path: Path) -> None:
-    folder = REPOSITORY / "tests" / "field" / "nccl-topology-xml"
+    folder = Path(__file__).with_name("field") / "nccl-topology-xml"
     of_nccl = import_system(folder / "switch.xml", "h100_8", "mine").tree
     assert of_nccl["description"].endswith("in switch.xml (NCCL)")
     assert all(entry["source"].startswith("NCCL topology switch.xml: ") for entry in of_nccl["sources"].values())

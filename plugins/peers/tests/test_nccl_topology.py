@@ -12,9 +12,8 @@ from dse.errors import ConfigError
 from dse_peers.infragraph import import_system
 from dse_peers.infragraph_files import read_infrastructure
 from dse_peers.infragraph_machine import Reading, read_machine
-from tests.support import REPOSITORY
 
-FIELD = REPOSITORY / "tests" / "field" / "nccl-topology-xml"
+FIELD = Path(__file__).with_name("field") / "nccl-topology-xml"
 
 
 def pci(bus: str, inner: str, speed: str = "16.0 GT/s PCIe", width: int = 16) -> str:
