@@ -456,6 +456,59 @@ def test_a_search_method_joins_as_a_module_and_a_yaml_of_another_distribution(el
     assert sorted(table["schedule.comm_engine"]) == ["cu", "dma"]  # all that a serial schedule can differ in
 
 
+EVALUATOR = '''
+"""Points evaluated here, by settings of its own."""
+
+from contextlib import contextmanager
+
+from dse.evaluation.evaluators import EvaluatorKind, evaluate_here
+from dse.evaluation.settings import Executor
+
+
+class Loud(Executor):
+    """An executor that says a word."""
+
+    word: str
+
+
+@contextmanager
+def opened():
+    def make(spec, executor, services):
+        print(executor.word, spec.name)
+        return evaluate_here(spec, executor, services)
+
+    print("opened")
+    yield make
+    print("closed")
+
+
+EVALUATOR = EvaluatorKind(Loud, opened)
+'''
+
+
+@pytest.mark.slow
+def test_an_evaluator_joins_with_settings_of_its_own_and_lasts_as_long_as_the_study(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = write(elsewhere / "site", loud_evaluator=EVALUATOR)
+    distribution(site, "toybox", evaluators="loud = loud_evaluator")
+    (elsewhere / "conf" / "executor").mkdir()
+    text = "name: loud\ndescription: says a word\nevaluator: loud\nword: hello\njobs: 1\n"
+    (elsewhere / "conf" / "executor" / "loud.yaml").write_text(text, encoding="utf-8")
+    words = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "figures=none", "schedule=serial"]
+    words += ["executor=loud", "--config-dir=conf"]
+    with installed(site):
+        assert main([*words, "simulator=fluid"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "opened"
+        assert lines.count("opened") == lines.count("closed") == 1  # the levels of the ladder share it
+        assert lines.count("hello overlap") > 1
+        assert main([*words, "executor.word=[1]"]) == 2
+        assert "executor.word" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "evaluator.loud: is no plug-in with EVALUATOR" in capsys.readouterr().err
+
+
 _ALONE = """
 import importlib.metadata, sys
 importlib.metadata.entry_points = lambda **group: ()  # as where no other distribution is installed
