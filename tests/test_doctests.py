@@ -7,13 +7,15 @@ import importlib
 
 import pytest
 
+from dse.plugins import roots
 from tests.test_layers import MODULES, name_of
 
 EXAMPLES = [
     name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for path in MODULES
-    if ">>> " in path.read_text("utf-8")
+    if ">>> " in path.read_text("utf-8") and name_of(path).partition("/")[0] in roots()
 ]
+"""Modules with examples, of the core and of the plug-ins that are installed."""
 
 
 @pytest.mark.parametrize("module", EXAMPLES)

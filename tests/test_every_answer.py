@@ -30,12 +30,12 @@ def test_each_study_says_what_answers_it_and_no_question_says_what_a_run_may_cha
         study = yaml.safe_load(path.read_text("utf-8"))["study"]
         assert not re.search(f"{numbers}|\\b({machines})\\b", study["question"]), path.stem
         assert study["answer"]["shows"], path.stem
-    assert set(answer_check.QUANTITIES) == set(answer_check.SMALL) == set(list_options("study"))
+    assert set(answer_check.QUANTITIES) == set(answer_check.SMALL) >= set(list_options("study"))
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("study", sorted(set(answer_check.QUANTITIES) - RUN_ELSEWHERE))
+@pytest.mark.parametrize("study", sorted(set(list_options("study")) - RUN_ELSEWHERE))
 def test_the_first_table_has_the_quantity_of_the_question_and_the_heading_what_was_run(
     study: str, tmp_path: Path
 ) -> None:
