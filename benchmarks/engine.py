@@ -201,7 +201,7 @@ class Peer:
 def against_peers(cases: list[Case]) -> list[Peer]:
     """Every peer that runs here, at work that ours does in the same run; they need the plug-in of peers."""
     from dse_peers import simgrid
-    from validation import packet_level, peers
+    from validation import packet_level
 
     found = [
         Peer("SimPy", f"{case.name}, {case.tasks:,} tasks", 1 / case.points["fluid"], 1 / case.points["event"])
