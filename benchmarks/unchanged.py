@@ -1,7 +1,8 @@
 """Results and claims of studies as they were at another commit, value by value.
 
 `python -m benchmarks.unchanged <commit> [<study> ...]` runs each study with the code of that commit and with the
-present code, without a store, and compares the tables and the claims: equal to the last bit, keys included.
+present code, without a store, and compares the tables and the claims: equal to the last bit. Keys are compared by which
+rows they tell apart.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.recorded import ROOT
-from dse import plugins
-from dse.values import former_fields
 
 LONG = ("search_benchmark",)
 """Studies that take longer than all others together: they are compared when they are named."""
@@ -41,26 +40,19 @@ def run(tree: Path, study: str, folder: Path, *words: str) -> str:
     return done.stderr.strip()[-500:] if done.returncode else ""
 
 
-def with_present_names(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """The table of a commit before fields were renamed, with the names and the values that they have now."""
-    for kind in ("backend", "schedule"):
-        plugins.available(kind)
-    for column in [str(name) for name in new if name not in old]:
-        head, _, field = column.rpartition(".")
-        for former in former_fields(field):
-            path = f"{head}.{former.name}".lstrip(".")
-            if path in old and path not in new:
-                present = {was: now for now, was in former.values.items()}
-                old = old.rename(columns={path: column}).replace({column: present})
-    return old
+def with_numbered_keys(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with keys as the place of their first row, which does not depend on how keys are made."""
+    columns = [name for name in ("key", "baseline") if name in table]
+    codes, _ = pd.factorize(table[columns].to_numpy().T.ravel())
+    return table.assign(**dict(zip(columns, codes.reshape(len(columns), len(table)), strict=True)))
 
 
 def differences(before: Path, after: Path) -> list[str]:
     """What differs between the tables and the claims of two finished runs."""
     old, new = (pd.read_parquet(folder / "results.parquet") for folder in (before, after))
-    old = with_present_names(old, new)
     if old.shape != new.shape or list(old) != list(new):
         return [f"the table was {old.shape} and is {new.shape}, columns {sorted(map(str, set(old) ^ set(new)))}"]
+    old, new = with_numbered_keys(old), with_numbered_keys(new)
     found = [f"column {name}" for name in old if not _same(old[name], new[name])]
     old_claims, new_claims = (_claims(folder) for folder in (before, after))
     return found + ["claims.json"] * (old_claims != new_claims)
