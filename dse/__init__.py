@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,24 +21,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["load", "result", "run"]
-
-
-class _MovedModules(MetaPathFinder):
-    """Say where a module went that stood elsewhere before: it is asked last, for modules that nobody has found."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Raise ModuleNotFoundError with the present name of a module of ours that was renamed; else None."""
-        if fullname.startswith(("dse.", "simulators.")):
-            lines = (Path(__file__).parent / "moved_modules.csv").read_text("utf-8").splitlines()
-            present = dict(line.split(",") for line in lines if "," in line).get(fullname)
-            if present is not None:
-                raise ModuleNotFoundError(f"{fullname} is {present} now", name=fullname)
-        return None
-
-
-sys.meta_path.append(_MovedModules())
 
 
 def run(

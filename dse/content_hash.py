@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.values import LABELS, Keys, Memo, former_leaf, former_leaves, former_names
+from dse.values import LABELS, Keys, Memo, iter_leaves, leaves
 
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 
@@ -23,20 +23,12 @@ def content_keys(model: BaseModel, axes: Mapping[str, NDArray[Any]] | None = Non
     its value, and of its context (backend name, version, parameters). So a grid costs one hash per value and one
     addition per design, and a leaf counts the same as an axis or fixed. A sum is sound here: the paths of a design
     are distinct, so no leaf can stand in for another, and nobody builds designs to collide; what is left is chance,
-    2^-128 for a pair. Fields that were renamed count under their former names (`dse.values.Former`).
+    2^-128 for a pair.
     """
-    axes = dict(_former_axes(model, axes or {}))
-    formers = former_names(type(model))
-    parts = [(formers[name].name if name in formers else name, part) for name, part in model if name not in LABELS]
-    sums = [_part_lane(part, f"{name}.", axes) for name, part in parts]
+    axes = axes or {}
+    sums = [_part_lane(part, f"{name}.", axes) for name, part in model if name not in LABELS]
     sums += map(_lane, _context(context))
     return _spread(sums, axes)
-
-
-def _former_axes(model: BaseModel, axes: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    for path, values in axes.items():
-        former_path, former = former_leaf(model, path)
-        yield former_path, np.array([former.value(value) for value in values.tolist()]) if former.values else values
 
 
 def grid_content_keys(fixed: Iterable[str], axes: Mapping[str, NDArray[Any]], context: Sequence[str] = ()) -> Keys:
@@ -59,8 +51,8 @@ _parts = Memo[tuple[int, int]](4096)
 
 
 def _sum(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-    part_leaves = former_leaves(part, path[:-1])
-    return _add(_lane(f"{name} = {_canonical(value)!r}") for name, value in part_leaves if name not in axes)
+    part_leaves = iter_leaves(part, path[:-1])
+    return _add(_lane(f"{name} = {_canonical(value)!r}") for name, value, _ in part_leaves if name not in axes)
 
 
 def _add(hashes: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -103,5 +95,5 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_canonical(item) for item in value]
     if isinstance(value, BaseModel):
-        return sorted((path, _canonical(item)) for path, item in former_leaves(value, ""))
+        return sorted((path, _canonical(item)) for path, item, _ in leaves(value))
     return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
@@ -52,82 +51,6 @@ class AtMost(int):
 
     def __hash__(self) -> int:
         return super().__hash__()
-
-
-@dataclass(frozen=True)
-class Former:
-    """The name that a field had before it was renamed, and what its values were: new value -> former value.
-
-    It stands in the annotation of the field. Content keys are hashes of former names and values, so that results stored
-    before the renaming are found.
-    """
-
-    name: str
-    values: Mapping[Any, Any] = field(default_factory=dict)
-
-    def value(self, new: Any) -> Any:
-        """The former value; the new one where values kept their names."""
-        return self.values.get(new, new) if self.values else new
-
-
-@functools.cache
-def former_names(kind: type[BaseModel]) -> Mapping[str, Former]:
-    """The fields of `kind` that had another name before, with that name."""
-    marks = {name: info.metadata for name, info in kind.model_fields.items()}
-    return {name: mark for name, metadata in marks.items() for mark in metadata if isinstance(mark, Former)}
-
-
-def renamed_to(name: str, candidates: Iterable[str]) -> str:
-    """Text that says which of some candidates a former name is now; "" where it is none.
-
-    name, candidates: fields, or dotted paths that end with one. Every kind of model that is loaded is looked at.
-    """
-    texts = {
-        f"it is `{new}` now" + "".join(f", {now!r} for {was!r}" for now, was in former.values.items())
-        for new in {candidate.rpartition(".")[2] for candidate in candidates}
-        for former in former_fields(new)
-        if former.name == name.rpartition(".")[2]
-    }
-    return "; or ".join(sorted(texts))
-
-
-def former_fields(name: str) -> list[Former]:
-    """The former names of all fields called `name`, of every kind of model that is loaded."""
-    return [former_names(kind)[name] for kind in _subclasses(Frozen) if name in former_names(kind)]
-
-
-def _subclasses(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _subclasses(below)
-
-
-@dataclass(frozen=True)
-class Moved:
-    """The dotted path at which a field stood before, in another section, and the present one.
-
-    It stands in the annotation of the field. Content keys take no notice of it.
-    """
-
-    path: str
-    now: str
-
-
-def moved_to(path: str) -> str:
-    """Text that says where a value, or the values of a section, are now that stood at a path; "" where none did.
-
-    Every kind of model that is loaded is looked at.
-    """
-    marks = {mark for kind in _subclasses(Frozen) for mark in _moved(kind)}
-    same = {mark.now for mark in marks if mark.path == path}
-    below = {mark.now for mark in marks if mark.path.startswith(f"{path.partition('.')[0]}.")}
-    names = ", ".join(f"`{name}`" for name in sorted(same or below))
-    return f"it is {names} now" if same else f"its values are {names} now" if below else ""
-
-
-@functools.cache
-def _moved(kind: type[BaseModel]) -> tuple[Moved, ...]:
-    return tuple(mark for info in kind.model_fields.values() for mark in info.metadata if isinstance(mark, Moved))
 
 
 @functools.cache
@@ -197,35 +120,6 @@ def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:
         extra = fields[name].json_schema_extra if name in fields else None
         marked = bool(extra.get("structural")) if isinstance(extra, dict) else False
         yield from iter_leaves(value, f"{path}{name}", marked)
-
-
-def former_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every leaf of what a field holds, both as they were before any renaming."""
-    if isinstance(value, BaseModel):
-        formers = former_names(type(value))
-        for name, inner in value:
-            if name not in LABELS:
-                former = formers.get(name)
-                yield from former_leaves(
-                    former.value(inner) if former else inner, f"{path}.{former.name if former else name}".lstrip(".")
-                )
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from former_leaves(item, f"{path}.{key}")
-    else:
-        yield path, value
-
-
-def former_leaf(model: BaseModel, path: str) -> tuple[str, Former]:
-    """The dotted path of a leaf of a model as it was before any renaming, and the last name on it with its values."""
-    node: Any = model
-    names, former = list[str](), Former("")
-    for name in path.split("."):
-        known = former_names(type(node)) if isinstance(node, BaseModel) else {}
-        former = known.get(name, Former(name))
-        names.append(former.name)
-        node = node.get(name) if isinstance(node, Mapping) else getattr(node, name, None)
-    return ".".join(names), former
 
 
 def put(model: BaseModel, path: str, value: Any) -> Any:

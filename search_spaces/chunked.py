@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dse.units import Integer
-from dse.values import Former, knob
+from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline, piece
 from simulators.costs.transfer import Route
@@ -34,10 +34,10 @@ class Chunked(CommEngineKnobs):
     """Knobs of the family. num_chunks: chunks per shard; one transfer is 1 / (num_gpus * num_chunks) of the tensor."""
 
     family: Literal["chunked"]
-    chunk_dim: Annotated[Literal["m", "k"], knob(structural=True, neutral="m"), Former("shape", {"m": "1d", "k": "2d"})]
-    local_shard_first: Annotated[bool, knob(structural=True), Former("start", {False: "uniform", True: "hetero"})]
+    chunk_dim: Annotated[Literal["m", "k"], knob(structural=True, neutral="m")]
+    local_shard_first: Annotated[bool, knob(structural=True)]
     compute: Annotated[Literal["fused", "unfused"], knob(structural=True)]
-    num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024), Former("granularity")]
+    num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
 
     def neutral(self) -> Mapping[str, Any]:
         """Neutral values; `chunk_dim` changes nothing for a single chunk."""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dse.errors import ConfigError
 from dse.units import Integer, Number, Seconds
-from dse.values import Former, knob
+from dse.values import knob
 from search_spaces.bounds import piece_bound
 from simulators.costs.transfer import CommEngine, Mover, library_cus
 from simulators.hardware.parts import ShortTime
@@ -44,7 +44,7 @@ class CommEngineKnobs(ScheduleKnobs):
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
     ranks: ClassVar[tuple[str, ...]] = ("priority",)
-    comm_engine: Annotated[CommEngine, knob(structural=True), Former("mover")]
+    comm_engine: Annotated[CommEngine, knob(structural=True)]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=1, le=4096)]
     priority: Annotated[Priority, knob(structural=True, neutral="equal")] = "equal"
     near_memory: Annotated[bool, knob(structural=True)] = False

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.units import Integer
-from dse.values import Former, knob
+from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import library_cus
@@ -32,7 +32,7 @@ class Concurrent(CommEngineKnobs):
     orders: ClassVar[tuple[str, ...]] = ("beside",)
     family: Literal["concurrent"]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=0, le=4096)]
-    launch_order: Annotated[Literal["gemm_first", "comm_first"], knob(structural=True), Former("order")]
+    launch_order: Annotated[Literal["gemm_first", "comm_first"], knob(structural=True)]
     partition: Annotated[bool | None, knob(when={"comm_engine": "cu"}, structural=True)] = False
     withheld_cus: Annotated[Integer | None, knob(when={"comm_engine": "dma"}, ge=0, le=4096)] = 0
 

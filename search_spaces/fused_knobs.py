@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dse.units import Fraction, Integer
-from dse.values import Former, knob
+from dse.values import knob
 from simulators.costs.fabric import Algorithm
 from simulators.overlap.design import ScheduleKnobs
 from simulators.workloads.operators import Collective, Embedding, Gemm, Gemv, Workload
@@ -25,10 +25,8 @@ class FusedKnobs(ScheduleKnobs):
     collective: Annotated[Algorithm, knob(structural=True)]
     copies: Annotated[bool, knob(structural=True)]
     pairs: Annotated[Literal["producer", "all"] | None, knob(structural=True, when=_FUSED)]
-    num_chunks: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024), Former("slices")]
-    issue_order: Annotated[
-        Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED), Former("order")
-    ]
+    num_chunks: Annotated[Integer | None, knob(structural=True, when=_FUSED, ge=1, le=1024)]
+    issue_order: Annotated[Literal["remote_first", "local_first"] | None, knob(structural=True, when=_FUSED)]
     zero_copy: Annotated[bool | None, knob(structural=True, when=_FUSED)]
     occupancy_loss: Annotated[Annotated[Fraction, Field(lt=1)] | None, knob(when=_FUSED)]
     near_memory: Annotated[bool, knob(structural=True)] = False

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.units import Integer
-from dse.values import Former, knob
+from dse.values import knob
 from simulators.costs.gemm.sharing import Choice, Kernel, chosen, lacks
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
@@ -36,7 +36,7 @@ class Streams(ScheduleKnobs):
     gemm_refinement: ClassVar[str] = "occupancy and shares of the cache"
     family: Literal["streams"]
     kernels: Annotated[Choice, knob(structural=True)]
-    num_streams: Annotated[Integer, knob(structural=True, ge=1, le=64), Former("degree")]
+    num_streams: Annotated[Integer, knob(structural=True, ge=1, le=64)]
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require independent GEMMs and one GPU whose description has the keys that sharing needs."""

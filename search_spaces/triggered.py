@@ -34,7 +34,7 @@ import numpy as np
 
 from dse.errors import ConfigError
 from dse.units import Integer, Number
-from dse.values import Former, knob
+from dse.values import knob
 from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm.stages import Staged, stage_gemm
 from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
@@ -61,7 +61,7 @@ class Triggered(ScheduleKnobs):
     ] = None
     occupancy_threshold: Annotated[Integer | None, knob(when={"arbitration": "compute_first"}, ge=1, le=10**6)] = None
     guaranteed_share: Annotated[Number | None, knob(when={"arbitration": "compute_first"}, gt=0, le=0.5)] = None
-    num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024), Former("stages")] = 32
+    num_chunks: Annotated[Integer, knob(structural=True, ge=1, le=1024)] = 32
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require a GEMM and its reduction over all GPUs, and the hardware that the knobs use."""

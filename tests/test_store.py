@@ -126,6 +126,18 @@ def test_a_result_is_recorded_once_and_the_first_one_stands(url: str) -> None:
     assert rows(found) == [*rows(made([1, 2])), rows(other)[1]]
 
 
+def test_results_are_carried_to_other_keys_where_no_result_stands(url: str) -> None:
+    store = Store(url)
+    recorded(store, fresh([1, 2, 3]))
+    names = key_bytes(keys_of([1, 2, 3, 4]))
+    for _ in range(2):
+        store.rebase({names[0]: names[3], names[1]: names[2]})
+        found = store.find(keys_of([1, 2, 3, 4]), store.number(CONTEXT))
+        assert found.known.tolist() == [False, False, True, True]
+        assert rows(found.results)[2:] == [*rows(made([3])), *rows(made([1]))]
+    assert store.check() == (2, 0)
+
+
 def test_a_text_that_no_database_takes_is_recorded_with_a_mark_in_its_place(url: str) -> None:
     store = Store(url)
     recorded(store, fresh([1], Results.of([Result("failed", reason="a\0b\udc80c")])))
@@ -317,7 +329,7 @@ def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
 def test_a_store_of_another_version_is_refused_and_left_as_it_is(url: str) -> None:
     store = Store(url)
     store.database.write(lambda connection: connection.exec_driver_sql("UPDATE about SET schema = 99"))
-    with pytest.raises(StoreError, match=r"another version of dse \(99, not 1\)"):
+    with pytest.raises(StoreError, match=r"another version of dse \(99, not 2\)"):
         Store(url)
 
 
@@ -326,7 +338,7 @@ def test_a_store_from_before_tables_had_a_number_is_refused(url: str) -> None:
     for change in ("DROP TABLE about", "ALTER TABLE studies DROP COLUMN before"):
         store.database.write(partial(Connection.exec_driver_sql, statement=change))
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"another version of dse \(0, not 1\)"):
+        with pytest.raises(StoreError, match=r"another version of dse \(0, not 2\)"):
             Store(url)
 
 

@@ -155,8 +155,6 @@ def nearest_key(tree: Mapping[str, Any], key: str, value: object = None) -> str:
     parts = key.split(".")
     parent, siblings = _deepest(tree, parts)
     missing = parts[len(parent)]
-    if (former := did_you_mean(missing, siblings, path=key)).startswith("it"):  # is called otherwise now
-        return former
     if value is not None and (way := _unit_in_name(".".join(parent), missing, str(value), siblings)):
         return way
     path = _elsewhere(tree, key) or ".".join([*parent, *filter(None, [nearest(missing, siblings)])])

@@ -20,7 +20,6 @@ from pydantic_core import ErrorDetails
 from dse.errors.texts import hidden as hidden
 from dse.errors.texts import printable
 from dse.errors.texts import redact as redact
-from dse.values import moved_to, renamed_to
 
 Model = TypeVar("Model", bound=BaseModel)
 MOST_SHOWN = 20
@@ -96,19 +95,13 @@ class Problems:
             raise ConfigError(self.found)
 
 
-def did_you_mean(name: str, candidates: Iterable[str], *, path: str = "") -> str:
-    """The way out of a name that is not known: what it is called now, else the nearest known one, else all of them.
-
-    path: the dotted path that the name is part of, for values that moved to another section.
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The way out of a name that is not known: the nearest known one, else all of them.
 
     >>> did_you_mean("num_cuz", ["num_cus", "kernel_launch_s"])
     'did you mean `num_cus`?'
     """
     names = sorted(candidates)
-    if moved := moved_to(path):
-        return moved
-    if now := renamed_to(name, names):
-        return now
     near = nearest(name, names)
     return f"did you mean `{near}`?" if near else known_here(names)
 

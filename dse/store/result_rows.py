@@ -49,6 +49,12 @@ def is_intact(row: Sequence[Any], context: int | None) -> bool:
     return fits(row) and context in (None, row[1])
 
 
+def with_key(row: Sequence[Any], key: bytes) -> tuple[Any, ...]:
+    """The same row under another key."""
+    values = (key, *row[1:-1])
+    return *values, checksum(values)
+
+
 def checksum(row: Sequence[Any]) -> bytes:
     """Checksum of 64 bits (BLAKE2b) over all other columns of a row. Raises TypeError for a value of another kind."""
     key, context, study, status, engine, reason, point, metrics = row

@@ -50,14 +50,17 @@ from dse.store.result_rows import (
     is_intact,
     key_bytes,
     results_of_rows,
+    with_key,
 )
 from dse.values import Keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-SCHEMA = 1
-"""Version of the tables, raised by every change of them."""
+SCHEMA = 2
+"""Version of the tables and of what a key is a hash of, raised by every change of them."""
+FORMER_SCHEMA = 1
+"""The version whose keys `dse.study.rebase` carries over."""
 _CHUNK = 4096  # keys per statement
 
 _tables = MetaData()
@@ -137,27 +140,27 @@ Insert = tuple[str, Any]
 class Store:
     """The tables of results in a database. Raises dse.store.database.StoreError if it cannot be used."""
 
-    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S, schemas: Collection[int] = (SCHEMA,)) -> None:
         self.url, self.patience_s = url, patience_s
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
         self._insert = str(self.insert_statement(results).compile(dialect=self.database.dialect))
         self._contexts: dict[int, Context] = {}
-        self._check_schema()
+        self._check_schema(schemas)
 
-    def _check_schema(self) -> None:
-        """Refuse a database whose tables are those of another version."""
+    def _check_schema(self, schemas: Collection[int]) -> None:
+        """Number new tables, and refuse those of a version that is none of `schemas`."""
 
-        def work(connection: Connection) -> list[int]:
+        def work(connection: Connection) -> int:
             inspector = inspect(connection)
             for table in _tables.tables.values():  # a database from before tables had a number
                 if {column["name"] for column in inspector.get_columns(table.name)} != set(table.columns.keys()):
-                    return [0]
-            connection.execute(self.insert_statement(about), {"schema": SCHEMA})
-            return list(connection.execute(select(about.c.schema)).scalars())
+                    return 0
+            version = schema_of(connection)
+            connection.execute(self.insert_statement(about), {"schema": version})
+            return version
 
-        if (versions := self.database.write(work)) != [SCHEMA]:
-            rule = f"{self.database} is laid out for another version of dse ({max(versions)}, not {SCHEMA})"
-            raise StoreError(f"{rule}; choose another output_dir or store.url")
+        if (version := self.database.write(work)) not in schemas:
+            raise wrong_schema(version, self.url)
 
     def insert_statement(self, table: Table) -> Any:
         """Build the statement that inserts rows into a table, except those whose key is present."""
@@ -291,18 +294,38 @@ class Store:
     def check(self) -> tuple[int, int]:
         """Verify every row: (number of intact rows, number of damaged rows, which go into quarantine)."""
         fine = bad = 0
-        last = b""
-        while True:
-            rows = self._after(last)
-            if not rows:
-                return fine, bad
-            intact = self._intact_rows(rows)
-            fine, bad = fine + len(intact), bad + len(rows) - len(intact)
+        for rows in self.pages():
+            intact = len(self._intact_rows(rows))
+            fine, bad = fine + intact, bad + len(rows) - intact
+        return fine, bad
+
+    def pages(self) -> Iterator[list[Any]]:
+        """Read all rows of results in the order of their keys, as they stand, up to 65,536 at a time."""
+        query, last = select(results).order_by(results.c.key).limit(1 << 16), b""
+        while rows := self._page(query.where(results.c.key > last)):
+            yield rows
             last = max(row[0] for row in rows)
 
-    def _after(self, key: bytes) -> list[Any]:
-        query = select(results).where(results.c.key > key).order_by(results.c.key).limit(1 << 16)
+    def _page(self, query: Any) -> list[Any]:
         return self.database.read(lambda connection: list(connection.execute(query)))
+
+    def rebase(self, keys: Mapping[bytes, bytes]) -> None:
+        """Record results under other keys, former -> present, and the present version: one transaction.
+
+        Where the present key has a result, that one stands.
+        """
+
+        def work(connection: Connection) -> None:
+            self.database.exclude(connection)
+            for names in chunks(list(keys)):
+                rows = connection.execute(select(results).where(results.c.key.in_(names))).all()
+                if rows:
+                    connection.exec_driver_sql(self._insert, [with_key(row, keys[row[0]]) for row in rows])
+                connection.execute(delete(results).where(results.c.key.in_(names)))
+            connection.execute(delete(about))
+            connection.execute(insert(about), {"schema": SCHEMA})
+
+        self.database.write(work)
 
     def front(self, study: int, goals: Mapping[str, str]) -> tuple[list[str], NDArray[np.float64]]:
         """Keys [F] (hex) and objectives [F, objectives] of the Pareto front of the points that a study evaluated.
@@ -343,6 +366,23 @@ class Store:
         return self.database.read(lambda connection: connection.execute(query).scalar()) or b""
 
 
+def schema_of(connection: Connection) -> int:
+    """The version of a database; of one whose number was lost, the former one if it holds results."""
+    if versions := list(connection.execute(select(about.c.schema)).scalars()):
+        return int(max(versions))
+    return SCHEMA if connection.execute(select(results.c.key).limit(1)).first() is None else FORMER_SCHEMA
+
+
+def wrong_schema(version: int, url: str) -> StoreError:
+    """The refusal of a database of another version, with the way out."""
+    place = hidden(url)
+    if version == FORMER_SCHEMA:
+        rule = f"{place} holds results under former names of knobs"
+        return StoreError(f"{rule}; carry them over, once: python -m dse rebase store={place}")
+    rule = f"{place} is laid out for another version of dse ({version}, not {SCHEMA})"
+    return StoreError(f"{rule}; choose another output_dir or store.url")
+
+
 def recorded_keys(url: str) -> Iterator[Keys]:
     """Read the keys [<= 65,536, 2] of all results of a store; nothing is created or written.
 
@@ -354,6 +394,8 @@ def recorded_keys(url: str) -> Iterator[Keys]:
     try:
         with engine.connect().execution_options(stream_results=True) as connection:
             check_plain(connection, _tables, hidden(url))
+            if (version := schema_of(connection)) != SCHEMA:
+                raise wrong_schema(version, url)
             for part in connection.execute(select(results.c.key)).partitions(1 << 16):
                 data = b"".join(key for (key,) in part if isinstance(key, bytes) and len(key) == 16)
                 yield np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)

@@ -22,6 +22,18 @@ COMMANDS = {
         },
         ("timeline study=ficco_sweep key=1a2b3c",),
     ),
+    "rebase": Command(
+        "dse.study.rebase:rebase",
+        "rebase [store=<URL>]",
+        "carry results of an older store over to the present names of knobs",
+        {
+            "store": "database of the studies (auto: results.db of output_dir)",
+            "output_dir": "folder of results (outputs)",
+            "config_dir": "own configuration of the studies' user, if it lies elsewhere here",
+            "command": "program that may be started, for simulator=external",
+        },
+        ("rebase output_dir=outputs",),
+    ),
     "worker": Command(
         "dse.study.worker:worker",
         "worker store=<URL> [study=]",

@@ -23,7 +23,7 @@ from dse.errors import Broken
 from dse.evaluation.evaluators import MakeEvaluator, Services
 from dse.progress import bar
 from dse.results.pareto import first_best, minimized
-from dse.space import Block, Evaluated
+from dse.space import Assignment, Block, Evaluated
 from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
@@ -129,12 +129,17 @@ def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
     """Return a row of the study's table as a design of a level."""
     scenario, values = str(row["scenario"]), row.dropna()
     chosen = {path: _plain(values[path]) for path in plan.knobs if path in values}
+    block = point_at_level(plan, level, scenario, chosen)
+    return Evaluated(block, block.keys(*level.spec.context.words), scenario)
+
+
+def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -> Block:
+    """Return a point of a scenario of the study as a design of a level."""
     backend, space = level.spec.make(), plan.spaces[scenario]
     if level.spec.name == plan.spec.name:
-        (block,) = replace(space, backend=backend, known=Memo()).resolve(chosen)
-    else:
-        block = Block(chosen, {}, backend.design(plain_design(plan.backend, space.tree(chosen))))
-    return Evaluated(block, block.keys(*level.spec.context.words), scenario)
+        (block,) = replace(space, backend=backend, known=Memo()).resolve(point)
+        return block
+    return Block(point, {}, backend.design(plain_design(plan.backend, space.tree(point))))
 
 
 def _plain(value: Any) -> Any:

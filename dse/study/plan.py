@@ -310,13 +310,13 @@ def _check_baseline(check: Problems, study: Study, space: Space) -> None:
     for path, value in options.items():
         named = space.options.get(path.partition(".")[0], {})
         if value not in named:
-            way = did_you_mean(str(value), named, path=path)
+            way = did_you_mean(str(value), named)
             check.add("study.baseline", f"names no option of {path.partition('.')[0]}", value=value, way_out=way)
             return
     for path, value in study.baseline.items():
         if path not in options and space.backend.condition(path, space.tree(options)) is None:
             siblings = _siblings(space.tree(options), path)
-            way = did_you_mean(path.rpartition(".")[2], siblings, path=path)
+            way = did_you_mean(path.rpartition(".")[2], siblings)
             check.add("study.baseline", f"{path} is no knob of any design here", way_out=way)
         elif path not in options:
             _check_value(check, space, {**options, path: value}, "study.baseline")
@@ -385,7 +385,7 @@ def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> t
         name: None for option in options for name in _siblings(space.tree(option), path) if _counts(space, path, name)
     }
     name = path.rpartition(".")[2]
-    way = did_you_mean(name, siblings, path=path)
+    way = did_you_mean(name, siblings)
     if near := nearest(name, siblings):
         way = way.replace(f"mean `{near}", f"mean `{path.removesuffix(name)}{near}")
     elsewhere = nearest_key(space.base, path.removeprefix("space."))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.config.compose import request
 from dse.config.options import problems_of_files
 from dse.errors import ConfigError, Problem
+from dse.errors.parsing import parse_json
 from dse.evaluation.settings import Executor
 from dse.results.finished_run import Finished
 from dse.results.output_files import file_error
 from dse.space import get_path
 from dse.study.plan import Plan, plan
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
 
 _WAY = "look at it, and if it is yours run the study again and type it"
 
@@ -85,3 +90,14 @@ def plan_recorded(overrides: Sequence[str], folder: str | None, present: Present
             way = f"look at it, and if it is yours add command={shlex.quote(command_line)}"
             raise ConfigError([Problem(spec.name, rule, way_out=way)])
     return planned
+
+
+_OF_A_CLIENT = ("store", "executor", "tracking", "output_dir", "figures", "resume", "timeline", "verbose")
+"""Sections that say how a client runs, which others that plan its study leave out."""
+
+
+def plan_stored(row: Row[Any], present: Present) -> Plan:
+    """Plan a study of the store from its record. Raises ConfigError."""
+    words = parse_json(row.command, "command")
+    overrides = [word for word in words if re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0] not in _OF_A_CLIENT]
+    return plan_recorded(overrides, parse_json(row.provenance, "provenance").get("config_dir"), present)

@@ -8,7 +8,6 @@ scenarios are passed by.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,7 @@ from dse.store.database import is_missing
 from dse.store.result_store import Store
 from dse.store.settings import StoreAt
 from dse.study import resume
-from dse.study.plan import Plan
-from dse.study.plan_again import Present, plan_recorded
+from dse.study.plan_again import Present, plan_stored
 from dse.study.run import finite_points
 from dse.units import WallSeconds, typed_integer
 from dse.values import Frozen
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
 
 _LOOK_S = 2.0
-_OURS = ("store", "executor", "tracking", "output_dir", "figures", "resume", "timeline", "verbose")
-"""Sections that say how a client runs, which is no business of a worker."""
 
 
 class WorkerRequest(Frozen):
@@ -105,7 +101,7 @@ def _help(store: Store, row: Row[Any], executor: Executor, present: Present, sto
         print(f"{label} is passed by: here {wrong}", file=sys.stderr)
         return
     try:
-        planned = _plan(row, present)
+        planned = plan_stored(row, present)
         session = resume.join(store, row, planned)
     except ConfigError as error:
         print(f"{label} is passed by: {'; '.join(map(str, error.problems))}", file=sys.stderr)
@@ -125,9 +121,3 @@ def _help(store: Store, row: Row[Any], executor: Executor, present: Present, sto
         return
     finally:
         session.leave()
-
-
-def _plan(row: Row[Any], present: Present) -> Plan:
-    words = parse_json(row.command, "command")
-    overrides = [word for word in words if re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0] not in _OURS]
-    return plan_recorded(overrides, parse_json(row.provenance, "provenance").get("config_dir"), present)

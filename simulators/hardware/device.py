@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dse.errors import Problems
 from dse.units import Bytes, FlopPerSecond, Integer, Number, Seconds
-from dse.values import Moved, knob
+from dse.values import knob
 from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, peak_format
 from simulators.hardware.network import CollectiveLibrary, ExpertLibrary, InSwitch, Node, Topology
 from simulators.hardware.parts import (
@@ -49,17 +49,11 @@ class DeviceGpu(View, Gpu):
     num_cus: Cus
     peak_hbm_bytes_per_s: Bandwidth
     hbm_bytes: Capacity | None = None
-    active_cus: Annotated[Cus | None, Moved("setting.num_cus", "system.gpu.active_cus")] = None
-    clock: Annotated[Number, Field(gt=0, le=4), Moved("setting.clock", "system.gpu.clock")] = 1.0
-    disabled_cache: Annotated[
-        SwitchableCache | None,
-        knob(structural=True),
-        Moved("setting.feed", "system.gpu.disabled_cache"),
-        Moved("setting.latency", "system.gpu.disabled_cache"),
-        Moved("setting.name", "system.name"),
-    ] = None
+    active_cus: Cus | None = None
+    clock: Annotated[Number, Field(gt=0, le=4)] = 1.0
+    disabled_cache: Annotated[SwitchableCache | None, knob(structural=True)] = None
     without_cache: Mapping[SwitchableCache, WithoutCache] | None = None
-    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3), Moved("setting.flop_vs_bw", "system.gpu.flop_vs_bw")] = 1.0
+    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] = 1.0
     staged_bytes: Bytes | None = None
     pim: Pim | None = None
     peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] = Field(min_length=1)

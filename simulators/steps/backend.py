@@ -289,7 +289,7 @@ class StepBackend(Backend):
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
         check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN)
         for name in set(tree) - set(sections):
-            check.add(name, "is not a known section", way_out=did_you_mean(name, sections, path=name))
+            check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
         for name in Design.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 way = "layouts.auto=true chooses degrees" if name == "parallel" else f"choose one: {name}=<option>"

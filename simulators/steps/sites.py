@@ -379,7 +379,7 @@ def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
         return schedules
     for name, chosen in sorted(tree.items()):
         if name not in SITES:
-            check.add(f"sites.{name}", "is no site", way_out=did_you_mean(str(name), SITES, path=f"sites.{name}"))
+            check.add(f"sites.{name}", "is no site", way_out=did_you_mean(str(name), SITES))
         elif chosen is not None and (schedule := _schedule(check, name, chosen)) is not None:
             schedules |= {} if schedule.family == SERIAL else {name: schedule}
     return schedules
