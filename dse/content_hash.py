@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.values import LABELS, Keys, Memo, iter_leaves, leaves
+from dse.values import LABELS, Keys, Memo, leaves
 
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 
@@ -51,7 +51,7 @@ _parts = Memo[tuple[int, int]](4096)
 
 
 def _sum(part: Any, path: str, axes: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-    part_leaves = iter_leaves(part, path[:-1])
+    part_leaves = leaves(part, path[:-1])
     return _add(_lane(f"{name} = {_canonical(value)!r}") for name, value, _ in part_leaves if name not in axes)
 
 

@@ -111,15 +111,24 @@ unread: keys of a foreign file that may change the answer and that no model read
 """
 
 
-def leaves(model: BaseModel, path: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """(dotted path, value, structural) of every leaf of a frozen model, labels left out."""
-    fields = type(model).model_fields
-    for name, value in model:  # those that a model allows beyond its own, too
-        if name in LABELS:
-            continue
-        extra = fields[name].json_schema_extra if name in fields else None
-        marked = bool(extra.get("structural")) if isinstance(extra, dict) else False
-        yield from iter_leaves(value, f"{path}{name}", marked)
+def leaves(value: Any, path: str = "", structural: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """(dotted path, value, structural) of every leaf of a frozen model, or of what a field holds; labels left out.
+
+    path, structural: of the field. What is no number is structural anyhow.
+    """
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        for name, inner in value:  # those that a model allows beyond its own, too
+            if name not in LABELS:
+                extra = fields[name].json_schema_extra if name in fields else None
+                marked = bool(extra.get("structural")) if isinstance(extra, dict) else False
+                yield from leaves(inner, f"{path}.{name}" if path else name, marked)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}", structural)
+    else:
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        yield path, value, structural or not numeric
 
 
 def put(model: BaseModel, path: str, value: Any) -> Any:
@@ -132,18 +141,6 @@ def put(model: BaseModel, path: str, value: Any) -> Any:
     else:
         changed = put(inner, below, value) if below else value
     return model.model_copy(update={name: changed})
-
-
-def iter_leaves(value: Any, path: str, structural: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """(dotted path, value, structural) of every leaf of what a field holds, `path` being the field's own."""
-    if isinstance(value, BaseModel):
-        yield from leaves(value, f"{path}.")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from iter_leaves(item, f"{path}.{key}", structural)
-    else:
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        yield path, value, structural or not numeric
 
 
 _Value = TypeVar("_Value")

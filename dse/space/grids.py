@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results
-from dse.values import LABELS, Memo, distinct, iter_leaves, put
+from dse.values import LABELS, Memo, distinct, leaves, put
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -77,7 +77,7 @@ def grids(
 def _structure(part: Any) -> tuple[Any, ...]:
     """Structural leaves of a section."""
     kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
-    walked = ((path, value) if marked else path for path, value, marked in iter_leaves(part, ""))
+    walked = ((path, value) if marked else path for path, value, marked in leaves(part, ""))
     return (*kinds, *walked)
 
 

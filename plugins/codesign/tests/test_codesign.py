@@ -459,6 +459,6 @@ def test_the_study_names_machines_for_each_workload_and_a_robust_one(
 
 def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() -> None:
     study = load_yaml(DATA.parent / "study" / "codesign.yaml")["study"]
-    paths = {"system.name", *(path for path, _, _ in leaves(Machine(), "machine."))}
+    paths = {"system.name", *(path for path, _, _ in leaves(Machine(), "machine"))}
     assert {*study.get("recorded", ()), *study["baseline"]} <= paths
     assert {*study["summary"], *study["objectives"]} <= {*paths, *CodesignBackend.metrics}

@@ -283,7 +283,7 @@ def test_the_study_searches_plans_and_says_what_the_best_gains(
 
 
 def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() -> None:
-    study, paths = STUDY["study"], {path for path, _, _ in leaves(PlanKnobs(), "plan.")}
+    study, paths = STUDY["study"], {path for path, _, _ in leaves(PlanKnobs(), "plan")}
     known = {*paths, *ProfileBackend.metrics, *ProfileBackend.relations}
     assert {*study.get("recorded", ()), *study["baseline"]} <= paths
     assert {*study["summary"], *study["objectives"]} <= known
