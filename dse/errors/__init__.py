@@ -46,8 +46,11 @@ class ConfigError(Exception):
     """Input refused before anything was evaluated; exit code 2."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple({str(problem): problem for problem in problems}.values())
-        super().__init__("\n".join(map(str, self.problems)))
+        by_content = {(each.path, each.rule, repr(each.value), each.way_out): each for each in problems}
+        self.problems = tuple(by_content.values())
+
+    def __str__(self) -> str:
+        return "\n".join(dict.fromkeys(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         return ConfigError, (self.problems,)  # so that it survives the way back from a worker process

@@ -102,15 +102,19 @@ def plan(request: Request) -> Plan:
     settings = _settings(check, sections)
     try:
         spec = BackendSpec.of(request.tree.get("simulator"))
-        space = _checked_space(check, request, spec.make())
+        space = _composed_space(check, request, spec.make())
     except ConfigError as error:
         check.found.extend(error.problems)
         check.done()
         raise
+    of_bases = Problems()
+    spaces = _spaces(of_bases, space, spec.make())
+    example = next(iter(spaces.values()), space)  # a base that is a design says of a value alone whether it is legal
+    _check_knobs(check, example)
     study = settings.study if settings else Problems().model(Study, request.tree.get("study"), path="study")
     if study is not None:
-        _check_study(check, study, space)
-    spaces = _spaces(check, space, spec.make())
+        _check_study(check, study, example)
+    check.found.extend(of_bases.found)
     _check_typed(check, request, spaces)
     if settings is not None and not check.found:
         _check_search(check, settings, spaces)
@@ -231,8 +235,8 @@ def _check_level(
         check.found.extend(problems_of_level(level.name, error.problems))
 
 
-def _checked_space(check: Problems, request: Request, backend: Backend) -> Space:
-    """Return the space over the composed design, its knobs checked. Raises ConfigError where there is no design."""
+def _composed_space(check: Problems, request: Request, backend: Backend) -> Space:
+    """Return the space over the composed design, which scenarios complete. Raises ConfigError where there is none."""
     design = {key: value for key, value in request.tree.items() if key not in SECTIONS}
     data_dir = get_path(request.tree, "study.data_dir")
     design |= {} if data_dir is None else {"data_dir": data_dir}
@@ -240,9 +244,7 @@ def _checked_space(check: Problems, request: Request, backend: Backend) -> Space
     if absence := backend.absence():
         check.add("simulator", absence, value=get_path(request.tree, "simulator.name"))
     options = {section: named for section, named in request.options.items() if section in design}
-    space = Space(design, _fitting_knobs(request, design, backend), options, backend)
-    _check_knobs(check, space)
-    return space
+    return Space(design, _fitting_knobs(request, design, backend), options, backend)
 
 
 def _spaces(check: Problems, space: Space, backend: Backend) -> dict[str, Space]:
