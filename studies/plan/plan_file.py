@@ -97,7 +97,7 @@ def check_plan(plan: Plan) -> None:
 
 def _check_site(check: Problems, path: str, name: str, value: Any) -> None:
     if name not in SITES:
-        check.add(path, "is no site", way_out=did_you_mean(name, SITES, path=path))
+        check.add(path, "is no site", way_out=did_you_mean(name, SITES))
         return
     try:
         read_schedule(str(value))
