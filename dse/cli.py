@@ -18,6 +18,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from dse import __version__, plugins
 from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
@@ -40,22 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail
     try:
         with secrets_known(words), printable_streams():
-            return _run_printable(words)
+            try:
+                return _exit_code(_dispatch, words)
+            except KeyboardInterrupt as error:
+                print(str(error) or "interrupted", file=sys.stderr)
+                return 128 + getattr(error, "number", INTERRUPTED - 128)
+            except Exception:
+                if threading.current_thread() is threading.main_thread():
+                    sys.excepthook = _fault(traceback.format_exc())
+                raise
     except ClosedPipe:
         return CLOSED_PIPE
-
-
-def _run_printable(words: list[str]) -> int:
-    """Run one command, whose prints are made printable; its exit code."""
-    try:
-        return _exit_code(lambda: _dispatch(words))
-    except KeyboardInterrupt as error:
-        print(str(error) or "interrupted", file=sys.stderr)
-        return 128 + getattr(error, "number", INTERRUPTED - 128)
-    except Exception:
-        if threading.current_thread() is threading.main_thread():
-            sys.excepthook = _fault(traceback.format_exc())
-        raise
 
 
 def _fault(text: str) -> Callable[..., None]:
@@ -68,10 +64,10 @@ def _fault(text: str) -> Callable[..., None]:
     return show
 
 
-def _exit_code(command: Callable[[], int]) -> int:
+def _exit_code(command: Callable[..., int], *arguments: Any) -> int:
     """Run a command; its exit code, also where it is refused or fails, which is told."""
     try:
-        return command()
+        return command(*arguments)
     except ConfigError as error:
         _refuse(error)
         return REFUSED

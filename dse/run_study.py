@@ -66,7 +66,7 @@ def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> tup
     _print_claims(planned, outputs, rows)
     drawing.begin(report.extras(outputs, module), outputs.figures)
     drawing.finish(planned.settings.study.name)
-    page = write_report(outputs)
+    page = write_report(outputs, charts=planned.settings.figures.name != "none")
     outputs.finish()
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
     background.finish()

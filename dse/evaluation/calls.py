@@ -73,26 +73,25 @@ def serve(request: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Result
     return call(spec, batches, patience) if batches else []
 
 
-def call(spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None = None) -> list[Results]:
+def call(
+    spec: BackendSpec, batches: Sequence[Batch], patience: Patience | None = None, *, retries: int | None = None
+) -> list[Results]:
     """Checked results of each batch from one call of the backend.
 
     If it fails, each half alone, and so on: a design on which it fails is one `failed` result, the others have theirs.
-    Raises Broken where that goes on for longer than there is patience, and OSError for a full disk.
+    retries: of a point whose process is lost; None: as many as there is patience for. Raises Broken where failing goes
+    on for longer than there is patience, and OSError for a full disk.
     """
     patience = Patience() if patience is None else patience
-    return _call_with_retries(spec, batches, patience=patience, retries=patience.retries)
-
-
-def _call_with_retries(
-    spec: BackendSpec, batches: Sequence[Batch], *, patience: Patience, retries: int
-) -> list[Results]:
+    retries = patience.retries if retries is None else retries
     single = sum(batch.size for batch in batches) == 1
     try:
-        results = _checked_call(spec.make(), batches)
+        backend = spec.make()
+        results = _check_answers(backend, batches, backend.evaluate(batches))
     except Lost as error:
         if single and retries > 0:
             print(f"a process of the backend was lost ({error}): its point is evaluated again", file=sys.stderr)
-            return _call_with_retries(spec, batches, patience=patience, retries=retries - 1)
+            return call(spec, batches, patience, retries=retries - 1)
         reason = f"LOST: {error}"
     except MemoryError:
         reason = "OUT OF MEMORY"
@@ -105,7 +104,7 @@ def _call_with_retries(
         return results
     if single:
         patience.record_failure(reason)
-    return halve(batches, reason, lambda half: _call_with_retries(spec, half, patience=patience, retries=retries))
+    return halve(batches, reason, lambda half: call(spec, half, patience, retries=retries))
 
 
 def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch]], list[Results]]) -> list[Results]:
@@ -119,8 +118,8 @@ def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch
     return [Results.join([again([part])[0] for part in batch.split((batch.size + 1) // 2)])]
 
 
-def _checked_call(backend: Backend, batches: Sequence[Batch]) -> list[Results]:
-    answers = backend.evaluate(batches)
+def _check_answers(backend: Backend, batches: Sequence[Batch], answers: Sequence[Results]) -> list[Results]:
+    """What a backend gave for each batch, as far as it keeps the rules."""
     if len(answers) != len(batches):
         raise RuntimeError(f"the backend gave {len(answers)} results for {len(batches)} batches")
     for batch, results in zip(batches, answers, strict=True):

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 import joblib
@@ -56,8 +56,7 @@ class Evaluator:
         Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
         again; what another process has in hand is waited for. Raises Broken, and Interrupted where it is to stop.
         """
-        with closing(Standing(self)) as standing:
-            yield from standing.results(points)
+        return Standing(self).results(points, last=True)
 
 
 class Standing:
@@ -66,15 +65,16 @@ class Standing:
     def __init__(self, evaluator: Evaluator) -> None:
         self._own, self._calls = evaluator, _Calls(evaluator)
 
-    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
-        """As `Evaluator.results`."""
+    def results(self, points: Iterable[Evaluated], *, last: bool = False) -> Iterator[Results]:
+        """As `Evaluator.results`. last: close it at the end."""
         flow = _Flow(self._own, self._calls)
-        for parts in flow.rounds(points):
-            flow.do(parts)
-            yield from flow.ready()
-        while flow.elsewhere:
-            flow.wait()
-            yield from flow.ready()
+        with closing(self) if last else nullcontext():
+            for parts in flow.rounds(points):
+                flow.do(parts)
+                yield from flow.ready()
+            while flow.elsewhere:
+                flow.wait()
+                yield from flow.ready()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -125,9 +125,9 @@ class _Flow:
         if not self._own.looked_up:
             look_up(parts, self._session, self._own.seen)
         first, later = waves([part for part in parts if part.left], self._most)
-        self._evaluate_parts(first)
+        self._evaluate(first)
         look_up(later, self._session, self._own.seen)
-        self._evaluate_parts([part for part in later if part.left])
+        self._evaluate([part for part in later if part.left])
         if len(self.elsewhere) > _MOST_ELSEWHERE:
             self.wait()
 
@@ -137,16 +137,24 @@ class _Flow:
         parts, self.elsewhere = self.elsewhere, []
         look_up(parts, self._session, self._own.seen)
         left = [part for part in parts if part.left]
-        self._evaluate_parts(left)
+        self._evaluate(left)
         if left and len(self.elsewhere) == len(left):
             time.sleep(_POLL_S)
 
-    def _evaluate_parts(self, parts: Sequence[Part]) -> None:
+    def _evaluate(self, parts: Sequence[Part]) -> None:
         """Evaluate what is not another's, as many together as are made ready for calls at a time."""
-        for ready in batched_parts(parts, lambda: self._most * self.calls.width):
-            self._begin(ready)
+        for together in batched_parts(parts, lambda: self._most * self.calls.width):
+            pieces = self._lease(together)
+            try:
+                for group, group_results in self.calls.results(list(call_groups(pieces, self._most, self._takes_long))):
+                    for piece, results in zip(group, group_results, strict=True):
+                        self._record(piece, results)
+                    self.calls.judge(group, group_results)
+            finally:
+                self._settle(self._session.flush())
 
-    def _begin(self, parts: Sequence[Part]) -> None:
+    def _lease(self, parts: Sequence[Part]) -> list[Piece]:
+        """The pieces of the parts that no other process has in hand, and nobody has recorded."""
         mine = self._session.lease([part.keys for part in parts])
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
@@ -154,13 +162,7 @@ class _Flow:
             look_up(leased, self._session, self._own.seen)  # it may have been recorded just before the lease was ours
         pieces = [piece for part in leased for piece in part.pieces()]
         self._session.release([part.keys for part in leased if not part.left])
-        try:
-            for group, group_results in self.calls.results(list(call_groups(pieces, self._most, self._takes_long))):
-                for piece, results in zip(group, group_results, strict=True):
-                    self._record(piece, results)
-                self.calls.judge(group, group_results)
-        finally:
-            self._settle(self._session.flush())
+        return pieces
 
     def _record(self, piece: Piece, results: Results) -> None:
         part = piece.part
@@ -208,20 +210,20 @@ class _Calls:
     def results(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         """Results of each group, as they come. Raises Broken; what is recorded of the failures it tells is not kept."""
         try:
-            for group, results in self._results_from_workers(groups) if self.away else self._results_here(groups):
-                yield group, self._recheck(group, results)
+            if self.away:
+                for group, results in self._results_from_workers(groups):
+                    yield group, self._recheck(group, results)
+            else:
+                for group in groups:
+                    self.check()
+                    began = time.perf_counter()
+                    results = call(self._own.spec, [piece.batch for piece in group], self._patience)
+                    self._spent += time.perf_counter() - began
+                    yield group, self._recheck(group, results)
         except Broken:
             if self._streak:
                 self._own.session.withdraw(np.concatenate(self._streak))
             raise
-
-    def _results_here(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
-        for group in groups:
-            self.check()
-            began = time.perf_counter()
-            results = call(self._own.spec, [piece.batch for piece in group], self._patience)
-            self._spent += time.perf_counter() - began
-            yield group, results
 
     def _results_from_workers(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         if self._pool is None:

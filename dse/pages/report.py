@@ -30,18 +30,18 @@ _MOST_TASKS = 100_000
 _LEAST_SHARE = 0.01
 
 
-def write_report(outputs: Outputs) -> Path:
+def write_report(outputs: Outputs, *, charts: bool = True) -> Path:
     """Write `report.html` of a run, with all that its folder holds by now, and traces beside it; its path.
 
-    Raises ConfigError where the folder is damaged.
+    charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
     """
     write_traces(outputs)
-    shown = content(outputs)
+    shown = content(outputs, has_charts=charts)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
     return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
 
 
-def content(outputs: Outputs) -> dict[str, Any]:
+def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
     """All that the template of a report shows."""
     summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
     shown = report.load_selection(outputs)
@@ -62,7 +62,7 @@ def content(outputs: Outputs) -> dict[str, Any]:
         **_claims(claims),
         "levels": split(report.levels(outputs)),
         **_sources(record),
-        **_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else ""),
+        **(_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else "") if has_charts else _NO_VIEWS),
     }
 
 
@@ -74,13 +74,15 @@ def figure_names(outputs: Outputs, shown: Selection) -> list[str]:
     return [name for name, _ in report.figures(outputs, module, shown.table)]
 
 
+_NO_VIEWS = {"start": None, "content": None, "note": "", "printed": "", "printed_title": ""}
+
+
 def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:
     """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
     points, chosen = read_run(outputs, summary)
     start = begin(points, scenario) if len(points) else None
     if start is None or not vega.library():
-        note = "" if start is None else page.NO_CHARTS
-        return {"start": None, "content": None, "note": note, "printed": "", "printed_title": ""}
+        return {**_NO_VIEWS, "note": "" if start is None else page.NO_CHARTS}
     rows = chosen.num_rows
     note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
     note += f" python -m dse explore {summary['study']} shows every point." if not chosen.complete else ""
