@@ -66,7 +66,7 @@ def run(
     """
     from dse.config.compose import request
     from dse.config.overrides import override
-    from dse.run_study import run_in_folder
+    from dse.run_study import run as evaluate
 
     values = {"figures": "none", "verbose": verbose, **values}
     words = [f"study={study}", *overrides, *(override(name, value) for name, value in values.items())]
@@ -75,7 +75,7 @@ def run(
         if not verbose:
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        folder, code = run_in_folder(asked)
+        folder, code = evaluate(asked)
     finished = result(folder)
     if code:
         warnings.warn(f"points failed: see `status` and `reason` of the table, {finished!r}", stacklevel=2)

@@ -98,7 +98,7 @@ def _dispatch(words: list[str]) -> int:
         return _hydra(words)
     from dse.run_study import run
 
-    return run(request(overrides(words), own_folder(words)))
+    return run(request(overrides(words), own_folder(words)))[1]
 
 
 def _refuse(error: ConfigError) -> None:
@@ -211,7 +211,7 @@ def _hydra(words: Sequence[str]) -> int:
         from dse.run_study import run
 
         typed = [masks.lifted(text) for text in HydraConfig.get().overrides.task]
-        codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))))
+        codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))[1]))
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
     masks = Masks()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,44 +20,51 @@ from dse.results.answer import answer, claims_line, write_answer
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
-from dse.store.contract import Forgetful
-from dse.store.database import StoreError
-from dse.store.result_store import Store
-from dse.study import resume
+from dse.store.contract import Context, Forgetful, Session
 from dse.study.drawing import Drawing
 from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.record import search_with_probes, write_files, write_provenance
 from dse.study.run import Findings, Support
-from dse.tracking.process import BackgroundTracking, background_tracking
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dse.study.resume import Begun
+    from dse.tracking.process import BackgroundTracking
+
 _FEW_KNOBS = 3  # that are named in a line
-_BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 
 
-def run(request: Request) -> int:
-    """Evaluate a study and write everything; 0, or 3 if points failed. Raises ConfigError before any evaluation."""
-    return run_in_folder(request)[1]
-
-
-def run_in_folder(request: Request) -> tuple[Path, int]:
+def run(request: Request) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
     planned = plan(request)
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
     drawing = Drawing(planned.settings.figures)
-    with background_tracking(planned.settings.tracking) as background, closing(drawing):
-        outputs, findings = _run(planned, background, drawing)
+    with _tracked(planned) as background, closing(drawing):
+        outputs, findings = _evaluate(planned, drawing)
+        if background is not None:
+            background.begin(outputs.folder)
+        _present(planned, outputs, drawing)
+        if background is not None:
+            background.finish()
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 
-def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> tuple[Outputs, Findings]:
-    outputs, findings = _search_and_record(planned, drawing)
-    background.begin(outputs.folder)
+def _tracked(planned: Plan) -> AbstractContextManager[BackgroundTracking | None]:
+    """The process that writes views of the study; None where none is asked for, which imports nothing."""
+    wanted = planned.settings.tracking
+    if wanted.uri is None and wanted.optuna is None:
+        return nullcontext()
+    from dse.tracking.process import background_tracking
+
+    return background_tracking(wanted)
+
+
+def _present(planned: Plan, outputs: Outputs, drawing: Drawing) -> None:
+    """Judge the claims, draw what remains, write the page of the report, and print where everything is."""
     drawing.begin(report.level_figures(outputs), outputs.figures)
     shown, module = report.load_selection(outputs), planned.settings.study.module
     rows = report.check(outputs, module, shown)
@@ -69,8 +75,6 @@ def _run(planned: Plan, background: BackgroundTracking, drawing: Drawing) -> tup
     page = write_report(outputs, charts=planned.settings.figures.name != "none")
     outputs.finish()
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
-    background.finish()
-    return outputs, findings
 
 
 def _has_failed(planned: Plan, findings: Findings) -> bool:
@@ -96,63 +100,45 @@ def _has_failed(planned: Plan, findings: Findings) -> bool:
     return True
 
 
-def _search_and_record(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
-    """Search, and write what was found to a new folder."""
+def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
+    """Search, record what comes out in a new folder, and print the answer."""
     record = _provenance(planned)
     opened = evaluator_kind(planned.settings.executor.evaluator).opened
-    with _opened_study(planned, record) as begun, opened() as evaluator:
+    with _stored(planned, record) as stored, opened() as evaluator:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
-                session = Forgetful() if begun is None else begun.session
+                session = Forgetful() if stored is None else stored.session
                 findings = search_with_probes(planned, outputs, Support(session, stop, evaluator))
                 write_files(planned, findings, outputs=outputs)
                 table = _print_answer(planned, findings, outputs)
                 figures = report.figures(outputs, planned.settings.study.module, table)
                 drawing.begin(figures, outputs.figures, key=True)
-                _climb_levels(planned, outputs, Climb(partial(resume.at_level, begun, planned), stop, evaluator))
-        except Interrupted:
+                session_of = _no_session if stored is None else partial(stored.at_level, planned)
+                _climb_levels(planned, outputs, Climb(session_of, stop, evaluator))
+        except BaseException as error:
             drawing.close()
             outputs.discard()
-            raise _interruption(begun, stop) from None
-        except BaseException:
-            drawing.close()
-            outputs.discard()
+            if isinstance(error, Interrupted):
+                raise _interruption(stop, is_kept=stored is not None) from None
             raise
-        write_provenance(planned, outputs, {**record, **_recalled_results(begun, record)})
-        if begun is not None:
-            resume.finish(begun)
+        write_provenance(planned, outputs, record if stored is None else {**record, **stored.recalled_results(record)})
+        if stored is not None:
+            stored.finish()
     return outputs, findings
 
 
-@contextmanager
-def _opened_study(planned: Plan, record: Mapping[str, Any]) -> Iterator[resume.Begun | None]:
-    """The study in its store, begun or taken up again; None without a store."""
-    folder = Path(planned.settings.output_dir)
+def _stored(planned: Plan, record: Mapping[str, Any]) -> AbstractContextManager[Begun | None]:
+    """The study in its store, begun or taken up again; None without a store, which imports nothing."""
     if planned.settings.store.url is None:
-        yield None
-        return
-    store = Store(planned.settings.store.database_url(folder), patience_s=planned.settings.store.patience_s)
-    begun = resume.begin(store, planned, record)
-    try:
-        _check_room(planned, begun)
-        if begun.resumed:
-            left = max(0, planned.num_points - begun.done)
-            bound = "at most " if begun.before or planned.may_repeat else ""
-            print(f"resuming: {begun}, {bound}{left} left", file=sys.stderr)
-        yield begun
-    finally:
-        begun.session.leave()
-        begun.store.database.close()
+        return nullcontext()
+    from dse.study.resume import opened
+
+    return opened(planned, record)
 
 
-def _check_room(planned: Plan, begun: resume.Begun) -> None:
-    """Refuse to begin what the disk cannot hold."""
-    folder = Path(planned.settings.output_dir)
-    existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
-    needed, free = _BYTES_PER_POINT * (planned.num_points - begun.done), shutil.disk_usage(existing).free
-    if needed > free:
-        raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
+def _no_session(_: Context) -> AbstractContextManager[Session]:
+    return nullcontext(Forgetful())
 
 
 def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:
@@ -170,17 +156,9 @@ def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:
     outputs.write_json("fidelity", {**summary, "settings": planned.settings.fidelity.model_dump(mode="json")})
 
 
-def _interruption(begun: resume.Begun | None, stop: Stop) -> Interrupted:
-    hint = "; what was evaluated is kept: type the same command to go on" if begun else ""
+def _interruption(stop: Stop, *, is_kept: bool) -> Interrupted:
+    hint = "; what was evaluated is kept: type the same command to go on" if is_kept else ""
     return Interrupted(stop.number, f"interrupted{hint}")
-
-
-def _recalled_results(begun: resume.Begun | None, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The study in the store, from which others results were taken, and what differs in the runs that made them."""
-    if begun is None:
-        return {}
-    recalled = {str(study): count for study, count in begun.session.recalled.items() if study != begun.study}
-    return {"study": begun.study, "recalled": recalled, "mixed": resume.differing_runs(begun, record)}
 
 
 def _provenance(planned: Plan) -> dict[str, Any]:

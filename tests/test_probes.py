@@ -18,7 +18,7 @@ from dse.space import Case, Knob
 from dse.store.result_store import Store
 from dse.study.plan import Plan
 from dse.study.record import search_with_probes
-from dse.study.resume import begin, finish
+from dse.study.resume import begin
 from dse.study.run import Support
 from studies.plain import Plain
 from tests import toy
@@ -49,7 +49,7 @@ def run(plan: Plan, folder: Path, store: Store | None = None) -> Outputs:
         search_with_probes(plan, outputs, Support(begun.session))
     finally:
         begun.session.leave()
-    finish(begun)
+    begun.finish()
     return outputs
 
 

@@ -25,7 +25,7 @@ from dse.evaluation.signals import Interrupted
 from dse.space import Knob
 from dse.store.result_store import Store, leases, owners, studies
 from dse.study.plan import Plan
-from dse.study.resume import Begun, begin, finish, question
+from dse.study.resume import Begun, begin, question
 from dse.study.run import Support, run
 from tests import toy
 
@@ -61,7 +61,7 @@ def study(plan: Plan, store: Store, folder: Path, stopping: Callable[[], bool] =
         run(plan, folder / "results.parquet", Support(begun.session, stopping))
     finally:
         begun.session.leave()
-    finish(begun)
+    begun.finish()
     return begun
 
 

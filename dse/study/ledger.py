@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from dse.study.table import ROWS_PER_GROUP, Layout, Rows, Sheet
 
 
 class Ledger:
-    """Table of a study while it is being written.
+    """Table of a study while it is being written; as a context, one that is discarded where something is raised.
 
     distinct: number of distinct points explored in each scenario. winners: scenario -> key and design of its best row.
     statuses, engines: number of rows with each.
@@ -38,6 +38,13 @@ class Ledger:
         self.winners: dict[str, tuple[str, BaseModel]] = {}
         self.statuses: Counter[str] = Counter()
         self.engines: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.sheet.discard()
 
     def take(self, rows: Iterable[Rows]) -> None:
         """Take in rows in the order of the table."""

@@ -7,10 +7,12 @@ where it was left; a changed one is a study of its own, which one line says, or 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, insert, select, update
@@ -18,7 +20,8 @@ from sqlalchemy import func, insert, select, update
 from dse.errors import ConfigError, Problem, redact
 from dse.errors.parsing import parse_json
 from dse.results.provenance import changes
-from dse.store.contract import Context, Forgetful, Session
+from dse.store.contract import Context, Session
+from dse.store.database import StoreError
 from dse.store.owner import Owner
 from dse.store.result_store import Store, owners, studies
 from dse.store.session import Hold, StoreSession
@@ -28,6 +31,7 @@ from dse.values import LABELS, leaves
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Row, Select
 
+_BYTES_PER_POINT = 1000  # of disk: some 250 in the store and its log, about 100 in the table, the rest to spare
 _SHOWN = 3  # differences that are reported one by one
 
 
@@ -54,6 +58,55 @@ class Begun:
         of_code = f", kept though made by other code (simulator.version {versions})" if versions else ""
         fitting = f" and what fits of {self.before} from before the study was changed{of_code}" if self.before else ""
         return f"{self.done} done{fitting}{flight}{joined}"
+
+    @contextmanager
+    def at_level(self, plan: Plan, context: Context) -> Iterator[Session]:
+        """Open a session of the same study for another level."""
+        _forget(self.store, plan, [self.store.number(context)])
+        session = StoreSession(self.store, Hold(self.study, context))
+        try:
+            yield session
+        finally:
+            self.session.recalled.update(session.recalled)
+            session.leave()
+
+    def recalled_results(self, provenance: Mapping[str, Any]) -> dict[str, Any]:
+        """The number of the study, of which others results were taken, and how the runs differ that made them.
+
+        provenance: of this run.
+        """
+        others = {study: count for study, count in self.session.recalled.items() if study != self.study}
+        query = select(studies).where(studies.c.id.in_(others)).order_by(studies.c.id)
+        rows = [row for row in _read(self.store, query) if _is_whole(self.store, row)] if others else []
+        runs = _distinct([*self.earlier, *(_parsed_record(row.provenance) for row in rows)])
+        mixed = [{"time": run.get("time", ""), "changed": new} for run in runs if (new := changes(run, provenance))]
+        return {"study": self.study, "recalled": {str(study): count for study, count in others.items()}, "mixed": mixed}
+
+    def finish(self) -> None:
+        """Note that the study has all its results, and which studies it took results from."""
+        recalled = {str(study): count for study, count in sorted(self.session.recalled.items()) if study != self.study}
+        values = {"state": "finished", "recalled": json.dumps(recalled)}
+        self.store.change(update(studies).where(studies.c.id == self.study).values(**values))
+
+
+@contextmanager
+def opened(plan: Plan, provenance: Mapping[str, Any]) -> Iterator[Begun]:
+    """The study in its store, begun or taken up again. Raises StoreError where the disk cannot hold it."""
+    folder, settings = Path(plan.settings.output_dir), plan.settings.store
+    begun = begin(Store(settings.database_url(folder), patience_s=settings.patience_s), plan, provenance)
+    try:
+        left = max(0, plan.num_points - begun.done)
+        existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
+        needed, free = _BYTES_PER_POINT * left, shutil.disk_usage(existing).free
+        if needed > free:
+            raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
+        if begun.resumed:
+            bound = "at most " if begun.before or plan.may_repeat else ""
+            print(f"resuming: {begun}, {bound}{left} left", file=sys.stderr)
+        yield begun
+    finally:
+        begun.session.leave()
+        begun.store.database.close()
 
 
 def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
@@ -110,21 +163,6 @@ def _continue_study(store: Store, plan: Plan, old: Row[Any], values: Mapping[str
     return Begun(store, old.id, session, done - row["before"], row["before"], resumed=True, earlier=tuple(earlier))
 
 
-@contextmanager
-def at_level(begun: Begun | None, plan: Plan, context: Context) -> Iterator[Session]:
-    """Open a session of the same study for another level; one that stores nothing where there is no store."""
-    if begun is None:
-        yield Forgetful()
-        return
-    _forget(begun.store, plan, [begun.store.number(context)])
-    session = StoreSession(begun.store, Hold(begun.study, context))
-    try:
-        yield session
-    finally:
-        begun.session.recalled.update(session.recalled)
-        session.leave()
-
-
 def running(store: Store, name: str | None = None) -> list[Row[Any]]:
     """Studies that have not all results yet, the oldest first. name: of which name; None: any."""
     query = select(studies).where(studies.c.state == "running").order_by(studies.c.id)
@@ -160,25 +198,6 @@ def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for run in runs:
         distinct = [*(earlier for earlier in distinct if changes(earlier, run)), run]
     return distinct
-
-
-def differing_runs(begun: Begun, provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return time and differences of the earlier runs that this run has results of and that were made differently.
-
-    provenance: of this run.
-    """
-    other_studies = [study for study in begun.session.recalled if study != begun.study]
-    query = select(studies).where(studies.c.id.in_(other_studies)).order_by(studies.c.id)
-    rows = [row for row in _read(begun.store, query) if _is_whole(begun.store, row)] if other_studies else []
-    runs = _distinct([*begun.earlier, *(_parsed_record(row.provenance) for row in rows)])
-    return [{"time": run.get("time", ""), "changed": changed} for run in runs if (changed := changes(run, provenance))]
-
-
-def finish(begun: Begun) -> None:
-    """Note that a study has all its results, and which studies it took results from."""
-    recalled = {str(study): count for study, count in sorted(begun.session.recalled.items()) if study != begun.study}
-    done = update(studies).where(studies.c.id == begun.study).values(state="finished", recalled=json.dumps(recalled))
-    begun.store.change(done)
 
 
 def _add_study(store: Store, values: Mapping[str, Any], *, since: int) -> tuple[int, bool]:

@@ -72,39 +72,31 @@ class Support:
 
 def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
     """Search every scenario of a plan and write the table to `path`. It depends on configuration and seed alone."""
-    ledger = Ledger(plan, path)
-    try:
-        chosen = _search(plan, ledger, support or Support())
-        front_size = ledger.finish(plan.settings.study.name)
-    except BaseException:
-        ledger.sheet.discard()
-        raise
-    timelines, limits = _replay_winners(plan, ledger.winners if plan.settings.timeline else {})
-    return Findings(ledger.statuses, ledger.engines, ledger.num_outcomes, front_size, timelines, limits, chosen)
-
-
-def _search(plan: Plan, ledger: Ledger, support: Support) -> dict[str, Chosen]:
-    trials = plan.settings.budget.trials
+    support, trials, name = support or Support(), plan.settings.budget.trials, plan.settings.study.name
     sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
     chosen: dict[str, Chosen] = {}
     total = sum(trials if size is None else size for size in sizes.values())
-    with bar(plan.settings.study.name, total) as advance:
-        services = Services(support.session, advance, support.stopping)
-        evaluator = support.evaluator(plan.spec, plan.settings.executor, services)
-        scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
-        finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
-        ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
-        for scenario in scenarios:
-            if sizes[scenario.name] is None:
-                first = warm_start.points(plan, scenario.name)
-                chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
-                ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
-        ledger.flush()
-        advance(0, exactly=sum(ledger.statuses.values()))
+    with Ledger(plan, path) as ledger:
+        with bar(name, total) as advance:
+            services = Services(support.session, advance, support.stopping)
+            evaluator = support.evaluator(plan.spec, plan.settings.executor, services)
+            scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
+            finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
+            ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
+            for scenario in scenarios:
+                if sizes[scenario.name] is None:
+                    first = warm_start.points(plan, scenario.name)
+                    chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
+                    ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
+            ledger.flush()
+            advance(0, exactly=sum(ledger.statuses.values()))
+        front_size = ledger.finish(name)
     for scenario in finite:
         distinct = int(ledger.distinct[scenario.index])
         chosen[scenario.name] = Chosen(distinct, "exhaustive", (sizes[scenario.name] or 0) - distinct)
-    return {name: chosen[name] for name in plan.spaces}
+    in_order = {name: chosen[name] for name in plan.spaces}
+    timelines, limits = _replay_winners(plan, ledger.winners if plan.settings.timeline else {})
+    return Findings(ledger.statuses, ledger.engines, ledger.num_outcomes, front_size, timelines, limits, in_order)
 
 
 def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[Evaluated]:

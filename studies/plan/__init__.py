@@ -276,7 +276,7 @@ def command(words: Sequence[str]) -> int:
     """
     from dse.config.compose import request
     from dse.config.flags import overrides, own_folder
-    from dse.run_study import run_in_folder
+    from dse.run_study import run
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
     typed = [word for word in words if not word.startswith("plan=")]
@@ -284,7 +284,7 @@ def command(words: Sequence[str]) -> int:
     _check_gpus(typed)
     if files:
         typed = [*typed, *given_words(Path(files[-1]), typed)]
-    folder, code = run_in_folder(request(overrides(["study=plan", *typed]), own_folder(typed)))
+    folder, code = run(request(overrides(["study=plan", *typed]), own_folder(typed)))
     return max(code, 0 if _all_fit(folder) else 3)
 
 

@@ -31,7 +31,7 @@ from dse.store.owner import me
 from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from dse.study.plan import Plan
-from dse.study.resume import begin, finish
+from dse.study.resume import begin
 from dse.study.run import Support, run
 from dse_cluster import remote
 from dse_cluster.connection import ClusterError
@@ -100,7 +100,7 @@ def table(plan: Plan, folder: Path) -> bytes:
             run(plan, folder / "results.parquet", Support(begun.session, evaluator=evaluator))
     finally:
         begun.session.leave()
-    finish(begun)
+    begun.finish()
     return (folder / "results.parquet").read_bytes()
 
 

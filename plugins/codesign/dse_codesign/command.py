@@ -67,7 +67,7 @@ def codesign(words: Sequence[str]) -> int:
     composed = request(["study=codesign", *typed, *typed_words], own_folder(words))
     if limits and not composed.problems:
         refuse_unmet(composed, limits)
-    return run(composed)
+    return run(composed)[1]
 
 
 def _number(text: str) -> float | str:
