@@ -15,14 +15,12 @@ from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import Interrupted, Stop, stoppable
 from dse.pages.report import write_report
 from dse.results import provenance, report
-from dse.results.agreement import compare as compare_levels
 from dse.results.answer import answer, claims_line, write_answer
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
-from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
+from dse.results.selection import Selection
 from dse.store.contract import Context, Forgetful, Session
 from dse.study.drawing import Drawing
-from dse.study.fidelity import Climb, climb, texts_of
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.record import search_with_probes, write_files, write_provenance
@@ -72,7 +70,7 @@ def _present(planned: Plan, outputs: Outputs, drawing: Drawing) -> None:
     _print_claims(planned, outputs, rows)
     drawing.begin(report.extras(outputs, module), outputs.figures)
     drawing.finish(planned.settings.study.name)
-    page = write_report(outputs, charts=planned.settings.figures.name != "none")
+    page = write_report(outputs, has_charts=planned.settings.figures.name != "none")
     outputs.finish()
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
 
@@ -114,8 +112,11 @@ def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
                 table = _print_answer(planned, findings, outputs)
                 figures = report.figures(outputs, planned.settings.study.module, table)
                 drawing.begin(figures, outputs.figures, key=True)
-                session_of = _no_session if stored is None else partial(stored.at_level, planned)
-                _climb_levels(planned, outputs, Climb(session_of, stop, evaluator))
+                if planned.levels:
+                    from dse.study.fidelity import Climb, write_levels
+
+                    session_of = _no_session if stored is None else partial(stored.at_level, planned)
+                    write_levels(planned, outputs, Climb(session_of, stop, evaluator))
         except BaseException as error:
             drawing.close()
             outputs.discard()
@@ -139,21 +140,6 @@ def _stored(planned: Plan, record: Mapping[str, Any]) -> AbstractContextManager[
 
 def _no_session(_: Context) -> AbstractContextManager[Session]:
     return nullcontext(Forgetful())
-
-
-def _climb_levels(planned: Plan, outputs: Outputs, support: Climb) -> None:
-    """The ladder of models, where there is one: `fidelity.parquet` and `fidelity.json`."""
-    if not planned.levels:
-        return
-    table = select(outputs.results, planned.goals, MOST_ROWS, selected=SELECTED).table
-    rows, absent = climb(planned, table, support)
-    outputs.write_table("fidelity", rows)
-    names = [level.name for level in planned.levels]
-    own_level = next(level.name for level in planned.levels if level.own)
-    pairs_ = compare_levels(rows, names, planned.goals)
-    texts = texts_of(planned)
-    summary = {"levels": names, "study": own_level, "texts": texts, **vars(absent), "pairs": pairs_}
-    outputs.write_json("fidelity", {**summary, "settings": planned.settings.fidelity.model_dump(mode="json")})
 
 
 def _interruption(stop: Stop, *, is_kept: bool) -> Interrupted:

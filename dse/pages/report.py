@@ -8,19 +8,21 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse.errors import pairs
-from dse.pages import charts, page, pictures, vega
+from dse.pages import page, pictures
 from dse.pages.pictures import Picture, data_uri
-from dse.pages.points import Points, read_points
 from dse.pages.tables import Sheet, sheet, split
-from dse.pages.views import Start, begin, embedded
 from dse.plots.palette import COLOURS
 from dse.results import output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
+
+if TYPE_CHECKING:
+    from dse.pages.points import Points
+    from dse.pages.views import Start
 
 NAME = "report.html"
 _MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the page
@@ -30,13 +32,13 @@ _MOST_TASKS = 100_000
 _LEAST_SHARE = 0.01
 
 
-def write_report(outputs: Outputs, *, charts: bool = True) -> Path:
+def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
     """Write `report.html` of a run, with all that its folder holds by now, and traces beside it; its path.
 
-    charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
+    has_charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
     """
     write_traces(outputs)
-    shown = content(outputs, has_charts=charts)
+    shown = content(outputs, has_charts=has_charts)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
     return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
 
@@ -79,6 +81,9 @@ _NO_VIEWS = {"start": None, "content": None, "note": "", "printed": "", "printed
 
 def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:
     """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
+    from dse.pages import charts, vega
+    from dse.pages.views import begin, embedded
+
     points, chosen = read_run(outputs, summary)
     start = begin(points, scenario) if len(points) else None
     if start is None or not vega.library():
@@ -102,6 +107,8 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Sele
     """Points of a run that fit into a page, and which of its rows they are."""
     import pyarrow as pa
 
+    from dse.pages.points import read_points
+
     with output_files.table(outputs.results) as table:
         most = min(_MOST_POINTS, _MOST_CELLS // max(len(table.names), 1))
     chosen = select(outputs.results, summary["goals"], most)
@@ -110,6 +117,8 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Sele
 
 def _print_scatter(points: Points, start: Start) -> str:
     import numpy as np
+
+    from dse.pages import charts
 
     rows = np.arange(len(points))
     if start.scenario and points.scenario is not None:

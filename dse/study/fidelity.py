@@ -22,8 +22,11 @@ from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken
 from dse.evaluation.evaluators import MakeEvaluator, Services
 from dse.progress import bar
+from dse.results.agreement import compare
 from dse.results.pareto import first_best, minimized
-from dse.space import Assignment, Block, Evaluated
+from dse.results.run_folder import Outputs
+from dse.results.selection import MOST_ROWS, SELECTED, select
+from dse.space import Block, Evaluated
 from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
@@ -58,6 +61,17 @@ class Absent:
 
 class _TooManyTasksError(Exception):
     """A level would take more tasks than it may."""
+
+
+def write_levels(plan: Plan, outputs: Outputs, support: Climb) -> None:
+    """Climb the ladder of a finished search, and write `fidelity.parquet` and `fidelity.json`."""
+    rows, absent = climb(plan, select(outputs.results, plan.goals, MOST_ROWS, selected=SELECTED).table, support)
+    outputs.write_table("fidelity", rows)
+    names = [level.name for level in plan.levels]
+    own_level = next(level.name for level in plan.levels if level.own)
+    agreement = compare(rows, names, plan.goals)
+    summary = {"levels": names, "study": own_level, "texts": texts_of(plan), **vars(absent), "pairs": agreement}
+    outputs.write_json("fidelity", {**summary, "settings": plan.settings.fidelity.model_dump(mode="json")})
 
 
 def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame, Absent]:

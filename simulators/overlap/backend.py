@@ -22,7 +22,6 @@ from simulators.hardware.network import link_rules
 from simulators.hardware.system import System, WholeNode
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import Bound, Design, Schedule, ScheduleKnobs
-from simulators.overlap.elasticities import elasticities
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import (
     BOUNDS,
@@ -320,6 +319,8 @@ class OverlapBackend(Backend):
         assert isinstance(design, Design)
         if not all(engine.exact for _, engine in self._engines):
             return None
+        from simulators.overlap.elasticities import elasticities  # which few commands need
+
         return elasticities(self.settle(design), sides, self._lower)
 
     def _simulated_system(self, system: System) -> System:

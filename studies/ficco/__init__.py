@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.analysis.contexts import Question, cases
 from dse.analysis.decision_tree import Feature
-from dse.analysis.rules import Hand, by_hand
 from dse.errors import ConfigError
 from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
 from dse.plots.canvas import MOST_PANELS
@@ -30,6 +28,8 @@ from studies.plain import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from dse.analysis.rules import Hand
 
 _OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 _KINDS = {
@@ -114,6 +114,9 @@ class Ficco(Plain):
 
     def further(self, run: Finished) -> Mapping[str, Finding]:
         """Accuracy of the rule by hand: share of picks of the best kind of schedule, each kind with its best knobs."""
+        from dse.analysis.contexts import Question, cases
+        from dse.analysis.rules import by_hand
+
         choose = ",".join(path for path in _CHOSEN if path in run.knobs)
         absent = Finding(None, "needs all kinds of schedules, searched in several scenarios: study=ficco")
         try:
