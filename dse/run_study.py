@@ -41,7 +41,7 @@ def run(request: Request) -> tuple[Path, int]:
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
     drawing = Drawing(planned.settings.figures)
-    with _tracked(planned) as background, closing(drawing):
+    with _open_tracking(planned) as background, closing(drawing):
         outputs, findings = _evaluate(planned, drawing)
         if background is not None:
             background.begin(outputs.folder)
@@ -51,7 +51,7 @@ def run(request: Request) -> tuple[Path, int]:
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 
-def _tracked(planned: Plan) -> AbstractContextManager[BackgroundTracking | None]:
+def _open_tracking(planned: Plan) -> AbstractContextManager[BackgroundTracking | None]:
     """The process that writes views of the study; None where none is asked for, which imports nothing."""
     wanted = planned.settings.tracking
     if wanted.uri is None and wanted.optuna is None:
@@ -102,7 +102,7 @@ def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
     """Search, record what comes out in a new folder, and print the answer."""
     record = _provenance(planned)
     opened = evaluator_kind(planned.settings.executor.evaluator).opened
-    with _stored(planned, record) as stored, opened() as evaluator:
+    with _open_store(planned, record) as stored, opened() as evaluator:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
@@ -129,13 +129,13 @@ def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
     return outputs, findings
 
 
-def _stored(planned: Plan, record: Mapping[str, Any]) -> AbstractContextManager[Begun | None]:
+def _open_store(planned: Plan, record: Mapping[str, Any]) -> AbstractContextManager[Begun | None]:
     """The study in its store, begun or taken up again; None without a store, which imports nothing."""
     if planned.settings.store.url is None:
         return nullcontext()
-    from dse.study.resume import opened
+    from dse.study.resume import open_study
 
-    return opened(planned, record)
+    return open_study(planned, record)
 
 
 def _no_session(_: Context) -> AbstractContextManager[Session]:

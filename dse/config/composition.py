@@ -49,7 +49,7 @@ class Files(ConfigRepository):
     def _load(self, config_path: str, source: ConfigSource) -> ConfigResult:
         file = Path(source.path, f"{config_path}.yaml")
         text = read_text(file, str(file))
-        tree = dict(_parsed(text, str(file)))
+        tree = dict(_parse_file(text, str(file)))
         chosen = [entry for entry in tree.pop("defaults", []) if not _is_of_hydra(entry)]
         self._trees[config_path] = tree
         outline = OmegaConf.create({"defaults": chosen})
@@ -137,7 +137,7 @@ class _Loader(LOADER):  # type: ignore[misc]
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(text: str, where: str) -> Mapping[str, Any]:
+def _parse_file(text: str, where: str) -> Mapping[str, Any]:
     """The tree of a file's text, which nobody changes. Raises ConfigError."""
     tree = load(text, where, _Loader) or {}
     if not isinstance(tree, Mapping):

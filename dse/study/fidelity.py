@@ -26,7 +26,7 @@ from dse.results.agreement import compare
 from dse.results.pareto import first_best, minimized
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, select
-from dse.space import Block, Evaluated
+from dse.space import Assignment, Block, Evaluated
 from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan

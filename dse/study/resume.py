@@ -90,7 +90,7 @@ class Begun:
 
 
 @contextmanager
-def opened(plan: Plan, provenance: Mapping[str, Any]) -> Iterator[Begun]:
+def open_study(plan: Plan, provenance: Mapping[str, Any]) -> Iterator[Begun]:
     """The study in its store, begun or taken up again. Raises StoreError where the disk cannot hold it."""
     folder, settings = Path(plan.settings.output_dir), plan.settings.store
     begun = begin(Store(settings.database_url(folder), patience_s=settings.patience_s), plan, provenance)
