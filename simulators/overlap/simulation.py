@@ -1,0 +1,158 @@
+"""Simulation of a grid of designs: lower them to a task graph, run an engine, measure the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse import plugins
+from dse.backend import STATUSES, Result, Results
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.space.grids import Grid
+from simulators.hardware.system import System, WholeNode
+from simulators.overlap.design import Design
+from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
+from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
+from simulators.taskgraph.timeline import Engine, ForeignEngine, Refused, Timeline
+
+_WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
+_MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
+_Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refused | None]]
+_ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
+
+
+class Simulation:
+    """Engines, the first of which runs designs and the next what it refuses, on one GPU or a whole node.
+
+    gpus, imbalance: as of `OverlapBackend`. Raises ConfigError where these do not fit.
+    """
+
+    def __init__(self, engines: Sequence[str], *, gpus: str, imbalance: float) -> None:
+        self._imbalance = _check_imbalance(gpus, imbalance)
+        self.engines: list[tuple[str, Engine]] = [(name, plugins.load("engine", name)) for name in engines]
+
+    @property
+    def versions(self) -> list[str]:
+        """Versions of what runs a graph, which are part of every result's key."""
+        node_version = [] if self._imbalance is None else [f"node.{_WHOLE_VERSION}"]
+        return [*(f"{name}.{engine.version}" for name, engine in self.engines), *node_version]
+
+    def system(self, system: System) -> System:
+        """Return the system as it is simulated: by one GPU, or with all GPUs."""
+        return system if self._imbalance is None else WholeNode.of(system, self._imbalance)
+
+    def lower(self, design: Design) -> TaskGraph:
+        """Task graph of a design, or of a grid of them."""
+        return design.schedule.lower(self.system(design.system), design.workload)
+
+    def results(self, grid: Grid[Design]) -> Results:
+        """Results of designs that break no rule; designs with equal graphs share a run."""
+        graph = self.lower(grid.design)
+        measure_graph: _Measure = _measure_one if self._imbalance is None else _measure_all
+        if not _has_all_gpus(graph, grid.design.system, all_gpus=self._imbalance is not None):
+            return Results.all_alike(Result("unsupported", reason=_ONE_ONLY), grid.size)
+        parts = [(places, _run(self.engines, alike, measure_graph)) for places, alike in patterns(graph)]
+        results = Results.join([run_results for _, run_results in parts])
+        if len(parts) > 1:
+            results = results.take(np.argsort(np.concatenate([places for places, _ in parts])))
+        if graph.shape != grid.shape:
+            places = np.arange(graph.num_designs).reshape(graph.shape)
+            results = results.take(np.broadcast_to(places, grid.shape).reshape(-1))
+        cost = np.broadcast_to(cost_proxy(grid.design.system), grid.shape).reshape(-1)
+        cost = cost if results.ok.all() else np.where(results.ok, cost, np.nan)
+        return replace(results, metrics={**results.metrics, "cost_proxy": cost})
+
+    def timeline(self, design: Design) -> Timeline:
+        """Full timeline of one design, by the first engine that runs it."""
+        graph = self.lower(design)
+        for _, engine in self.engines:
+            quotient = _quotient(engine, graph)
+            timeline = engine.run(quotient.graph)
+            if not timeline.reason(0):
+                return quotient.whole(timeline, graph)
+        raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
+
+
+def _check_imbalance(gpus: str, imbalance: object) -> float | None:
+    """Check and return the imbalance of a whole node; None for one representative GPU. Raises ConfigError."""
+    check = Problems()
+    number = isinstance(imbalance, (int, float)) and not isinstance(imbalance, bool)
+    if gpus not in ("one", "all"):
+        check.add("simulator.gpus", "is not one or all", value=gpus, way_out=did_you_mean(str(gpus), ("one", "all")))
+    if not number or not 0 <= float(str(imbalance)) < 1:
+        rule = "is no number from 0 to below 1: the largest share of rows over the mean, less one"
+        check.add("simulator.imbalance", rule, value=imbalance)
+    elif gpus == "one" and imbalance:
+        check.add("simulator.imbalance", "needs a whole node", value=imbalance, way_out="set simulator.gpus=all")
+    check.done()
+    return float(str(imbalance)) if gpus == "all" else None
+
+
+def _has_all_gpus(graph: TaskGraph, system: System, *, all_gpus: bool) -> bool:
+    """Return True if all GPUs to be simulated have tasks."""
+    return not all_gpus or len(np.unique(graph.gpu)) == system.node.num_gpus
+
+
+def _measure_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+    """Metrics of one representative GPU."""
+    small = reduce_graph(graph).graph
+    totals = engine.totals(small)
+    if totals.refused is not None and totals.refused.code.all():
+        return dict.fromkeys(METRICS.keys() - {"cost_proxy"}, np.full(graph.num_designs, np.nan)), totals.refused
+    return measure(small, totals), totals.refused
+
+
+def _quotient(engine: Engine, graph: TaskGraph) -> Quotient:
+    """The graph in which tasks that are alike are one; with all tasks for a simulator of others."""
+    if isinstance(engine, ForeignEngine):
+        return Quotient(graph, np.arange(graph.num_tasks, dtype=np.int32))
+    return reduce_graph(graph)
+
+
+def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+    """Metrics of the worst GPU, in blocks of designs whose timelines fit into memory."""
+    quotient = _quotient(engine, graph)
+    block_size = max(1, _MOST_CELLS // graph.num_tasks)
+    metrics, refused = [], []
+    for start in range(0, graph.num_designs, block_size):
+        places = np.arange(start, min(start + block_size, graph.num_designs))
+        block = graph.take(places)
+        timeline = quotient.whole(engine.run(quotient.graph.take(places)), block)
+        metrics.append(measure_worst(block, timeline))
+        refused.append(timeline.refused or Refused(np.zeros(len(places), np.int32)))
+    columns = {name: np.concatenate([block_metrics[name] for block_metrics in metrics]) for name in metrics[0]}
+    return columns, _join_refusals(refused)
+
+
+def _join_refusals(parts: Sequence[Refused]) -> Refused:
+    """Join the refusals of blocks of designs."""
+    texts = list(dict.fromkeys(text for part in parts for text in part.texts))
+    codes = [np.array([texts.index(text) for text in part.texts], np.int32)[part.code] for part in parts]
+    return Refused(np.concatenate(codes), tuple(texts))
+
+
+def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph, measure_graph: _Measure) -> Results:
+    """Results of a graph's designs by the first engine; designs that it refuses go to the next one."""
+    (name, engine), *fallbacks = engines
+    metrics, refused = measure_graph(engine, graph)
+    refused = refused or Refused(np.zeros(graph.num_designs, np.int32))
+    left, texts = refused.code > 0, (*refused.texts, name)
+    status = np.where(left, STATUSES.index("unsupported"), STATUSES.index("ok")).astype(np.uint8)
+    by = np.full(graph.num_designs, len(texts) - 1, np.int32)
+    results = Results(status, metrics, refused.code, by, texts)
+    if not left.any():
+        return results
+    if fallbacks:
+        return replace_results(results, left, _run(fallbacks, graph.take(np.flatnonzero(left)), measure_graph))
+    return replace(results, metrics={key: np.where(left, np.nan, column) for key, column in results.metrics.items()})
+
+
+def replace_results(results: Results, where: NDArray[np.bool_], replacements: Results) -> Results:
+    """Replace the results at the mask `where` by others, in order."""
+    places = np.arange(results.size)
+    places[where] = results.size + np.arange(replacements.size)
+    return Results.join([results, replacements]).take(places)
