@@ -204,7 +204,7 @@ class Space:
     def unsettled_blocks(self) -> Iterator[Block]:
         """Every distinct point of a finite space, whether or not some knobs change nothing in it."""
         for point, free in self._structures({}, self.deciding_knobs):
-            yield from self._resolve(point, free)
+            yield from _Resolver(self).blocks(point, free)
 
     def resolve(self, point: Assignment, free: Sequence[Knob] = ()) -> Iterator[Block]:
         """The points of an assignment and all values of the knobs `free`, on which no condition depends.
@@ -212,96 +212,13 @@ class Space:
         A free knob becomes an axis where the backend takes it as one and its values are legal; its other values are
         fixed, one block each.
         """
-        for block in self._resolve(point, free):
+        for block in _Resolver(self).blocks(point, free):
             yield from settle([block], self.backend)[0]
 
-    def _resolve(self, point: Assignment, free: Sequence[Knob]) -> Iterator[Block]:
-        first = {**point, **{knob.path: knob.values[0] for knob in free}}
-        tree = self.tree(first)
-        try:
-            design = self.backend.design(tree)
-        except ConfigError as error:
-            yield from self._refused_blocks(point, free, tree=tree, error=error)
-            return
-        fixed = [knob for knob in free if not self.backend.is_axis(knob.path, design)]
-        if fixed:
-            yield from self._product(point, fixed, [knob for knob in free if knob not in fixed])
-            return
-        numbers = {knob.path: self._numbers(knob, first, alone=True) for knob in free}
-        odd = next((knob for knob in free if None in numbers[knob.path]), None)
-        if odd is None:
-            axes = {path: np.array(values) for path, values in numbers.items()}
-            yield Block(self._in_knob_order(point), axes, design)
-            return
-        pairs = list(zip(odd.values, numbers[odd.path], strict=True))
-        legal, illegal = (tuple(value for value, number in pairs if (number is None) == bad) for bad in (False, True))
-        if legal:
-            yield from self._resolve(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
-        yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
-
-    def _product(self, point: Assignment, fixed: Sequence[Knob], free: Sequence[Knob]) -> Iterator[Block]:
-        """Blocks for every combination of values of some knobs."""
-        for values in itertools.product(*(knob.values for knob in fixed)):
-            chosen = {knob.path: value for knob, value in zip(fixed, values, strict=True)}
-            yield from self._resolve({**point, **chosen}, free)
-
-    def _refused_blocks(
-        self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError
-    ) -> Iterator[Block]:
-        """Blocks where the first values of the free knobs make no design.
-
-        If that may be the fault of these values, those of one knob are split off until one is legal.
-        """
-        fixed = [problem for problem in error.problems if not any(_overlap(knob.path, problem.path) for knob in free)]
-        if free and not fixed:
-            paths = {problem.path for problem in error.problems}
-            odd = next(knob for knob in free if any(_overlap(knob.path, path) for path in paths))
-            others_free = [knob for knob in free if knob is not odd]
-            first = {**point, **{knob.path: knob.values[0] for knob in others_free}}
-            blamed = list(
-                itertools.takewhile(lambda value: self._blames(odd.path, {**first, odd.path: value}), odd.values)
-            )
-            yield from self._product(point, [Knob(odd.path, tuple(blamed))], others_free)
-            if left := odd.values[len(blamed) :]:
-                yield from self._resolve(point, [Knob(odd.path, left) if knob is odd else knob for knob in free])
-            return
-        axes = {knob.path: np.fromiter(knob.values, object, len(knob.values)) for knob in free}  # as they were given
-        reason = "; ".join(map(str, fixed or error.problems))
-        yield Block(self._in_knob_order(point), axes, None, reason, _without(tree, axes))
-
-    def _blames(self, path: str, point: Assignment) -> bool:
-        """True if the model refuses a point, maybe for its value at `path`."""
-        try:
-            self.backend.design(self.tree(point))
-        except ConfigError as error:
-            return any(_overlap(path, problem.path) for problem in error.problems)
-        return False
-
-    def _in_knob_order(self, point: Assignment) -> Assignment:
+    def in_knob_order(self, point: Assignment) -> Assignment:
         """An assignment in knob order; what is no knob comes last."""
         paths = [knob.path for knob in self.order if knob.path in point]
         return {path: point[path] for path in (*paths, *(path for path in point if path not in paths))}
-
-    def _numbers(self, knob: Knob, first: Assignment, *, alone: bool = False) -> list[Any]:
-        """The number that each value of a knob is in a validated design, None where it is refused.
-
-        first: a point that is legal. A section is validated by itself, so its own knobs are all that matters, and of
-        an axis (`alone`) its options.
-        """
-        section = knob.path.partition(".")[0]
-        fixed = {
-            path: value
-            for path, value in first.items()
-            if path.partition(".")[0] == section and path != knob.path and (not alone or self.is_option(path))
-        }
-        tree = self.tree({path: value for path, value in fixed.items() if self.is_option(path)}).get(section)
-        number_of = self.known.get(dict, tree, key=(knob.path, repr(fixed)))
-        for value in knob.values:
-            if repr(value) not in number_of:
-                number_of[repr(value)] = self._number({**first, knob.path: value}, knob.path)
-        numbers = [number_of[repr(value)] for value in knob.values]
-        kinds = {type(number) for number in numbers if number is not None}
-        return numbers if len(kinds) <= 1 else [None] * len(numbers)
 
     def meant(self, knob: Knob, design_value: Any, point: Assignment) -> Any:
         """Return the value of a knob whose designs hold `design_value`, None if it has no such value.
@@ -312,15 +229,9 @@ class Space:
             return design_value if knob.low <= design_value <= knob.high else None
         if self.is_option(knob.path):
             return design_value if design_value in knob.values else None
-        numbers = self._numbers(knob, {**point, knob.path: knob.values[0]})
+        numbers = _Resolver(self).numbers(knob, {**point, knob.path: knob.values[0]})
         pairs = zip(knob.values, numbers, strict=True)
         return next((value for value, number in pairs if number == design_value), None)
-
-    def _number(self, point: Assignment, path: str) -> Any:
-        try:
-            return get_path(self.backend.design(self.tree(point)), path)
-        except ConfigError:
-            return None
 
     def _structures(self, point: Assignment, knobs: Sequence[Knob]) -> Iterator[tuple[Assignment, list[Knob]]]:
         """Every combination of the deciding knobs, with the other knobs that count then."""
@@ -354,6 +265,105 @@ class Space:
             point.get(path, get_path(tree, path)) == value and self._counts(Knob(path), point)
             for path, value in needed.items()
         )
+
+
+@dataclass(frozen=True)
+class _Resolver:
+    """Blocks of a space's points: which values make a design, and which of them are axes of it."""
+
+    space: Space
+
+    def blocks(self, point: Assignment, free: Sequence[Knob]) -> Iterator[Block]:
+        """Blocks of an assignment and all values of the knobs `free`, with legal and illegal values apart."""
+        first = {**point, **{knob.path: knob.values[0] for knob in free}}
+        tree = self.space.tree(first)
+        try:
+            design = self.space.backend.design(tree)
+        except ConfigError as error:
+            yield from self._refused_blocks(point, free, tree=tree, error=error)
+            return
+        fixed = [knob for knob in free if not self.space.backend.is_axis(knob.path, design)]
+        if fixed:
+            yield from self._product(point, fixed, [knob for knob in free if knob not in fixed])
+            return
+        numbers = {knob.path: self.numbers(knob, first, alone=True) for knob in free}
+        odd = next((knob for knob in free if None in numbers[knob.path]), None)
+        if odd is None:
+            axes = {path: np.array(values) for path, values in numbers.items()}
+            yield Block(self.space.in_knob_order(point), axes, design)
+            return
+        pairs = list(zip(odd.values, numbers[odd.path], strict=True))
+        legal, illegal = (tuple(value for value, number in pairs if (number is None) == bad) for bad in (False, True))
+        if legal:
+            yield from self.blocks(point, [Knob(odd.path, legal) if knob is odd else knob for knob in free])
+        yield from self._product(point, [Knob(odd.path, illegal)], [knob for knob in free if knob is not odd])
+
+    def _product(self, point: Assignment, fixed: Sequence[Knob], free: Sequence[Knob]) -> Iterator[Block]:
+        """Blocks for every combination of values of some knobs."""
+        for values in itertools.product(*(knob.values for knob in fixed)):
+            chosen = {knob.path: value for knob, value in zip(fixed, values, strict=True)}
+            yield from self.blocks({**point, **chosen}, free)
+
+    def _refused_blocks(
+        self, point: Assignment, free: Sequence[Knob], *, tree: Tree, error: ConfigError
+    ) -> Iterator[Block]:
+        """Blocks where the first values of the free knobs make no design.
+
+        If that may be the fault of these values, those of one knob are split off until one is legal.
+        """
+        fixed = [problem for problem in error.problems if not any(_overlap(knob.path, problem.path) for knob in free)]
+        if free and not fixed:
+            paths = {problem.path for problem in error.problems}
+            odd = next(knob for knob in free if any(_overlap(knob.path, path) for path in paths))
+            others_free = [knob for knob in free if knob is not odd]
+            first = {**point, **{knob.path: knob.values[0] for knob in others_free}}
+            blamed = list(
+                itertools.takewhile(lambda value: self._blames(odd.path, {**first, odd.path: value}), odd.values)
+            )
+            yield from self._product(point, [Knob(odd.path, tuple(blamed))], others_free)
+            if left := odd.values[len(blamed) :]:
+                yield from self.blocks(point, [Knob(odd.path, left) if knob is odd else knob for knob in free])
+            return
+        axes = {knob.path: np.fromiter(knob.values, object, len(knob.values)) for knob in free}  # as they were given
+        reason = "; ".join(map(str, fixed or error.problems))
+        yield Block(self.space.in_knob_order(point), axes, None, reason, _without(tree, axes))
+
+    def _blames(self, path: str, point: Assignment) -> bool:
+        """True if the model refuses a point, maybe for its value at `path`."""
+        try:
+            self.space.backend.design(self.space.tree(point))
+        except ConfigError as error:
+            return any(_overlap(path, problem.path) for problem in error.problems)
+        return False
+
+    def numbers(self, knob: Knob, first: Assignment, *, alone: bool = False) -> list[Any]:
+        """The number that each value of a knob is in a validated design, None where it is refused.
+
+        first: a point that is legal. A section is validated by itself, so its own knobs are all that matters, and of
+        an axis (`alone`) its options.
+        """
+        section = knob.path.partition(".")[0]
+        fixed = {
+            path: value
+            for path, value in first.items()
+            if path.partition(".")[0] == section and path != knob.path and (not alone or self.space.is_option(path))
+        }
+        tree = self.space.tree({path: value for path, value in fixed.items() if self.space.is_option(path)}).get(
+            section
+        )
+        number_of = self.space.known.get(dict, tree, key=(knob.path, repr(fixed)))
+        for value in knob.values:
+            if repr(value) not in number_of:
+                number_of[repr(value)] = self._number({**first, knob.path: value}, knob.path)
+        numbers = [number_of[repr(value)] for value in knob.values]
+        kinds = {type(number) for number in numbers if number is not None}
+        return numbers if len(kinds) <= 1 else [None] * len(numbers)
+
+    def _number(self, point: Assignment, path: str) -> Any:
+        try:
+            return get_path(self.space.backend.design(self.space.tree(point)), path)
+        except ConfigError:
+            return None
 
 
 def blocks_together(spaces: Sequence[Space], most: int) -> Iterator[tuple[Block | None, ...]]:

@@ -173,7 +173,7 @@ def linear_bound(graph: TaskGraph, design: int = 0, *, intervals: int = 8) -> Li
     The variables are the lengths of the intervals, the share of each task's work in each interval in which it may run,
     and the time for which each group of a contention law is active. Raises RuntimeError where the solver fails.
     """
-    return _Program(graph, design, intervals).solve()
+    return _Program(_TimedGraph(graph, design, intervals)).solve()
 
 
 @dataclass
@@ -203,52 +203,55 @@ class LinearRows:
 
 
 @dataclass(frozen=True)
-class _Program:
+class _TimedGraph:
+    """The graph of one design with times alone, and the windows of time in which its tasks may run."""
+
     graph: TaskGraph
     design: int
     intervals: int
 
     @cached_property
-    def _one(self) -> TaskGraph:
+    def one(self) -> TaskGraph:
+        """Graph of the design alone."""
         return self.graph.take(np.array([self.design]))
 
     @cached_property
-    def _work_s(self) -> Floats:
+    def work_s(self) -> Floats:
         """Time of each task's work alone [T]."""
-        graph = self._one
+        graph = self.one
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = graph["work"][0] / graph.isolated_rate()[0]
         return np.where(graph["work"][0] > 0, seconds, 0.0)
 
     @cached_property
-    def _alone_s(self) -> Floats:
-        return np.asarray(self._work_s + self._one["delay"][0])
+    def alone_s(self) -> Floats:
+        return np.asarray(self.work_s + self.one["delay"][0])
 
     @cached_property
-    def _heads(self) -> Floats:
-        head = np.zeros(self._one.num_tasks)
+    def heads(self) -> Floats:
+        head = np.zeros(self.one.num_tasks)
         for task in range(len(head)):
-            before = self._one.predecessors(task)
+            before = self.one.predecessors(task)
             if before.size:
-                head[task] = (head[before] + self._alone_s[before]).max()
+                head[task] = (head[before] + self.alone_s[before]).max()
         return head
 
     @cached_property
-    def _ends(self) -> list[int]:
+    def ends(self) -> list[int]:
         """Tasks of the critical path whose ends cut time, in order; the last is the last task of the path."""
-        path = [int(np.argmax(self._heads + self._alone_s))]
-        while (before := self._one.predecessors(path[-1])).size:
-            path.append(int(before[np.argmax(self._heads[before] + self._alone_s[before])]))
+        path = [int(np.argmax(self.heads + self.alone_s))]
+        while (before := self.one.predecessors(path[-1])).size:
+            path.append(int(before[np.argmax(self.heads[before] + self.alone_s[before])]))
         path = path[::-1]
-        finish = (self._heads + self._alone_s)[path]
+        finish = (self.heads + self.alone_s)[path]
         wanted = np.linspace(0, finish[-1], self.intervals + 1)[1:]
         places = np.unique(np.minimum(np.searchsorted(finish, wanted - 1e-15 * finish[-1]), len(path) - 1))
         return [path[place] for place in places]
 
     @cached_property
-    def _windows(self) -> tuple[Indices, Indices]:
+    def windows(self) -> tuple[Indices, Indices]:
         """First and last interval in which each task may run [T]; interval j ends with `ends[j]`, or with the run."""
-        graph, ends = self._one, {task: place for place, task in enumerate(self._ends)}
+        graph, ends = self.one, {task: place for place, task in enumerate(self.ends)}
         first = np.zeros(graph.num_tasks, np.intp)
         last = np.full(graph.num_tasks, len(ends), np.intp)
         for task in range(graph.num_tasks):
@@ -260,72 +263,14 @@ class _Program:
                 last[before] = min(last[before], last[task])
         return first, last
 
-    def solve(self) -> LinearBound:
-        """Build and solve it."""
-        from scipy.optimize import linprog
-
-        if self._scale == 0:
-            return LinearBound(0.0, {})
-        lengths = len(self._ends) + 1
-        first, last = self._windows
-        offset = lengths + np.concatenate([[0], np.cumsum(last - first + 1)])
-        rows, equal = LinearRows(), LinearRows()
-        self._capacities(rows, offset)
-        self._paths(rows)
-        groups = self._laws(rows, offset, int(offset[-1]))
-        for task in range(self._one.num_tasks):
-            if self._work_s[task] > 0:
-                equal.add(PATH, [(int(place), 1.0) for place in range(offset[task], offset[task + 1])], 1.0)
-        count = int(offset[-1]) + groups
-        parts: dict[str, Any] = {}
-        for name, part in (("ub", rows), ("eq", equal)):
-            parts[f"A_{name}"] = part.matrix(count)
-            parts[f"b_{name}"] = part.limits
-        cost = np.zeros(count)
-        cost[:lengths] = 1.0
-        solved = linprog(cost, **parts, bounds=(0, None), method="highs")
-        if solved.status != 0:
-            raise RuntimeError(f"the linear program of the bound was not solved: {solved.message}")
-        return LinearBound(float(solved.fun) * self._scale, self._binding(solved, rows))
-
-    def _binding(self, solved: Any, rows: LinearRows) -> dict[str, float]:
-        """Shares of the bound by the dual values of the rows, the largest first."""
-        lengths = len(self._ends) + 1
-        shares: dict[str, float] = defaultdict(float)
-        weights = -np.asarray(solved.ineqlin.marginals)
-        of_length = np.zeros(len(rows.limits))
-        for row, column, value in zip(rows.row, rows.column, rows.value, strict=True):
-            if column < lengths:
-                of_length[row] += -value * float(solved.x[column])
-        for name, weight, length in zip(rows.names, weights, of_length, strict=True):
-            shares[name] += float(weight * length)
-        total = sum(shares.values()) or 1.0
-        large = {name: share / total for name, share in shares.items() if share > 1e-3 * total}
-        return dict(sorted(large.items(), key=lambda item: -item[1]))
-
     @cached_property
-    def _scale(self) -> float:
+    def scale(self) -> float:
         """Length of the critical path [s], of which the program's times are shares."""
-        return float((self._heads + self._alone_s).max())
+        return float((self.heads + self.alone_s).max())
 
-    def _shares(self, task: int, offset: Indices) -> Iterator[tuple[int, int]]:
-        """Yield (interval, variable of the share of a task's work in it)."""
-        first = int(self._windows[0][task])
-        for place in range(int(offset[task]), int(offset[task + 1])):
-            yield first + place - int(offset[task]), place
-
-    def _capacities(self, rows: LinearRows, offset: Indices) -> None:
-        """Add what a resource, a pool or a chain of tasks carries in each interval."""
-        loads: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
-        for name, kind, task, seconds in self._busy():
-            for interval, share in self._shares(task, offset):
-                loads[f"{kind}#{name}", interval].append((share, seconds / self._scale))
-        for (name, interval), terms in loads.items():
-            rows.add(name.partition("#")[2], [*terms, (interval, -1.0)])
-
-    def _busy(self) -> Iterator[tuple[str, str, int, float]]:
+    def busy(self) -> Iterator[tuple[str, str, int, float]]:
         """Yield (name, sort, task, seconds) of all that serves a task for a time, and one task at a time."""
-        graph, work_s = self._one, self._work_s
+        graph, work_s = self.one, self.work_s
         use, work, capacity = graph["use"][0], graph["work"][0], graph["capacity"][0]
         for place, (task, resource) in enumerate(
             zip(graph.use_task.tolist(), graph.use_resource.tolist(), strict=True)
@@ -335,13 +280,13 @@ class _Program:
         for task in np.flatnonzero((graph.pool >= 0) & (work_s > 0)).tolist():
             pool = graph.pool[task]
             yield graph.pools[pool], "pool", task, work_s[task] * graph.members[task] / graph.slots[pool]
-        for number, chain in enumerate(self._chains()):
+        for number, chain in enumerate(self.chains()):
             for task in chain:
                 yield graph.lanes[task], f"chain {number}", task, work_s[task]
 
-    def _chains(self) -> list[list[int]]:
+    def chains(self) -> list[list[int]]:
         """Tasks with work in chains, each task of which waits for the one before it."""
-        graph, chains = self._one, list[list[int]]()
+        graph, chains = self.one, list[list[int]]()
         ends: dict[int, list[int]] = {}
         for task in range(graph.num_tasks):
             chain = next(
@@ -357,21 +302,104 @@ class _Program:
                 chains.append(chain)
             chain.append(task)
             ends[task] = chain
-        return [[task for task in chain if self._work_s[task] > 0] for chain in chains]
+        return [[task for task in chain if self.work_s[task] > 0] for chain in chains]
+
+    def chains_of_groups(self) -> dict[int, list[tuple[int, list[int]]]]:
+        """Numbers of the chains that have tasks of each group, with these tasks."""
+        result: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        for number, chain in enumerate(self.chains()):
+            parts: dict[int, list[int]] = defaultdict(list)
+            for task in chain:
+                parts[int(self.one.group[task])].append(task)
+            for group, tasks in parts.items():
+                result[group].append((number, tasks))
+        result.pop(-1, None)
+        return result
+
+    def lost(self, tasks: Sequence[int], factor: float) -> float:
+        """Least share of the rates alone of tasks that is lost while their caps are scaled by a factor."""
+        working = [task for task in tasks if self.work_s[task] > 0]
+        ratio = self.one["cap"][0][working] / self.one.isolated_rate()[0][working]
+        return float(1 - np.minimum(1.0, factor * ratio).max(initial=factor))
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The linear program of a graph. Its times are shares of the critical path."""
+
+    graph: _TimedGraph
+
+    def solve(self) -> LinearBound:
+        """Build and solve it."""
+        from scipy.optimize import linprog
+
+        if self.graph.scale == 0:
+            return LinearBound(0.0, {})
+        lengths = len(self.graph.ends) + 1
+        first, last = self.graph.windows
+        offset = lengths + np.concatenate([[0], np.cumsum(last - first + 1)])
+        rows, equal = LinearRows(), LinearRows()
+        self._capacities(rows, offset)
+        self._paths(rows)
+        groups = self._laws(rows, offset, int(offset[-1]))
+        for task in range(self.graph.one.num_tasks):
+            if self.graph.work_s[task] > 0:
+                equal.add(PATH, [(int(place), 1.0) for place in range(offset[task], offset[task + 1])], 1.0)
+        count = int(offset[-1]) + groups
+        parts: dict[str, Any] = {}
+        for name, part in (("ub", rows), ("eq", equal)):
+            parts[f"A_{name}"] = part.matrix(count)
+            parts[f"b_{name}"] = part.limits
+        cost = np.zeros(count)
+        cost[:lengths] = 1.0
+        solved = linprog(cost, **parts, bounds=(0, None), method="highs")
+        if solved.status != 0:
+            raise RuntimeError(f"the linear program of the bound was not solved: {solved.message}")
+        return LinearBound(float(solved.fun) * self.graph.scale, self._binding(solved, rows))
+
+    def _binding(self, solved: Any, rows: LinearRows) -> dict[str, float]:
+        """Shares of the bound by the dual values of the rows, the largest first."""
+        lengths = len(self.graph.ends) + 1
+        shares: dict[str, float] = defaultdict(float)
+        weights = -np.asarray(solved.ineqlin.marginals)
+        of_length = np.zeros(len(rows.limits))
+        for row, column, value in zip(rows.row, rows.column, rows.value, strict=True):
+            if column < lengths:
+                of_length[row] += -value * float(solved.x[column])
+        for name, weight, length in zip(rows.names, weights, of_length, strict=True):
+            shares[name] += float(weight * length)
+        total = sum(shares.values()) or 1.0
+        large = {name: share / total for name, share in shares.items() if share > 1e-3 * total}
+        return dict(sorted(large.items(), key=lambda item: -item[1]))
+
+    def _shares(self, task: int, offset: Indices) -> Iterator[tuple[int, int]]:
+        """Yield (interval, variable of the share of a task's work in it)."""
+        first = int(self.graph.windows[0][task])
+        for place in range(int(offset[task]), int(offset[task + 1])):
+            yield first + place - int(offset[task]), place
+
+    def _capacities(self, rows: LinearRows, offset: Indices) -> None:
+        """Add what a resource, a pool or a chain of tasks carries in each interval."""
+        loads: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+        for name, kind, task, seconds in self.graph.busy():
+            for interval, share in self._shares(task, offset):
+                loads[f"{kind}#{name}", interval].append((share, seconds / self.graph.scale))
+        for (name, interval), terms in loads.items():
+            rows.add(name.partition("#")[2], [*terms, (interval, -1.0)])
 
     def _paths(self, rows: LinearRows) -> None:
         """Add that the intervals in which a task must run, and those between two ends, are as long as paths are."""
-        first, last = self._windows
+        first, last = self.graph.windows
         longest: dict[tuple[int, int], float] = defaultdict(float)
-        for task in range(self._one.num_tasks):
+        for task in range(self.graph.one.num_tasks):
             window = int(first[task]), int(last[task])
-            longest[window] = max(longest[window], float(self._alone_s[task]))
-        finish, before = (self._heads + self._alone_s)[self._ends], 0.0
+            longest[window] = max(longest[window], float(self.graph.alone_s[task]))
+        finish, before = (self.graph.heads + self.graph.alone_s)[self.graph.ends], 0.0
         for interval, end in enumerate(finish.tolist()):
             longest[interval, interval] = max(longest[interval, interval], end - before)
             before = end
         for (begin, end), seconds in longest.items():
-            rows.add(PATH, [(interval, -1.0) for interval in range(begin, end + 1)], -seconds / self._scale)
+            rows.add(PATH, [(interval, -1.0) for interval in range(begin, end + 1)], -seconds / self.graph.scale)
 
     def _laws(self, rows: LinearRows, offset: Indices, begin: int) -> int:
         """Add contention laws; return the number of their variables, which begin at `begin`.
@@ -380,8 +408,8 @@ class _Program:
         group for A, and both meet for o_g: sum of A_g + A - L <= sum of o_g. A chain of the group does its work in A
         less the sum of (1 - f_g) o_g: f_g is 1 for tasks that a resource keeps as far below their cap.
         """
-        graph, lengths = self._one, len(self._ends) + 1
-        chains = self._chains_of_groups()
+        graph, lengths = self.graph.one, len(self.graph.ends) + 1
+        chains = self.graph.chains_of_groups()
         laws = {
             (slowed, cause): factor
             for (slowed, cause), factor in zip(graph.slowed.tolist(), graph["factor"][0].tolist(), strict=True)
@@ -406,27 +434,11 @@ class _Program:
                     rows.add(name, [*times, *both, (interval, -1.0)])
                     for _, tasks in chains[group]:
                         done = self._done(tasks, interval, offset)
-                        lost = [(met[group, other] + interval, self._lost(tasks, factor)) for other, factor in factors]
+                        lost = [
+                            (met[group, other] + interval, self.graph.lost(tasks, factor)) for other, factor in factors
+                        ]
                         rows.add(name, [*done, (active[group] + interval, -1.0), *lost])
         return lengths * (len(groups) + len(pairs))
-
-    def _lost(self, tasks: Sequence[int], factor: float) -> float:
-        """Least share of the rates alone of tasks that is lost while their caps are scaled by a factor."""
-        working = [task for task in tasks if self._work_s[task] > 0]
-        ratio = self._one["cap"][0][working] / self._one.isolated_rate()[0][working]
-        return float(1 - np.minimum(1.0, factor * ratio).max(initial=factor))
-
-    def _chains_of_groups(self) -> dict[int, list[tuple[int, list[int]]]]:
-        """Numbers of the chains that have tasks of each group, with these tasks."""
-        result: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
-        for number, chain in enumerate(self._chains()):
-            parts: dict[int, list[int]] = defaultdict(list)
-            for task in chain:
-                parts[int(self._one.group[task])].append(task)
-            for group, tasks in parts.items():
-                result[group].append((number, tasks))
-        result.pop(-1, None)
-        return result
 
     def _together(
         self, groups: Sequence[int], chains: Mapping[int, list[tuple[int, list[int]]]]
@@ -442,9 +454,9 @@ class _Program:
 
     def _done(self, tasks: Sequence[int], interval: int, offset: Indices) -> list[tuple[int, float]]:
         """Terms of the time alone of what tasks do in an interval, as a share of the scale."""
-        first, last = self._windows
+        first, last = self.graph.windows
         return [
-            (int(offset[task]) + interval - int(first[task]), float(self._work_s[task] / self._scale))
+            (int(offset[task]) + interval - int(first[task]), float(self.graph.work_s[task] / self.graph.scale))
             for task in tasks
             if first[task] <= interval <= last[task]
         ]
