@@ -57,7 +57,7 @@ def schedule_of_xml(text: str, source: str = "algorithm.xml") -> CollectiveSched
     Raises ConfigError, also where its steps wait in a circle.
     """
     try:
-        return _Run(_root(text)).schedule()
+        return _Run(_Algorithm(_root(text))).schedule()
     except ConfigError as error:
         raise ConfigError([replace(problem, value=source) for problem in error.problems]) from None
 
@@ -95,8 +95,8 @@ def _by_id(elements: Sequence[ET.Element], owner: str) -> dict[int, ET.Element]:
     return by_id
 
 
-class _Run:
-    """Runs steps as soon as their threadblock, what they wait for and what they receive allow it."""
+class _Algorithm:
+    """Threadblocks of a file, with sizes in units. grain: units of the file in a unit."""
 
     def __init__(self, root: ET.Element) -> None:
         name = root.get("coll", "")
@@ -115,16 +115,12 @@ class _Run:
                 f'write nchunksperloop="{self.num_gpus}", and smaller chunks',
             )
         self.units = parts * self.scale // self.num_gpus
+        self.is_in_place = root.get("inplace") == "1" and self.collective != "all_to_all"
         self.scratch = dict[int, int]()
         self.blocks = list(self._threads(root))
         self._coarsen()
         self._count("has", self.num_gpus**2 * self.units)
         self._count("moves", sum(step["cnt"] for block in self.blocks for step in block.steps))
-        self.buffers = Buffers(self.collective, self.num_gpus, self.units, self._is_in_place(root))
-        self.flights: dict[tuple[int, int, int], deque[Flight]] = defaultdict(deque)
-
-    def _is_in_place(self, root: ET.Element) -> bool:
-        return root.get("inplace") == "1" and self.collective != "all_to_all"
 
     def _coarsen(self) -> None:
         """Make units as large as all offsets, counts and blocks allow."""
@@ -177,14 +173,23 @@ class _Run:
         buffers = {name: _BUFFERS.get(text := step.get(name, ""), text) for name in ("srcbuf", "dstbuf")}
         return {"type": kind, "msg": _number(step, "msg", -1), **numbers, **buffers}
 
+
+class _Run:
+    """Runs steps as soon as their threadblock, what they wait for and what they receive allow it."""
+
+    def __init__(self, algorithm: _Algorithm) -> None:
+        self._algorithm = algorithm
+        self.buffers = Buffers(algorithm.collective, algorithm.num_gpus, algorithm.units, algorithm.is_in_place)
+        self.flights: dict[tuple[int, int, int], deque[Flight]] = defaultdict(deque)
+
     def schedule(self) -> CollectiveSchedule:
         """Run all steps. Raises ConfigError where they wait in a circle, or for units that nothing fills."""
         waiting: dict[Any, list[int]] = defaultdict(list)
-        ready = [(self._rank(place), place) for place in range(len(self.blocks))]
+        ready = [(self._rank(place), place) for place in range(len(self._algorithm.blocks))]
         heapq.heapify(ready)
         while ready:
             _, place = heapq.heappop(ready)
-            block = self.blocks[place]
+            block = self._algorithm.blocks[place]
             if block.done == len(block.steps):
                 continue
             if (reason := self._obstacle(block)) is not None:
@@ -193,7 +198,7 @@ class _Run:
             news = self._run(place)
             for again in [place, *(other for new in news for other in waiting.pop(new, ()))]:
                 heapq.heappush(ready, (self._rank(again), again))
-        if stuck := [block for block in self.blocks if block.done < len(block.steps)]:
+        if stuck := [block for block in self._algorithm.blocks if block.done < len(block.steps)]:
             where = ", ".join(f"GPU {block.gpu} step {block.done} (send {block.send}, recv {block.receive})"
                               for block in stuck[:3])  # fmt: skip
             _refuse(
@@ -208,25 +213,28 @@ class _Run:
 
         Raises ConfigError where one has not the unit that belongs there, with all contributions.
         """
-        exchanged, scattered = self.collective == "all_to_all", self.collective == "reduce_scatter"
-        adds = scattered or self.collective == "all_reduce"
-        for gpu in range(self.num_gpus):
+        exchanged, scattered = (
+            self._algorithm.collective == "all_to_all",
+            self._algorithm.collective == "reduce_scatter",
+        )
+        adds = scattered or self._algorithm.collective == "all_reduce"
+        for gpu in range(self._algorithm.num_gpus):
             outputs = list[Cell]()
-            for at in range(self.units * (1 if scattered else self.num_gpus)):
-                block, place = divmod(at, self.units)
+            for at in range(self._algorithm.units * (1 if scattered else self._algorithm.num_gpus)):
+                block, place = divmod(at, self._algorithm.units)
                 unit = (block, gpu, place) if exchanged else (gpu if scattered else block, -1, place)
                 cell, chunk = self.buffers.cell(self.buffers.key(gpu, "o", at)), self._chunk(unit)
-                output = f"o[{at * self.grain}] of GPU {gpu}"
+                output = f"o[{at * self._algorithm.grain}] of GPU {gpu}"
                 if cell is None or cell.unit != unit:
                     _refuse(f"{chunk} is lost: it is not in {output}, where it belongs", _MEND)
-                if lacking := set(range(self.num_gpus)) - cell.contributions if adds else ():
+                if lacking := set(range(self._algorithm.num_gpus)) - cell.contributions if adds else ():
                     _refuse(f"{chunk} is lost: {output} lacks the contribution of GPU {min(lacking)}", _MEND)
                 outputs.append(cell)
             self.buffers.finish(gpu, outputs)
 
     def _rank(self, place: int) -> tuple[int, int]:
         """Order in which steps that could run do: by message, sending first."""
-        block = self.blocks[place]
+        block = self._algorithm.blocks[place]
         if block.done == len(block.steps):
             return 0, 0
         step = block.steps[block.done]
@@ -236,14 +244,14 @@ class _Run:
     def _obstacle(self, block: _Threads) -> Any:
         """The threadblock or link that the next step of a threadblock waits for, or None."""
         step = block.steps[block.done]
-        if step["depid"] >= 0 and self.blocks[step["depid"]].done <= step["deps"]:
+        if step["depid"] >= 0 and self._algorithm.blocks[step["depid"]].done <= step["deps"]:
             return step["depid"]
         link = block.receive, block.gpu, block.channel
         return link if step["type"] in _RECEIVES and not self.flights[link] else None
 
     def _run(self, place: int) -> list[Any]:
         """Run the next step of a threadblock; what others may have waited for."""
-        block = self.blocks[place]
+        block = self._algorithm.blocks[place]
         step, gpu = block.steps[block.done], block.gpu
         news: list[Any] = [place]
         if step["type"] in _LOCAL:
@@ -265,11 +273,10 @@ class _Run:
         """Cells of an end of a step. Raises ConfigError for those outside of their buffer."""
         buffer, at, count = step[f"{end}buf"], step[f"{end}off"], step["cnt"]
         if buffer not in ("i", "o", "s") or at < 0:
-            _refuse(
-                f"GPU {gpu} has a step of {step['type']} at {buffer}[{at * self.grain}], which is in no buffer", _MEND
-            )
-        if end == "dst" and buffer == "s" and at + count > self.scratch[gpu]:
-            room, last = self.scratch[gpu] * self.grain, (at + count) * self.grain - 1
+            place = f"{buffer}[{at * self._algorithm.grain}]"
+            _refuse(f"GPU {gpu} has a step of {step['type']} at {place}, which is in no buffer", _MEND)
+        if end == "dst" and buffer == "s" and at + count > self._algorithm.scratch[gpu]:
+            room, last = self._algorithm.scratch[gpu] * self._algorithm.grain, (at + count) * self._algorithm.grain - 1
             _refuse(f"GPU {gpu} has a step of {step['type']} to s[{last}], and s_chunks of it are {room}", _ROOM)
         return [self.buffers.key(gpu, buffer, at + place) for place in range(count)]
 
@@ -278,7 +285,7 @@ class _Run:
         cells = [self.buffers.cell(key) for key in keys]
         if None in cells:
             _, buffer, at = keys[cells.index(None)]
-            _refuse(f"GPU {gpu} sends {buffer}[{at * self.grain}], which nothing has filled", _MEND)
+            _refuse(f"GPU {gpu} sends {buffer}[{at * self._algorithm.grain}], which nothing has filled", _MEND)
         return [cell for cell in cells if cell is not None]
 
     def _local(self, gpu: int, step: Mapping[str, Any]) -> None:
@@ -296,7 +303,7 @@ class _Run:
         """Receive units; they, or the sums with them, as a step that sends them on has them, which keeps them."""
         gpu, flights = block.gpu, self.flights[block.receive, block.gpu, block.channel]
         flight = flights.popleft()
-        cells, counts = flight.cells, [self.grain * count for count in (step["cnt"], len(flight.cells))]
+        cells, counts = flight.cells, [self._algorithm.grain * count for count in (step["cnt"], len(flight.cells))]
         if counts[0] != counts[1]:
             _refuse(
                 f"GPU {gpu} receives {counts[0]} units from GPU {block.receive}, which sends {counts[1]}",
@@ -329,14 +336,14 @@ class _Run:
                 _refuse(rule, _MEND)
 
     def _chunk(self, unit: Unit) -> DataChunk:
-        return DataChunk(unit[0], unit[2] * self.grain, self.grain, unit[1])
+        return DataChunk(unit[0], unit[2] * self._algorithm.grain, self._algorithm.grain, unit[1])
 
     def _in_chunks(self) -> CollectiveSchedule:
         """Cut blocks wherever a message begins or ends in them, and name the chunks of messages."""
         cuts: dict[tuple[int, int], set[int]] = defaultdict(set)
         moved_units = self.buffers.moved
         for block, part in {unit[:2] for moved in moved_units for unit in moved.units}:
-            cuts[block, part] |= {0, self.units}
+            cuts[block, part] |= {0, self._algorithm.units}
         for moved in moved_units:
             for unit, following in zip(moved.units, [*moved.units[1:], None], strict=True):
                 if following != (*unit[:2], unit[2] + 1):
@@ -345,18 +352,23 @@ class _Run:
                         cuts[following[:2]].add(following[2])
             cuts[moved.units[0][:2]].add(moved.units[0][2])
         chunks = [
-            DataChunk(block, start * self.grain, (end - start) * self.grain, part)
+            DataChunk(block, start * self._algorithm.grain, (end - start) * self._algorithm.grain, part)
             for (block, part), places in sorted(cuts.items())
             for start, end in zip(sorted(places), sorted(places)[1:], strict=False)
         ]
-        place = {(chunk.block, chunk.part, chunk.start // self.grain): number for number, chunk in enumerate(chunks)}
+        place = {
+            (chunk.block, chunk.part, chunk.start // self._algorithm.grain): number
+            for number, chunk in enumerate(chunks)
+        }
         messages = tuple(
             Message(moved.source, moved.target, tuple(place[unit] for unit in moved.units if unit in place),
                     moved.reduces, moved.raw, moved.source_slot, moved.target_slot)
             for moved in moved_units
         )  # fmt: skip
-        units = self.units * self.grain
-        return CollectiveSchedule(self.name, self.collective, self.num_gpus, units, tuple(chunks), messages)
+        units = self._algorithm.units * self._algorithm.grain
+        return CollectiveSchedule(
+            self._algorithm.name, self._algorithm.collective, self._algorithm.num_gpus, units, tuple(chunks), messages
+        )
 
 
 def _without_doubles(cells: Sequence[Cell]) -> list[list[int]]:

@@ -118,151 +118,13 @@ def _after(place: int, places: Sequence[int]) -> int | None:
     return places[at] if at < len(places) else None
 
 
-class _ScriptReader:
-    """Reads a text from its start to its end."""
+class _Lexer:
+    """Words of a script, and the place up to which they are read. Raises ConfigError for a quote without an end."""
 
-    def __init__(self, text: str, variables: dict[str, list[str]] | None = None, nesting: int = 0) -> None:
-        self.text, self.at, self.nesting = text.replace("\r\n", "\n"), 0, nesting
-        self.variables = {} if variables is None else variables
-        if nesting > _MOST_DEPTH:
-            rule = f"has values by default in values by default, over {_MOST_DEPTH} deep"
-            raise ConfigError([Problem("settings", rule)])
-        self.branches, self.result = Branches(), Script()
-        self.condition: list[str] | None = None  # words of a command that decides
-        self.condition_of = ""  # "if", "elif", or the test itself
-        self.is_first, self.line, self.counted = True, 1, 0  # whether a command begins; lines up to a place
-        self.before: dict[str, str | None] = {}  # variables set in front of a command -> their values without it
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text.replace("\r\n", "\n"), 0
 
-    def script(self) -> Script:
-        """Read all statements."""
-        begins, prefix = True, False  # at the start of a command; after `export` and its like
-        while (word := self._word()) is not None:
-            if isinstance(word, str):
-                begins, prefix = True, False
-                self._end_command(word)
-                continue
-            raw = word[0].literal if len(word) == 1 and not word[0].quoted else ""
-            if begins and self._turns(raw):
-                continue
-            if (begins or prefix) and (raw in _KEYWORDS or self._assign(word, exports=prefix)):
-                prefix = prefix or raw in ("export", "env", "declare", "readonly")
-                continue
-            if begins and raw in TESTS and self.condition is None:
-                self.condition, self.condition_of = [], raw
-            begins = prefix = False
-            self._keep(self._expand(word))
-        self._end_command("\n")
-        self._export_prefixes()
-        return self.result
-
-    def _turns(self, raw: str) -> bool:
-        """Go into a condition or a loop, on in it, or out of it, where a word says so."""
-        if raw == "then" and self.condition is not None:
-            words, self.condition = self.condition, None
-            if words[:1] and words[0] not in TESTS:
-                self._keep([word for word in words if word != "\n"])
-            self.branches.decide(decided(words), is_first=self.condition_of == "if")
-            return True
-        if not self.branches.turn(raw):
-            return False
-        if raw in ("if", "elif"):
-            self.condition, self.condition_of = [], raw
-        return True
-
-    def _end_command(self, separator: str) -> None:
-        """Let a test decide about the rest of its line, or end a line."""
-        follows = self.text[self.at - 1 : self.at + 1]
-        if separator not in "<>" and self.text[self.at - 2 : self.at] not in (">&", "<&"):  # but `2>&1`
-            self._begin_next()
-        if self.condition is not None and self.condition_of in TESTS:
-            words, self.condition = self.condition, None
-            if follows in ("&&", "||"):
-                holds = decided(words)
-                self.branches.join(holds if follows == "&&" or holds is None else not holds)
-                return
-        elif self.condition and follows in ("&&", "||"):
-            self.condition.append("\n")  # several commands decide
-        elif follows == "||":
-            self.branches.turn_round()
-        if separator in "\n;":
-            self.branches.end_line()
-
-    def _begin_next(self) -> None:
-        """Begin another command; what was set in front of the last one alone is as before."""
-        if not self.is_first:
-            place = len(self.result.words)
-            self.result.changes += [Change(place, name, value) for name, value in self.before.items()]
-        self.is_first, self.before = True, {}
-
-    def _keep(self, words: Sequence[str]) -> None:
-        """Keep the words of a command. Raises ConfigError where they are too many."""
-        if self.condition is not None:
-            self.condition += words
-        elif words and not self.branches.is_skipped:
-            if self.is_first:
-                self.line += self.text.count("\n", self.counted, self.at)
-                self.counted, self.is_first = self.at, False
-                self.result.begins.append((len(self.result.words), self.line))
-            self.result.words += words
-        if len(self.result.words) > _MOST_WORDS or len(self.condition or ()) > _MOST_WORDS:
-            raise ConfigError([Problem("settings", f"stands for more than {_MOST_WORDS} words")])
-
-    def _export_prefixes(self) -> None:
-        """Let variables that no word of the script names be of the environment: those in front of a command."""
-        for name, values in self.variables.items():
-            if name not in self.result.exports and len(values) == 1:
-                self.result.exports[name] = values[0]
-
-    def _assign(self, word: list[_WordPart], *, exports: bool) -> bool:
-        """Set a variable, where a word says so."""
-        match = _ASSIGNMENT.match(word[0].literal) if word and not word[0].quoted else None
-        if match is None:
-            return False
-        name, parts = match[1], [_WordPart(word[0].literal[match.end() :]), *word[1:]]
-        if self.text.startswith("(", self.at) and len(parts) == 1 and not parts[0].literal:
-            self.at += 1
-            values = list(self._array())
-        else:
-            values = [" ".join(self._expand(parts, splits=False))]
-        if sum(map(len, values)) > _MOST_TEXT or len(values) > _MOST_WORDS:
-            raise ConfigError([Problem(f"settings.{name}", f"stands for more than {_MOST_TEXT} characters")])
-        before = self.variables.get(name)
-        if self.branches.is_skipped:
-            return True
-        if match[2] == "+=":
-            values = (before or []) + values
-        elif self.branches.is_open and before not in (None, values):
-            values_of_both = [*(before or []), *values]
-            values = [f"${{{name}}}"]  # a condition decides
-            if any(word.startswith("-") for value in values_of_both for word in value.split()):
-                self.result.two_ways.add(name)
-        self.variables[name] = values
-        if len(values) == 1:
-            self._note(Change(len(self.result.words), name, values[0]), before, exports=exports)
-        return True
-
-    def _note(self, change: Change, before: Sequence[str] | None, *, exports: bool) -> None:
-        """Note that a variable is set: for the rest of the script, or for the command that it stands in front of."""
-        self.result.changes.append(change)
-        if exports and change.value is not None:
-            self.result.exports[change.name] = change.value
-        else:
-            self.before.setdefault(change.name, " ".join(before) if before else None)
-
-    def _array(self) -> Iterator[str]:
-        """Yield the elements of an array up to its end."""
-        while True:
-            self._skip(newlines=True)
-            if self.at >= len(self.text) or self.text[self.at] == ")":
-                self.at += 1
-                return
-            word = self._word()
-            if word is None:
-                return
-            if not isinstance(word, str):
-                yield from self._expand(word)
-
-    def _skip(self, *, newlines: bool = False) -> None:
+    def skip(self, *, newlines: bool = False) -> None:
         """Go past blanks, lines that go on, and comments, whose own line ends them."""
         while self.at < len(self.text):
             if match := _CONTINUED.match(self.text, self.at):
@@ -277,9 +139,9 @@ class _ScriptReader:
             else:
                 return
 
-    def _word(self) -> list[_WordPart] | str | None:
+    def word(self) -> list[_WordPart] | str | None:
         """The next word in parts, the character that ends a command, None at the end."""
-        self._skip()
+        self.skip()
         if self.at >= len(self.text):
             return None
         if self.text[self.at] in "\n;&|()<>":
@@ -367,6 +229,154 @@ class _ScriptReader:
         rule = f"is no command line: no {stack[-1]} closes {self.text[self.at :][:20]!r}"
         raise ConfigError([Problem("settings", rule)])
 
+
+class _ScriptReader:
+    """Reads a text from its start to its end."""
+
+    def __init__(self, text: str, variables: dict[str, list[str]] | None = None, nesting: int = 0) -> None:
+        self._lexer, self.nesting = _Lexer(text), nesting
+        self.variables = {} if variables is None else variables
+        if nesting > _MOST_DEPTH:
+            rule = f"has values by default in values by default, over {_MOST_DEPTH} deep"
+            raise ConfigError([Problem("settings", rule)])
+        self.branches, self.result = Branches(), Script()
+        self.condition: list[str] | None = None  # words of a command that decides
+        self.condition_of = ""  # "if", "elif", or the test itself
+        self.is_first, self.line, self.counted = True, 1, 0  # whether a command begins; lines up to a place
+        self.before: dict[str, str | None] = {}  # variables set in front of a command -> their values without it
+
+    def script(self) -> Script:
+        """Read all statements."""
+        begins, prefix = True, False  # at the start of a command; after `export` and its like
+        while (word := self._lexer.word()) is not None:
+            if isinstance(word, str):
+                begins, prefix = True, False
+                self._end_command(word)
+                continue
+            raw = word[0].literal if len(word) == 1 and not word[0].quoted else ""
+            if begins and self._turns(raw):
+                continue
+            if (begins or prefix) and (raw in _KEYWORDS or self._assign(word, exports=prefix)):
+                prefix = prefix or raw in ("export", "env", "declare", "readonly")
+                continue
+            if begins and raw in TESTS and self.condition is None:
+                self.condition, self.condition_of = [], raw
+            begins = prefix = False
+            self._keep(self._expand(word))
+        self._end_command("\n")
+        self._export_prefixes()
+        return self.result
+
+    def _turns(self, raw: str) -> bool:
+        """Go into a condition or a loop, on in it, or out of it, where a word says so."""
+        if raw == "then" and self.condition is not None:
+            words, self.condition = self.condition, None
+            if words[:1] and words[0] not in TESTS:
+                self._keep([word for word in words if word != "\n"])
+            self.branches.decide(decided(words), is_first=self.condition_of == "if")
+            return True
+        if not self.branches.turn(raw):
+            return False
+        if raw in ("if", "elif"):
+            self.condition, self.condition_of = [], raw
+        return True
+
+    def _end_command(self, separator: str) -> None:
+        """Let a test decide about the rest of its line, or end a line."""
+        follows = self._lexer.text[self._lexer.at - 1 : self._lexer.at + 1]
+        if separator not in "<>" and self._lexer.text[self._lexer.at - 2 : self._lexer.at] not in (
+            ">&",
+            "<&",
+        ):  # but `2>&1`
+            self._begin_next()
+        if self.condition is not None and self.condition_of in TESTS:
+            words, self.condition = self.condition, None
+            if follows in ("&&", "||"):
+                holds = decided(words)
+                self.branches.join(holds if follows == "&&" or holds is None else not holds)
+                return
+        elif self.condition and follows in ("&&", "||"):
+            self.condition.append("\n")  # several commands decide
+        elif follows == "||":
+            self.branches.turn_round()
+        if separator in "\n;":
+            self.branches.end_line()
+
+    def _begin_next(self) -> None:
+        """Begin another command; what was set in front of the last one alone is as before."""
+        if not self.is_first:
+            place = len(self.result.words)
+            self.result.changes += [Change(place, name, value) for name, value in self.before.items()]
+        self.is_first, self.before = True, {}
+
+    def _keep(self, words: Sequence[str]) -> None:
+        """Keep the words of a command. Raises ConfigError where they are too many."""
+        if self.condition is not None:
+            self.condition += words
+        elif words and not self.branches.is_skipped:
+            if self.is_first:
+                self.line += self._lexer.text.count("\n", self.counted, self._lexer.at)
+                self.counted, self.is_first = self._lexer.at, False
+                self.result.begins.append((len(self.result.words), self.line))
+            self.result.words += words
+        if len(self.result.words) > _MOST_WORDS or len(self.condition or ()) > _MOST_WORDS:
+            raise ConfigError([Problem("settings", f"stands for more than {_MOST_WORDS} words")])
+
+    def _export_prefixes(self) -> None:
+        """Let variables that no word of the script names be of the environment: those in front of a command."""
+        for name, values in self.variables.items():
+            if name not in self.result.exports and len(values) == 1:
+                self.result.exports[name] = values[0]
+
+    def _assign(self, word: list[_WordPart], *, exports: bool) -> bool:
+        """Set a variable, where a word says so."""
+        match = _ASSIGNMENT.match(word[0].literal) if word and not word[0].quoted else None
+        if match is None:
+            return False
+        name, parts = match[1], [_WordPart(word[0].literal[match.end() :]), *word[1:]]
+        if self._lexer.text.startswith("(", self._lexer.at) and len(parts) == 1 and not parts[0].literal:
+            self._lexer.at += 1
+            values = list(self._array())
+        else:
+            values = [" ".join(self._expand(parts, splits=False))]
+        if sum(map(len, values)) > _MOST_TEXT or len(values) > _MOST_WORDS:
+            raise ConfigError([Problem(f"settings.{name}", f"stands for more than {_MOST_TEXT} characters")])
+        before = self.variables.get(name)
+        if self.branches.is_skipped:
+            return True
+        if match[2] == "+=":
+            values = (before or []) + values
+        elif self.branches.is_open and before not in (None, values):
+            values_of_both = [*(before or []), *values]
+            values = [f"${{{name}}}"]  # a condition decides
+            if any(word.startswith("-") for value in values_of_both for word in value.split()):
+                self.result.two_ways.add(name)
+        self.variables[name] = values
+        if len(values) == 1:
+            self._note(Change(len(self.result.words), name, values[0]), before, exports=exports)
+        return True
+
+    def _note(self, change: Change, before: Sequence[str] | None, *, exports: bool) -> None:
+        """Note that a variable is set: for the rest of the script, or for the command that it stands in front of."""
+        self.result.changes.append(change)
+        if exports and change.value is not None:
+            self.result.exports[change.name] = change.value
+        else:
+            self.before.setdefault(change.name, " ".join(before) if before else None)
+
+    def _array(self) -> Iterator[str]:
+        """Yield the elements of an array up to its end."""
+        while True:
+            self._lexer.skip(newlines=True)
+            if self._lexer.at >= len(self._lexer.text) or self._lexer.text[self._lexer.at] == ")":
+                self._lexer.at += 1
+                return
+            word = self._lexer.word()
+            if word is None:
+                return
+            if not isinstance(word, str):
+                yield from self._expand(word)
+
     def _expand(self, word: list[_WordPart] | str, *, splits: bool = True) -> list[str]:
         """Words that a word stands for: several where it is an array, or a variable without quotes."""
         words, is_empty = [""], False
@@ -400,7 +410,7 @@ class _ScriptReader:
     def value(self) -> str:
         """The text as a value."""
         words = list[str]()
-        while (word := self._word()) is not None:
+        while (word := self._lexer.word()) is not None:
             words += self._expand(word)
         return " ".join(words)
 

@@ -108,6 +108,28 @@ def lost_share(records: JsonRecords, losses: list[str]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _XlaStreams:
+    """GPUs by pid, and their streams (pid, tid), of a trace of XLA: its other lines (`XLA Ops`, `Steps`) repeat what
+    ran on these.
+    """
+
+    gpus: dict[Any, str]
+    streams: set[tuple[Any, Any]]
+
+    def gpu_of(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> str | None:
+        """Read an event that names a GPU or a stream; return the GPU of one that ran on a stream, None of others."""
+        pid, stream, text = event["pid"], (event["pid"], event.get("tid")), str(args.get("name", ""))
+        if event.get("name") == "process_name" and _XLA_GPU.fullmatch(text) and len(self.gpus) < MOST_GPUS:
+            self.gpus[pid] = text
+        elif event.get("name") == "thread_name" and text.startswith(_XLA_STREAM):
+            if pid in self.gpus and len(self.streams) < _MOST_CATEGORIES:
+                self.streams.add(stream)
+        elif stream in self.streams and event.get("ph") == "X":
+            return self.gpus[pid]
+        return None
+
+
 @dataclass
 class _Events:
     """The content of a trace so far: kernels by GPU; by process launches by correlation [us], shapes of operators by
@@ -125,8 +147,7 @@ class _Events:
     ranks: list[int] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     labels: dict[Any, str] = field(default_factory=dict)
-    xla_gpus: dict[Any, str] = field(default_factory=dict)  # by pid
-    xla_streams: set[tuple[Any, Any]] = field(default_factory=set)  # (pid, tid)
+    xla: _XlaStreams = field(default_factory=lambda: _XlaStreams({}, set()))
     trace: int = 0
     zero: float | int | None = None
     at: int = 0
@@ -168,8 +189,13 @@ class _Events:
             self._iteration(event)
         elif role == _OTHER and event.get("name") == _END_OF_TRACE:
             self.trace += 1
-        elif category is None and isinstance(args, dict) and isinstance(event.get("pid"), str | int):
-            self._xla(event, args)
+        elif (
+            category is None
+            and isinstance(args, dict)
+            and isinstance(event.get("pid"), str | int)
+            and (device := self.xla.gpu_of(event, args)) is not None
+        ):
+            self._kernel(event, {"device": device})
 
     def _role(self, category: str) -> str:
         """What events of a category are, whatever its capitals, and also one of several (`gpu,kernel`)."""
@@ -230,17 +256,6 @@ class _Events:
         name = str(args.get("Name") or args.get("KernelName") or event["name"]).removesuffix(" [clone .kd]")
         times = {"start_s": start * _NS, "seconds": (end - start) * _NS}
         self._keep(((0, ""), "", ""), {"name": name.removesuffix(".kd"), "stream": " ".join(queue), **times})
-
-    def _xla(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
-        """Keep what ran on a stream of a GPU, of a trace of XLA: its other lines (`XLA Ops`, `Steps`) repeat that."""
-        pid, stream, text = event["pid"], (event["pid"], event.get("tid")), str(args.get("name", ""))
-        if event.get("name") == "process_name" and _XLA_GPU.fullmatch(text) and len(self.xla_gpus) < MOST_GPUS:
-            self.xla_gpus[pid] = text
-        elif event.get("name") == "thread_name" and text.startswith(_XLA_STREAM):
-            if pid in self.xla_gpus and len(self.xla_streams) < _MOST_CATEGORIES:
-                self.xla_streams.add(stream)
-        elif stream in self.xla_streams and event.get("ph") == "X":
-            self._kernel(event, {"device": self.xla_gpus[pid]})
 
     def _operator(self, event: Mapping[str, Any], args: Mapping[str, Any]) -> None:
         """Keep the shape of an operator; one that cannot be read is none."""
