@@ -38,7 +38,7 @@ from benchmarks.timing import best
 from dse import plugins
 from dse.backend import Batch
 from dse.study.plan_again import plan_words
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.instance import Instance
@@ -125,7 +125,7 @@ def contention_free() -> dict[str, list[TaskGraph]]:
         seen = set[bytes]()
         for block in space.blocks(64):
             for design in () if block.design is None else Batch(block.design, block.axes).designs():
-                assert isinstance(design, Design)
+                assert isinstance(design, OverlapDesign)
                 if planned.backend.problems(design):
                     continue
                 graph = design.schedule.lower(design.system, design.workload)

@@ -286,7 +286,7 @@ def _disturbed(case: ClusterCase, network: Network, cuts: Sequence[tuple[str, fl
 
     A disturbance is survived if work goes on afterwards. Raises TimeoutError for a hang.
     """
-    study = _Typed(case)
+    study = _RepeatedClient(case)
     _until(lambda: len(_lines(case)) > _GOING_ON)
     survived, slowest_s = 0, 0.0
     for name, seconds in cuts:
@@ -309,7 +309,7 @@ def _disturbed(case: ClusterCase, network: Network, cuts: Sequence[tuple[str, fl
     }
 
 
-class _Typed:
+class _RepeatedClient:
     """A client whose command is typed again whenever it ends before its study does. clients: how many it took."""
 
     def __init__(self, case: ClusterCase) -> None:

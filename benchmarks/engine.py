@@ -34,11 +34,11 @@ from dse.space.grids import grids
 from simulators.engines.analytic import ENGINE as ANALYTIC
 from simulators.engines.event import ENGINE as EVENT
 from simulators.engines.fluid import ENGINE as FLUID
-from simulators.engines.fluid import Prepared, few_classes, many_classes
+from simulators.engines.fluid import KernelGraph, few_classes, many_classes
 from simulators.hardware.parts import Contention
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.design import Design as StepDesign
+from simulators.steps.design import StepDesign
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Durations, closed_form, longest
 from simulators.taskgraph.symmetry import patterns, reduce_graph
@@ -90,7 +90,7 @@ def compare(name: str, chunks: int, *, designs: int, repeats: int = 4, **shape: 
 def growth() -> dict[str, float]:
     """Seconds per task of the compiled engine on larger graphs over those on 512 tasks, structures prepared."""
     graphs = (pipeline(64, designs=300), pipeline(12_500, designs=3), pipeline(64, gpus=32, designs=10))
-    prepared = [(Prepared.of(graph), graph.table()) for graph in graphs]
+    prepared = [(KernelGraph.of(graph), graph.table()) for graph in graphs]
     taken = seconds(*(partial(one.totals, table) for one, table in prepared), repeats=25)
     base, tasks, gpus = (
         spent / graph.num_tasks / graph.num_designs for spent, graph in zip(taken, graphs, strict=True)
@@ -101,7 +101,7 @@ def growth() -> dict[str, float]:
 def against_hand_loop(designs: int = 400) -> float:
     """The compiled engine's time over that of the loop written for the one schedule, 512 tasks."""
     graph = pipeline(64, designs=designs)
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     work = graph["work"].reshape(designs, 64, LINKS + 1)
     copies, gemms = np.ascontiguousarray(work[:, :, :LINKS]), np.ascontiguousarray(work[:, :, LINKS])
     hbm = (HBM_OF_COPY, HBM_OF_GEMM)
@@ -119,7 +119,7 @@ def in_lockstep() -> dict[str, float]:
     ratios = {f"lockstep_speedup_{designs}": _lockstep(designs)[0] for designs in (256, 1296, 4096)}
     ratio, left_out = _lockstep(65536)
     graph = _sweep_graph("fluid", num_chunks=64, designs=4096)
-    prepared, table, scratch = Prepared.of(graph), graph.table(), np.empty((2, 1, graph.num_tasks))
+    prepared, table, scratch = KernelGraph.of(graph), graph.table(), np.empty((2, 1, graph.num_tasks))
     rows = np.empty((3 + 2 * len(prepared.kinds), len(table)))
     few, many = seconds(
         lambda: prepared.run(table, scratch[0], scratch[1]),
@@ -131,7 +131,7 @@ def in_lockstep() -> dict[str, float]:
 
 def _lockstep(designs: int) -> tuple[float, float]:
     graph = _sweep_graph("fluid", num_chunks=64, designs=designs)
-    prepared, table, scratch = Prepared.of(graph), graph.table(), np.empty((2, 1, graph.num_tasks))
+    prepared, table, scratch = KernelGraph.of(graph), graph.table(), np.empty((2, 1, graph.num_tasks))
     _, left, _ = prepared.together(table)
     assert prepared.totals(table).makespan_s.tobytes() == prepared.run(table, scratch[0], scratch[1])[0].tobytes()
     alone, together = seconds(
@@ -147,7 +147,7 @@ def along_an_axis() -> float:
     base = space_of("fluid", num_chunks=64, designs=1, rows=16384)
     space = Space(base.base, (Knob("system.gpu.num_cus", tuple(range(64, 304))),), {}, base.backend)
     graph = _graph_of(space)
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     _, left, steps = prepared.together(table)
     _, _, steps_of_one = prepared.together(np.repeat(table[:1], few_classes.WIDTH, axis=0))
     scratch = np.empty((2, 1, graph.num_tasks))
@@ -264,7 +264,7 @@ def sweep(engine: str, *, num_chunks: int, designs: int, rows: int = 16384) -> S
     assert count == space.size()
 
     def lower() -> None:
-        ((_, grid),) = grids([batch], Design)
+        ((_, grid),) = grids([batch], OverlapDesign)
         for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
             reduce_graph(graph)
 
@@ -324,7 +324,7 @@ def _graph_of(space: Space) -> TaskGraph:
     """The reduced graph of the grid that a space is."""
     block = next(iter(space.blocks(1 << 20)))
     assert block.batch is not None
-    ((_, grid),) = grids([block.batch], Design)
+    ((_, grid),) = grids([block.batch], OverlapDesign)
     return reduce_graph(grid.design.schedule.lower(grid.design.system, grid.design.workload)).graph
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from simulators.calibration.expert_exchanges import (
     NODES,
-    Row,
+    KernelRow,
     constants_of,
     error_of,
     fit_all,
@@ -53,7 +53,7 @@ def over_sms(folder: Path) -> dict[str, dict[str, float]]:
     return table
 
 
-def _judged(folder: Path) -> Iterable[tuple[Path, Row]]:
+def _judged(folder: Path) -> Iterable[tuple[Path, KernelRow]]:
     paths = sorted(folder.glob("*.csv"))
     if not paths:
         raise FileNotFoundError(f"{folder} holds no tables")
@@ -63,12 +63,12 @@ def _judged(folder: Path) -> Iterable[tuple[Path, Row]]:
                 yield path, row
 
 
-def _group(path: Path, row: Row) -> str:
+def _group(path: Path, row: KernelRow) -> str:
     nodes = "" if row.kind == "node" else " 2 nodes" if row.table != "published" else " across nodes"
     return f"{path.stem} {row.device}{nodes} {row.direction}"
 
 
-def _error(row: Row) -> float:
+def _error(row: KernelRow) -> float:
     node = node_of(row.device)
     kernel = constants_of(row, node)
     assert kernel is not None

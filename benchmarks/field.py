@@ -35,7 +35,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dse import plugins
-from tests.campaigns.forked import Commands, Ended, import_all, show_progress
+from tests.campaigns.forked import CommandEnd, Commands, import_all, show_progress
 
 ROOT = Path(__file__).parents[1]
 FIELDS = (ROOT / "tests" / "field", *sorted(ROOT.glob("plugins/*/tests/field")))
@@ -72,7 +72,7 @@ class Check(BaseModel):
     never: tuple[str, ...] = ()
     values: tuple[Value, ...] = ()
 
-    def problems(self, ended: Ended[Any]) -> Iterator[str]:
+    def problems(self, ended: CommandEnd[Any]) -> Iterator[str]:
         """What is wrong with how the command ended, one sentence each."""
         if ended.traceback or ended.hang:
             last = (ended.errors.strip().splitlines() or [""])[-1][:160]
@@ -111,7 +111,7 @@ def trials(folder: Path) -> list[Trial]:
     return [Trial(folder, check) for check in _CHECKS.validate_python(tree if isinstance(tree, list) else [tree])]
 
 
-def run(cases: Sequence[Trial], jobs: int) -> Iterator[Ended[Trial]]:
+def run(cases: Sequence[Trial], jobs: int) -> Iterator[CommandEnd[Trial]]:
     """Run commands, some at a time; each as it ends."""
     import_all()
     commands, waiting = Commands[Trial](_LIMIT_S), list(enumerate(cases))[::-1]

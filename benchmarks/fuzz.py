@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.field import CHECK, cases, trials
-from tests.campaigns.forked import Commands, Ended, import_all, inside, show_progress
+from tests.campaigns.forked import CommandEnd, Commands, import_all, inside, show_progress
 from tests.campaigns.spoiling import VALUES, slip, spoil
 
 _SHOWN = 10
@@ -222,7 +222,7 @@ def _prepared(made: Path) -> int:
     return 0
 
 
-def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[Ended[Case]]:
+def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[CommandEnd[Case]]:
     """Run the cases of some numbers, some at a time; each as it ends. keep: where folders of offenders are left."""
     made = keep / "made"
     prepare(made)
@@ -247,14 +247,14 @@ def run(numbers: Sequence[int], seed: int, keep: Path, jobs: int) -> Iterator[En
             yield ended
 
 
-def figures(found: Sequence[Ended[Case]]) -> dict[str, float]:
+def figures(found: Sequence[CommandEnd[Case]]) -> dict[str, float]:
     """Counts, and the largest memory of a case [MB]."""
     counts = {"cases": len(found), "tracebacks": sum(one.traceback for one in found)}
     memory = max((one.memory_mb for one in found), default=0.0)
     return {**counts, "hangs": sum(one.hang for one in found), "max_memory_mb": round(memory, 1)}
 
 
-def offenders(found: Sequence[Ended[Case]], keep: Path) -> list[str]:
+def offenders(found: Sequence[CommandEnd[Case]], keep: Path) -> list[str]:
     """The first cases that ended badly, and the one that took most memory: what is wrong, and how to see it again."""
     told = []
     for one in [one for one in found if one.traceback or one.hang][:_SHOWN]:
@@ -280,7 +280,7 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     keep = (asked.keep or Path(tempfile.mkdtemp(prefix="dse-fuzz-"))).resolve()
     numbers = range(asked.cases) if asked.only is None else [asked.only]
-    found: list[Ended[Case]] = []
+    found: list[CommandEnd[Case]] = []
     began = time.monotonic()
     for one in run(numbers, asked.seed, keep, asked.jobs):
         found.append(one)

@@ -61,11 +61,11 @@ def _fluid(chunks: int, gpus: int = 1) -> Callable[[], object]:
 def _lowering() -> Callable[[], object]:
     """A schedule of 512 tasks, from a design to the reduced graph."""
     from benchmarks.engine import space_of
-    from simulators.overlap.design import Design
+    from simulators.overlap.design import OverlapDesign
     from simulators.taskgraph.symmetry import reduce_graph
 
     design = next(iter(space_of("fluid", num_chunks=64, designs=1, rows=16384).blocks(1))).design
-    assert isinstance(design, Design)
+    assert isinstance(design, OverlapDesign)
     return lambda: reduce_graph(design.schedule.lower(design.system, design.workload))
 
 
@@ -148,12 +148,12 @@ def kernel_of(name: str) -> tuple[Callable[..., int], list[Any]]:
     import numpy as np
 
     from benchmarks.graphs import pipeline
-    from simulators.engines.fluid import Prepared, few_classes, many_classes
+    from simulators.engines.fluid import KernelGraph, few_classes, many_classes
     from simulators.taskgraph.symmetry import reduce_graph
 
     designs = 64 if name == "lockstep" else 1
     graph = pipeline(8) if name == "many_classes" else reduce_graph(pipeline(8, designs=designs, kind="regular")).graph
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     rows, left = np.empty((3 + 2 * len(prepared.kinds), designs)), np.zeros(designs, np.bool_)
     if name == "lockstep":
         numbers = (np.ascontiguousarray(table.T).reshape(-1), rows.reshape(-1), left)

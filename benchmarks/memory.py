@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.timing import best
 from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import Design
+from simulators.memory.design import MemoryDesign
 from simulators.memory.measures import simulate
 from simulators.workloads.model_zoo import option_tree
 
@@ -28,7 +28,7 @@ _POLICIES = ("uncached", "cache_r", "cache_rw", "combined")
 _PLAIN = 200_000
 
 
-def design(application: str, policy: str) -> Design:
+def design(application: str, policy: str) -> MemoryDesign:
     """A shipped application under a shipped policy."""
     trees: dict[str, Any] = {"application": application, "policy": policy, "system": "gem5_gcn3"}
     run = {"requests": 2_000_000, "repeats": 25}

@@ -31,7 +31,7 @@ from dse.progress import bar
 from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import peers
 from simulators.hardware.device import ScheduledNode, scheduled_device_of
 from simulators.hardware.machine import tree_of
@@ -56,13 +56,13 @@ _PLAN = {
 }
 
 
-def measured_rows(data: Path) -> dict[CollectiveKind, Rows]:
-    """Rows of each collective from 1 MiB on that our constants were not fitted on. Raises ConfigError."""
+def measured_rows(data: Path) -> dict[CollectiveKind, MeasuredRows]:
+    """MeasuredRows of each collective from 1 MiB on that our constants were not fitted on. Raises ConfigError."""
     return _rows_in(*sorted(data.rglob(_TABLE))[:1] or [data / _TABLE])
 
 
-def _rows_in(path: Path) -> dict[CollectiveKind, Rows]:
-    rows: dict[CollectiveKind, Rows] = {}
+def _rows_in(path: Path) -> dict[CollectiveKind, MeasuredRows]:
+    rows: dict[CollectiveKind, MeasuredRows] = {}
     for part in read_collectives(path):
         for kind in KINDS:
             if part.kind == kind and part.device.lower().startswith(_DEVICE):
@@ -83,19 +83,19 @@ def _node() -> ScheduledNode:
     return scheduled_device_of(tree_of(_SYSTEM)).node
 
 
-def _ours(kind: CollectiveKind, rows: Rows) -> Floats:
+def _ours(kind: CollectiveKind, rows: MeasuredRows) -> Floats:
     constants = constants_of(_node(), kind)
     assert constants is not None
     return cost_of_rows(constants, rows).seconds[:, 0]
 
 
-def _by(engine: ForeignEngine, kind: CollectiveKind, rows: Rows) -> Floats:
+def _by(engine: ForeignEngine, kind: CollectiveKind, rows: MeasuredRows) -> Floats:
     port = float(_node().link_bytes_per_s) * (_node().num_gpus - 1)
     return engine.collective_s(kind, rows.shape["bytes"], rows.shape["gpus"], port, _DEVICE)
 
 
-def _peers() -> dict[str, Callable[[CollectiveKind, Rows], Floats]]:
-    there: dict[str, Callable[[CollectiveKind, Rows], Floats]] = {"ours": _ours}
+def _peers() -> dict[str, Callable[[CollectiveKind, MeasuredRows], Floats]]:
+    there: dict[str, Callable[[CollectiveKind, MeasuredRows], Floats]] = {"ours": _ours}
     for name in peers():
         engine = plugins.load("engine", name)
         if not engine.absence():
@@ -125,7 +125,7 @@ def compare(data: Path) -> dict[str, Any]:
 
 
 def _errors(
-    name: str, predict: Callable[[CollectiveKind, Rows], Floats], rows: Mapping[CollectiveKind, Rows]
+    name: str, predict: Callable[[CollectiveKind, MeasuredRows], Floats], rows: Mapping[CollectiveKind, MeasuredRows]
 ) -> tuple[dict[str, float], dict[str, float], float]:
     """Median signed error and median size of errors of a simulator by collective, and points/s."""
     count, taken, signed, sizes = 0, 0.0, dict[str, float](), dict[str, float]()

@@ -125,9 +125,9 @@ def design(name: str) -> str:
 
 def _kinds(name: str) -> Sequence[type[BaseModel]]:
     """Models whose fields a page lists."""
-    from simulators.external.program import Program
-    from simulators.memory.design import Design as MemoryDesign
-    from simulators.steps.design import Design as StepDesign
+    from simulators.external.program import ExternalProgram
+    from simulators.memory.design import MemoryDesign
+    from simulators.steps.design import StepDesign
     from simulators.workloads.operators import DagList, QueueList, ShapeList
 
     families = [kind for kind in plugins.available("schedule").values() if issubclass(kind, BaseModel)]
@@ -136,7 +136,7 @@ def _kinds(name: str) -> Sequence[type[BaseModel]]:
         "iterations": [StepDesign],
         "caches": [MemoryDesign],
         "workloads": [ShapeList, DagList, QueueList],
-        "program": [Program],
+        "program": [ExternalProgram],
     }
     return kinds[name]
 

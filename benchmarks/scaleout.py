@@ -20,7 +20,7 @@ from benchmarks.timing import best
 from dse.backend import Batch
 from dse.space import set_path
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.workloads.model_zoo import option_tree
 
 _NODES = (8, 16, 32, 64, 128, 256, 512)
@@ -28,7 +28,7 @@ _IMBALANCE = 0.3
 _REPEATS = 3
 
 
-def point(nodes: int, *, uneven: bool) -> Design:
+def point(nodes: int, *, uneven: bool) -> OverlapDesign:
     """A fused DLRM iteration on the shipped torus of so many nodes."""
     groups = {"system": "dlrm_torus", "workload": "dlrm", "schedule": "fused_kernels"}
     tree: dict[str, Any] = {group: option_tree(group, name) for group, name in groups.items()}

@@ -26,7 +26,7 @@ from benchmarks import recorded
 from dse import plots
 from dse.analysis.search_benchmark import column
 from dse.config import compose
-from dse.search import Outcome, Question, Search, explore
+from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, Space
 from dse.study.plan import plan
@@ -144,7 +144,7 @@ def _proposing_ms(space: Space, method: str, trials: int) -> float:
         away += time.perf_counter() - came
         return found
 
-    question = Question(space, dict.fromkeys(_GOALS, "minimize"), 0, trials, evaluate, repr)
+    question = SearchQuestion(space, dict.fromkeys(_GOALS, "minimize"), 0, trials, evaluate, repr)
     began = time.perf_counter()
     explore(question, Search(name=method))
     return 1e3 * (time.perf_counter() - began - away) / trials

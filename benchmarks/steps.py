@@ -22,7 +22,7 @@ from dse.config import compose
 from dse.study.plan import plan
 from dse.values import put
 from simulators.steps.backend import StepBackend, iteration
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.projection import Profile, Size, by_kind, project_layer, serialized_share
 
 _BASE = {"model.hidden": 1024, "run.sequence_length": 512, "run.batch": 16, "parallel.tp": 4}
@@ -38,16 +38,16 @@ _PROJECTED = 1_000_000
 _ONE_BY_ONE = 50
 
 
-def base() -> Design:
+def base() -> StepDesign:
     """The design of study=comp_vs_comm."""
     planned = plan(compose.request(["study=comp_vs_comm", "store=none", "tracking=none"]))
     (space,) = planned.spaces.values()
     design = planned.backend.design(space.base)
-    assert isinstance(design, Design)
+    assert isinstance(design, StepDesign)
     return design
 
 
-def grid(design: Design, fine: int) -> Batch:
+def grid(design: StepDesign, fine: int) -> Batch:
     """All scenarios, with so many ratios of flop to bandwidth."""
     axes: dict[str, NDArray[Any]] = {path: np.array(values) for path, values in _CHOICES.items()}
     axes["system.gpu.flop_vs_bw"] = np.linspace(1, 4, fine)

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dse.results.selection import Rule
+from dse.results.selection import SelectionRule
 from dse.tracking.database import open_store
 from dse.tracking.study import StudyFolder
 from dse.tracking.sync import sync
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrackingSpeed:
     """Of one study: point runs written per minute, reading the table included, and the seconds it takes to fetch the
     hundred best by the first objective."""
 
@@ -40,11 +40,11 @@ def enlarged(folder: Path, target: Path, num_points: int) -> Path:
     return copy
 
 
-def measure(folder: Path, uri: str) -> Measured:
+def measure(folder: Path, uri: str) -> TrackingSpeed:
     """Write every point of a finished study run, which MLflow must not have yet, and sort them."""
     store = open_store(uri)
     start = time.perf_counter()
-    done = sync(folder, store, Rule("all"))
+    done = sync(folder, store, SelectionRule("all"))
     took_s = time.perf_counter() - start
     study = StudyFolder(folder)
     experiment = store.client.get_experiment_by_name(f"dse/{study.study}/points")
@@ -54,4 +54,4 @@ def measure(folder: Path, uri: str) -> Measured:
         start = time.perf_counter()
         store.client.search_runs([experiment.experiment_id], order_by=order, max_results=100)
         took.append(time.perf_counter() - start)
-    return Measured(done.num_points, done.how, 60 * done.num_points / took_s, sorted(took)[1])
+    return TrackingSpeed(done.num_points, done.how, 60 * done.num_points / took_s, sorted(took)[1])

@@ -18,7 +18,7 @@ import numpy as np
 
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree, check_results
 from dse.errors import Problems
-from dse.search import Outcome, Question, Search, explore
+from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.space import Assignment, Knob, Space
 from dse.values import Frozen
 
@@ -35,13 +35,13 @@ KINDS = {"values": ("nan", "infinite", "negative"), "infeasible": ("too large", 
 """Kind of fault -> the values of the choice that have it."""
 
 
-class _Thing(Frozen):
+class _ToyDesign(Frozen):
     size: float
     mode: Literal["plain", "nan", "infinite", "negative", "too large", "too small", "too slow"]
 
 
 class _Design(Frozen):
-    thing: _Thing
+    thing: _ToyDesign
 
 
 class Partial(Backend):
@@ -62,7 +62,7 @@ class Partial(Backend):
         """Evaluate designs one by one."""
         return [Results.of([self._result(design.thing) for design in batch.designs()]) for batch in batches]  # type: ignore[attr-defined]
 
-    def _result(self, thing: _Thing) -> Result:
+    def _result(self, thing: _ToyDesign) -> Result:
         time_s = 1.0 + thing.size
         fault = _FAULTS.get(thing.mode)
         return fault(time_s) if fault else Result("ok", {"time_s": time_s, "gain": 1.0 / time_s})
@@ -81,7 +81,7 @@ def validity(method: str, faults: Sequence[str], *, seed: int, trials: int = 100
         return [part[0].metrics or None for part in results]
 
     goals = {name: metric.goal for name, metric in backend.metrics.items()}
-    explore(Question(space, goals, seed, trials, evaluate, repr), Search(name=method))
+    explore(SearchQuestion(space, goals, seed, trials, evaluate, repr), Search(name=method))
     return valid
 
 

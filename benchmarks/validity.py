@@ -26,7 +26,7 @@ from simulators.calibration.calibrate import plain_name, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_collectives
 from simulators.calibration.contention import Overlaps, median_errors
 from simulators.calibration.layouts import layout_of
-from simulators.calibration.measurements import STREAM_KINDS, Rows
+from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
 from simulators.calibration.predictions import Errors, predicted_by
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
@@ -52,7 +52,7 @@ def device_named(name: str, library: str = "") -> Device | None:
     return device_of({**tree, "node": option_tree("node", node)} if node in list_options("node") else tree)
 
 
-def judged(rows: Rows, device: Device) -> dict[str, Any] | None:
+def judged(rows: MeasuredRows, device: Device) -> dict[str, Any] | None:
     """Errors on the rows not fitted on: median, p90, signed median, median of large ones; None without constants."""
     predicted = predicted_by("fitted", device, rows)
     if predicted is None:

@@ -87,10 +87,10 @@ def result(run: str | Path, output_dir: str | Path = "outputs") -> StudyResult:
 
     Raises dse.errors.ConfigError where there is none.
     """
-    from dse.results.finished_run import Finished
+    from dse.results.finished_run import FinishedRun
     from dse.results.study_result import StudyResult
 
-    return StudyResult(Finished.find(Path(output_dir), str(run)).folder)
+    return StudyResult(FinishedRun.find(Path(output_dir), str(run)).folder)
 
 
 def load(study: str, output_dir: str | Path = "outputs") -> pd.DataFrame:

@@ -279,7 +279,7 @@ def open_packed(path: Path) -> Iterator[tuple[BufferedReader, BufferedReader]]:
             if packer is None:
                 break
             opened = _zip_member(layer, path) if packer == "zip" else _stream(packer, layer)
-            layer = BufferedReader(_Unpacked(opened, packer, file), _READ_BYTES)
+            layer = BufferedReader(_UnpackedStream(opened, packer, file), _READ_BYTES)
         _refuse_archive(_first_bytes(layer), path)
         yield layer, file
 
@@ -376,7 +376,7 @@ def _is_shown(name: str) -> bool:
     return not name.startswith("__MACOSX/") and not name.rpartition("/")[2].startswith(".")
 
 
-class _Unpacked(RawIOBase):
+class _UnpackedStream(RawIOBase):
     """Unpacked bytes of a stream. Raises `DamagedError`, or `TooLargeError` past what a file may unpack to."""
 
     def __init__(self, stream: IO[bytes], packer: str, file: BufferedReader) -> None:

@@ -74,7 +74,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorCheck:
     """A line of `dse doctor`, from a function that a package's `CHECKS` names (name -> `module:function`).
 
     way_out: what helps. is_detail: shown by `-v` only, as long as all is well.

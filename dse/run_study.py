@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from dse.config.compose import Request
 from dse.evaluation.evaluators import evaluator_kind
-from dse.evaluation.signals import Interrupted, Stop, stoppable
+from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.pages.report import write_report
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, write_answer
 from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
-from dse.store.contract import Context, Forgetful, Session
-from dse.study.drawing import Drawing
+from dse.store.contract import Context, Session, StorelessSession
+from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.record import search_with_probes, write_files, write_provenance
@@ -40,7 +40,7 @@ def run(request: Request) -> tuple[Path, int]:
     planned = plan(request)
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
-    drawing = Drawing(planned.settings.figures)
+    drawing = FigureWorkers(planned.settings.figures)
     with _open_tracking(planned) as background, closing(drawing):
         outputs, findings = _evaluate(planned, drawing)
         if background is not None:
@@ -61,7 +61,7 @@ def _open_tracking(planned: Plan) -> AbstractContextManager[BackgroundTracking |
     return background_tracking(wanted)
 
 
-def _present(planned: Plan, outputs: Outputs, drawing: Drawing) -> None:
+def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:
     """Judge the claims, draw what remains, write the page of the report, and print where everything is."""
     drawing.begin(report.level_figures(outputs), outputs.figures)
     shown, module = report.load_selection(outputs), planned.settings.study.module
@@ -98,7 +98,7 @@ def _has_failed(planned: Plan, findings: Findings) -> bool:
     return True
 
 
-def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
+def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]:
     """Search, record what comes out in a new folder, and print the answer."""
     record = _provenance(planned)
     opened = evaluator_kind(planned.settings.executor.evaluator).opened
@@ -106,7 +106,7 @@ def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
         outputs = Outputs.create(Path(planned.settings.output_dir), planned.settings.study.name)
         try:
             with stoppable() as stop:
-                session = Forgetful() if stored is None else stored.session
+                session = StorelessSession() if stored is None else stored.session
                 findings = search_with_probes(planned, outputs, Support(session, stop, evaluator))
                 write_files(planned, findings, outputs=outputs)
                 table = _print_answer(planned, findings, outputs)
@@ -120,7 +120,7 @@ def _evaluate(planned: Plan, drawing: Drawing) -> tuple[Outputs, Findings]:
         except BaseException as error:
             drawing.close()
             outputs.discard()
-            if isinstance(error, Interrupted):
+            if isinstance(error, SignalInterrupt):
                 raise _interruption(stop, is_kept=stored is not None) from None
             raise
         write_provenance(planned, outputs, record if stored is None else {**record, **stored.recalled_results(record)})
@@ -139,12 +139,12 @@ def _open_store(planned: Plan, record: Mapping[str, Any]) -> AbstractContextMana
 
 
 def _no_session(_: Context) -> AbstractContextManager[Session]:
-    return nullcontext(Forgetful())
+    return nullcontext(StorelessSession())
 
 
-def _interruption(stop: Stop, *, is_kept: bool) -> Interrupted:
+def _interruption(stop: Stop, *, is_kept: bool) -> SignalInterrupt:
     hint = "; what was evaluated is kept: type the same command to go on" if is_kept else ""
-    return Interrupted(stop.number, f"interrupted{hint}")
+    return SignalInterrupt(stop.number, f"interrupted{hint}")
 
 
 def _provenance(planned: Plan) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
 Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated", "assumed"]
 
 
-class Calibration(Frozen):
+class CalibrationSource(Frozen):
     """What numbers were fitted to, so that anybody can fit them again (`python -m benchmarks.refit`).
 
     target: the value that a quantity is to have, or the table of the rows, a path below a folder of measured tables.
@@ -94,7 +94,7 @@ class Source(Frozen):
     provenance: Provenance
     source: str = Field(min_length=3)
     spread: float | None = Field(default=None, gt=0, lt=1)
-    calibration: Calibration | None = None
+    calibration: CalibrationSource | None = None
     copy_of: str | None = Field(default=None, pattern=r"^\w+/\w+(:[\w.]+)?$")
 
     @model_validator(mode="after")

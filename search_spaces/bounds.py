@@ -61,7 +61,7 @@ def piece_bound(system: System, workload: Workload) -> Bound:
 
 
 @dataclass(frozen=True)
-class _Beside:
+class _ConcurrentWork:
     """What may happen at once: time of the whole GEMM beside it [s], and bytes per second; arrays."""
 
     gemm_s: Floats
@@ -104,7 +104,7 @@ class _Pieces:
         """Least time by prices of a byte [s]."""
         dma, least, best = self._dma, self._least, np.zeros(())
         kernels = self._kernels
-        both = _Beside(
+        both = _ConcurrentWork(
             kernels.gemm_s * (dma.gemm_s / least.linear), np.minimum(dma.rate + kernels.rate, self._capacity)
         )
         kink = (1 - least.linear / dma.gemm_s) / dma.rate
@@ -185,7 +185,7 @@ class _Pieces:
         return TransferMode(mover, cus, self.overlap.collective.pattern)
 
     @cached_property
-    def _dma(self) -> _Beside:
+    def _dma(self) -> _ConcurrentWork:
         """The GEMM beside DMA engines, as linear in the rows."""
         dma, num_links = self.system.gpu.dma, len(links(self.system.node))
         engine = np.asarray(dma.bytes_per_s, float)
@@ -193,10 +193,10 @@ class _Pieces:
             self._capacity, engine * min(dma.num_engines, num_links * max(1, dma.num_engines // num_links))
         )
         slow = np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
-        return _Beside(np.asarray(self._least.linear * slow), np.asarray(rate / slow))
+        return _ConcurrentWork(np.asarray(self._least.linear * slow), np.asarray(rate / slow))
 
     @cached_property
-    def _kernels(self) -> _Beside:
+    def _kernels(self) -> _ConcurrentWork:
         """The GEMM beside kernels on 1 to as many CUs as the library takes, along a first axis."""
         system, static = self.system, self.system.gpu.gemm.assignment == "static"
         library = np.asarray(library_cus(system, self.overlap.collective.pattern))
@@ -212,4 +212,4 @@ class _Pieces:
         else:
             carried = self._capacity * system.gpu.cu_copy.link_efficiency
             rate = carried * kernel_share(system, mode, self._capacity) * slowed_beside_gemm(system, active, by=mode)
-        return _Beside(np.asarray(gemm_s), np.asarray(rate))
+        return _ConcurrentWork(np.asarray(gemm_s), np.asarray(rate))

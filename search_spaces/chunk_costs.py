@@ -18,7 +18,7 @@ _Size = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
 @dataclass(frozen=True)
-class Law:
+class ContentionLaw:
     """Contention law of a task: factors on its rate, one for each thing that may run beside it.
 
     late_s: time [s] for which kernels beside a GEMM chunk wait for CUs, from its start.
@@ -27,7 +27,7 @@ class Law:
     factors: tuple[Any, ...]
     late_s: Any = 0.0
 
-    def later(self, passed_s: Any) -> Law:
+    def later(self, passed_s: Any) -> ContentionLaw:
         """Law of what is left of a GEMM chunk when it has run for a time."""
         return replace(self, late_s=np.maximum(self.late_s - passed_s, 0.0))
 
@@ -43,7 +43,7 @@ class ChunkCost:
     cus: Any
     alone_s: Any
     share_s: Any
-    law: Law
+    law: ContentionLaw
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class ChunkCosts:
         late_s = late_start_s(gpu, full.seconds, by=self.mover)
         if self.kernel_rate is not None:  # kernels beside it are there from the start, and wait for signals
             late_s = np.zeros(())
-        return ChunkCost(cost, cus, full.seconds, self._share_s(cost), Law((factor,), late_s))
+        return ChunkCost(cost, cus, full.seconds, self._share_s(cost), ContentionLaw((factor,), late_s))
 
     def alone(self, size: _Size, *, accumulate: bool) -> ChunkCost:
         """Cost of a chunk beside which nothing moves."""
         full = self.cost(size, 0, accumulate=accumulate)
-        law = Law((np.ones(()),), np.zeros(()))
+        law = ContentionLaw((np.ones(()),), np.zeros(()))
         return ChunkCost(full, self.system.gpu.num_cus, full.seconds, self._share_s(full), law)
 
     def _share_s(self, cost: GemmCost) -> Any:
@@ -122,14 +122,14 @@ class LawGroups:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._groups: dict[tuple[Any, ...], tuple[str, Law]] = {}
+        self._groups: dict[tuple[Any, ...], tuple[str, ContentionLaw]] = {}
 
-    def group(self, law: Law) -> str:
+    def group(self, law: ContentionLaw) -> str:
         """Name of the group of a law."""
         numbers = (*law.factors, law.late_s)
         key = tuple((np.shape(number), np.asarray(number, float).tobytes()) for number in numbers)
         return self._groups.setdefault(key, (f"{self.name} {len(self._groups)}", law))[0]
 
-    def items(self) -> list[tuple[str, Law]]:
+    def items(self) -> list[tuple[str, ContentionLaw]]:
         """Pairs (group, law) of all groups."""
         return list(self._groups.values())

@@ -30,7 +30,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 
-class Chunked(CommEngineKnobs):
+class ChunkedSchedule(CommEngineKnobs):
     """Knobs of the family. num_chunks: chunks per shard; one transfer is 1 / (num_gpus * num_chunks) of the tensor."""
 
     family: Literal["chunked"]
@@ -145,4 +145,4 @@ class Chunked(CommEngineKnobs):
         return line.compute.gemm(label, (sum(rows), cols, depth), **how)
 
 
-SCHEDULE = Chunked
+SCHEDULE = ChunkedSchedule

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from search_spaces.chunk_costs import ChunkCosts, Law, LawGroups
+from search_spaces.chunk_costs import ChunkCosts, ContentionLaw, LawGroups
 from search_spaces.comm_knobs import CommEngineKnobs
 from simulators.costs.transfer import (
     Route,
@@ -36,7 +36,7 @@ WAIT_S = 1e-12
 
 
 @dataclass(frozen=True)
-class Copy:
+class RouteCopy:
     """Common numbers of transfers over a route. free_bytes_per_s: rate with all CUs that the library has, unslowed."""
 
     setup_s: Any
@@ -61,7 +61,7 @@ class Means:
     costs: ChunkCosts
     laws: LawGroups
     last_step: list[int] = field(default_factory=list)
-    _copies: dict[tuple[int, ...], Copy] = field(default_factory=dict)
+    _copies: dict[tuple[int, ...], RouteCopy] = field(default_factory=dict)
 
     @property
     def by_kernels(self) -> bool:
@@ -73,20 +73,20 @@ class Means:
         """Set-up time of a kernel, or of a copy [s]."""
         return setup(self.system, by=self.mode)
 
-    def copy(self, route: Route, active: Sequence[Route]) -> Copy:
+    def copy(self, route: Route, active: Sequence[Route]) -> RouteCopy:
         """Common numbers of transfers over a route while the routes `active` run at once."""
         key = (route.peer, *(other.peer for other in active))
         if key not in self._copies:
             pace = rate(self.system, route, active, by=self.mode)
             exclusive_link = len(route.loads) == 1 and "port" not in route.loads
-            self._copies[key] = Copy(
+            self._copies[key] = RouteCopy(
                 setup_s=self.setup_s if self.mode.engine == "dma" else 0.0,
                 bytes_per_s=pace.bytes_per_s,
                 free_bytes_per_s=rate(self.system, route, active, by=self._free).bytes_per_s,
                 cus=np.asarray(self.mode.cus if self.by_kernels else 0) / len(active),
                 lane=next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
                 limiter=pace.limiter,
-                group=self.laws.group(Law((slowed_beside_gemm(self.system, active, by=self.mode),))),
+                group=self.laws.group(ContentionLaw((slowed_beside_gemm(self.system, active, by=self.mode),))),
             )
         return self._copies[key]
 
@@ -159,7 +159,7 @@ class _Step:
 class _GpuCopy:
     """Numbers of a transfer that ends at one GPU. uses: of resources, per byte."""
 
-    common: Copy
+    common: RouteCopy
     bytes_per_s: Any
     free_bytes_per_s: Any
     group: str

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from search_spaces.chunk_costs import ChunkCost, Law, LawGroups
+from search_spaces.chunk_costs import ChunkCost, ContentionLaw, LawGroups
 from search_spaces.communication import Communication
 from simulators.hardware.system import System
 from simulators.overlap.node import NodeGraph
@@ -20,7 +20,7 @@ _Size = tuple[ArrayLike, ArrayLike, ArrayLike]  # rows, columns, depth
 
 
 @dataclass(frozen=True)
-class Chunk:
+class GemmChunk:
     """A GEMM chunk, or a share `work` of one, on one GPU.
 
     uses: of resources, by the whole chunk. rate: chunks per second. alone_s: time [s] on all CUs. share_s: its share of
@@ -36,10 +36,10 @@ class Chunk:
     alone_s: Any
     share_s: Any
     waves: Any
-    law: Law
+    law: ContentionLaw
     work: Any = 1.0
 
-    def part(self, share: Any) -> Chunk:
+    def part(self, share: Any) -> GemmChunk:
         """A share of the chunk's work, under the law and launch of the whole."""
         return replace(
             self, work=share, flop=share * self.flop, alone_s=share * self.alone_s, share_s=share * self.share_s
@@ -60,7 +60,7 @@ class Computation:
         self._movers, self._masked, self._withheld = communication.movers, masked, np.asarray(0)
         self._priority = int(communication.knobs.priority == "communication")
         self.laws = LawGroups("gemm")
-        self._chunks: dict[tuple[Any, ...], list[Chunk]] = {}
+        self._chunks: dict[tuple[Any, ...], list[GemmChunk]] = {}
         self._last_kernel: list[int] = []
 
     def withhold(self, cus: ArrayLike) -> None:
@@ -145,7 +145,7 @@ class Computation:
         self._last_kernel = [self._node.on_each(add)]
         return self._last_kernel[0]
 
-    def _add(self, label: str, chunks: Sequence[Chunk], before: Sequence[int], *, frees: Sequence[int] = ()) -> int:
+    def _add(self, label: str, chunks: Sequence[GemmChunk], before: Sequence[int], *, frees: Sequence[int] = ()) -> int:
         waits = [*before, *self._last_kernel]
         launched = bool(np.any(np.asarray(chunks[self._machine.gpus[0]].launch_s) > 0))
         self._node.submissions = self._node.submissions + launched
@@ -177,7 +177,7 @@ class Computation:
         self._last_kernel = [self._node.on_each(add)]
         return self._last_kernel[0]
 
-    def _chunk(self, size: _Size, *, overlapped: bool, accumulate: bool) -> list[Chunk]:
+    def _chunk(self, size: _Size, *, overlapped: bool, accumulate: bool) -> list[GemmChunk]:
         """GEMM chunks of one size, for each GPU."""
         key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
         if key not in self._chunks:
@@ -198,14 +198,14 @@ class Computation:
             means.costs.beside(size, means.mode.cus, masked=False, accumulate=accumulate).law for means in others
         ]
         factors = tuple(factor for law in laws for factor in law.factors)
-        return replace(cost, law=Law(factors, functools.reduce(np.maximum, [law.late_s for law in laws])))
+        return replace(cost, law=ContentionLaw(factors, functools.reduce(np.maximum, [law.late_s for law in laws])))
 
-    def _on_gpu(self, chunk: ChunkCost, gpu: int) -> Chunk:
+    def _on_gpu(self, chunk: ChunkCost, gpu: int) -> GemmChunk:
         """A chunk as one GPU runs it."""
         cost, of = chunk.cost, self._machine.for_gpu
         seconds, traffic = of(cost.seconds, gpu), of(cost.kernel.hbm_bytes, gpu)
         memory_bound = bool(np.all(traffic / self._system.gpu.hbm_bytes_per_s > 0.5 * seconds))
-        return Chunk(
+        return GemmChunk(
             uses={self._machine.hbm[gpu]: traffic, self._machine.cu[gpu]: chunk.cus * seconds},
             launch_s=self._movers[0].costs.gpu.launch_s,
             rate=1 / seconds,

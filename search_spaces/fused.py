@@ -23,7 +23,7 @@ import numpy as np
 
 from search_spaces.comm_knobs import memory_rules
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
-from search_spaces.persistent import Lowering
+from search_spaces.persistent import FusedLowering
 from simulators.costs.fabric import num_gpus
 from simulators.hardware.system import System
 from simulators.rules import Rule
@@ -33,7 +33,7 @@ from simulators.workloads.operators import Collective, Elementwise, Gemm, Worklo
 _PATH = "workload.operators"
 
 
-class Fused(FusedKnobs):
+class FusedSchedule(FusedKnobs):
     """One persistent kernel for compute and collective, or both in bulk."""
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
@@ -64,7 +64,7 @@ class Fused(FusedKnobs):
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to one representative GPU, of one node or of each node."""
-        return Lowering(system, workload, self).build()
+        return FusedLowering(system, workload, self).build()
 
 
 def _system_rules(system: System) -> Iterator[Rule]:
@@ -106,4 +106,4 @@ def _row_rules(system: System, workload: Workload) -> Iterator[Rule]:
             yield Rule(f"{_PATH}.{name}.shards", np.greater(op.shards, gpus), rule, op.shards, (gpus,), way)
 
 
-SCHEDULE = Fused
+SCHEDULE = FusedSchedule

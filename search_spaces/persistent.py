@@ -27,7 +27,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Operator, Workload
 
 
-class Lowering:
+class FusedLowering:
     """Graph of one design, under construction: operators in issue order, and what they wait for."""
 
     def __init__(self, system: System, workload: Workload, knobs: FusedKnobs) -> None:

@@ -33,7 +33,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
 
-class Signalled(CommEngineKnobs):
+class SignalledSchedule(CommEngineKnobs):
     """Knobs of the family.
 
     kernel_rate: rate of the kernel over the library's best. sender: with comm_engine=cu, a `kernel` on CUs of its own,
@@ -95,4 +95,4 @@ def _whole_shard(line: Pipeline, route: Route) -> tuple[Route, Any]:
     return route, line.payload(line.shard_rows(route.peer), line.collective.cols)
 
 
-SCHEDULE = Signalled
+SCHEDULE = SignalledSchedule

@@ -71,7 +71,7 @@ class TimedSketch:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SketchSizes:
     """What sketches are of: a GEMM after (`gathers`) or before a collective over so many peers.
 
     parts: of a shard, of which cuts are multiples. most_cus: of a kernel.
@@ -87,7 +87,7 @@ class Sizes:
 class Presets:
     """Sketches of schedules that people wrote."""
 
-    sizes: Sizes
+    sizes: SketchSizes
 
     def all(self) -> Iterator[Sketch]:
         """Yield the structures of the presets."""
@@ -134,7 +134,7 @@ class Changes:
     of_moves: whether moves are changed more often than GEMMs.
     """
 
-    def __init__(self, sizes: Sizes, random: np.random.Generator, *, of_moves: bool) -> None:
+    def __init__(self, sizes: SketchSizes, random: np.random.Generator, *, of_moves: bool) -> None:
         self._sizes, self._random = sizes, random
         moves = [self._split_move, self._merge_moves, self._another_mover, self._pause]
         products = [self._split_product, self._merge_products, self._put_elsewhere, self._apart]

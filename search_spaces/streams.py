@@ -19,7 +19,7 @@ import numpy as np
 
 from dse.units import Integer
 from dse.values import knob
-from simulators.costs.gemm.sharing import Choice, Kernel, chosen, lacks
+from simulators.costs.gemm.sharing import Choice, SharedGemms, chosen, lacks
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
@@ -88,7 +88,7 @@ class Streams(ScheduleKnobs):
         return graph.build()
 
 
-def _use_per_workgroup(kernel: Kernel, name: str) -> Any:
+def _use_per_workgroup(kernel: SharedGemms, name: str) -> Any:
     """Use of a resource by one workgroup."""
     amount = getattr(kernel, name)
     return np.asarray(amount if name == "each_s" else amount / kernel.workgroups)

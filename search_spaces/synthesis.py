@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dse import plugins
 from search_spaces.bounds import piece_bound
 from search_spaces.comm_knobs import CommEngineKnobs
-from search_spaces.sketches import Changes, Presets, Sizes, Sketch, TimedSketch
+from search_spaces.sketches import Changes, Presets, Sketch, SketchSizes, TimedSketch
 from search_spaces.steps import Step
 from simulators.costs.transfer import library_cus
 from simulators.hardware.system import System
@@ -52,7 +52,7 @@ class Timing:
         least = min(int(overlap.collective.rows) // system.node.num_gpus, int(overlap.collective.cols))
         parts = 1 << min(_FINEST, max(least, 1)).bit_length() - 1
         most_cus = int(np.min(library_cus(system, overlap.collective.pattern)))
-        self.sizes = Sizes(overlap.order == "before", system.node.num_gpus - 1, parts, most_cus)
+        self.sizes = SketchSizes(overlap.order == "before", system.node.num_gpus - 1, parts, most_cus)
         self._engine = plugins.load("engine", _ENGINE)
         self.runs = 0
 
@@ -122,7 +122,7 @@ class Timing:
         return np.repeat(cuts[None], len(tried), axis=0), np.repeat(np.array(tried)[:, None], sketch.kernels, axis=1)
 
 
-class Search:
+class ScheduleSearch:
     """The search for one workload on one system. knobs: of a schedule with steps, that are replaced."""
 
     def __init__(self, knobs: CommEngineKnobs, system: System, workload: Workload, *, seed: int) -> None:

@@ -35,10 +35,10 @@ from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from search_spaces.steps import LOCAL, Step
-from search_spaces.synthesis import VERSION, Search
+from search_spaces.synthesis import VERSION, ScheduleSearch
 from simulators.costs.transfer import Mover, Route, TransferMode, library_cus
 from simulators.hardware.system import System
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
@@ -48,7 +48,7 @@ _PATH = "schedule.steps"
 _EXPLICIT = ("cut_dim", "parts", "cuts", "kernels", "masked", "steps")
 
 
-class Synthesised(CommEngineKnobs):
+class SynthesisedSchedule(CommEngineKnobs):
     """Knobs of the family.
 
     masked: where one kernel moves all, its CUs are taken from the GEMM whether or not data moves. evaluations:
@@ -94,10 +94,10 @@ class Synthesised(CommEngineKnobs):
         if self.steps:
             return self
         parts: dict[str, Any] = {"system": system, "workload": workload, "schedule": self}
-        path = _cache() / f"{content_key(Design.model_construct(**parts), VERSION)}.json"
+        path = _cache() / f"{content_key(OverlapDesign.model_construct(**parts), VERSION)}.json"
         settled: Any = self._read(path, system, workload)
         if settled is None:
-            settled = Search(self, system, workload, seed=self.seed).knobs(self.evaluations)
+            settled = ScheduleSearch(self, system, workload, seed=self.seed).knobs(self.evaluations)
         if not path.exists():
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ class Synthesised(CommEngineKnobs):
                 TransferMode("dma", 0, pattern) if kernel is None else TransferMode("cu", self.kernels[kernel], pattern)
             )
             places[kernel] = line.also(mode)
-        _Lowering(self, line, places).run()
+        _StepLowering(self, line, places).run()
         return line.build()
 
 
@@ -204,10 +204,10 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dse" / "schedules"
 
 
-class _Lowering:
+class _StepLowering:
     """Lowers the steps of a schedule; places: of each mover in the line, by its kernel."""
 
-    def __init__(self, plan: Synthesised, line: Pipeline, places: Mapping[int | None, int]) -> None:
+    def __init__(self, plan: SynthesisedSchedule, line: Pipeline, places: Mapping[int | None, int]) -> None:
         self._plan, self._line, self._places = plan, line, places
         self._tasks: dict[tuple[int, int], int] = {}  # (peer, interval) -> the task that others wait for
         self._waiting: list[list[int]] = []
@@ -293,4 +293,4 @@ class _Lowering:
         return last - first
 
 
-SCHEDULE = Synthesised
+SCHEDULE = SynthesisedSchedule

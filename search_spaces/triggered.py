@@ -12,7 +12,7 @@ near_memory  PIM adds partial sums as they are stored, past the cache (`gpu.pim`
              writes (tracked: atomics; else: in the kernel).
 arbitration  policy of the memory controller for requests of both. fcfs: one queue, first come, first served, so a
              burst of reads that misses the cache waits behind the updates that the stage before it has left in this
-             GPU's memory, but for the step for which the buffers of the multiplication last (`Staged.queue_share`;
+             GPU's memory, but for the step for which the buffers of the multiplication last (`StagedGemm.queue_share`;
              links pace the updates of other GPUs, which share the HBM). fair: each has its share.
              compute_first: the GEMM's reads and stores go first; communication issues only while fewer than
              `occupancy_threshold` requests wait, and has no less than `guaranteed_share` of the HBM (T3's limit on
@@ -36,7 +36,7 @@ from dse.errors import ConfigError
 from dse.units import Integer, Number
 from dse.values import knob
 from search_spaces.comm_knobs import node_rules
-from simulators.costs.gemm.stages import Staged, stage_gemm
+from simulators.costs.gemm.stages import StagedGemm, stage_gemm
 from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
 from simulators.hardware.system import System
 from simulators.overlap.design import ScheduleKnobs
@@ -48,7 +48,7 @@ Reduction = Literal["serial", "ideal", "tracked"]
 _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted
 
 
-class Triggered(ScheduleKnobs):
+class TriggeredSchedule(ScheduleKnobs):
     """Knobs of the family. num_chunks: least number of parts of the output (at most one for each wave of the GEMM)."""
 
     orders: ClassVar[tuple[str, ...]] = ("after",)
@@ -119,7 +119,7 @@ class _Memory:
     time as bytes). weight: of a flow of communication by HBM time, of which `flows` run at once; a GEMM's reads have 1.
     """
 
-    def __init__(self, knobs: Triggered, system: System, graph: GraphBuilder, *, flows: int) -> None:
+    def __init__(self, knobs: TriggeredSchedule, system: System, graph: GraphBuilder, *, flows: int) -> None:
         rate, pim = system.gpu.hbm_bytes_per_s, system.gpu.pim
         self.hbm, self.busy = graph.resource("hbm", _ACCOUNT), graph.resource("hbm time", rate)
         self.comm_busy = graph.resource("hbm time, communication", rate) if knobs.reduction == "ideal" else self.busy
@@ -156,14 +156,14 @@ class _Producer:
     chunk: bytes of the output that each GPU keeps, made in `pieces`.
     """
 
-    def __init__(self, knobs: Triggered, system: System, overlap: Overlap) -> None:
+    def __init__(self, knobs: TriggeredSchedule, system: System, overlap: Overlap) -> None:
         self.knobs, self.system, self.graph = knobs, system, GraphBuilder()
         gemm = overlap.gemm
         self.gpus = gemm.shards
         self.ring = system.node.topology == "ring"
         shape, self._k = (gemm.m, gemm.local_n, gemm.local_k), gemm.local_k
         bypass = knobs.near_memory and knobs.reduction != "serial"  # updates; plain stores go through the cache
-        self._staged: Staged = stage_gemm(system.gpu, shape, precision=gemm.precision, bypass=bypass)
+        self._staged: StagedGemm = stage_gemm(system.gpu, shape, precision=gemm.precision, bypass=bypass)
         self.chunk: Any = self._staged.write_bytes / self.gpus
         self.pieces = -(-knobs.num_chunks // self.gpus)
         self.memory = _Memory(knobs, system, self.graph, flows=1 if self.ring else self.gpus - 1)
@@ -456,4 +456,4 @@ def traffic(graph: TaskGraph) -> dict[str, float]:
     return components
 
 
-SCHEDULE = Triggered
+SCHEDULE = TriggeredSchedule

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dse.plugins import Finding
+from dse.plugins import DoctorCheck
 
 
-def check_cache(options: Mapping[str, str]) -> Iterator[Finding]:
+def check_cache(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
     """Compile a small kernel for `dse doctor`, and look where its machine code is kept."""
 
     def double(number: float) -> float:
@@ -26,9 +26,9 @@ def check_cache(options: Mapping[str, str]) -> Iterator[Finding]:
     folder = dispatcher.stats.cache_path
     if not is_right or folder is None:
         way = "make the folder of the package, or ~/.cache, writable"
-        yield Finding("warn" if is_right else "fail", "numba", "compiles anew in every run", way)
+        yield DoctorCheck("warn" if is_right else "fail", "numba", "compiles anew in every run", way)
     else:
-        yield Finding("ok", "numba", f"compiles, and keeps machine code in {folder}")
+        yield DoctorCheck("ok", "numba", f"compiles, and keeps machine code in {folder}")
 
 
 def compile_lazily(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.palette import label
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from studies.common.sentences import largest_row, most_frequent
 from studies.fused_ops import STUDY as FUSED_OPS
 from studies.plain import Plain
@@ -52,7 +52,7 @@ class ScaleOut(Plain):
         if "cost_proxy" in rows and rows["cost_proxy"].nunique() > 1:
             yield "cost", partial(_front, table)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Predictions at 128 nodes beside the published value of each version."""
         rows = _rows(run.outputs.read_table("results"))
         if _NODES not in rows or not (rows[_NODES] == 128).any() or _PLACEMENT not in rows:
@@ -79,7 +79,7 @@ def _nic_label(rows: pd.DataFrame) -> Any:
     return ", NICs at " + rows[_PLACEMENT].map(label) if _PLACEMENT in rows else ""
 
 
-def _reduction(fused: pd.DataFrame) -> Sheet:
+def _reduction(fused: pd.DataFrame) -> FigureSheet:
     """Time that fused kernels remove, over nodes."""
     most = largest_row(fused, "reduction")
     title = f"Fused kernels remove up to {most['reduction']:.0f} % of an iteration, at {most[_NODES]:.0f} nodes"
@@ -87,7 +87,7 @@ def _reduction(fused: pd.DataFrame) -> Sheet:
     return tables.curves(fused, Axis(_NODES, "nodes"), y=less, by="series", frame=Frame(title, panel="panel"))
 
 
-def _iteration(rows: pd.DataFrame) -> Sheet:
+def _iteration(rows: pd.DataFrame) -> FigureSheet:
     """Time of an iteration over nodes."""
     bulk = rows[rows["series"] == "bulk"].groupby(_NODES)["makespan_s"].mean()
     first, last = bulk.index.min(), bulk.index.max()
@@ -97,7 +97,7 @@ def _iteration(rows: pd.DataFrame) -> Sheet:
     return tables.curves(rows, Axis(_NODES, "nodes"), y=_TIME, by="series", frame=frame)
 
 
-def _placement(rows: pd.DataFrame) -> Sheet:
+def _placement(rows: pd.DataFrame) -> FigureSheet:
     """Time over NICs by their place and network: of the scenarios that gain most and least, by each schedule."""
     where = [rows[name] for name in (_PLACEMENT, _NETWORK) if name in rows]
     place = sum((", " + part.map(label) for part in where[1:]), where[0].map(label)) if where else "NICs"
@@ -119,7 +119,7 @@ def _placement(rows: pd.DataFrame) -> Sheet:
     )
 
 
-def _front(table: pd.DataFrame) -> Sheet:
+def _front(table: pd.DataFrame) -> FigureSheet:
     """Iteration time against hardware cost, coloured by schedule and placement of NICs."""
     ok = table[table["status"] == "ok"]
     what = ok["schedule.name"].map(label)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dse.results.claims import Claim, Finding
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult
+from dse.results.finished_run import FinishedRun
 from dse.space import Case
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ class Plain:
         """
         return {}
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings by claim, from the table of results; none by default."""
         return {}
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings by claim that need more than the table: the run in its folder."""
         return {}
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Yield (name, content to write beside the table): a JSON value, a DataFrame or what draws a figure."""
         return iter(())
 

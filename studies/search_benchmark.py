@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dse.plots import Axis, Draw, Frame, Sheet, searches
+from dse.plots import Axis, Draw, FigureSheet, Frame, searches
 from dse.plots.palette import label
 from studies.common.sentences import capitalised, extremes, most_frequent
 from studies.plain import Plain
@@ -42,7 +42,7 @@ def _band(ok: pd.DataFrame) -> str:
     return f"median and 95 % bootstrap interval of {ok['run.seed'].nunique()} seeds"
 
 
-def _progress_figure(ok: pd.DataFrame, x: Axis, y: Axis) -> Sheet:
+def _progress_figure(ok: pd.DataFrame, x: Axis, y: Axis) -> FigureSheet:
     """What a search misses, over points or time."""
     rows = _progress(ok)
     last = rows[rows["share"] == rows["share"].max()]
@@ -54,7 +54,7 @@ def _progress_figure(ok: pd.DataFrame, x: Axis, y: Axis) -> Sheet:
     return searches.progress(rows, x, y=y, by="run.method", frame=frame)
 
 
-def _points_to_95(ok: pd.DataFrame) -> Sheet:
+def _points_to_95(ok: pd.DataFrame) -> FigureSheet:
     """Points that 95 % of the hypervolume take."""
     medians = ok.groupby(["scenario", "run.method"], sort=False)["points_to_95"].median().unstack()
     name, times = most_frequent(medians.idxmin(axis=1))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
-from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.palette import label
 from dse.results.answer import tables_of_winners
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell, gain_in_words
 from simulators.overlap.backend import OverlapBackend
@@ -49,7 +49,7 @@ class Synthesis(Plain):
         else:
             yield from tables_of_winners(outputs, table)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """The best of both with the bound, and the steps of all that was found."""
         table = run.outputs.read_table("results")
         both = beside(table[table["status"] == "ok"])
@@ -106,7 +106,7 @@ def _both_table(both: pd.DataFrame) -> Table:
     return shown
 
 
-def _speedups(both: pd.DataFrame) -> Sheet:
+def _speedups(both: pd.DataFrame) -> FigureSheet:
     import pandas as pd
 
     parts = []
@@ -127,7 +127,7 @@ def _speedups(both: pd.DataFrame) -> Sheet:
     )
 
 
-def _schedules(run: Finished, both: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+def _schedules(run: FinishedRun, both: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     """Yield the name of each case and the keys of `schedule` that say its steps."""
     backend, tree = OverlapBackend("fluid"), dict(run.config)
     workloads = workloads_of(Problems(), tree["workload"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from studies.plain import Plain
 from studies.t3 import STUDY as T3
 
@@ -32,7 +32,7 @@ class T3OnMI300X(Plain):
         """Figures of `study=t3`."""
         return T3.figures(table, timelines)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Tables and figures of `study=t3`."""
         return T3.extras(run)
 

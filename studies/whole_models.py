@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from studies.common.sentences import geometric_mean
 from studies.plain import Plain
 
@@ -64,7 +64,7 @@ def _names(scenario: str) -> tuple[str, str, str]:
     return model, system, mode
 
 
-def _gains_figure(rows: pd.DataFrame) -> Sheet:
+def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     best = rows.sort_values("gain").iloc[-1]
     mean = geometric_mean(rows["gain"])
     title = (
@@ -85,7 +85,7 @@ def _points(table: pd.DataFrame) -> pd.DataFrame:
     return ok.assign(comm_cus=ok[_CUS] / ok[_TIME])
 
 
-def _front_figure(points: pd.DataFrame, rows: pd.DataFrame) -> Sheet:
+def _front_figure(points: pd.DataFrame, rows: pd.DataFrame) -> FigureSheet:
     chosen = list(dict.fromkeys(rows.sort_values("gain", ascending=False)["model"]))[:_PANELS]
     shown = points[points["model"].isin(chosen)]
     best = shown.loc[shown.groupby("scenario")["relative"].idxmin()]

@@ -9,7 +9,7 @@ from dse.backend import Batch
 from dse.plugins import available
 from dse.space import set_path
 from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import Design
+from simulators.memory.design import MemoryDesign
 from tests.support import shipped
 
 BACKEND: MemoryBackend = available("backend")["memory"]()
@@ -32,7 +32,7 @@ def tree(
     return found
 
 
-def design(application: str | Mapping[str, Any], *arguments: Any, **options: Any) -> Design:
+def design(application: str | Mapping[str, Any], *arguments: Any, **options: Any) -> MemoryDesign:
     """A validated design; arguments as for `tree`."""
     return BACKEND.design(tree(application, *arguments, **options))
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from dse.plots import Sheet
+from dse.plots import FigureSheet
 
 _SLACK = 1.0  # pixels that boxes may share: they are larger than their letters
 
 
-def overlaps(sheet: Sheet) -> list[str]:
+def overlaps(sheet: FigureSheet) -> list[str]:
     """Pairs of visible texts whose boxes intersect, and texts that leave the canvas."""
     figure = sheet.figure
     figure.draw_without_rendering()

@@ -14,9 +14,9 @@ from dse.backend import Batch, Results
 from dse.plugins import available
 from dse.space import set_path
 from simulators.steps.backend import StepBackend, iteration
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.iteration import Iteration
-from simulators.steps.operators import Block
+from simulators.steps.operators import ModelBlock
 from tests.support import shipped
 
 BACKEND: StepBackend = available("backend")["step"]()
@@ -55,7 +55,7 @@ def tree(
     return found
 
 
-def step(overrides: Mapping[str, Any] | None = None, **options: Any) -> Design:
+def step(overrides: Mapping[str, Any] | None = None, **options: Any) -> StepDesign:
     """A validated design; arguments as for `tree`."""
     return BACKEND.design(tree(overrides, **options))
 
@@ -85,7 +85,7 @@ def gridded(design: BaseModel, axes: Mapping[str, Any]) -> Results:
     return found
 
 
-def block(found: Iteration, name: str = "layer") -> Block:
+def block(found: Iteration, name: str = "layer") -> ModelBlock:
     """One of its blocks."""
     return next(one for one in found.passes.blocks if one.name == name)
 

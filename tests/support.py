@@ -38,7 +38,7 @@ from dse.values import leaves
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import Engine, ForeignEngine
 from simulators.workloads.operators import Pattern
@@ -291,7 +291,7 @@ def design_tree(
     return found
 
 
-def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload: Any) -> Design:
+def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload: Any) -> OverlapDesign:
     """A validated design; arguments as for `design_tree`."""
     return backend(next(iter(ENGINES))).design(design_tree(schedule, overrides, **workload))
 
@@ -312,7 +312,7 @@ def results(simulator: Backend, designs: Iterable[BaseModel]) -> list[Result]:
     return [found[0] for found in simulator.evaluate([Batch(one) for one in designs])]
 
 
-def lower(point: Design) -> TaskGraph:
+def lower(point: OverlapDesign) -> TaskGraph:
     """The task graph of a design."""
     return point.schedule.lower(point.system, point.workload)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dse.cli import main
 from dse.results.answer import answer, claims_line, conclude
-from dse.results.claims import Claim, Finding, judge
+from dse.results.claims import Claim, ClaimResult, judge
 from dse.results.run_folder import Outputs
 from dse.results.words import choice_in_words, gain_in_words
 from simulators import compiled
@@ -75,7 +75,7 @@ def test_at_most_twenty_rows_are_shown_those_that_gain_most_and_all_on_demand(tm
 def test_claims_are_a_line_that_names_what_is_missed_with_its_sign() -> None:
     about = {"statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
     claims = [Claim(id=f"x.{name}", kind="exact", value=1, tolerance=(0, 2), **about) for name in ("right", "wrong")]
-    rows = judge(claims, {"x.right": Finding(1.0), "x.wrong": Finding(3.0)})
+    rows = judge(claims, {"x.right": ClaimResult(1.0), "x.wrong": ClaimResult(3.0)})
     line = claims_line(rows, "toy")
     assert line.startswith("claims: 1 of 2 predicted claims are within; missed: wrong +200 % (python -m dse claims")
     assert claims_line([], "toy") == "this study checks no published claims"
@@ -86,7 +86,7 @@ def test_claims_are_a_line_that_names_what_is_missed_with_its_sign() -> None:
 def test_the_command_lists_the_claims_of_the_newest_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs, _ = outputs_of(tmp_path, [1.0])
     about = {"statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
-    rows = judge([Claim(id="x.right", kind="exact", value=1, tolerance=(0, 2), **about)], {"x.right": Finding(1.0)})
+    rows = judge([Claim(id="x.right", kind="exact", value=1, tolerance=(0, 2), **about)], {"x.right": ClaimResult(1.0)})
     (outputs.folder / "claims.json").write_text(json.dumps(rows))
     assert main(["claims", "study=sweep", f"output_dir={tmp_path}"]) == 0
     told = capsys.readouterr().out

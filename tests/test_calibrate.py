@@ -27,7 +27,7 @@ from simulators.calibration.fit import (
     TYPICAL,
     medoids,
 )
-from simulators.calibration.measurements import Rows, read
+from simulators.calibration.measurements import MeasuredRows, read
 from simulators.calibration.rows import on_device
 from simulators.calibration.tables import read_folder
 from simulators.hardware.device import device_of
@@ -410,7 +410,7 @@ def test_the_shipped_tables_are_rows_of_the_full_ones(shared: Callable[[str], Pa
         assert set(small) <= set(full)
 
 
-def rounded(rows: Rows) -> list[tuple[str, ...]]:
+def rounded(rows: MeasuredRows) -> list[tuple[str, ...]]:
     """What identifies a row, with times of five digits."""
     times = [tuple(f"{value:.5g}" for value in each) for each in rows.seconds]
     return [(rows.precision, rows.kind, name, *each) for name, each in zip(rows.names, times, strict=True)]

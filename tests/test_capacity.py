@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dse.values import put
-from simulators.costs.capacity import Base, Buffer, Copies, Copy, capacity_saving, grid
+from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving, grid
 from simulators.hardware.number_formats import Format
 from tests.support import shipped
 
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
 
 
-def copy(name: str, *, rows: bool = True, columns: bool = True) -> Copy:
-    return Copy(format=FORMATS[name], rows=rows, columns=columns)
+def copy(name: str, *, rows: bool = True, columns: bool = True) -> WeightCopies:
+    return WeightCopies(format=FORMATS[name], rows=rows, columns=columns)
 
 
 BASES = {
@@ -92,7 +92,7 @@ def test_numbers_may_be_arrays() -> None:
 @pytest.mark.parametrize(
     ("kind", "tree", "part"),
     [
-        (Copy, {"format": shipped("format")["mx9"], "rows": False, "columns": False}, "there is no copy"),
+        (WeightCopies, {"format": shipped("format")["mx9"], "rows": False, "columns": False}, "there is no copy"),
         (Buffer, {"num_layers": 1, "layers_in_flight": 2}, "layers_in_flight = 2 is above num_layers = 1"),
         (Base, {"weights": "fp64"}, "fp32"),
     ],

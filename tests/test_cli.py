@@ -26,7 +26,7 @@ from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
 from dse.evaluation import executor
 from dse.results import report
-from dse.results.claims import Claim, Finding, judge, within
+from dse.results.claims import Claim, ClaimResult, judge, within
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.study.plan import Plan, plan
@@ -180,8 +180,8 @@ def test_claims_are_judged_by_their_tolerance_alone(study: tuple[Path, str]) -> 
 def test_a_bound_is_shown_as_one_and_ends_the_tolerance() -> None:
     about = {"id": "x.error", "statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
     bound = Claim(**about, kind="at_most", value=3, tolerance=(0, 3))
-    assert [within(bound, Finding(ours)) for ours in (2.9, 3.0, 3.1, None)] == [True, True, False, None]
-    rows = judge([bound, bound.model_copy(update={"id": "x.other"})], {"x.error": Finding(2.0)})
+    assert [within(bound, ClaimResult(ours)) for ours in (2.9, 3.0, 3.1, None)] == [True, True, False, None]
+    rows = judge([bound, bound.model_copy(update={"id": "x.other"})], {"x.error": ClaimResult(2.0)})
     shown = report.claims_table(rows)
     assert not isinstance(shown, str)
     assert [*shown.columns[1].cells] == ["≤ 3 %"] * 2
@@ -195,7 +195,7 @@ def test_a_unit_of_1_is_not_printed_and_any_other_one_is() -> None:
     for unit, texts in (("1", ["1.3", "1.25/1.4"]), ("s", ["1.3 s", "1.25/1.4 s"])):
         kinds: list[dict[str, Any]] = [{"kind": "exact", "value": 1.3}, {"kind": "band", "value": (1.25, 1.4)}]
         claims = [Claim(**about, **kind, unit=unit, tolerance=(1, 2)) for kind in kinds]
-        shown = report.claims_table([row for claim in claims for row in judge([claim], {"x.gain": Finding(1.3)})])
+        shown = report.claims_table([row for claim in claims for row in judge([claim], {"x.gain": ClaimResult(1.3)})])
         assert not isinstance(shown, str)
         assert [*shown.columns[1].cells] == texts
         assert [*shown.columns[2].cells] == texts[:1] * 2
@@ -206,11 +206,11 @@ def test_only_predictions_are_counted_as_tests_of_the_model() -> None:
     names = ("right", "wrong", "fitted", "put_in", "certain", "untested")
     claims = [Claim(id=f"x.{name}", kind="exact", value=1, tolerance=(0, 2), **about) for name in names]
     findings = {
-        "x.right": Finding(1.0),
-        "x.wrong": Finding(3.0),
-        "x.fitted": Finding(1.0, basis="fitted"),
-        "x.put_in": Finding(1.0, basis="input"),
-        "x.certain": Finding(1.0, basis="by construction"),
+        "x.right": ClaimResult(1.0),
+        "x.wrong": ClaimResult(3.0),
+        "x.fitted": ClaimResult(1.0, basis="fitted"),
+        "x.put_in": ClaimResult(1.0, basis="input"),
+        "x.certain": ClaimResult(1.0, basis="by construction"),
     }
     told = report.claims_count(judge(claims, findings))
     assert told == ("1 of 2 predicted claims are within, 1 fitted, 1 put in, 1 true by construction, 1 were not tested")

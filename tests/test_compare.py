@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 from dse.analysis.compare import (
     REFERENCE,
+    ComparedPoints,
     Pair,
-    Points,
     attainment_difference,
     compare_runs,
     differences,
@@ -24,7 +24,7 @@ from dse.analysis.compare import (
     made_otherwise,
 )
 from dse.cli import main
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from tests.swept import grid, written
 
 KNOBS = {"a.x": list(range(6)), "a.y": list(range(6))}
@@ -47,9 +47,9 @@ def runs(root: Path, first: pd.DataFrame, second: pd.DataFrame, **about: Any) ->
     )
 
 
-def points(values: Any) -> Points:
+def points(values: Any) -> ComparedPoints:
     """Points evaluated one after the other."""
-    return Points(np.asarray(values, float), np.arange(1, len(values) + 1), len(values))
+    return ComparedPoints(np.asarray(values, float), np.arange(1, len(values) + 1), len(values))
 
 
 # Fronts
@@ -112,7 +112,7 @@ def test_hypervolume_over_evaluated_points_only_grows_and_ends_where_the_front_i
 
 
 def test_points_without_a_result_count_as_evaluated() -> None:
-    late = Points(np.array([[1.0, 1.0]]), np.array([90]), 100)
+    late = ComparedPoints(np.array([[1.0, 1.0]]), np.array([90]), 100)
     pair = Pair("s", late, points([[1.0, 1.0]]))
     steps, reached = pair.curve(late)
     assert steps[-1] == 100
@@ -193,7 +193,7 @@ def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: 
 
 
 def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
-    found = compare_runs(*map(Finished, runs(tmp_path, table(), table())))
+    found = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table())))
     assert (dict(found.config), list(found.made), dict(found.why_not)) == ({}, [], {})
     assert found.attainment is not None
     assert len(found.attainment) == 0
@@ -205,7 +205,7 @@ def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
 
 def test_scenarios_that_only_one_has_are_named(tmp_path: Path) -> None:
     one, other = table(scenarios=("s1", "s2")), table(scenarios=("s2", "s3"))
-    found = compare_runs(*map(Finished, runs(tmp_path, one, other)))
+    found = compare_runs(*map(FinishedRun, runs(tmp_path, one, other)))
     assert [row["scenario"] for row in found.rows] == ["s2"]
     assert found.why_not == {"scenario s1": "has no result in B", "scenario s3": "has no result in A"}
 
@@ -225,7 +225,7 @@ def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
 
 def test_the_order_of_the_objectives_is_no_difference(tmp_path: Path) -> None:
     swapped = {"held_bytes": "minimize", "time_s": "minimize"}
-    found = compare_runs(*map(Finished, runs(tmp_path, table(), table(), goals=swapped)))
+    found = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table(), goals=swapped)))
     assert [row["dominated"] for row in found.rows] == [[0, 0]] * 2
 
 

@@ -29,7 +29,7 @@ from dse.values import put
 from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import links
 from simulators.hardware.machine import tree_of
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
@@ -292,7 +292,7 @@ def knobs(draw: st.DrawFn, schedule: str, num_cus: int) -> dict[str, Any]:
     return {f"schedule.{name}": value for name, value in drawn.items() if name in own}
 
 
-def run(engine: str, point: Design) -> Timeline:
+def run(engine: str, point: OverlapDesign) -> Timeline:
     return ENGINES[engine].run(lower(point))
 
 
@@ -943,7 +943,9 @@ def a_schedule_of(family: str) -> str:
     return next(name for name, tree in shipped("schedule").items() if tree["family"] == family)
 
 
-def family_point(family: str, drawn: dict[str, Any], overrides: dict[str, Any], **workload: Any) -> Design | None:
+def family_point(
+    family: str, drawn: dict[str, Any], overrides: dict[str, Any], **workload: Any
+) -> OverlapDesign | None:
     """A design of the family that validates and breaks no rule, or None."""
     try:
         point = design(a_schedule_of(family), {**drawn, **overrides}, **workload)

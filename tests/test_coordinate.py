@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from dse.search import Chosen, Question, Search, explore
+from dse.search import Chosen, Search, SearchQuestion, explore
 from dse.space import Assignment, Knob, Space
 from tests.toy import Fixed
 
@@ -45,7 +45,7 @@ def search(
             met[repr(sorted(point.items()))] = float(cost(point) or 0.0)
         return [{"cost": float(cost(point) or 0.0)} for point in points]
 
-    question = Question(
+    question = SearchQuestion(
         space,
         {"cost": "minimize"},
         seed=0,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.rows import cost_of
 from simulators.costs.gemm import FittedGemms, Gemms, GemmShape, WaveGemms, gemm_cost, gemms_of
 from simulators.costs.gemm.fitted import products_of, quickest
 from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_kernels
-from simulators.costs.gemm.tiles import Tiling, tile_seconds
+from simulators.costs.gemm.tiles import TileShape, tile_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
 from simulators.hardware.device import Device, device_of
@@ -61,7 +61,9 @@ def by_tables(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
     m, n, k = np.array(sizes, float).T
     shape = {"m": n, "n": m, "k": k, "ta": np.ones(len(m)), "tb": np.zeros(len(m))}
     names = tuple(map(str, sizes))
-    rows = Rows(device.name, "bf16", "gemm", shape, np.ones((len(m), 1)), names, tuple(range(len(m))), ("",) * len(m))
+    rows = MeasuredRows(
+        device.name, "bf16", "gemm", shape, np.ones((len(m), 1)), names, tuple(range(len(m))), ("",) * len(m)
+    )
     cost = cost_of(device, rows)
     assert cost is not None
     return [float(seconds) for seconds in cost.seconds[:, 0]]
@@ -160,7 +162,7 @@ def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(shapes: lis
     times, kernel = quickest(products)
     assert tile_seconds(products, kernel).seconds == pytest.approx(times, rel=1e-12, abs=0)
     for rows, cols, splits in ((128, 128, 1), (64, 32, 2), (32, 128, 8)):
-        other = tile_seconds(products, Tiling(np.asarray(rows), np.asarray(cols), np.asarray(splits))).seconds
+        other = tile_seconds(products, TileShape(np.asarray(rows), np.asarray(cols), np.asarray(splits))).seconds
         assert (other >= times * (1 - 1e-12))[~np.asarray(products.few)].all()
 
 
@@ -176,7 +178,7 @@ def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
     assert kernel_seconds(gemms, kernel).seconds == pytest.approx(seconds, rel=1e-12, abs=0)
     assert set(zip(kernel.rows.tolist(), kernel.cols.tolist(), strict=True)) <= set(chip.tiles)
     for rows, cols in chip.tiles:
-        other = kernel_seconds(gemms, Tiling(np.asarray(rows), np.asarray(cols), np.asarray(1.0)))
+        other = kernel_seconds(gemms, TileShape(np.asarray(rows), np.asarray(cols), np.asarray(1.0)))
         assert (other.seconds >= seconds * (1 - 1e-12)).all()
 
 

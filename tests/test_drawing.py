@@ -11,34 +11,34 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dse.plots import Axis, Draw, Frame, Sheet, save, tables
-from dse.study.drawing import Drawing
+from dse.plots import Axis, Draw, FigureSheet, Frame, save, tables
+from dse.study.drawing import FigureWorkers
 from dse.study.settings import Figures
 
 pytestmark = pytest.mark.slow
 ROWS = pd.DataFrame({"scenario": ["a", "b"], "by": ["serial", "serial"], "speedup": [1.1, 1.3]})
 
 
-def dots(title: str) -> Sheet:
+def dots(title: str) -> FigureSheet:
     """A small figure."""
     return tables.dots(ROWS, Axis("speedup", "speed-up [x]", centre=1.0), row="scenario", by="by", frame=Frame(title))
 
 
-def dots_unless_in_worker(here: int) -> Sheet:
+def dots_unless_in_worker(here: int) -> FigureSheet:
     """The same figure; in another process, that process is killed."""
     if os.getpid() != here:
         os.kill(os.getpid(), signal.SIGKILL)
     return dots("first")
 
 
-def broken() -> Sheet:
+def broken() -> FigureSheet:
     """A figure that cannot be drawn."""
     raise ValueError("no such axis")
 
 
 def drawn(folder: Path, which: str, *figures: tuple[str, Draw], key: bool = True) -> dict[str, bytes]:
     """Files that are drawn beside a study, by name."""
-    with closing(Drawing(Figures(name=which, format=("svg", "png")))) as drawing:
+    with closing(FigureWorkers(Figures(name=which, format=("svg", "png")))) as drawing:
         drawing.begin(iter(figures), folder, key=key)
         assert drawing.finish("toy") == len(list(folder.iterdir())) // 2
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -70,7 +70,7 @@ def test_what_cannot_be_sent_to_a_worker_or_kills_it_is_drawn_here(tmp_path: Pat
 
 
 def test_what_a_figure_raises_is_raised(tmp_path: Path) -> None:
-    with closing(Drawing(Figures(name="all"))) as drawing:
+    with closing(FigureWorkers(Figures(name="all"))) as drawing:
         drawing.begin(iter([("broken", broken)]), tmp_path)
         with pytest.raises(ValueError, match="no such axis"):
             drawing.finish("toy")

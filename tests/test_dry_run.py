@@ -19,7 +19,7 @@ from dse.errors import ConfigError
 from dse.space import Knob
 from dse.study.census import Tally, general
 from dse.study.dry_run import Outlook, outlook
-from dse.study.timing import Pace, spread
+from dse.study.timing import CallTimes, spread
 from dse.units import duration_text, quantity_text
 from tests import toy
 
@@ -146,7 +146,7 @@ def test_points_that_a_search_asks_for_together_are_one_call_where_the_backend_t
 
 
 def test_seconds_are_shared_by_jobs_once_workers_pay() -> None:
-    pace = Pace(np.array([10.0, 10.0, 20.0]), np.array([1.0, 1.0, 2.0]), 0.5)
+    pace = CallTimes(np.array([10.0, 10.0, 20.0]), np.array([1.0, 1.0, 2.0]), 0.5)
     assert pace.per_design == 0.1
     estimate = pace.total(1000, 4, extra_s=0.01)
     assert estimate.value == pytest.approx(0.5 + (2.0 + 98.0 / 4) + 10.0)
@@ -160,7 +160,7 @@ def test_an_interval_of_resampled_calls_holds_the_true_pace_of_noisy_ones() -> N
     held = 0
     for seed in range(100):
         noise = np.random.default_rng(seed).lognormal(-0.045, 0.3, 40)
-        interval = Pace(np.full(40, 8.0), 8.0 * noise, 0.0).total(1, 1, seed=seed).interval
+        interval = CallTimes(np.full(40, 8.0), 8.0 * noise, 0.0).total(1, 1, seed=seed).interval
         held += interval is not None and interval[0] <= 1.0 <= interval[1]
     assert held >= 85
 

@@ -18,7 +18,7 @@ from simulators.steps.pipelines import StageTurns, in_flight, overlaps
 from simulators.steps.task_graph import intervals, lower
 from simulators.steps.two_streams import Slot, TwoStreams
 from simulators.steps.two_streams import lower as lower_streams
-from simulators.workloads.spreading import Pipelining
+from simulators.workloads.spreading import PipelineSchedule
 from tests.iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
 from tests.test_experts import EXPERTS, LATENT, small
 from tests.test_plan import plan_of, planned
@@ -277,7 +277,7 @@ def test_an_explicit_dualpipe_ends_when_the_closed_form_says(
     p, m, backward = 2 * half, 4 * half + 2 * more, forward * (2 + inputs)
     pair = max(share * (forward + backward), backward)
     times = {"F": forward, "B": backward, "I": backward - forward, "W": forward}
-    knobs = Pipelining(pipeline="dualpipe", exchanges="two_micro_batches")
+    knobs = PipelineSchedule(pipeline="dualpipe", exchanges="two_micro_batches")
     saved = float(overlaps(knobs, p, m, training=True)) * (forward + backward - pair)
     turns = StageTurns(forward + backward - saved, 0.0, 0.0, 0.0, p, m, chunks=(pair, backward, forward))
     end, closed = simulated(p, m, times, pair), float(turns.seconds(knobs))
@@ -291,7 +291,7 @@ def test_dualpipe_holds_two_stages_and_shortens_the_bubble() -> None:
     assert ends["bubble_s"] < plain["bubble_s"]
     assert ends["state_bytes"] == pytest.approx(2 * plain["state_bytes"], rel=1e-9)
     assert ends["optimizer_s"] > 1.8 * plain["optimizer_s"]
-    assert [float(kept) for kept in in_flight(Pipelining(pipeline="dualpipe"), 4, 16)] == [5, 5]
+    assert [float(kept) for kept in in_flight(PipelineSchedule(pipeline="dualpipe"), 4, 16)] == [5, 5]
     found = made({**values, "parallel.pipeline": "dualpipe"}, **OPTIONS)
     assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
 

@@ -19,7 +19,7 @@ from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_
 from dse.errors import Broken, ConfigError
 from dse.evaluation import executor
 from dse.evaluation.backend_spec import BackendSpec, validate
-from dse.store.contract import Forgetful
+from dse.store.contract import StorelessSession
 from dse.store.result_rows import Fresh
 from dse.values import Keys
 from tests import toy
@@ -309,7 +309,7 @@ def test_failures_in_batches_that_are_not_in_a_row_stop_nothing() -> None:
     assert [found[x].status == "failed" for x in range(64)] == [x % 5 > 0 for x in range(64)]
 
 
-class Counted(Forgetful):
+class Counted(StorelessSession):
     """A session that counts what is recorded."""
 
     recorded = 0

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from dse.pages.explore import Server, Site, command, find_table
+from dse.pages.explore import ExplorerSite, Server, command, find_table
 from dse.pages.points import read_points
-from dse.pages.query import MOST_DRAWN, Explorer, Filter, Question, Sort, Window
+from dse.pages.query import MOST_DRAWN, ColumnFilter, Explorer, PageQuery, Sort, ViewWindow
 from tests.browser import browsing, needs_chromium
 from tests.test_pages import HOSTILE, SUMMARY, run_folder, some_points
 
@@ -34,10 +34,10 @@ LARGE = explorer(MANY)
 IDS = {column.name: column.id for column in LARGE.points.columns}
 
 
-def asked(**changes: object) -> Question:
+def asked(**changes: object) -> PageQuery:
     """A question about makespan and energy."""
     x, y = IDS["makespan_s"], IDS["energy_J"]
-    return Question.model_validate({"x": x, "y": y, "metric": x, "sort": {"id": x}, **changes})
+    return PageQuery.model_validate({"x": x, "y": y, "metric": x, "sort": {"id": x}, **changes})
 
 
 def test_however_many_points_there_are_a_browser_gets_few_marks_and_all_of_the_front() -> None:
@@ -52,8 +52,8 @@ def test_however_many_points_there_are_a_browser_gets_few_marks_and_all_of_the_f
 
 @given(ends=st.tuples(st.floats(0, 25), st.floats(0, 25)), low=st.floats(3, 7), option=st.integers(0, 2))
 def test_an_answer_counts_the_rows_that_fit(ends: tuple[float, float], low: float, option: int) -> None:
-    filters = {IDS["energy_J"]: Filter(low=low), IDS["schedule.name"]: Filter(values=[option])}
-    answer = LARGE.answer(asked(filters=filters, window=Window(x=ends)))
+    filters = {IDS["energy_J"]: ColumnFilter(low=low), IDS["schedule.name"]: ColumnFilter(values=[option])}
+    answer = LARGE.answer(asked(filters=filters, window=ViewWindow(x=ends)))
     values = LARGE.points.values
     fits = (values[IDS["energy_J"]] >= low) & (values[IDS["schedule.name"]] == option)
     fits &= (values[IDS["makespan_s"]] >= min(ends)) & (values[IDS["makespan_s"]] <= max(ends))
@@ -64,7 +64,7 @@ def test_an_answer_counts_the_rows_that_fit(ends: tuple[float, float], low: floa
 
 
 def test_zooming_in_shows_every_point_in_the_end() -> None:
-    answer = LARGE.answer(asked(window=Window(x=(1.0, 1.5))))
+    answer = LARGE.answer(asked(window=ViewWindow(x=(1.0, 1.5))))
     assert answer["matching"] == len(answer["rows"]["keys"]) == 501
     assert answer["grid"] == []
 
@@ -93,7 +93,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("explored")
     run_folder(root, some_points(5_000, ["serial", "ring", HOSTILE]).replace({"scenario": {"g1": HOSTILE}}))
     table = find_table(root, "sweep")
-    server = Server(Site(table, Explorer(table.points()), "token"), 0)
+    server = Server(ExplorerSite(table, Explorer(table.points()), "token"), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()

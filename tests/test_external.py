@@ -37,7 +37,7 @@ from dse.evaluation.workers import Pool
 from simulators.external import process
 from simulators.external.backend import ExternalBackend
 from simulators.external.outcome import judge_run
-from simulators.external.process import Ended, Limits
+from simulators.external.process import Limits, ProcessEnd
 from tests.support import CONF, REPOSITORY
 from tests.toy import refused
 
@@ -287,8 +287,8 @@ def test_memory_that_is_not_there_is_told_from_other_failures() -> None:
     assert "MemoryError" in found.reason
 
 
-def ended(code: int, stderr: bytes = b"") -> Ended:
-    return Ended(code, "", "", stdout=b"", stderr=stderr, error_size=len(stderr))
+def ended(code: int, stderr: bytes = b"") -> ProcessEnd:
+    return ProcessEnd(code, "", "", stdout=b"", stderr=stderr, error_size=len(stderr))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def ended(code: int, stderr: bytes = b"") -> Ended:
         (ended(1, b"MemoryError handled\n1\n2\n3\nValueError\n"), False, "EXIT 1"),
     ],
 )
-def test_out_of_memory_is_said_where_program_or_kernel_say_so(end: Ended, starved: bool, reason: str) -> None:
+def test_out_of_memory_is_said_where_program_or_kernel_say_so(end: ProcessEnd, starved: bool, reason: str) -> None:
     assert judge_run(end, Limits(1.0, 1000), b"", metrics={}, starved=starved).reason == reason
 
 

@@ -20,7 +20,7 @@ from dse.values import leaves
 from simulators.costs.fabric import Algorithm, PhaseSegment, capacities, dimensions, mean_hops, num_gpus, pace, phases
 from simulators.hardware.system import System
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.workloads.operators import Pattern
 from tests.support import ENGINES, backend, drawn, number, results, shipped
 
@@ -226,7 +226,7 @@ def test_links_of_a_torus_carry_what_rings_of_a_reduction_put_on_them(nodes: int
 # Rules
 
 
-def design(changes: dict[str, Any], schedule: str = "fused_kernels", only: str = "emb-p30-b512") -> Design:
+def design(changes: dict[str, Any], schedule: str = "fused_kernels", only: str = "emb-p30-b512") -> OverlapDesign:
     tree = {"system": shipped("system")["mi210_16x4"], "schedule": shipped("schedule")[schedule]}
     tree["workload"] = {**shipped("workload")["fused_ops"], "only": [only]}
     for path, value in changes.items():
@@ -296,7 +296,7 @@ def test_what_a_system_has_not_is_no_part_of_its_identity() -> None:
 # Whole fabrics
 
 
-def metrics(point: Design, engine: str = "fluid") -> dict[str, float]:
+def metrics(point: OverlapDesign, engine: str = "fluid") -> dict[str, float]:
     (result,) = results(backend(engine), [point])
     assert result.status == "ok", result.reason
     return dict(result.metrics)

@@ -22,7 +22,7 @@ from dse.plots import Axis, Draw, Frame, fronts, predictions, tables, timelines
 from dse.plots.canvas import MOST_PANELS, WIDTHS
 from dse.plots.quantities import log_ticks, number, scale, with_unit
 from dse.results import report
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from tests.figures import overlaps
 
@@ -217,10 +217,10 @@ def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp
     words = [f"study={study}", "tracking=none", "store=none", "figures=none", "fidelity=none", f"output_dir={tmp_path}"]
     assert main([*words, *FEW.get(study, [])]) == 0
     outputs = Outputs.latest(tmp_path, study)
-    module = plugins.load("study", Finished(outputs.folder).config["study"]["module"])
+    module = plugins.load("study", FinishedRun(outputs.folder).config["study"]["module"])
     table = report.load_selection(outputs).table
     figures: list[tuple[str, Any]] = list(module.figures(table, outputs.read_table("timelines")))
-    figures += [(name, extra) for name, extra in module.extras(Finished(outputs.folder)) if callable(extra)]
+    figures += [(name, extra) for name, extra in module.extras(FinishedRun(outputs.folder)) if callable(extra)]
     for name, make in figures:
         for width in WIDTHS:
             drawn = plots.draw(make, width)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from dse.errors import ConfigError
 from simulators.calibration.calibrate import read_table
 from simulators.calibration.foreign import precision_of
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 
 _PART = "    time   algbw   busbw #wrong"
 HEADER = f"#       size         count      type   redop    root {2 * _PART}"
 UNITS = "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)"
 
 
-def rows_of(folder: Path, text: str, name: str = "table.csv") -> list[Rows]:
+def rows_of(folder: Path, text: str, name: str = "table.csv") -> list[MeasuredRows]:
     """Rows of a table of this text."""
     (folder / name).write_text(text)
     return read_table(folder / name)

@@ -20,7 +20,7 @@ from search_spaces.fused_knobs import issue_order, partners, remote_chunks
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import kernel_cost, rate_kept
 from simulators.hardware.system import System
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY
@@ -64,7 +64,7 @@ def dag(kind: str, *, rows: int, width: int, depth: int) -> dict[str, Any]:
 
 def point(
     system: str, operators: dict[str, Any], changes: dict[str, Any] | None = None, *, schedule: str = "fused_kernels"
-) -> Design:
+) -> OverlapDesign:
     """A design of a written-out workload."""
     tree: dict[str, Any] = {"system": shipped("system")[system], "schedule": shipped("schedule")[schedule]}
     tree["workload"] = {"name": "test", "workloads": [{"name": "x", "operators": operators}]}
@@ -73,13 +73,13 @@ def point(
     return backend("fluid").design(backend("fluid").scenarios(tree)["x"])
 
 
-def metrics(design: Design, engine: str = "fluid") -> dict[str, float]:
+def metrics(design: OverlapDesign, engine: str = "fluid") -> dict[str, float]:
     (result,) = results(backend(engine), [design])
     assert result.status == "ok", result.reason
     return dict(result.metrics)
 
 
-def makespan(design: Design) -> float:
+def makespan(design: OverlapDesign) -> float:
     return metrics(design)["makespan_s"]
 
 

@@ -15,7 +15,7 @@ from dse.backend import Batch, Result
 from dse.space.grids import grids
 from dse.testing import check_screening
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.graph import TaskGraph
 from tests.support import ENGINES, EXACT, FREE, SCHEDULES, backend, design, drawn, lower
@@ -154,7 +154,7 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
 def test_rules_over_a_grid_say_what_they_say_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Text included, and several broken rules in one line."""
     batch = data.draw(batches(schedule))
-    ((_, grid),) = grids([batch], Design)
+    ((_, grid),) = grids([batch], OverlapDesign)
     code, texts = reasons(grid.design.schedule.rules(grid.design.system, grid.design.workload), grid.shape)
     found = [texts[index] for index in code.tolist()]
     assert found == ["; ".join(map(str, backend("event").problems(one))) for one in batch.designs()]
@@ -213,7 +213,7 @@ def test_reasons_of_any_rules_are_the_problems_of_each_design(
 def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Contention laws may be of other groups, as designs whose factors differ have more; they say the same."""
     batch = data.draw(batches(schedule))
-    ((_, grid),) = grids([batch], Design)
+    ((_, grid),) = grids([batch], OverlapDesign)
     assume(not any(backend("event").problems(one) for one in batch.designs()))
     graph = lower(grid.design)
     places = np.broadcast_to(np.arange(graph.num_designs).reshape(graph.shape), grid.shape).reshape(-1)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.analysis.search_benchmark import Known, LandscapeBackend, Progress, Run, column, evaluated_points
+from dse.analysis.search_benchmark import (
+    LandscapeBackend,
+    LandscapePoints,
+    Progress,
+    SearchRun,
+    column,
+    evaluated_points,
+)
 from dse.backend import Batch, Result
 from dse.errors import ConfigError
 from dse.search import Search, explore
@@ -18,7 +25,7 @@ SHARES = [0.05, 0.2, 1.0]
 
 
 @pytest.fixture(scope="module")
-def truth() -> Known:
+def truth() -> LandscapePoints:
     return evaluated_points(COMMAND)
 
 
@@ -29,7 +36,7 @@ def run(method: str, seed: int = 0) -> Result:
     return simulator.evaluate([Batch(simulator.design(tree))])[0][0]
 
 
-def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(truth: Known) -> None:
+def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(truth: LandscapePoints) -> None:
     space = truth.question.space
     assert space.size() == 261
     assert set(truth.rows(list(space.points()))) == set(range(truth.size))
@@ -42,7 +49,7 @@ def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(t
         assert outcome == pytest.approx({name: results[0].metrics[name] for name in truth.question.goals}, rel=1e-12)
 
 
-def test_the_true_front_is_what_no_point_dominates(truth: Known) -> None:
+def test_the_true_front_is_what_no_point_dominates(truth: LandscapePoints) -> None:
     values = np.array([list(outcome.values()) for outcome in truth.outcomes if outcome is not None])
     undominated = [row for row in values if not ((values <= row).all(axis=1) & (values < row).any(axis=1)).any()]
     assert 1 < len(truth.front) == len(np.unique(undominated, axis=0))
@@ -53,7 +60,7 @@ def test_the_true_front_is_what_no_point_dominates(truth: Known) -> None:
 @given(st.lists(st.integers(0, 86), min_size=1, max_size=40), st.integers(0, 86))
 @settings(max_examples=40, deadline=None)
 def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
-    truth: Known, rows: list[int], more: int
+    truth: LandscapePoints, rows: list[int], more: int
 ) -> None:
     assert truth.hypervolume([*rows, more]) >= truth.hypervolume(rows) - 1e-12
     assert truth.distance([*rows, more]) <= truth.distance(rows) + 1e-12
@@ -64,7 +71,7 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
-def test_progress_is_what_a_search_of_the_same_seed_found(truth: Known, method: str) -> None:
+def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints, method: str) -> None:
     found = run(method, seed=5).metrics
     again = [run(method, seed=5).metrics[column("hypervolume", share)] for share in SHARES]
     told = [found[column("hypervolume", share)] for share in SHARES]
@@ -76,15 +83,15 @@ def test_progress_is_what_a_search_of_the_same_seed_found(truth: Known, method: 
     assert 1 <= int(found["points_to_95"]) <= truth.size
 
 
-def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(truth: Known) -> None:
+def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(truth: LandscapePoints) -> None:
     assert truth.num_distinct == len({tuple(one.values()) for one in truth.outcomes if one is not None}) <= truth.size
-    progress = Progress.of(truth, Run(method="random"), 9)
+    progress = Progress.of(truth, SearchRun(method="random"), 9)
     assert len(progress.rows) == 9
     assert LandscapeBackend(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
 
 
 @pytest.mark.slow
-def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: Known) -> None:
+def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: LandscapePoints) -> None:
     metric, most = "peak_staging_bytes", np.median([one["peak_staging_bytes"] for one in truth.outcomes if one])
     limited = evaluated_points((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
     beyond = [row for row, one in enumerate(limited.outcomes) if one is not None and one[metric] > most]
@@ -94,7 +101,7 @@ def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: Known) ->
     assert limited.hypervolume([row for row in range(limited.size) if row not in beyond]) == pytest.approx(1.0)
 
 
-def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth: Known) -> None:
+def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth: LandscapePoints) -> None:
     rows: list[int] = []
 
     def evaluate(points):  # type: ignore[no-untyped-def]

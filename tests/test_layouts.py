@@ -18,7 +18,7 @@ from dse.values import AtLeast, AtMost
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.conditions import CONDITIONS
-from simulators.steps.layouts import Asked, Layout, Spreading, usual
+from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.flips import Uncertain
@@ -38,9 +38,9 @@ def tree(model: str = "llama3_8b", system: str = "h100_8", **run: Any) -> dict[s
     }
 
 
-def spreading(step: Mapping[str, Any], **asked: Any) -> Spreading:
+def spreading(step: Mapping[str, Any], **asked: Any) -> LayoutQuestion:
     values = {"auto": True, "probe": "hetero_fused_1d num_chunks=2", **asked}
-    return Spreading.of(step, Asked.model_validate(values), BACKEND.steps)
+    return LayoutQuestion.of(step, LayoutSection.model_validate(values), BACKEND.steps)
 
 
 @pytest.mark.parametrize(("gpus", "mode"), [(8, "training"), (4, "prefill"), (8, "decode")])

@@ -23,7 +23,7 @@ from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
-from simulators.hardware.parts import Efficiency, Streaming
+from simulators.hardware.parts import Efficiency, StreamingRates
 
 H100 = device_of(tree_of("h100_8"))
 TYPICAL_LIBRARY = typical_library(library_tiles(H100, "bf16") or ())
@@ -141,7 +141,7 @@ def test_what_memory_bounds_is_read_with_the_bytes_that_it_moves(tmp_path: Path)
 
 @given(traffic=st.floats(1.0, 1e12), more=st.floats(1.0, 100.0))
 def test_a_stream_takes_its_least_time_or_that_of_its_bytes(traffic: float, more: float) -> None:
-    constants = Streaming(launch_s=3e-6, hbm_share=0.5)
+    constants = StreamingRates(launch_s=3e-6, hbm_share=0.5)
     one, other = (float(streamed(constants, 2e12, amount).seconds) for amount in (traffic, more * traffic))
     assert one >= max(3e-6, traffic / 1e12)
     assert one <= 3e-6 + traffic / 1e12

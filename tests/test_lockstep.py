@@ -15,8 +15,8 @@ from benchmarks.graphs import pipeline
 from dse.space import Knob, Space
 from dse.space.grids import grids
 from simulators.engines import fluid
-from simulators.engines.fluid import Prepared, few_classes, many_classes
-from simulators.overlap.design import Design
+from simulators.engines.fluid import KernelGraph, few_classes, many_classes
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from tests.graphs import graphs, pipelines
@@ -31,7 +31,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 0)
 
 
-def varied(graph: TaskGraph, seed: int, designs: int = 60) -> tuple[Prepared, Floats]:
+def varied(graph: TaskGraph, seed: int, designs: int = 60) -> tuple[KernelGraph, Floats]:
     """A graph and a table of designs in which each number is drawn anew, or is one of a few, or stays."""
     random, first = np.random.default_rng(seed), graph.table()[0]
     drawn_ones = 1 + random.random((designs, first.size)) * random.choice([0.0, 1e-13, 0.3, 2.0], first.size)
@@ -40,16 +40,16 @@ def varied(graph: TaskGraph, seed: int, designs: int = 60) -> tuple[Prepared, Fl
     scale[:, random.random(first.size) < 0.3] = 1.0
     factors = np.unique(graph.at["factor"])
     scale[:, factors] = np.minimum(scale[:, factors], 1.0)
-    return Prepared.of(graph), first * scale
+    return KernelGraph.of(graph), first * scale
 
 
-def one_by_one(prepared: Prepared, table: Floats) -> Floats:
+def one_by_one(prepared: KernelGraph, table: Floats) -> Floats:
     """Rows of totals without lockstep."""
     scratch = np.empty((2, 1, prepared.structure[2].size))
     return prepared.run(table, scratch[0], scratch[1])
 
 
-def kernel_rows(prepared: Prepared, table: Floats, kernel: Any, *more: Any) -> Floats:
+def kernel_rows(prepared: KernelGraph, table: Floats, kernel: Any, *more: Any) -> Floats:
     """Rows of totals by one kernel."""
     scratch, rows = np.empty((2, 1, prepared.structure[2].size)), np.empty((3 + 2 * len(prepared.kinds), len(table)))
     assert kernel(*prepared.structure, table, scratch[0], scratch[1], rows, *more) == 0
@@ -126,7 +126,7 @@ def streams(seed: int, designs: int, tasks: int) -> TaskGraph:
 @given(seed=st.integers(0, 2**32), tasks=st.integers(2, 90))
 def test_streams_in_lockstep_have_the_bits_that_they_have_alone(seed: int, tasks: int) -> None:
     graph = streams(seed, 300, tasks)
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     rows, left, _ = prepared.together(table)
     assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
 
@@ -143,7 +143,7 @@ def test_what_is_freed_together_is_added_up_in_the_order_in_which_it_was_staged(
     build.frees(consumer, stagers)
     build.task("later", "transfer", after=[consumer], delay=1.0, staged_bytes=5.0)
     graph = build.build()
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     rows, left, _ = prepared.together(table)
     assert not left.all()
     assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
@@ -156,7 +156,7 @@ def test_groups_meet_again() -> None:
     table = np.repeat(first[None], 1024, axis=0)
     work = np.unique(graph.at["work"])
     table[:, work] *= random.uniform(0.5, 2.0, (1024, work.size))
-    prepared = Prepared.of(graph)
+    prepared = KernelGraph.of(graph)
     _, left, steps = prepared.together(table)
     _, _, steps_of_one = prepared.together(np.repeat(first[None], few_classes.WIDTH, axis=0))
     assert not left.any()
@@ -167,10 +167,10 @@ def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
     space = space_of("fluid", num_chunks=16, designs=2401, rows=16384)
     block = next(iter(space.blocks(4096)))
     assert block.batch is not None
-    ((_, grid),) = grids([block.batch], Design)
+    ((_, grid),) = grids([block.batch], OverlapDesign)
     for _, graph in patterns(grid.design.schedule.lower(grid.design.system, grid.design.workload)):
         small = reduce_graph(graph).graph
-        prepared, table = Prepared.of(small), small.table()
+        prepared, table = KernelGraph.of(small), small.table()
         rows, left, _ = prepared.together(table)
         assert left.mean() < 0.05
         assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
@@ -182,9 +182,9 @@ def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
     space = Space(base.base, (Knob("system.gpu.num_cus", tuple(range(64, 304))),), {}, base.backend)
     block = next(iter(space.blocks(256)))
     assert block.batch is not None
-    ((_, grid),) = grids([block.batch], Design)
+    ((_, grid),) = grids([block.batch], OverlapDesign)
     graph = reduce_graph(grid.design.schedule.lower(grid.design.system, grid.design.workload)).graph
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     rows, left, steps = prepared.together(table)
     _, _, steps_of_one = prepared.together(np.repeat(table[:1], few_classes.WIDTH, axis=0))
     assert len(table) == 240
@@ -195,19 +195,19 @@ def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
 def test_what_cannot_be_taken_together_is_left() -> None:
     """Many classes, pools of slots, work that only some designs have, and too many tasks at once."""
     many = pipeline(4, designs=40)
-    prepared = Prepared.of(many)
+    prepared = KernelGraph.of(many)
     assert prepared.structure[10].size > few_classes.MOST_CLASSES
     assert prepared.together(many.table())[1].all()
     regular = reduce_graph(pipeline(4, designs=40, kind="regular")).graph
-    prepared, table = Prepared.of(regular), regular.table()
+    prepared, table = KernelGraph.of(regular), regular.table()
     assert not prepared.together(table)[1].all()
     table[0, regular.at["work"][0]] = 0.0
     assert prepared.together(table)[1].all()
     pooled = replace(regular, pool=np.zeros_like(regular.pool), slots=np.array([1], np.int32), pools=("p",))
-    assert Prepared.of(pooled).together(regular.table())[1].all()
+    assert KernelGraph.of(pooled).together(regular.table())[1].all()
     crowd = reduce_graph(pipeline(64, designs=8, kind="regular")).graph
     free = replace(crowd, pred_ptr=np.zeros_like(crowd.pred_ptr), pred=crowd.pred[:0], consumer=-1 + 0 * crowd.consumer)
-    alone = Prepared.of(free)
+    alone = KernelGraph.of(free)
     assert alone.together(free.table())[1].all()
     np.testing.assert_allclose(
         one_by_one(alone, free.table()), kernel_rows(alone, free.table(), many_classes.run), rtol=1e-12
@@ -219,7 +219,7 @@ def test_tasks_that_wait_for_ever_are_an_error_in_lockstep_too() -> None:
     build = GraphBuilder()
     build.task("first", "transfer", uses={build.resource("link", np.array([1.0, 1e-310])): 1.0}, work=1.0)
     graph = build.build()
-    prepared, both = Prepared.of(graph), graph.table()
+    prepared, both = KernelGraph.of(graph), graph.table()
     for table in (both[np.zeros(40, int)], both[np.ones(40, int)], both[[0] * 20 + [1] + [0] * 20]):
         if (table == both[0]).all():
             assert prepared.together(table)[0][0].tolist() == [1.0] * 40
@@ -232,15 +232,15 @@ def test_tasks_that_wait_for_ever_are_an_error_in_lockstep_too() -> None:
 
 def test_lockstep_is_compiled_once_the_others_have_run_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = reduce_graph(pipeline(8, designs=40, kind="regular")).graph
-    prepared, table = Prepared.of(graph), graph.table()
+    prepared, table = KernelGraph.of(graph), graph.table()
     called, tasks = list[int](), graph.num_tasks * len(table)
-    plain = Prepared.together
+    plain = KernelGraph.together
 
-    def together(self: Prepared, given: Floats) -> Any:
+    def together(self: KernelGraph, given: Floats) -> Any:
         called.append(len(given))
         return plain(self, given)
 
-    monkeypatch.setattr(Prepared, "together", together)
+    monkeypatch.setattr(KernelGraph, "together", together)
     monkeypatch.setattr(fluid, "is_compiled", lambda kernel: False)
     monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 2 * tasks)
     monkeypatch.setattr(fluid._Lockstep, "tasks", 0)

@@ -10,7 +10,7 @@ import pytest
 
 from simulators.memory import engine
 from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, feed, kernels, unsupported_reason
-from simulators.memory.design import Design
+from simulators.memory.design import MemoryDesign
 from simulators.memory.kernels import Application
 from simulators.memory.measures import programs
 from simulators.memory.program import Program
@@ -28,7 +28,7 @@ def layer(**fields: Any) -> ConvolutionPass:
     return ConvolutionPass(**{"name": "layer", **SMALL, **fields})
 
 
-def design_of(one: ConvolutionPass, system: str = "gem5_gcn3") -> Design:
+def design_of(one: ConvolutionPass, system: str = "gem5_gcn3") -> MemoryDesign:
     """The design that runs a layer alone."""
     tree = {"application": kernels(one, CUS).model_dump(), "policy": shipped("policy")["cache_rw"]}
     return BACKEND.design({**tree, "system": shipped("system")[system], "run": {"requests": 300_000, "repeats": 1}})

@@ -22,17 +22,17 @@ from dse.errors import ConfigError
 from dse.results.run_folder import Outputs
 from dse.space import set_path
 from simulators.memory import accelsim, recorded
-from simulators.memory.design import Design
+from simulators.memory.design import MemoryDesign
 from simulators.memory.program import Region, Touch, Writer
-from simulators.memory.recorded import ADDRESS, CU, STORE, TIME, Recording, reach, read
+from simulators.memory.recorded import ADDRESS, CU, STORE, TIME, RequestRecording, reach, read
 from simulators.memory.simulation import Simulation
-from simulators.memory.statistics import Replayed, banks, channels, design_of, run, sets, statistics_record
+from simulators.memory.statistics import RecordingReplay, banks, channels, design_of, run, sets, statistics_record
 from tests.support import shipped
 
 LINE = 64
 
 
-def design(policy: str = "cache_rw", **changes: Any) -> Design:
+def design(policy: str = "cache_rw", **changes: Any) -> MemoryDesign:
     """A small machine of two CUs."""
     trees = {"system": shipped("system")["gem5_gcn3"], "policy": shipped("policy")[policy]}
     sampled = {"policy.predictor.sampled_sets": 4} if policy == "combined" else {}
@@ -41,15 +41,15 @@ def design(policy: str = "cache_rw", **changes: Any) -> Design:
     return design_of(trees["system"], trees["policy"])
 
 
-def recording(path: Path, made: Design, **options: Any) -> Recording:
+def recording(path: Path, made: MemoryDesign, **options: Any) -> RequestRecording:
     return read(path, made.system, made.policy, **options)
 
 
-def replay(path: Path, made: Design, **options: Any) -> Replayed:
+def replay(path: Path, made: MemoryDesign, **options: Any) -> RecordingReplay:
     return run(recording(path, made, **options), made)
 
 
-def seen(done: Replayed) -> tuple[Any, ...]:
+def seen(done: RecordingReplay) -> tuple[Any, ...]:
     """All that a replay counted and when it ended."""
     kinds = ("by_set", "by_channel", "bins_dram")
     return (done.totals, done.machine.now, *(done.machine.part(kind).tolist() for kind in kinds))

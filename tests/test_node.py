@@ -16,7 +16,7 @@ from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Contention
 from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard, piece, shard
 from tests.support import PATTERNS, SCHEDULES, design, design_tree, results, shipped
 
@@ -32,7 +32,7 @@ def uneven(imbalance: float) -> OverlapBackend:
 
 
 @st.composite
-def designs(draw: st.DrawFn, schedule: str, topology: str, *, rows: Any = None, hbm: Any = None) -> Design:
+def designs(draw: st.DrawFn, schedule: str, topology: str, *, rows: Any = None, hbm: Any = None) -> OverlapDesign:
     """Of a schedule on a node; rows that GPUs and pieces divide, unless they are given."""
     gpus, knobs = draw(st.sampled_from([2, 3, 4, 8])), shipped("schedule")[schedule]
     drawn = {
@@ -52,7 +52,7 @@ def designs(draw: st.DrawFn, schedule: str, topology: str, *, rows: Any = None, 
     return design(schedule, overrides, shape=shape, pattern=draw(st.sampled_from(PATTERNS)))
 
 
-def measured(simulator: OverlapBackend, point: Design) -> dict[str, float]:
+def measured(simulator: OverlapBackend, point: OverlapDesign) -> dict[str, float]:
     (result,) = results(simulator, [point])
     assert result.status == "ok", result.reason
     return dict(result.metrics)

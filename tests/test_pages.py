@@ -27,7 +27,7 @@ from dse.pages.points import read_points
 from dse.pages.report import NAME, content, write_report
 from dse.pages.tables import sheet
 from dse.pages.views import begin, embedded
-from dse.results.finished_run import Finished, read
+from dse.results.finished_run import FinishedRun, read
 from dse.results.run_folder import Outputs
 from tests.browser import LAPTOP, PHONE, browsing, needs_chromium
 from tests.folders import finished, odd_table
@@ -326,7 +326,7 @@ def test_a_printed_report_has_figures_in_place_of_what_moves(hostile: str) -> No
 # ---------------------------------------------------------------- two runs
 
 
-def two_runs(root: Path) -> tuple[Finished, Finished]:
+def two_runs(root: Path) -> tuple[FinishedRun, FinishedRun]:
     """Two finished runs, of which the second has fewer points, each half as long."""
     first, second = (root / name for name in ("first", "second"))
     table = some_points(60, [HOSTILE, "ring", "serial", "x", "y", "z", "v"]).drop_duplicates(
@@ -334,7 +334,7 @@ def two_runs(root: Path) -> tuple[Finished, Finished]:
     )
     slower = table.iloc[5:].assign(makespan_s=lambda rows: rows["makespan_s"] / 2)
     folders = (run_folder(first, table), run_folder(second, slower))
-    return Finished(folders[0]), Finished(folders[1])
+    return FinishedRun(folders[0]), FinishedRun(folders[1])
 
 
 def test_points_of_two_runs_match_by_scenario_and_knobs(tmp_path: Path) -> None:

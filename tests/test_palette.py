@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dse.config.options import list_options
-from dse.plots.palette import COLOURS, DIVERGING, MARKERS, Look, declared, diverging, label, looks, shade
+from dse.plots.palette import COLOURS, DIVERGING, MARKERS, SeriesStyle, declared, diverging, label, looks, shade
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen
     "normal": np.eye(3),
@@ -101,7 +101,7 @@ def test_colours_repeat_only_once_all_are_taken(names: list[str]) -> None:
 
 
 def test_an_undeclared_name_keeps_its_look_beside_others_that_leave_it_free() -> None:
-    def look(name: str, *others: str) -> Look:
+    def look(name: str, *others: str) -> SeriesStyle:
         return looks([name, *others])[name]
 
     assert look("mine") == look("mine", "another", "serial thing")

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from dse.plugins import load
 from simulators.steps.beside_weights import beside_weights
 from simulators.steps.launches import drained_s
-from simulators.steps.operators import Exchange, Op, Product, Spent
+from simulators.steps.operators import Exchange, Op, OperatorCost, Product
 from simulators.steps.pipelines import StageTurns, in_flight
 from simulators.steps.sharded_data import SplitLayers
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.workloads.spreading import Pipelining, ShardedData
+from simulators.workloads.spreading import PipelineSchedule, ShardedData
 from tests.iterations import NETWORK, made, metrics, runs
 from tests.support import shipped
 
@@ -32,7 +32,7 @@ def bubble(p: int, m: int, passes: Passes, message: float = 0.0, **knobs: Any) -
     """Bubble of equal stages by the closed form."""
     whole = sum(passes.values())
     turns = StageTurns(whole, (p - 1) * whole, (p - 1) * passes.get("W", 0.0), message, p, m)
-    return float(turns.bubble_s(Pipelining(**knobs)))
+    return float(turns.bubble_s(PipelineSchedule(**knobs)))
 
 
 def before(work: Work, stage: int, p: int, v: int) -> tuple[Work, int] | None:
@@ -237,9 +237,9 @@ def test_micro_batches_in_flight_are_those_of_explicit_orders(p: int, m: int, v:
         return int(np.max(np.cumsum([{"F": 1, "B": -1}[kind] for kind, _, _ in order])))
 
     orders = one_forward_one_backward(p, m)
-    assert in_flight(Pipelining(), p, m) == pytest.approx((peak(orders[0]), peak(orders[-1])))
+    assert in_flight(PipelineSchedule(), p, m) == pytest.approx((peak(orders[0]), peak(orders[-1])))
     rounds = max(2, m // p)
-    knobs = Pipelining(pipeline="interleaved", virtual_stages=v)
+    knobs = PipelineSchedule(pipeline="interleaved", virtual_stages=v)
     most = [peak(order) / v for order in interleaved(p, p * rounds, v)]
     assume(p > 1)
     assert in_flight(knobs, p, p * rounds) == pytest.approx((most[0], most[-1]))
@@ -348,7 +348,7 @@ def test_a_sum_beside_gradients_of_weights_hides_no_more_than_they_last(
 ) -> None:
     sent = Op("sum", "fc", "backward", Exchange("all_reduce", 1.0))
     made_ = Op("dW", "fc", "backward", Product(1, 1, 1), weight=True)
-    costs = [Spent(*(np.asarray(value) for value in (0.0, 0.0, 0.0, seconds))) for seconds in (summed, product)]
+    costs = [OperatorCost(*(np.asarray(value) for value in (0.0, 0.0, 0.0, seconds))) for seconds in (summed, product)]
     first, second = (float(cost.seconds) for cost in beside_weights([sent, made_], costs, f))
     assert second == product
     assert max(summed, product) <= first + second + 1e-12

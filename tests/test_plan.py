@@ -20,8 +20,8 @@ from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
 from studies.plan import ways_today
 from studies.plan.fitting import does_not_fit
-from studies.plan.judged import Judged, composed_design, judgements
-from studies.plan.step_plan import Plan, plans
+from studies.plan.judged import PlanJudgement, composed_design, judgements
+from studies.plan.step_plan import StepPlan, plans
 from studies.whole_models import gains
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"
@@ -34,7 +34,7 @@ def planned(folder: Path, *words: str) -> Outputs:
     return Outputs.latest(folder, "plan")
 
 
-def plan_of(outputs: Outputs) -> Plan:
+def plan_of(outputs: Outputs) -> StepPlan:
     (plan,) = plans(outputs.read_table("results"), outputs.read_config())
     return plan
 
@@ -60,7 +60,7 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
             assert choice.name not in again.losses
 
 
-def judge(folder: Path, file: Path, *words: str, code: int = 0) -> Judged:
+def judge(folder: Path, file: Path, *words: str, code: int = 0) -> PlanJudgement:
     """The judgement of the plan of a file, of one scenario."""
     assert main(["plan", *QUIET, f"output_dir={folder}", *words, f"plan={file}"]) == code
     outputs = Outputs.latest(folder, "plan")

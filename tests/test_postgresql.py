@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dse.results.selection import Rule
-from dse.tracking.database import Store, open_store
+from dse.results.selection import SelectionRule
+from dse.tracking.database import TrackingStore, open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
 from dse.tracking.sync import sync
 from tests.campaigns.postgres import Server
 from tests.folders import finished, odd_table, wide_table
 
-ALL = Rule("all")
+ALL = SelectionRule("all")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def store(uri: str) -> Iterator[Store]:
+def store(uri: str) -> Iterator[TrackingStore]:
     opened = open_store(uri)
     yield opened
     assert opened.engine is not None
@@ -51,7 +51,7 @@ def shown(run: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_points_are_written_in_bulk_and_once_and_equal_those_of_sqlite(store: Store, tmp_path: Path) -> None:
+def test_points_are_written_in_bulk_and_once_and_equal_those_of_sqlite(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, odd_table())
     other = open_store(f"sqlite:///{tmp_path}/mlflow.db")
     done, local = sync(folder, store, ALL), sync(folder, other, ALL)
@@ -64,7 +64,7 @@ def test_points_are_written_in_bulk_and_once_and_equal_those_of_sqlite(store: St
 
 
 @pytest.mark.slow
-def test_two_at_the_same_time_write_once(store: Store, tmp_path: Path) -> None:
+def test_two_at_the_same_time_write_once(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(300))
     done: list[Any] = []
     both = [threading.Thread(target=lambda: done.append(sync(folder, store, ALL))) for _ in range(2)]
@@ -82,7 +82,7 @@ def test_optuna_shows_every_point_once(uri: str, tmp_path: Path) -> None:
     assert [show_in_optuna(folder, uri, ALL) for _ in range(2)] == [6, 0]
 
 
-def test_optuna_is_kept_out_of_the_database_of_mlflow(store: Store, tmp_path: Path) -> None:
+def test_optuna_is_kept_out_of_the_database_of_mlflow(store: TrackingStore, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="a database of its own"):
         show_in_optuna(finished(tmp_path, odd_table()), store.uri, ALL)
     assert sync(tmp_path / "sweep" / "latest", store, ALL).num_points == 6

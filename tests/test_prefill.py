@@ -17,7 +17,7 @@ from simulators.costs.power import sustained_clock
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import LoadedClock
 from simulators.steps.backend import StepBackend, iteration, metrics_of
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.task_graph import intervals
 from simulators.steps.token_splits import HALVES, beside_sums, hidden_s
 from simulators.workloads.model_zoo import model_tree, option_tree
@@ -27,7 +27,7 @@ SECONDS = st.floats(1e-6, 1e-2)
 BACKEND = StepBackend()
 
 
-def prefill(prompt_len: int = 4096, **parallel: Any) -> Design:
+def prefill(prompt_len: int = 4096, **parallel: Any) -> StepDesign:
     """A prefill of Llama 3 8B on GPUs of 8 x H100."""
     sections = {"optimizer": "adam", "kernels": "flash"}
     run = {"mode": "prefill", "batch": 1, "sequence_length": prompt_len, "precision": "bf16"}

@@ -12,7 +12,7 @@ import pytest
 from dse import plugins
 from dse.backend import Batch
 from dse.errors import ConfigError
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import Case, Knob
 from dse.store.result_store import Store
@@ -99,8 +99,8 @@ def test_a_point_that_breaks_a_rule_is_a_row_without_result(tmp_path: Path) -> N
     outputs = run(planned({"far": {"points": {"thing.x": [100, 950]}}}), tmp_path / "out")
     table = pd.read_parquet(outputs.probe("far"))
     assert set(table[table["thing.x"] == 950]["status"]) == {"infeasible"}
-    assert len(Finished(outputs.folder).probe("far")) == len(table) - 2
-    assert Finished(outputs.folder).probe("other").empty
+    assert len(FinishedRun(outputs.folder).probe("far")) == len(table) - 2
+    assert FinishedRun(outputs.folder).probe("other").empty
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_probes_are_counted_among_the_points() -> None:
 
 def test_points_of_a_probe_may_be_replayed(tmp_path: Path) -> None:
     outputs = run(planned({"far": {"points": {"thing.x": [100, 200]}, "timelines": True}}), tmp_path / "out")
-    finished = Finished(outputs.folder)
+    finished = FinishedRun(outputs.folder)
     tasks, rows = finished.probe_timelines("far"), finished.probe("far")
     assert set(tasks["key"]) == set(rows[rows["thing.x"] > 0]["key"])
     assert tasks.groupby("key")["finish_s"].max().gt(0).all()
@@ -153,7 +153,7 @@ def with_cases(tmp_path: Path) -> Iterator[Plan]:
 
 
 def test_cases_of_a_study_are_rows_of_a_probe(with_cases: Plan, tmp_path: Path) -> None:
-    table = Finished(run(with_cases, tmp_path / "out").folder).probe("made")
+    table = FinishedRun(run(with_cases, tmp_path / "out").folder).probe("made")
     assert list(table["scenario"].astype(str)) == ["far", "far"]
     assert list(table["thing.x"]) == [100, 200]
     assert (table["key"] == table["baseline"]).all()

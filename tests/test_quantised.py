@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dse.cli import main
 from dse.content_hash import content_keys
 from dse.errors import ConfigError
-from simulators.costs.capacity import Base, Buffer, Copies, Copy, capacity_saving
+from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
@@ -213,7 +213,7 @@ def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, othe
     backward = {"backward": shipped("format")[other] if other else None, "stored": "all"}
     stored, made = (one(layers, way, format=format, **backward) for way in ("stored", "pim"))
     formats = [Format.model_validate(shipped("format")[name]) for name in filter(None, (format, other))]
-    both = [Copy(format=one) for one in formats]
+    both = [WeightCopies(format=one) for one in formats]
     base = Base(weights="fp32", gradients="fp32", momentum="fp32", variance="fp32")
     found = capacity_saving(base, Copies(forward=both[0], backward=both[1] if other else None))
     assert stored["bytes_per_parameter"] == pytest.approx(found.stored_bytes, rel=2e-3)  # biases have no copies

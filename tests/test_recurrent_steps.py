@@ -15,7 +15,7 @@ from simulators.calibration.measurements import read
 from simulators.costs.gemm import FittedGemms
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
-from simulators.steps.operators import Block, Op, Platform, Recurrence, Spent, operator_costs
+from simulators.steps.operators import ModelBlock, Op, OperatorCost, Platform, Recurrence, operator_costs
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.seqpoint import Iterations, choose, cut_parallel, cut_sequential, project_epoch
 from simulators.workloads.model import Run, Speech, Translation
@@ -37,19 +37,19 @@ def run(length: Any, **changes: Any) -> Run:
     return one.model_copy(update={"sequence_length": length})
 
 
-def blocks_of(model: Model, length: Any, **changes: Any) -> tuple[Block, ...]:
+def blocks_of(model: Model, length: Any, **changes: Any) -> tuple[ModelBlock, ...]:
     found = run(length, **changes)
     return speech_blocks(model, found) if isinstance(model, Speech) else translation_blocks(model, found)
 
 
-def taken(blocks: Sequence[Block], chip: FittedGemms = VEGA) -> list[tuple[Block, Op, Spent]]:
+def taken(blocks: Sequence[ModelBlock], chip: FittedGemms = VEGA) -> list[tuple[ModelBlock, Op, OperatorCost]]:
     """Each operator with what it takes once."""
     pairs = [(block, op) for block in blocks for op in block.ops]
     found = operator_costs([op for _, op in pairs], Platform(chip, chip))
     return [(block, op, one) for (block, op), one in zip(pairs, found, strict=True)]
 
 
-def total(what: str, blocks: Sequence[Block], chip: FittedGemms = VEGA, **only: str) -> Floats:
+def total(what: str, blocks: Sequence[ModelBlock], chip: FittedGemms = VEGA, **only: str) -> Floats:
     """Sum of flop, bytes or seconds of the operators of some `kind` or `phase`."""
     values = [
         getattr(one, what) * np.asarray(op.count) * np.asarray(block.count)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dse.config.options import list_options
 from dse.errors import ConfigError
-from dse.pages.reproduce import Study, choose, command, studies
-from dse.pages.reproduction import Row, counts, distinct, duration, write
+from dse.pages.reproduce import ReproducedStudy, choose, command, studies
+from dse.pages.reproduction import StudyRow, counts, distinct, duration, write
 from tests.browser import PHONE, browsing, needs_chromium
 
 SHIPPED = studies()
@@ -53,7 +53,7 @@ def test_a_paper_is_meant_by_its_number_or_by_one_of_its_studies(word: str) -> N
 
 
 def test_a_study_without_a_paper_is_reproduced_alone_and_all_are_all() -> None:
-    assert choose("operators", SHIPPED) == [Study("operators", "")]
+    assert choose("operators", SHIPPED) == [ReproducedStudy("operators", "")]
     assert choose("all", SHIPPED) == SHIPPED
 
 
@@ -81,7 +81,10 @@ def test_a_duration_is_said_in_at_most_two_units(seconds: float) -> None:
 def test_a_page_tells_of_a_failed_study_beside_the_others(tmp_path: Path) -> None:
     hostile = "failed: its configuration was refused: </script><img src=x onerror=alert(1)>"
     missed = {**CLAIM, "within": False}
-    rows = [Row("one", "arXiv:1", None, [], hostile, 3.0), Row("two", "arXiv:1", None, [missed], "failed: no", None)]
+    rows = [
+        StudyRow("one", "arXiv:1", None, [], hostile, 3.0),
+        StudyRow("two", "arXiv:1", None, [missed], "failed: no", None),
+    ]
     text = write(tmp_path / "page.html", "one", rows).read_text()
     assert "<img" not in text
     assert "because" in text
@@ -90,7 +93,7 @@ def test_a_page_tells_of_a_failed_study_beside_the_others(tmp_path: Path) -> Non
 
 @needs_chromium
 def test_a_page_of_a_reproduction_can_be_read_by_everybody(tmp_path: Path) -> None:
-    rows = [Row("one", "arXiv:1", None, [{**CLAIM, "within": False}], "failed: no", 3.0)]
+    rows = [StudyRow("one", "arXiv:1", None, [{**CLAIM, "within": False}], "failed: no", 3.0)]
     path = write(tmp_path / "page.html", "one", rows)
     with browsing(PHONE) as visit:
         visit.page.goto(path.as_uri())

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from dse import plugins
 from dse.cli import main
 from dse.errors import Broken
-from dse.evaluation.signals import Interrupted
+from dse.evaluation.signals import SignalInterrupt
 from dse.space import Knob
 from dse.store.result_store import Store, leases, owners, studies
 from dse.study.plan import Plan
@@ -90,7 +90,7 @@ def test_a_study_that_is_interrupted_goes_on_and_ends_as_if_it_had_not_been(
     whole = planned(knobs, search=search, trials=trials, faults=((1, f"{search} {cut} whole"),))
     study(whole, Store(f"sqlite:///{tmp_path / 'whole.db'}"), tmp_path / "whole")
     asked = itertools.count()
-    with pytest.raises(Interrupted):
+    with pytest.raises(SignalInterrupt):
         study(plan, store, tmp_path / "cut", lambda: next(asked) >= cut)
     before = evaluated(plan)
     assert not (tmp_path / "cut" / "results.parquet").exists()
@@ -230,7 +230,7 @@ def test_no_study_stands_in_the_way_of_another_command_and_an_unfinished_one_is_
     study(planned(), store, tmp_path / "first")
     assert not study(other, store, tmp_path / "other").resumed
     third = planned((Knob("thing.x", (1, 2, 3)),), ["a third"])
-    with pytest.raises(Interrupted):
+    with pytest.raises(SignalInterrupt):
         study(third, store, tmp_path / "third", lambda: True)
     fourth = planned((Knob("thing.x", (4, 5)),), ["a fourth"])
     begun = begin(store, fourth, {})

@@ -16,8 +16,8 @@ import pytest
 
 from dse import plugins
 from dse.analysis import robustness
-from dse.analysis.break_even import Breaks, Stretch, reversal_share
-from dse.analysis.perturbation import Constant, Points, at, constants, one_by_one, together
+from dse.analysis.break_even import Breaks, WinningInterval, reversal_share
+from dse.analysis.perturbation import Constant, RunPoints, at, constants, one_by_one, together
 from dse.analysis.robustness import uncertain_constants
 from dse.analysis.standings import draw_factors, on_front, regret
 from dse.cli import main
@@ -257,7 +257,7 @@ def test_without_a_declaration_one_is_asked_for() -> None:
 
 def test_sentences_say_who_wins_where() -> None:
     constant = Constant("system.gpu.dma.bytes_per_s", 0.05, False)
-    low, high = Stretch(5e9, 12e9, ("serial", "cu")), Stretch(12e9, 400e9, ("serial", "dma"))
+    low, high = WinningInterval(5e9, 12e9, ("serial", "cu")), WinningInterval(12e9, 400e9, ("serial", "dma"))
     choose = ("schedule.name", "schedule.comm_engine")
     told = Breaks("g4", constant, 46.6e9, (low, high)).sentence(choose)
     way = "schedule.comm_engine = dma wins above system.gpu.dma.bytes_per_s = 12 GB/s (now 46.6 GB/s), cu below"
@@ -296,7 +296,7 @@ def test_a_constant_that_some_designs_lack_changes_nothing_in_them() -> None:
         next(one for one in designs if (get_path(one, path) is None) == lacks) for lacks in (True, False)
     )
     places = np.zeros(2, np.intp)
-    two = Points(planned, ("one",), (("a",),), (without, holding), places, places, pd.DataFrame(), "both")
+    two = RunPoints(planned, ("one",), (("a",),), (without, holding), places, places, pd.DataFrame(), "both")
     constant = Constant(path, 0.3, whole=False)
     value = get_path(holding, path)
     assert two.holders(path).tolist() == [1]

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.analysis.contexts import Cases, Question, cases
+from dse.analysis.contexts import Cases, ContextQuestion, cases
 from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree, between
 from dse.analysis.rules import folds, left_out, majority_learner, score, score_fixed_options, score_tree
-from dse.analysis.tree_learning import Size, features, learn
+from dse.analysis.tree_learning import TreeLimits, features, learn
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from tests.swept import Row, grid, written
 
 SIZES: dict[str, Row] = {
@@ -47,8 +47,8 @@ def run(root: Path, formula: Any = ratio_decides, *, scenarios: Any = SIZES, kno
 
 def learned(root: Path, formula: Any = ratio_decides, choose: str = "", **about: Any) -> Cases:
     """What there is to learn from it."""
-    found = Finished(run(root, formula, **about))
-    return cases(found, Question.of(found, choose=choose))
+    found = FinishedRun(run(root, formula, **about))
+    return cases(found, ContextQuestion.of(found, choose=choose))
 
 
 # What is learned from
@@ -78,7 +78,7 @@ def test_ties_within_a_billionth_are_ties_and_go_to_what_is_best_most_often(tmp_
         return {"time_s": slow, "held_bytes": 1.0}
 
     found = learned(tmp_path, tied)
-    assert learn(found, Size(1)).root == Leaf(("wide",), len(found.values), 0.0, 0.0)
+    assert learn(found, TreeLimits(1)).root == Leaf(("wide",), len(found.values), 0.0, 0.0)
     assert found.best[:, 0].sum() == 32
 
 
@@ -110,10 +110,10 @@ def test_regret_of_what_is_maximized_is_what_is_lost_too(tmp_path: Path) -> None
 
 def test_a_ratio_of_sizes_is_found_and_holds_for_workloads_never_seen(tmp_path: Path) -> None:
     found = learned(tmp_path)
-    tree = learn(found, Size(3))
+    tree = learn(found, TreeLimits(3))
     assert isinstance(tree.root, Split)
     assert tree.root.feature == Feature(("load.k",), ("load.m",))
-    scores, notes = score_tree(found, tree, Size(3))
+    scores, notes = score_tree(found, tree, TreeLimits(3))
     unseen = [one for one in scores if one.name == "tree" and one.seen.startswith("leave")]
     assert [one.seen for one in unseen] == ["leave one workload out", "leave one system out"]
     assert [(one.accuracy, one.most) for one in unseen] == [(1.0, 0.0)] * 2
@@ -127,7 +127,7 @@ def test_noise_is_not_taken_for_a_rule_that_pays(tmp_path: Path) -> None:
     """Which option is best is drawn: on unseen workloads nothing that was learned can beat the best fixed option."""
     draws = iter(np.random.default_rng(5).permutation(np.tile([1.0, 1.3, 1.6], 400)).tolist())
     found = learned(tmp_path, lambda _: {"time_s": next(draws), "held_bytes": 1.0}, knobs={**KNOBS, "plan.pieces": [1]})
-    scores, _ = score_tree(found, learn(found, Size(3)), Size(3))
+    scores, _ = score_tree(found, learn(found, TreeLimits(3)), TreeLimits(3))
     best = score_fixed_options(found)[0].mean
     (unseen,) = [one for one in scores if (one.name, one.seen) == ("tree", "leave one workload out")]
     assert unseen.mean > 0.8 * best
@@ -139,12 +139,12 @@ def test_a_rare_dear_mistake_is_avoided_at_the_price_of_many_cheap_ones() -> Non
     same = {"load.m": np.array([1.0, 1.0, 2.0])}
     groups = np.arange(3)
     found = Cases(("way",), (("a",), ("b",)), values, {"load.m": np.ones(3)}, groups, groups)
-    leaf = learn(found, Size(1)).root
+    leaf = learn(found, TreeLimits(1)).root
     assert isinstance(leaf, Leaf)
     assert (leaf.option, leaf.num_contexts) == (("b",), 3)
     assert (leaf.mean_regret, leaf.max_regret) == pytest.approx((0.02 / 3, 0.01))
     parted = Cases(("way",), (("a",), ("b",)), values, same, groups, groups)
-    assert learn(parted, Size(1)).picks(same, 3) == [("a",), ("a",), ("b",)]
+    assert learn(parted, TreeLimits(1)).picks(same, 3) == [("a",), ("a",), ("b",)]
 
 
 def lost(tree: Tree, found: Cases) -> float:
@@ -172,14 +172,14 @@ def test_one_split_is_the_best_there_is(seed: int, contexts: int) -> None:
         column = feature_.of(found.inputs)
         for low in np.unique(column)[:-1]:
             every.append(losses[column <= low].sum(axis=0).min() + losses[column > low].sum(axis=0).min())
-    assert lost(learn(found, Size(1)), found) == pytest.approx(min(every), abs=1e-8)
+    assert lost(learn(found, TreeLimits(1)), found) == pytest.approx(min(every), abs=1e-8)
 
 
 @pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_a_tree_has_no_more_leaves_than_asked_for_and_never_loses_more_than_one_pick(seed: int, leaves: int) -> None:
     found = drawn(seed, 40)
-    few, many = (learn(found, Size(6, number)) for number in (leaves, 4 * leaves))
+    few, many = (learn(found, TreeLimits(6, number)) for number in (leaves, 4 * leaves))
     assert sum(isinstance(node, Leaf) for node in few.nodes) <= leaves
     assert lost(few, found) <= found.regrets.sum(axis=0).min() + 1e-8
     assert lost(many, found) <= found.regrets.sum(axis=0).min() + 1e-8
@@ -194,7 +194,7 @@ def test_a_quantity_of_several_inputs_is_looked_at_where_the_study_names_it() ->
     first = asked.of(inputs) <= 1.0
     values = np.where(first[:, None], [1.0, 2.0], [2.0, 1.0])
     found = Cases(("way",), (("a",), ("b",)), values, inputs, np.arange(300), np.arange(300), (asked,))
-    tree = learn(found, Size(1))
+    tree = learn(found, TreeLimits(1))
     assert isinstance(tree.root, Split)
     assert tree.root.feature == asked
     assert "if x0 * x1 / (x2 * x3) <= 1" in tree.text()
@@ -381,7 +381,7 @@ def test_an_unfinished_run_has_no_rules(tmp_path: Path) -> None:
     folder = run(tmp_path)
     (folder / "config.yaml").unlink()
     with pytest.raises(ConfigError, match=r"is not finished: it has no config.yaml"):
-        Finished.find(tmp_path, "toy")
+        FinishedRun.find(tmp_path, "toy")
 
 
 def test_rules_are_not_judged_on_the_run_that_they_are_learned_from(

@@ -28,7 +28,7 @@ from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.results.pareto import Answer, Contest, Standings
 from dse.search import METHODS as METHODS_BY_NAME
-from dse.search import Limit, Question, Search, explore, surrogate
+from dse.search import Limit, Search, SearchQuestion, explore, surrogate
 from dse.search.genes import Genes
 from dse.search.methods import portfolio, samplers
 from dse.search.surrogate import Surrogate
@@ -270,9 +270,9 @@ class Recorder:
             None if self.fails(point) else toy.formula(design) for point, design in zip(points, designs, strict=True)
         ]
 
-    def question(self, trials: int, *metrics: str, seed: int = 0, **more: Any) -> Question:
+    def question(self, trials: int, *metrics: str, seed: int = 0, **more: Any) -> SearchQuestion:
         given = {"evaluate": self.evaluate, "identify": name_of, **more}
-        return Question(self.space, toy.goals(*metrics), seed, trials, **given)
+        return SearchQuestion(self.space, toy.goals(*metrics), seed, trials, **given)
 
 
 def name_of(point: Assignment) -> str:
@@ -509,7 +509,7 @@ def test_where_most_values_never_give_a_result_a_search_learns_to_avoid_them(met
 class Twice:
     """A method that proposes every point twice, and notes what it is told of them."""
 
-    def __init__(self, question: Question, options: Mapping[str, Any]) -> None:
+    def __init__(self, question: SearchQuestion, options: Mapping[str, Any]) -> None:
         self.points, self.outcomes = question.space.points(), list[tuple[Assignment, Any]]()
         TWICE.append(self)
 
@@ -828,13 +828,13 @@ def test_a_portfolio_asks_most_of_the_one_whose_points_improve_the_front() -> No
 
     question = Recorder(SPACE).question(100, "time_s")
     good, bad = Steady(lambda count: 1.0 / count), Steady(lambda count: 2.0)
-    mixed = portfolio.Portfolio(question, portfolio.Options(initial=1, least=0.1), [bad, good], num_cheap=1)
+    mixed = portfolio.Portfolio(question, portfolio.PortfolioOptions(initial=1, least=0.1), [bad, good], num_cheap=1)
     for _ in range(20):
         points = mixed.ask(10)
         mixed.tell(points, [{"time_s": point["value"]} for point in points])
     assert good.count == pytest.approx(0.9 * 200, abs=25)
     assert bad.count == 200 - good.count
-    mixed = portfolio.Portfolio(question, portfolio.Options(initial=1, dear=5), [bad, good], num_cheap=1)
+    mixed = portfolio.Portfolio(question, portfolio.PortfolioOptions(initial=1, dear=5), [bad, good], num_cheap=1)
     mixed.tell([{}] * 6, [{"time_s": 3.0}] * 6)
     before = good.count
     mixed.ask(10)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from dse.results.selection import Rule
+from dse.results.selection import SelectionRule
 from dse.tracking.database import open_store
-from dse.tracking.shared_views import BEST, FRONT, TAG, Columns, links, points_view, runs_view
+from dse.tracking.shared_views import BEST, FRONT, TAG, PointColumns, links, points_view, runs_view
 from dse.tracking.sync import sync
 from tests.folders import finished, odd_table
 
@@ -30,7 +30,7 @@ QUIET = (
 
 def test_points_are_ordered_best_first_with_objectives_and_knobs_as_columns() -> None:
     goals = {"makespan_s": "minimize", "comm_cu_s": "minimize"}
-    view = points_view("run", Columns({"schedule.name": True, "a=b": False}, goals, ["speedup"]))
+    view = points_view("run", PointColumns({"schedule.name": True, "a=b": False}, goals, ["speedup"]))
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`makespan_s`", True)
     assert view["selectedColumns"] == [
         *("metrics.`makespan_s`", "metrics.`comm_cu_s`", "metrics.`speedup`"),
@@ -42,7 +42,7 @@ def test_points_are_ordered_best_first_with_objectives_and_knobs_as_columns() ->
 
 
 def test_points_of_several_scenarios_are_ordered_by_what_compares_them() -> None:
-    view = points_view("run", Columns({}, {"makespan_s": "minimize"}, order=("speedup", "maximize")), front=True)
+    view = points_view("run", PointColumns({}, {"makespan_s": "minimize"}, order=("speedup", "maximize")), front=True)
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
     assert "tags.`dse.on_front` = 'true'" in view["searchFilter"]
     assert runs_view(["num_points"])["selectedColumns"][-1] == "metrics.`num_points`"
@@ -53,7 +53,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Address of a store that shows a study."""
     folder = tmp_path_factory.mktemp("shown")
     uri = f"sqlite:///{folder}/mlflow.db"
-    sync(finished(folder / "outputs", odd_table()), open_store(uri), Rule("all"))
+    sync(finished(folder / "outputs", odd_table()), open_store(uri), SelectionRule("all"))
     return uri
 
 

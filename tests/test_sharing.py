@@ -19,7 +19,7 @@ from dse.cli import main
 from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels, lacks
 from simulators.hardware.system import ScheduleGpu, system_of
 from simulators.overlap.backend import OverlapBackend
-from studies.goldyloc.predictor import Predictor, score_choices
+from studies.goldyloc.predictor import DegreePredictor, score_choices
 from tests.support import shipped
 
 GPU: ScheduleGpu = system_of(shipped("system")["mi100"]).gpu
@@ -164,7 +164,7 @@ def test_a_predictor_learns_what_can_be_learned() -> None:
     degrees = [1, 2, 4, 8, 16]
     features = random.uniform(0, 4, (300, 1))
     seconds = 1 + 0.2 * np.abs(np.log2(degrees)[None] - np.round(features))
-    predictor = Predictor.learn(features[:200], seconds[:200], degrees)
+    predictor = DegreePredictor.learn(features[:200], seconds[:200], degrees)
     found = score_choices(seconds[200:], seconds[200:, 0], predictor.choose(features[200:]))
     assert found["within_5_percent"] > 0.9
     assert found["largest_regret"] <= 0.2 + 1e-9

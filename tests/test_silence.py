@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 
 from dse.cli import main
-from dse.results.selection import Rule
+from dse.results.selection import SelectionRule
 from dse.store.database import StoreError
 from dse.store.result_store import Store, recorded_keys, studies
 from dse.store.session import Hold, StoreSession
@@ -185,10 +185,10 @@ def test_a_view_whose_server_falls_silent_is_passed_over(
     folder, store = finished(tmp_path, odd_table()), open_store(proxy.before(direct))
     proxy.is_silent = True
     with pytest.raises(TrackingError, match="MLflow could not"):
-        in_time(lambda: sync(folder, store, Rule("all")))
+        in_time(lambda: sync(folder, store, SelectionRule("all")))
     assert store.engine is not None
     store.engine.dispose()
-    assert sync(folder, open_store(direct), Rule("all")).num_points == 6
+    assert sync(folder, open_store(direct), SelectionRule("all")).num_points == 6
 
 
 # A slow network

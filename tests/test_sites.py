@@ -13,7 +13,7 @@ from dse.backend import Batch
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import iteration, metrics_of
-from simulators.steps.sites import SITES, Scheduled, TensorGroup, read_schedule
+from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, read_schedule
 from simulators.steps.task_graph import intervals
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import BACKEND, gridded
@@ -187,7 +187,7 @@ def test_a_schedule_is_called_as_it_was_typed_and_is_its_values() -> None:
 
 def test_every_site_has_a_schedule_that_it_can_have() -> None:
     made = iteration(step(dict.fromkeys(SITES, "hetero_fused_1d num_chunks=2")))
-    assert isinstance(made.passes.scheduled, Scheduled)
+    assert isinstance(made.passes.scheduled, SiteSchedules)
     names = {place.name for block in made.passes.blocks for place in _places(block)}
     assert names == set(SITES)
 

@@ -23,7 +23,7 @@ from dse.space import get_path, set_path
 from dse.values import leaves, put
 from simulators.steps import backend
 from simulators.steps.backend import StepBackend
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from tests.support import drawn
 
 STUDIES = ("bert", "comp_vs_comm", "jitq", "plan", "whole_models")
@@ -35,7 +35,7 @@ def trees(study: str) -> Mapping[str, Tree]:
     return StepBackend().scenarios(request([f"study={study}"]).tree)
 
 
-def design_of(study: str, chance: random.Random) -> Design:
+def design_of(study: str, chance: random.Random) -> StepDesign:
     """A design of one of the scenarios of a study; of `plan`, some sites have schedules."""
     tree = dict(chance.choice(list(trees(study).values())))
     if study == "plan":
@@ -43,14 +43,14 @@ def design_of(study: str, chance: random.Random) -> Design:
     return StepBackend().design(tree)
 
 
-def changed(design: Design, path: str, chance: random.Random) -> Any:
+def changed(design: StepDesign, path: str, chance: random.Random) -> Any:
     value = get_path(design, path)
     if isinstance(value, int):
         return max(1, round(value * chance.choice([0.5, 1, 1, 2, chance.uniform(0.5, 2)])))
     return value * chance.uniform(0.8, 1.0 if value <= 1 else 1.2)  # shares stay shares
 
 
-def beside(design: Design, chance: random.Random, count: int) -> list[Design]:
+def beside(design: StepDesign, chance: random.Random, count: int) -> list[StepDesign]:
     """Designs with some other numbers than those of a design."""
     paths = [path for path, value, _ in leaves(design) if value and StepBackend().is_axis(path, design)]
     designs = []

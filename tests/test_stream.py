@@ -22,8 +22,8 @@ from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.evaluation import executor
 from dse.evaluation.calls import call
-from dse.evaluation.signals import Interrupted
-from dse.results.pareto import Answer, Contest, Seen
+from dse.evaluation.signals import SignalInterrupt
+from dse.results.pareto import Answer, Contest, SeenHashes
 from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
 from dse.study import ledger, run
@@ -187,7 +187,7 @@ def test_a_design_that_fails_inside_a_large_batch_is_one_failed_row_for_each_sce
 
 def test_no_half_table_is_left_of_a_study_that_is_interrupted(tmp_path: Path) -> None:
     asked = itertools.count()
-    with pytest.raises(Interrupted):
+    with pytest.raises(SignalInterrupt):
         run_study(planned(), tmp_path / "results.parquet", Support(stopping=lambda: next(asked) >= 2))
     assert next(asked) >= 3
     assert not list(tmp_path.iterdir())
@@ -235,7 +235,7 @@ def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_pa
 
 @given(st.lists(st.lists(st.integers(0, 15), max_size=12), max_size=12))
 def test_hashes_are_new_once(chunks: list[list[int]]) -> None:
-    seen, known = Seen(), set[int]()
+    seen, known = SeenHashes(), set[int]()
     for chunk in chunks:
         expected = []
         for one in chunk:

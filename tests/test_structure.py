@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.maxplus import _prune_paths, longest
-from simulators.taskgraph.order import Order
+from simulators.taskgraph.order import TaskOrder
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from tests.graphs import AMOUNTS, Plan, almost_equal_parts, assert_equal_totals, graphs, grids, pipelines, plans
 from tests.support import ENGINES, EXACT, SCHEDULES, backend, design, drawn, lower, results
@@ -98,7 +98,7 @@ def test_what_is_reduced_cannot_be_reduced_again(graph: TaskGraph) -> None:
     assert reduce_graph(once).graph is once
 
 
-def every_gpu(point: Design) -> TaskGraph:
+def every_gpu(point: OverlapDesign) -> TaskGraph:
     """All GPUs of a mesh that gathers in equal pieces by DMA: each one's HBM, CUs, incoming links and streams.
 
     A transfer reads the source's HBM and writes the destination's.
@@ -254,7 +254,7 @@ def test_crowds_bound_whatever_can_run_together(poset: tuple[TaskGraph, list[int
     graph, demands = poset
     users = data.draw(st.sets(st.integers(0, graph.num_tasks - 1), min_size=1).map(sorted))
     amount = data.draw(st.lists(AMOUNTS, min_size=4, max_size=4))
-    order, ahead = Order.of(graph), [descends(graph, task) for task in range(graph.num_tasks)]
+    order, ahead = TaskOrder.of(graph), [descends(graph, task) for task in range(graph.num_tasks)]
     assert [set(np.flatnonzero(row).tolist()) for row in order.ahead] == ahead
     crowds = order.crowds(np.array(users), [demands[user] for user in users])
     bound = max(sum(max(amount[demand] for demand in one) for one in crowd) for crowd in crowds)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dse.backend import Batch
-from search_spaces.synthesised import Synthesised
+from search_spaces.synthesised import SynthesisedSchedule
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from tests.support import shipped
 
 FLUID = OverlapBackend("fluid")
@@ -31,7 +31,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def design(pattern: str = "all_gather", topology: str = "mesh", **keys: Any) -> Design:
+def design(pattern: str = "all_gather", topology: str = "mesh", **keys: Any) -> OverlapDesign:
     """A GEMM and a collective on 8 x MI300X, with a schedule of some keys."""
     workload = {
         "name": "one",
@@ -57,12 +57,12 @@ def design(pattern: str = "all_gather", topology: str = "mesh", **keys: Any) -> 
     return FLUID.design({"system": system, "workload": workload, "schedule": schedule})
 
 
-def steps(*given: dict[str, Any], parts: int = 4, cuts: tuple[int, ...] = (0, 1, 4), **keys: Any) -> Design:
+def steps(*given: dict[str, Any], parts: int = 4, cuts: tuple[int, ...] = (0, 1, 4), **keys: Any) -> OverlapDesign:
     """A design with steps."""
     return design(steps=list(given), parts=parts, cuts=list(cuts), kernels=[16], **keys)
 
 
-def makespan(one: Design, backend: OverlapBackend = FLUID) -> float:
+def makespan(one: OverlapDesign, backend: OverlapBackend = FLUID) -> float:
     """Makespan of a design that has a result."""
     (results,) = backend.evaluate([Batch(one)])
     assert results.ok.all(), results[0].reason
@@ -127,7 +127,7 @@ def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
 def test_the_search_finds_what_is_no_longer_than_any_preset_and_keeps_it(pattern: str, topology: str) -> None:
     one = design(pattern, topology, evaluations=4)
     settled = FLUID.settle(one)
-    assert isinstance(settled.schedule, Synthesised)
+    assert isinstance(settled.schedule, SynthesisedSchedule)
     assert settled.schedule.steps
     assert not FLUID.problems(settled)
     found = makespan(settled)

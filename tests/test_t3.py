@@ -17,9 +17,9 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
-from simulators.costs.gemm.stages import Staged, stage_gemm
+from simulators.costs.gemm.stages import StagedGemm, stage_gemm
 from simulators.hardware.system import System, system_of
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from tests.support import backend, lower, merged, results, shipped
 from tests.test_grids import evaluated
 
@@ -35,7 +35,7 @@ def point(
     *,
     pattern: str = "all_reduce",
     **over: Any,
-) -> Design:
+) -> OverlapDesign:
     """A GEMM of T3's simulated GPUs and its reduction; over: values by dotted path below `system` or `schedule`."""
     m, n, k = shape
     one = {"name": "x", "m": m, "n": n, "k": k, "shards": gpus}
@@ -48,7 +48,7 @@ def point(
     return backend("event").design(tree)
 
 
-def makespan(one: Design) -> float:
+def makespan(one: OverlapDesign) -> float:
     """Of a design that breaks no rule."""
     (found,) = results(backend("fluid"), [one])
     assert found.status == "ok", found.reason
@@ -205,7 +205,7 @@ def test_one_queue_delays_a_gemm_by_the_bursts_that_its_stages_leave(gpus: int, 
     assert one_queue.metrics["makespan_s"] <= fair.metrics["makespan_s"] + 2 * burst
 
 
-def staged(shape: tuple[int, int, int], size: float = 16e6) -> Staged:
+def staged(shape: tuple[int, int, int], size: float = 16e6) -> StagedGemm:
     tree = merged(shipped("system")["t3_ring"], {"gpu": {"llc": {"bytes": size}}})
     return stage_gemm(system_of(tree).gpu, shape, precision="fp16", bypass=True)
 

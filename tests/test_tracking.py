@@ -22,15 +22,15 @@ from urllib.request import url2pathname
 
 import pytest
 
-from dse.results.selection import Rule, shown_rows
+from dse.results.selection import SelectionRule, shown_rows
 from dse.store.owner import me
-from dse.tracking.database import DamagedError, Store, TrackingError, open_store, repair, resolve
+from dse.tracking.database import DamagedTrackingError, TrackingError, TrackingStore, open_store, repair, resolve
 from dse.tracking.server import serve
 from dse.tracking.sync import reap, sync
 from tests.folders import finished, key, odd_table, wide_table
 
 REPOSITORY = Path(__file__).parents[1]
-ALL = Rule("all")
+ALL = SelectionRule("all")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def uri(empty_database: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(uri: str) -> Store:
+def store(uri: str) -> TrackingStore:
     return open_store(uri)
 
 
@@ -76,17 +76,17 @@ def add_trigger(uri: str, trigger: str) -> None:
     connection.close()
 
 
-def runs(store: Store, experiment: str, **search: Any) -> list[Any]:
+def runs(store: TrackingStore, experiment: str, **search: Any) -> list[Any]:
     found = store.client.get_experiment_by_name(experiment)
     return list(store.client.search_runs([found.experiment_id], **search)) if found else []
 
 
-def points_of(store: Store, study_run: str) -> list[Any]:
+def points_of(store: TrackingStore, study_run: str) -> list[Any]:
     chosen = runs(store, "dse/sweep/points", filter_string=f"tags.`mlflow.parentRunId` = '{study_run}'")
     return sorted(chosen, key=lambda run: run.data.tags["dse.point_key"])
 
 
-def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
+def everything(store: TrackingStore) -> dict[str, list[dict[str, Any]]]:
     """All rows of the tables that hold runs, with run ids replaced by what the run is about."""
     tables = ("runs", "params", "metrics", "latest_metrics", "tags")
     with sqlite3.connect(database(store.uri)) as connection:
@@ -112,7 +112,7 @@ def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
     return {table: sorted(rows, key=repr) for table, rows in kept.items()}
 
 
-def snapshot(store: Store) -> dict[str, Any]:
+def snapshot(store: TrackingStore) -> dict[str, Any]:
     """Everything, ids included."""
     with sqlite3.connect(database(store.uri)) as connection:
         tables = ("runs", "params", "metrics", "latest_metrics", "tags")
@@ -126,7 +126,7 @@ def snapshot(store: Store) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
-    store: Store, folder: Path, empty_database: Path, tmp_path: Path
+    store: TrackingStore, folder: Path, empty_database: Path, tmp_path: Path
 ) -> None:
     import mlflow
 
@@ -148,7 +148,7 @@ def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     assert len(frames[0]) == 6
 
 
-def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: Store, folder: Path) -> None:
+def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: TrackingStore, folder: Path) -> None:
     make_slow(store.uri)
     done = sync(folder, store, ALL)
     assert [done.how, done.reason] == ["client", "table runs differs in surprise"]
@@ -171,7 +171,7 @@ def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: Stor
     ids=["refused", "altered"],
 )
 def test_a_first_point_that_bulk_gets_wrong_is_written_again_by_the_client(
-    store: Store, folder: Path, trigger: str, because: str
+    store: TrackingStore, folder: Path, trigger: str, because: str
 ) -> None:
     add_trigger(store.uri, trigger)
     done = sync(folder, store, ALL)
@@ -182,7 +182,7 @@ def test_a_first_point_that_bulk_gets_wrong_is_written_again_by_the_client(
 # What is shown
 
 
-def test_a_point_run_shows_its_row(store: Store, folder: Path) -> None:
+def test_a_point_run_shows_its_row(store: TrackingStore, folder: Path) -> None:
     done = sync(folder, store, ALL)
     first, second, third, _, infeasible, failed = points_of(store, done.run_id)
     assert first.info.status == "FINISHED"
@@ -203,7 +203,7 @@ def test_a_point_run_shows_its_row(store: Store, folder: Path) -> None:
 
 
 def test_inactive_knobs_are_no_params_and_infinite_or_missing_metrics_are_not_logged(
-    store: Store, folder: Path
+    store: TrackingStore, folder: Path
 ) -> None:
     points = points_of(store, sync(folder, store, ALL).run_id)
     assert points[1].data.params == {"schedule.name": "ring", "chunks": "2", "fused": "False"}
@@ -212,7 +212,7 @@ def test_inactive_knobs_are_no_params_and_infinite_or_missing_metrics_are_not_lo
     assert points[5].data.metrics == {"exposed_s": 6.0}
 
 
-def test_long_texts_are_cut_where_one_can_see_it(store: Store, folder: Path) -> None:
+def test_long_texts_are_cut_where_one_can_see_it(store: TrackingStore, folder: Path) -> None:
     last = points_of(store, sync(folder, store, ALL).run_id)[-1]
     assert last.data.params["schedule.name"] == "x" * 5999 + "…"
     assert len(last.data.tags["dse.reason"]) == 8000
@@ -220,7 +220,7 @@ def test_long_texts_are_cut_where_one_can_see_it(store: Store, folder: Path) -> 
     assert last.data.tags["dse.reason"].endswith("x…")
 
 
-def test_points_can_be_filtered_and_sorted_by_metric(store: Store, folder: Path) -> None:
+def test_points_can_be_filtered_and_sorted_by_metric(store: TrackingStore, folder: Path) -> None:
     sync(folder, store, ALL)
     chosen = runs(
         store,
@@ -231,7 +231,7 @@ def test_points_can_be_filtered_and_sorted_by_metric(store: Store, folder: Path)
     assert [run.data.metrics["makespan_s"] for run in chosen] == [1e-3, 2e-3]
 
 
-def test_the_study_run_tells_what_was_run_and_holds_its_files_but_no_links(store: Store, folder: Path) -> None:
+def test_the_study_run_tells_what_was_run_and_holds_its_files_but_no_links(store: TrackingStore, folder: Path) -> None:
     (folder / "latest.yaml").symlink_to(folder / "config.yaml")
     done = sync(folder, store, ALL)
     run = store.client.get_run(done.run_id)
@@ -251,10 +251,10 @@ def test_the_study_run_tells_what_was_run_and_holds_its_files_but_no_links(store
     assert (artifacts / "figures" / "front.png").read_bytes() == b"png"
 
 
-def test_the_study_run_shows_how_the_search_went(store: Store, tmp_path: Path) -> None:
+def test_the_study_run_shows_how_the_search_went(store: TrackingStore, tmp_path: Path) -> None:
     table = wide_table(500, failures=30)
     table["makespan_s"] = [math.nan if one == "failed" else 1000.0 - n for n, one in enumerate(table["status"])]
-    done = sync(finished(tmp_path, table), store, Rule("none"))
+    done = sync(finished(tmp_path, table), store, SelectionRule("none"))
     best = store.client.get_metric_history(done.run_id, "best_makespan_s/g1")
     failed = store.client.get_metric_history(done.run_id, "failed_points")
     assert len(best) <= 100 and len(failed) <= 100
@@ -266,7 +266,7 @@ def test_the_study_run_shows_how_the_search_went(store: Store, tmp_path: Path) -
 def test_the_artifacts_never_hold_themselves(folder: Path, empty_database: Path) -> None:
     shutil.copy(empty_database, folder / "mlflow.db")
     store = open_store(f"sqlite:///{folder}/mlflow.db")
-    for rule in (Rule("none"), ALL):
+    for rule in (SelectionRule("none"), ALL):
         done = sync(folder, store, rule)
     assert "mlflow.db" not in (names := [file.path for file in store.client.list_artifacts(done.run_id)])
     assert "mlartifacts" not in names and "results.parquet" in names
@@ -278,7 +278,9 @@ def test_the_artifacts_never_hold_themselves(folder: Path, empty_database: Path)
 def test_a_long_table_shows_fronts_baselines_and_a_sample_of_failures(tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(2000, fronts=5, failures=400))
     keys = [
-        name for part in shown_rows(folder / "results.parquet", Rule("auto", 1999)) for name in part["key"].to_pylist()
+        name
+        for part in shown_rows(folder / "results.parquet", SelectionRule("auto", 1999))
+        for name in part["key"].to_pylist()
     ]
     table = wide_table(2000, fronts=5, failures=400)
     chosen = table[table["key"].isin(keys)]
@@ -287,22 +289,26 @@ def test_a_long_table_shows_fronts_baselines_and_a_sample_of_failures(tmp_path: 
     assert (chosen["status"] == "failed").sum() in range(100, 105)  # a hundred, and baselines that failed
     assert len(keys) == len(set(keys)) == len(chosen)
     fewer = [
-        name for part in shown_rows(folder / "results.parquet", Rule("auto", 7)) for name in part["key"].to_pylist()
+        name
+        for part in shown_rows(folder / "results.parquet", SelectionRule("auto", 7))
+        for name in part["key"].to_pylist()
     ]
     assert fewer == keys[:7]
 
 
-def test_promoted_points_are_shown_and_marked(store: Store, tmp_path: Path) -> None:
+def test_promoted_points_are_shown_and_marked(store: TrackingStore, tmp_path: Path) -> None:
     table = wide_table(300)
     table["promoted"] = [number == 250 for number in range(300)]
-    done = sync(finished(tmp_path, table), store, Rule("auto", 100))
+    done = sync(finished(tmp_path, table), store, SelectionRule("auto", 100))
     promoted = [run for run in points_of(store, done.run_id) if run.data.tags.get("dse.promoted") == "true"]
     assert [run.data.tags["dse.point_key"] for run in promoted] == [table["key"][250]]
 
 
-@pytest.mark.parametrize(("rule", "count"), [(Rule(), 300), (Rule("auto", 299), 5), (Rule("none"), 0)], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "count"), [(SelectionRule(), 300), (SelectionRule("auto", 299), 5), (SelectionRule("none"), 0)], ids=str
+)
 def test_the_rule_bounds_the_runs_and_the_whole_table_is_always_an_artifact(
-    store: Store, tmp_path: Path, rule: Rule, count: int
+    store: TrackingStore, tmp_path: Path, rule: SelectionRule, count: int
 ) -> None:
     folder = finished(tmp_path / "outputs", wide_table(300))
     done = sync(folder, store, rule)
@@ -315,7 +321,7 @@ def test_the_rule_bounds_the_runs_and_the_whole_table_is_always_an_artifact(
 
 
 @pytest.mark.parametrize("how", ["bulk", "client"])
-def test_a_second_time_changes_nothing(store: Store, folder: Path, how: str) -> None:
+def test_a_second_time_changes_nothing(store: TrackingStore, folder: Path, how: str) -> None:
     used = store if how == "bulk" else replace(store, engine=None)
     first = sync(folder, used, ALL)
     before = snapshot(store)
@@ -324,7 +330,7 @@ def test_a_second_time_changes_nothing(store: Store, folder: Path, how: str) -> 
     assert snapshot(store) == before
 
 
-def test_a_deleted_database_is_restored(store: Store, folder: Path, empty_database: Path) -> None:
+def test_a_deleted_database_is_restored(store: TrackingStore, folder: Path, empty_database: Path) -> None:
     sync(folder, store, ALL)
     before = everything(store)
     shutil.rmtree(database(store.uri).parent / "mlartifacts")
@@ -337,10 +343,10 @@ def test_a_deleted_database_is_restored(store: Store, folder: Path, empty_databa
 
 
 @pytest.mark.slow
-def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Store, tmp_path: Path) -> None:
+def test_more_points_are_added_when_asked_for_and_never_taken_away(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(300))
     counts = []
-    for rule in (Rule("none"), Rule("auto", 299), Rule("all"), Rule("none")):
+    for rule in (SelectionRule("none"), SelectionRule("auto", 299), SelectionRule("all"), SelectionRule("none")):
         done = sync(folder, store, rule)
         counts.append((done.num_points, len(points_of(store, done.run_id))))
     assert counts == [(0, 0), (5, 5), (295, 300), (0, 300)]
@@ -348,7 +354,7 @@ def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Store,
 
 
 @pytest.mark.parametrize("how", ["bulk", "client"])
-def test_what_was_cut_short_is_completed(store: Store, folder: Path, how: str) -> None:
+def test_what_was_cut_short_is_completed(store: TrackingStore, folder: Path, how: str) -> None:
     used = store if how == "bulk" else replace(store, engine=None)
     add_trigger(store.uri, "BEFORE INSERT ON params WHEN NEW.value = '16' BEGIN SELECT RAISE(ABORT, 'on fire'); END")
     with pytest.raises(TrackingError, match="on fire") as caught:
@@ -365,7 +371,7 @@ def test_what_was_cut_short_is_completed(store: Store, folder: Path, how: str) -
     assert "RUNNING" not in {run.info.status for run in points_of(store, done.run_id)}
 
 
-def test_two_at_the_same_time_write_once(store: Store, tmp_path: Path) -> None:
+def test_two_at_the_same_time_write_once(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(300))
     done: list[Any] = []
     both = [threading.Thread(target=lambda: done.append(sync(folder, store, ALL))) for _ in range(2)]
@@ -378,20 +384,20 @@ def test_two_at_the_same_time_write_once(store: Store, tmp_path: Path) -> None:
     assert len(points_of(store, done[0].run_id)) == 300
 
 
-def test_two_runs_of_a_study_lie_beside_each_other(store: Store, tmp_path: Path) -> None:
+def test_two_runs_of_a_study_lie_beside_each_other(store: TrackingStore, tmp_path: Path) -> None:
     done = [sync(finished(tmp_path, odd_table(), f"2026-11-21_07-40-1{n}"), store, ALL) for n in range(2)]
     assert {run.info.run_id for run in runs(store, "dse/sweep")} == {one.run_id for one in done}
     assert [len(points_of(store, one.run_id)) for one in done] == [6, 6]
 
 
-def test_a_study_without_points_is_shown_too(store: Store, tmp_path: Path) -> None:
+def test_a_study_without_points_is_shown_too(store: TrackingStore, tmp_path: Path) -> None:
     done = sync(finished(tmp_path, odd_table().head(0)), store, ALL)
     assert [done.num_points, done.how] == [0, "bulk"]
     assert store.client.get_run(done.run_id).info.status == "FINISHED"
 
 
-def test_what_somebody_deleted_in_mlflow_stays_deleted(store: Store, folder: Path) -> None:
-    done = sync(folder, store, Rule("none"))
+def test_what_somebody_deleted_in_mlflow_stays_deleted(store: TrackingStore, folder: Path) -> None:
+    done = sync(folder, store, SelectionRule("none"))
     store.client.delete_run(done.run_id)
     assert sync(folder, store, ALL).how == ""
     store.client.delete_experiment(store.client.get_experiment_by_name("dse/sweep").experiment_id)
@@ -402,8 +408,8 @@ def test_what_somebody_deleted_in_mlflow_stays_deleted(store: Store, folder: Pat
 # Dead processes
 
 
-def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, folder: Path) -> None:
-    finished_one = sync(folder, store, Rule("none"))
+def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingStore, folder: Path) -> None:
+    finished_one = sync(folder, store, SelectionRule("none"))
     experiment = store.client.get_experiment_by_name("dse/sweep").experiment_id
     code = "from dse.store.owner import me; print(me().text)"
     command = [sys.executable, "-c", code]
@@ -422,7 +428,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: Store, fol
 
 
 @pytest.mark.slow
-def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path: Path) -> None:
+def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"
     code += "from dse.results.selection import Rule; from pathlib import Path\n"
@@ -445,7 +451,7 @@ def test_a_sync_that_was_killed_is_completed_by_the_next(store: Store, tmp_path:
     assert 0 < done.num_points < 9000
 
 
-def test_ctrl_c_ends_the_study_run_killed(store: Store, folder: Path) -> None:
+def test_ctrl_c_ends_the_study_run_killed(store: TrackingStore, folder: Path) -> None:
     def interrupt(count: int) -> None:
         raise KeyboardInterrupt
 
@@ -474,7 +480,7 @@ def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
         connection.close()
     before = file.read_bytes()
     start = time.monotonic()
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedTrackingError):
         sync(finished(tmp_path, odd_table()), open_store(f"sqlite:///{file}"), ALL)
     assert time.monotonic() - start < 10
     aside = repair(f"sqlite:///{file}")
@@ -485,7 +491,7 @@ def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
     assert sync(tmp_path / "sweep" / "latest", open_store(f"sqlite:///{file}"), ALL).num_points == 6
 
 
-def test_a_sound_database_is_not_moved(store: Store) -> None:
+def test_a_sound_database_is_not_moved(store: TrackingStore) -> None:
     assert repair(store.uri) is None
     with pytest.raises(TrackingError, match="no SQLite file"):
         repair("http://127.0.0.1:9")
@@ -597,7 +603,7 @@ def descendants(parent: int) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")
 def test_a_served_store_takes_the_same_runs_and_ctrl_c_leaves_no_process_behind(
-    server: tuple[subprocess.Popen[str], str], store: Store, folder: Path
+    server: tuple[subprocess.Popen[str], str], store: TrackingStore, folder: Path
 ) -> None:
     process, url = server
     served = open_store(url)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.analysis.verdicts import SPREAD, UNCERTAIN, Move, moved, moves
+from dse.analysis.verdicts import SPREAD, UNCERTAIN, ConstantChange, moved, moves
 from dse.cli import main
-from dse.results.claims import Claim, Finding, error
+from dse.results.claims import Claim, ClaimResult, error
 from dse.results.report import error_text, flips_text
 from dse.space import get_path
 from dse.study.plan_again import plan_words
@@ -28,7 +28,7 @@ def claim(value: Any, kind: str = "exact", tolerance: tuple[float, float] = (0.0
 
 @given(NUMBERS, NUMBERS)
 def test_an_error_is_positive_where_ours_is_larger(ours: float, published: float) -> None:
-    share = error(claim(published), Finding(ours))
+    share = error(claim(published), ClaimResult(ours))
     assert share is not None
     assert share == pytest.approx(ours / published - 1)
     assert (share > 0) == (ours > published)
@@ -37,14 +37,14 @@ def test_an_error_is_positive_where_ours_is_larger(ours: float, published: float
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_a_range_has_no_error_inside_and_that_of_the_nearer_end_outside(ours: float, one: float, other: float) -> None:
     low, high = sorted((one, other))
-    share = error(claim((low, high), "band", (low, high)), Finding(ours))
+    share = error(claim((low, high), "band", (low, high)), ClaimResult(ours))
     assert share is not None
     assert share == pytest.approx(max(0.0, ours / high - 1) + min(0.0, ours / low - 1))
 
 
 @pytest.mark.parametrize(("value", "ours"), [(True, False), (3.0, None), ((1.0, 2.0), (1.0, 3.0))])
 def test_what_is_no_number_has_no_error(value: Any, ours: Any) -> None:
-    assert error(claim(value, tolerance=(-1.0, 1.0)), Finding(ours)) is None
+    assert error(claim(value, tolerance=(-1.0, 1.0)), ClaimResult(ours)) is None
 
 
 def test_an_error_is_printed_with_its_sign() -> None:
@@ -57,7 +57,7 @@ def test_an_error_is_printed_with_its_sign() -> None:
 def test_a_claim_says_what_turns_its_verdict() -> None:
     assert flips_text({"flips": None}) == ""
     assert flips_text({"flips": []}) == "stands"
-    assert flips_text({"flips": [str(Move("system.gpu.x", 0.8))]}) == "flips with system.gpu.x x 0.8"
+    assert flips_text({"flips": [str(ConstantChange("system.gpu.x", 0.8))]}) == "flips with system.gpu.x x 0.8"
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from dse.cli import main
-from dse.results.selection import Rule
-from dse.study.settings import Tracking
+from dse.results.selection import SelectionRule
+from dse.study.settings import TrackingSettings
 from dse.tracking.database import open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
@@ -28,7 +28,7 @@ from dse.tracking.process import background_tracking
 from tests.folders import GOALS, finished, key, odd_table, wide_table
 
 REPOSITORY = Path(__file__).parents[1]
-ALL = Rule("all")
+ALL = SelectionRule("all")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def count(file: Path, query: str) -> Any:
 POINTS = "SELECT count(*) FROM tags WHERE key = 'dse.point_key'"
 
 
-def wanted(uri: str | None = "sqlite:///mlflow.db", **more: Any) -> Tracking:
-    return Tracking(name="mlflow", uri=uri, **more)
+def wanted(uri: str | None = "sqlite:///mlflow.db", **more: Any) -> TrackingSettings:
+    return TrackingSettings(name="mlflow", uri=uri, **more)
 
 
 # The command

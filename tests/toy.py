@@ -28,7 +28,7 @@ from dse.evaluation.executor import Evaluator
 from dse.evaluation.settings import Executor
 from dse.search import Goal
 from dse.space import Block, Evaluated, Knob, Space
-from dse.store.contract import Forgetful, Session
+from dse.store.contract import Session, StorelessSession
 from dse.study.plan import Plan, plan
 from dse.units import Integer, Number
 from dse.values import Frozen, condition, knob, put
@@ -316,7 +316,7 @@ def evaluate(
 ) -> Iterator[Results]:
     """Results of batches as a study gets them. executor: of its keys; however often the backend fails, it goes on."""
     limits = Executor.model_validate({"name": "test", "jobs": 1, "broken_after": 0, **executor})
-    evaluator = Evaluator(spec, limits, session or Forgetful(), seen)
+    evaluator = Evaluator(spec, limits, session or StorelessSession(), seen)
     return evaluator.results(point(batch) for batch in batches)
 
 

@@ -17,7 +17,7 @@ import yaml
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.units import amount
-from dse.values import Calibration, Source
+from dse.values import CalibrationSource, Source
 
 _DIGITS = 5  # of a number that is written
 _NOT_VALUES = ("sources", "note", "fitted_on")
@@ -30,7 +30,7 @@ class Number:
     option: str
     path: str
     value: float
-    calibration: Calibration
+    calibration: CalibrationSource
 
     def __str__(self) -> str:
         return f"{self.option}: {self.path}"

@@ -20,7 +20,7 @@ from dse.config.options import conf_dir
 from simulators.calibration.contention import TIMES, Overlaps, errors, median_errors
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import system_of
-from studies.overlap_measured.gemm_collective import Overlap, predict_overlaps
+from studies.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from validation.calibrated_numbers import Number, calibrated_numbers
 
 PAGE = ROOT / "docs" / "explanation" / "contention.md"
@@ -139,16 +139,18 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _ideal(row: Overlap) -> float:
+def _ideal(row: MeasuredOverlap) -> float:
     return sum(row.parts) / max(row.parts)
 
 
-def _none(row: Overlap) -> float:
+def _none(row: MeasuredOverlap) -> float:
     """The speed-up of a row that overlaps nothing."""
     return 1.0
 
 
-def _median(rows: Sequence[Overlap], speedup: Callable[[Overlap], float] = lambda row: row.speedup) -> float:
+def _median(
+    rows: Sequence[MeasuredOverlap], speedup: Callable[[MeasuredOverlap], float] = lambda row: row.speedup
+) -> float:
     """Median error of a speed-up, by default the predicted one."""
     return float(np.median([abs(speedup(row) / row.measured[2] - 1) for row in rows]))
 

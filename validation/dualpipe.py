@@ -30,7 +30,7 @@ from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration
-from simulators.steps.operators import Block, Part, Product, Stream
+from simulators.steps.operators import ModelBlock, Product, StageOperator, Stream
 from simulators.steps.two_streams import lower
 from simulators.workloads.model_zoo import model_tree, option_tree
 
@@ -153,7 +153,7 @@ def deepseek_step(**parallel: Any) -> Iteration:
     return replace(step, gradients=replace(step.gradients, passes=passes))
 
 
-def _dispatched_in_fp8(block: Block) -> Block:
+def _dispatched_in_fp8(block: ModelBlock) -> ModelBlock:
     """A block whose tokens go to experts in fp8, as its linear layers multiply."""
     works = ((op, replace(op.work, fp8=True) if isinstance(op.work, TokenExchange) else op.work) for op in block.ops)
     return replace(block, ops=tuple(replace(op, work=work) for op, work in works))
@@ -189,11 +189,11 @@ def _slowdown(step: Iteration, kernels: Sequence[Kernel]) -> float:
     return late / sum(kernel.lasts for kernel in free)
 
 
-def _is(part: Part, work: type) -> bool:
+def _is(part: StageOperator, work: type) -> bool:
     return isinstance(part.op.work, work)
 
 
-def _mean_slowdown(parts: Iterable[tuple[Part, Any]]) -> float:
+def _mean_slowdown(parts: Iterable[tuple[StageOperator, Any]]) -> float:
     times = [(float(part.spent.seconds), float(rate)) for part, rate in parts]
     return sum(alone / rate for alone, rate in times) / sum(alone for alone, _ in times)
 
@@ -240,7 +240,7 @@ _OPPOSITE: Mapping[str, str] = {
 }
 
 
-def _predicted_group(part: Part) -> str:
+def _predicted_group(part: StageOperator) -> str:
     op = part.op
     if op.name in _OPPOSITE:
         return _OPPOSITE[op.name]

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
-from validation.measured_gpus import FOLDER, Measured, measured_gpus, sizes_of
+from validation.measured_gpus import FOLDER, MeasuredGpu, measured_gpus, sizes_of
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 TOKENS = {"up to 256": (0, 256), "257 to 2048": (256, 2048), "more": (2048, np.inf)}
@@ -35,7 +35,7 @@ def _spread(name: str, values: Any) -> Row:
     return {name: float(np.median(values)), f"{name}_low": float(np.min(values)), f"{name}_high": float(np.max(values))}
 
 
-def gemm_seconds(gpu: Measured, rows: pd.DataFrame, precision: str) -> Iterator[tuple[str, Any]]:
+def gemm_seconds(gpu: MeasuredGpu, rows: pd.DataFrame, precision: str) -> Iterator[tuple[str, Any]]:
     """Yield each door and the seconds that it predicts, or the reason why it predicts none."""
     loaded = gpu.hardware.gpu.loaded
     for door, clock in {
@@ -54,7 +54,7 @@ def gemm_seconds(gpu: Measured, rows: pd.DataFrame, precision: str) -> Iterator[
             yield door, str(error)
 
 
-def gemms(gpu: Measured) -> Iterator[Row]:
+def gemms(gpu: MeasuredGpu) -> Iterator[Row]:
     """GEMMs alone: errors of predicted over measured times."""
     for precision in PRECISIONS:
         rows = gpu.whole(precision)
@@ -69,7 +69,7 @@ def gemms(gpu: Measured) -> Iterator[Row]:
                 yield {"precision": precision, "by": door, "tokens": tokens, "rows": len(part), **sizes}
 
 
-def beside(gpu: Measured) -> Iterator[Row]:
+def beside(gpu: MeasuredGpu) -> Iterator[Row]:
     """Slowdown of GEMMs beside copies, sums and SMs that are merely taken, by SMs, and beside copy engines."""
     for (other, _), rows in gpu.beside.groupby(["other", "sms"], sort=False):
         sms, engine = rows["sms"].to_numpy(float), str(other).startswith("engine")
@@ -82,7 +82,7 @@ def beside(gpu: Measured) -> Iterator[Row]:
         yield {"beside": other, "sms": int(sms[0]), **spreads, "other": float(rows["other_slowdown"].median())}
 
 
-def chunks(gpu: Measured) -> Iterator[Row]:
+def chunks(gpu: MeasuredGpu) -> Iterator[Row]:
     """Chunks of a GEMM one after the other, over the GEMM as a whole."""
     parts, plan = gpu.table("gemms").query("way == 'chunks' and streams == 1"), gpu.plan()
     joined = parts.merge(gpu.whole()[["m", "n", "k", "seconds"]], on=["m", "n", "k"], suffixes=("", "_whole"))
@@ -98,7 +98,7 @@ def chunks(gpu: Measured) -> Iterator[Row]:
         yield {"axis": axis, "chunks": count, **times}
 
 
-def orders(gpu: Measured) -> Iterator[Row]:
+def orders(gpu: MeasuredGpu) -> Iterator[Row]:
     """What is gained over one after the other: of a GEMM and a copy by their order, and of pipelines by what copies."""
     starts, pipelines = gpu.table("starts"), gpu.table("pipelines")
     starts = starts.assign(gain=(starts["gemm_alone_s"] + starts["other_alone_s"]) / starts["both_s"])
@@ -109,7 +109,7 @@ def orders(gpu: Measured) -> Iterator[Row]:
         yield {"what": f"pipeline, {mover}", "priority or SMs": sms, **_spread("gain", rows["gain"])}
 
 
-def memory(gpu: Measured) -> Iterator[Row]:
+def memory(gpu: MeasuredGpu) -> Iterator[Row]:
     """Rates of copies in HBM, read and written bytes together, by SMs and for the largest of all SMs."""
     rows = gpu.table("kernels").query("bytes_read > 0 and bytes_written > 0")
     rate = (rows["bytes_read"] + rows["bytes_written"]) / rows["seconds"]
@@ -120,7 +120,7 @@ def memory(gpu: Measured) -> Iterator[Row]:
         yield {str(name): value for name, value in row.items()}
 
 
-def launches(gpu: Measured) -> Iterator[Row]:
+def launches(gpu: MeasuredGpu) -> Iterator[Row]:
     """Gaps between kernels, the kernel included, over `kernel_launch_s`; host times stand alone."""
     rows = gpu.table("launches")[["what", "of", "graph", "seconds"]]
     share = (rows["seconds"] / float(gpu.hardware.gpu.kernel_launch_s or np.nan)).where(rows["what"] != "host time")
@@ -128,7 +128,7 @@ def launches(gpu: Measured) -> Iterator[Row]:
         yield {str(name): value for name, value in row.items() if not pd.isna(value)}
 
 
-def load(gpu: Measured) -> Iterator[Row]:
+def load(gpu: MeasuredGpu) -> Iterator[Row]:
     """Clock, power and rate after seconds of one kind of work; the rate of GEMMs over the peak, and over that alone."""
     peaks: Mapping[Any, float] = gpu.hardware.gpu.peak_flop_per_s or {}
     for work, rows in gpu.table("clocks").groupby("work", sort=False):
@@ -143,7 +143,7 @@ def load(gpu: Measured) -> Iterator[Row]:
         yield row
 
 
-def constants(gpu: Measured) -> Iterator[Row]:
+def constants(gpu: MeasuredGpu) -> Iterator[Row]:
     """Constants of the GPU beside what the tables say of them; contradicted: far from the median of that."""
     for name, value, values in _compared(gpu):
         low, middle, high = (float(np.quantile(values, share)) for share in (0.1, 0.5, 0.9))
@@ -151,7 +151,7 @@ def constants(gpu: Measured) -> Iterator[Row]:
         yield {"constant": name, "value": value, "p10": low, "median": middle, "p90": high, "verdict": verdict}
 
 
-def _compared(gpu: Measured) -> Iterator[tuple[str, float, Any]]:
+def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
     """Yield what a constant is compared with, its value, and the values that were measured."""
     system, rows, cases = gpu.hardware.gpu, gpu.beside, ["m", "n", "k", "sms"]
     copies, holds = rows.query("other == 'copy_by_sms'"), rows.query("other == 'hold_sms'")

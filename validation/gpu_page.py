@@ -77,7 +77,7 @@ def _pairs(rows: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]
     return " / ".join(", ".join(f"{row[side]:.2f}" for row in chosen) for side in ("measured", "predicted"))
 
 
-def slowdowns(judged: Mapping[str, Sections]) -> plots.Sheet:
+def slowdowns(judged: Mapping[str, Sections]) -> plots.FigureSheet:
     """Draw the slowdown of GEMMs over the SMs that other work takes, a panel for each GPU."""
     rows = pd.concat([_lines_of(gpu, sections) for gpu, sections in judged.items()], ignore_index=True)
     low, high = (rows[(rows["line"] == _LINES["copy_by_sms"]) & (rows["sms"] == sms)]["y"].min() for sms in (4, 24))

@@ -21,7 +21,7 @@ FOLDER = ROOT / "conf" / "data" / "measured"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredGpu:
     """Tables of one GPU, and the system whose constants are judged by them."""
 
     folder: Path
@@ -69,9 +69,9 @@ def sizes_of(rows: pd.DataFrame) -> tuple[Any, Any, Any]:
     return rows["m"].to_numpy(float), rows["n"].to_numpy(float), rows["k"].to_numpy(float)
 
 
-def measured_gpus(folder: Path = FOLDER) -> Sequence[Measured]:
+def measured_gpus(folder: Path = FOLDER) -> Sequence[MeasuredGpu]:
     """Tables of each GPU of a folder, by name. Raises ValueError where there are none."""
     places = sorted(path.parent for path in folder.rglob("device.yaml"))
     if not places:
         raise ValueError(f"{folder} holds no folder with device.yaml: measure a GPU by `python -m benchmarks.gpu`")
-    return [Measured(place) for place in places]
+    return [MeasuredGpu(place) for place in places]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from studies.overlap_measured.gemm_collective import Overlap, predict_overlaps
+from studies.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from studies.overlap_measured.prefills import NO_SUMS, Prefill, read_prefills, settings
 
 FUSED = "speed-up of an overlap"
@@ -35,7 +35,7 @@ def judged_overlaps(file: Path) -> Iterator[dict[str, Any]]:
         yield _row(gpu, "any", FUSED, [row.error for row in rows]) | {"sign": sign}
 
 
-def _gpu(row: Overlap) -> str:
+def _gpu(row: MeasuredOverlap) -> str:
     return row.row["gpu"]
 
 

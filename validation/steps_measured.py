@@ -199,7 +199,7 @@ def async_tp(file: Path, what: str = BASELINE) -> Iterator[Step]:
 
 
 @dataclass(frozen=True)
-class Overlapped:
+class OverlappedStep:
     """A measured step without and with schedules of its sites."""
 
     serial: Step
@@ -212,14 +212,14 @@ class Overlapped:
         return predicted - (1 - self.overlapped.seconds / self.serial.seconds)
 
 
-def overlapped_steps(data: Path) -> list[Overlapped]:
+def overlapped_steps(data: Path) -> list[OverlappedStep]:
     """Measured steps with and without async tensor parallelism, of tables below a folder; none where there is none."""
     file = data / settings()["async_tp"]["file"]
     if not file.is_file():
         return []
     what = settings()["async_tp"]["overlapped"]["what"]
     with_schedules = {step.name: step for step in async_tp(file, what)}
-    return [Overlapped(step, with_schedules[step.name]) for step in async_tp(file) if step.name in with_schedules]
+    return [OverlappedStep(step, with_schedules[step.name]) for step in async_tp(file) if step.name in with_schedules]
 
 
 def steps(data: Path | None) -> list[Step]:

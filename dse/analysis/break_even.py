@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dse.analysis.contexts import TIE
 from dse.analysis.decision_tree import Option
-from dse.analysis.perturbation import Advance, Constant, Floats, Points, at, evaluate_batches, legal, one_by_one
+from dse.analysis.perturbation import Advance, Constant, Floats, RunPoints, at, evaluate_batches, legal, one_by_one
 from dse.analysis.standings import option_text
 from dse.units import quantity_text
 
@@ -29,7 +29,7 @@ _TURN = 1e-6  # share of an objective that is more than rounding
 
 
 @dataclass(frozen=True)
-class Stretch:
+class WinningInterval:
     """Values of a constant, from low to high, over which one option wins."""
 
     low: float
@@ -48,7 +48,7 @@ class Breaks:
     scenario: str
     constant: Constant
     nominal: float
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[WinningInterval, ...]
     num_anomalies: int = 0
     largest: float = 0.0
 
@@ -93,7 +93,7 @@ class Breaks:
 
 
 def breaks(
-    run_points: Points, constant: Constant, objective: Mapping[str, str], span: float, advance: Advance
+    run_points: RunPoints, constant: Constant, objective: Mapping[str, str], span: float, advance: Advance
 ) -> list[Breaks]:
     """Find where the winning option flips as one constant goes from nominal / span to nominal x span."""
     factors = legal(run_points, constant, np.geomspace(1 / span, span, STEPS))
@@ -149,7 +149,7 @@ class _Search:
     """
 
     def __init__(
-        self, run_points: Points, constant: Constant, rows: NDArray[np.intp], scanned: tuple[Floats, Floats, int]
+        self, run_points: RunPoints, constant: Constant, rows: NDArray[np.intp], scanned: tuple[Floats, Floats, int]
     ) -> None:
         axis, values, home = scanned
         self._rows, self._whole, self._options = rows, constant.whole, run_points.options
@@ -233,9 +233,9 @@ class _Search:
             self._ends[value] = column
             self._winner.insert(place, self._best(self._by_option(column[:, None])[:, 0]))
 
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[WinningInterval]:
         """Merge neighbouring values with the same winner into stretches."""
-        merged: list[Stretch] = []
+        merged: list[WinningInterval] = []
         for value, winner in zip(self._axis, self._winner, strict=True):
             option = self._options[self._codes[winner]]
             if merged and merged[-1].option == option:
@@ -244,5 +244,5 @@ class _Search:
             between = value if self._whole or not merged else math.sqrt(merged[-1].high * value)
             if merged and not self._whole:
                 merged[-1] = replace(merged[-1], high=between)
-            merged.append(Stretch(between, value, option))
+            merged.append(WinningInterval(between, value, option))
         return merged

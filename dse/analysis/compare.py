@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, provenance, report
-from dse.results.finished_run import Finished, read
+from dse.results.finished_run import FinishedRun, read
 from dse.results.output_files import plain_folder
 from dse.results.pareto import minimized
 from dse.results.run_folder import Outputs
@@ -66,7 +66,7 @@ def made_otherwise(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Points:
+class ComparedPoints:
     """The points of one scenario of a run that have a result, in the order of the table.
 
     values [N, objectives]: smaller is better, so maximized objectives have their sign turned. numbers [N]: how many of
@@ -88,8 +88,8 @@ class Pair:
     """One scenario of both runs."""
 
     scenario: str
-    first: Points
-    second: Points
+    first: ComparedPoints
+    second: ComparedPoints
 
     @property
     def scale(self) -> tuple[Floats, Floats]:
@@ -120,7 +120,7 @@ class Pair:
             "reference": (ideal + REFERENCE * extent).tolist(),
         }
 
-    def curve(self, points: Points) -> tuple[Floats, Floats]:
+    def curve(self, points: ComparedPoints) -> tuple[Floats, Floats]:
         """Progress of one of the runs: (points evaluated [steps], hypervolume by then [steps])."""
         steps = np.unique(np.geomspace(1, points.total, _STEPS).round().astype(int))
         reached, front = [], points.values[:0]
@@ -160,7 +160,7 @@ def _epsilon(front: Floats, other: Floats, multiplicative: bool) -> float:
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """Comparison of two runs. rows: of `Pair.row`. why_not: what could not be compared, with the reason.
 
     curves: scenario -> of each run, points evaluated and hypervolume. attainment: rectangles [R, 5], see
@@ -193,7 +193,7 @@ class Compared:
         return {**record, "curves": curves, "attainment": finite}
 
 
-def compare_runs(first: Finished, second: Finished) -> Compared:
+def compare_runs(first: FinishedRun, second: FinishedRun) -> RunComparison:
     """Compare two finished runs."""
     why_not: dict[str, str] = {}
     pairs_: list[Pair] = []
@@ -206,7 +206,7 @@ def compare_runs(first: Finished, second: Finished) -> Compared:
         )
         why_not["fronts, hypervolume and attainment"] = rule
     factors = bool(pairs_) and all((points.values > 0).all() for pair in pairs_ for points in (pair.first, pair.second))
-    return Compared(
+    return RunComparison(
         (first.name, second.name),
         differences(first.config, second.config),
         made_otherwise(first.provenance, second.provenance),
@@ -220,17 +220,19 @@ def compare_runs(first: Finished, second: Finished) -> Compared:
     )
 
 
-def _points(run: Finished, goals: Mapping[str, str]) -> dict[str, Points]:
+def _points(run: FinishedRun, goals: Mapping[str, str]) -> dict[str, ComparedPoints]:
     """Points by scenario."""
     points = {}
     table = read(run, ["scenario", "status", *goals])
     for name, rows in table.groupby("scenario", sort=False, observed=True):
         ok = np.flatnonzero(rows["status"] == "ok")
-        points[str(name)] = Points(minimized(rows.iloc[ok], goals), ok + 1, len(rows))
+        points[str(name)] = ComparedPoints(minimized(rows.iloc[ok], goals), ok + 1, len(rows))
     return points
 
 
-def _pairs(first: Mapping[str, Points], second: Mapping[str, Points], why_not: dict[str, str]) -> list[Pair]:
+def _pairs(
+    first: Mapping[str, ComparedPoints], second: Mapping[str, ComparedPoints], why_not: dict[str, str]
+) -> list[Pair]:
     """Scenarios that both runs have results for; the other scenarios are noted in `why_not`."""
     for name in dict.fromkeys([*first, *second]):
         lacking = [
@@ -243,7 +245,7 @@ def _pairs(first: Mapping[str, Points], second: Mapping[str, Points], why_not: d
     return [Pair(name, first[name], second[name]) for name in first if f"scenario {name}" not in why_not]
 
 
-def _counts(run: Finished) -> dict[str, Any]:
+def _counts(run: FinishedRun) -> dict[str, Any]:
     """Numbers of rows in all, by status and by engine."""
     table = read(run, ["scenario", "status", "engine", "on_front"])
     totals = {
@@ -304,7 +306,7 @@ def command(words: Sequence[str]) -> int:
         way = "write python -m dse compare <study>/<time> <study>"
         raise ConfigError([Problem("compare", "needs two runs", " ".join(names) or None, way)])
     root = Path(options["output_dir"])
-    first, second = (Finished.find(root, name, letter) for letter, name in zip("AB", names, strict=True))
+    first, second = (FinishedRun.find(root, name, letter) for letter, name in zip("AB", names, strict=True))
     if first.folder == second.folder:
         raise ConfigError([Problem("B", "is the same run as A", names[1], "name another one: <study>/<time>")])
     comparison = compare_runs(first, second)
@@ -320,7 +322,7 @@ def command(words: Sequence[str]) -> int:
     return 0
 
 
-def _write(comparison: Compared, root: Path) -> Path:
+def _write(comparison: RunComparison, root: Path) -> Path:
     from dse import plots
     from dse.plots import searches
     from dse.plots.quantities import words
@@ -340,11 +342,11 @@ def _write(comparison: Compared, root: Path) -> Path:
     return folder
 
 
-def _methods(comparison: Compared) -> list[str]:
+def _methods(comparison: RunComparison) -> list[str]:
     return [", ".join(counts["methods"]) for counts in comparison.counts]
 
 
-def _printout(comparison: Compared) -> list[Table | str]:
+def _printout(comparison: RunComparison) -> list[Table | str]:
     """Texts and tables to print."""
     parts: list[Table | str] = [
         f"A = {comparison.names[0]}\nB = {comparison.names[1]}",
@@ -363,7 +365,7 @@ def _printout(comparison: Compared) -> list[Table | str]:
     return parts
 
 
-def _how_to_read(comparison: Compared) -> str:
+def _how_to_read(comparison: RunComparison) -> str:
     unit = "factor on every objective" if comparison.epsilon == "factor" else "share of the scale"
     need = "1" if comparison.epsilon == "factor" else "0"
     text = f"hypervolume: share of the box up to {REFERENCE} times a scale common to both runs, scenario by scenario"
@@ -399,7 +401,7 @@ def _change_table(config: Mapping[str, tuple[Any, Any]]) -> Table:
     return shown
 
 
-def _fronts(comparison: Compared) -> Table:
+def _fronts(comparison: RunComparison) -> Table:
     from rich.table import Table
 
     shown = Table(title=f"Fronts in {', '.join(comparison.goals)} (A | B)")

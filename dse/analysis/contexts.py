@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dse import plugins
 from dse.analysis.decision_tree import Feature, Option
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import results
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Cases:
 
 
 @dataclass(frozen=True)
-class Question:
+class ContextQuestion:
     """Question to a run. choose: paths to pick; system: searched hardware; inputs: paths that a rule may look at."""
 
     objective: str
@@ -85,7 +85,7 @@ class Question:
     inputs: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: Finished, objective: str = "", choose: str = "") -> Question:
+    def of(cls, run: FinishedRun, objective: str = "", choose: str = "") -> ContextQuestion:
         """Build the question from the typed words, else from the study. Raises ConfigError."""
         goals = run.goals
         objective = objective or next(iter(goals))
@@ -108,7 +108,7 @@ class Question:
         return cls(objective, goals[objective], tuple(chosen), system, inputs)
 
 
-def _choices(run: Finished, software: Sequence[str]) -> list[str]:
+def _choices(run: FinishedRun, software: Sequence[str]) -> list[str]:
     """Knobs that hold several texts and that the study's summary shows: kinds of things, whose numbers are settings."""
     with results(run.outputs.results, run.goals) as table:
         texts = [path for path in software if "text" in table.kinds[path]]
@@ -121,7 +121,7 @@ def _choices(run: Finished, software: Sequence[str]) -> list[str]:
     return shown or texts or list(software)
 
 
-def cases(run: Finished, question: Question, *, to_learn: bool = True) -> Cases:
+def cases(run: FinishedRun, question: ContextQuestion, *, to_learn: bool = True) -> Cases:
     """Gather the contexts and options of a run's table. Raises ConfigError where there is nothing to learn from.
 
     to_learn: leave out inputs that have one value throughout, as they tell nothing apart.
@@ -151,8 +151,8 @@ def cases(run: Finished, question: Question, *, to_learn: bool = True) -> Cases:
 class _Gatherer:
     """Conversion of long tables to arrays. best: context, option, value. known: context and inputs, distinct rows."""
 
-    run: Finished
-    question: Question
+    run: FinishedRun
+    question: ContextQuestion
     best: pd.DataFrame
     known: pd.DataFrame
     to_learn: bool
@@ -209,7 +209,7 @@ class _Gatherer:
         return replace(all_cases, values=all_cases.values[enough], inputs=inputs, workloads=workloads, systems=systems)
 
 
-def _quantities(run: Finished) -> tuple[Feature, ...]:
+def _quantities(run: FinishedRun) -> tuple[Feature, ...]:
     """Products and ratios that are meaningful according to the run's study."""
     study = plugins.load("study", run.config["study"]["module"])
     return tuple(getattr(study, "quantities", ()))

@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.analysis.one_sided import KINK, beside, elasticity
-from dse.analysis.perturbation import Constant, Points, evaluate_batches, legal
-from dse.analysis.standings import Standing
+from dse.analysis.perturbation import Constant, RunPoints, evaluate_batches, legal
+from dse.analysis.standings import ScenarioStanding
 from dse.backend import Batch
 from dse.space import get_path
 from dse.units import quantity_text
@@ -97,7 +97,7 @@ class Elasticity:
         return {name: None if value != value else value for name, value in self.row().items()}
 
 
-def elasticities(run_points: Points, standings: Sequence[Standing], objective: str) -> list[Elasticity]:
+def elasticities(run_points: RunPoints, standings: Sequence[ScenarioStanding], objective: str) -> list[Elasticity]:
     """Elasticities of each scenario's winner, for all numbers of its machine that its metric depends on.
 
     Of the makespan where the backend knows its derivatives, else of the objective, by differences. Empty where no
@@ -121,7 +121,7 @@ def elasticities(run_points: Points, standings: Sequence[Standing], objective: s
     return [row for row in rows if row.path in moving]
 
 
-def _differences(run_points: Points, design: BaseModel, sides: Sequence[Side], objective: str) -> list[float]:
+def _differences(run_points: RunPoints, design: BaseModel, sides: Sequence[Side], objective: str) -> list[float]:
     """Elasticity of the objective on each side of a number, by differences."""
     axes = [{path: beside(get_path(design, path), sign)} for path, sign in sides]
     batches = [Batch(design, axis) for axis in axes]
@@ -130,7 +130,7 @@ def _differences(run_points: Points, design: BaseModel, sides: Sequence[Side], o
     return [float(elasticity(row, sign)) for row, (_, sign) in zip(values, sides, strict=True)]
 
 
-def _numbers(run_points: Points, design: BaseModel) -> Iterator[tuple[str, float]]:
+def _numbers(run_points: RunPoints, design: BaseModel) -> Iterator[tuple[str, float]]:
     """Numbers of the machine [path, value] that may vary smoothly."""
     for path, value, _ in leaves(design):
         if not path.startswith("system.") or not isinstance(value, float) or not value or not math.isfinite(value):
@@ -139,7 +139,7 @@ def _numbers(run_points: Points, design: BaseModel) -> Iterator[tuple[str, float
             yield path, value
 
 
-def _is_legal(run_points: Points, side: Side) -> bool:
+def _is_legal(run_points: RunPoints, side: Side) -> bool:
     """Return whether the model accepts a number a little beside its value."""
     path, sign = side
     return legal(run_points, Constant(path, _STEP, whole=False), np.array([1 + sign * _STEP])).size > 0

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.progress import bar
 from dse.results import output_files, report
-from dse.results.finished_run import Finished, read
+from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized
 from dse.results.words import cell
 
@@ -44,7 +44,7 @@ _NOTHING = 0.1  # of the sum of all knobs for a shuffled objective: less cannot 
 
 
 @dataclass(frozen=True)
-class Method:
+class ImportanceMethod:
     """A measure of importance. most: rows of a scenario that are looked at. told: what a share is a share of."""
 
     name: str
@@ -56,8 +56,8 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
-        Method("ped_anova", "PED-ANOVA", 2000, "share of what sets the best tenth of the points apart"),
-        Method("fanova", "fANOVA", 1000, "share of the variance that the knob explains by itself"),
+        ImportanceMethod("ped_anova", "PED-ANOVA", 2000, "share of what sets the best tenth of the points apart"),
+        ImportanceMethod("fanova", "fANOVA", 1000, "share of the variance that the knob explains by itself"),
     )
 }
 
@@ -114,7 +114,7 @@ class Assessment:
     explains by itself (fANOVA only; it includes knobs that are absent from some points).
     """
 
-    method: Method
+    method: ImportanceMethod
     found: tuple[Importance, ...]
     looked_at: int
     num_ok: int
@@ -147,7 +147,7 @@ class Assessment:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _ScenarioImportance:
     """Measure of one scenario and objective: knob -> share, knob -> noise, and the share of interactions."""
 
     shares: Mapping[str, float]
@@ -173,7 +173,7 @@ class _Trials:
             return dict(evaluator.evaluate(self.study, list(knobs), target=lambda trial: trial.values[place]))
 
 
-def _ped_anova(trials: _Trials, place: int) -> _Measured:
+def _ped_anova(trials: _Trials, place: int) -> _ScenarioImportance:
     """Measure shares and noise. Raises ValueError where the best tenth is like the rest."""
     from optuna.importance import PedAnovaImportanceEvaluator
 
@@ -185,10 +185,10 @@ def _ped_anova(trials: _Trials, place: int) -> _Measured:
     if total <= _NOTHING * max(sum(shares.values()) for shares in shuffled):
         raise ValueError("has a best tenth of points like the rest, knob by knob; method=fanova tells of interactions")
     noise = {knob: max(shares[knob] for shares in shuffled) / total for knob in raw}
-    return _Measured({knob: share / total for knob, share in raw.items()}, noise)
+    return _ScenarioImportance({knob: share / total for knob, share in raw.items()}, noise)
 
 
-def _fanova(trials: _Trials, place: int) -> _Measured:
+def _fanova(trials: _Trials, place: int) -> _ScenarioImportance:
     from optuna.importance import FanovaImportanceEvaluator
 
     shares: dict[str, float] = {}
@@ -204,10 +204,10 @@ def _fanova(trials: _Trials, place: int) -> _Measured:
         alike = [other for other in beside if np.array_equal(trials.present[other], mask)]
         shares |= {other: float(importances[other]) for other in alike}
     always = [shares[knob] for knob, mask in trials.present.items() if mask.all()]
-    return _Measured(shares, interactions=max(0.0, 1.0 - sum(always)) if always else None)
+    return _ScenarioImportance(shares, interactions=max(0.0, 1.0 - sum(always)) if always else None)
 
 
-_MEASURES: Mapping[str, Callable[[_Trials, int], _Measured]] = {"ped_anova": _ped_anova, "fanova": _fanova}
+_MEASURES: Mapping[str, Callable[[_Trials, int], _ScenarioImportance]] = {"ped_anova": _ped_anova, "fanova": _fanova}
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def _is_number(column: pd.Series[Any]) -> bool:
 
 
 def assess(
-    table: pd.DataFrame, goals: Mapping[str, str], knobs: Sequence[str], method: Method, *, seed: int = 0
+    table: pd.DataFrame, goals: Mapping[str, str], knobs: Sequence[str], method: ImportanceMethod, *, seed: int = 0
 ) -> Assessment:
     """Assess the importance of knobs in a table with `scenario`, `status`, `key`, knobs and objectives.
 
@@ -286,7 +286,7 @@ def assess(
     _check(varied, parts, len(ok))
     left_out |= {path: "has one value in this table" for path in knobs if path not in varied}
     encoded = _Knobs.of(ok, varied)
-    measures: dict[tuple[str, str], _Measured] = {}
+    measures: dict[tuple[str, str], _ScenarioImportance] = {}
     with bar(method.title, sum(map(len, parts.values()))) as advance:
         for name, rows in parts.items():
             trials = encoded.trials(rows, minimized(ok.iloc[rows], goals), seed)
@@ -335,7 +335,7 @@ def _check(varied: Sequence[str], parts: Mapping[str, Any], num_ok: int) -> None
         raise ConfigError([Problem("space", "has no knob with two values among the rows with a result", way_out=way)])
 
 
-def _measure(trials: _Trials, place: int, method: Method) -> _Measured:
+def _measure(trials: _Trials, place: int, method: ImportanceMethod) -> _ScenarioImportance:
     """Measure importance. Raises ValueError with the reason where a scenario says nothing about an objective."""
     values = {trial.values[place] for trial in trials.study.get_trials(deepcopy=False)}
     if len(values) == 1:
@@ -345,7 +345,9 @@ def _measure(trials: _Trials, place: int, method: Method) -> _Measured:
     return _MEASURES[method.name](trials, place)
 
 
-def _importances(measures: Mapping[tuple[str, str], _Measured], knobs: pd.DataFrame) -> tuple[Importance, ...]:
+def _importances(
+    measures: Mapping[tuple[str, str], _ScenarioImportance], knobs: pd.DataFrame
+) -> tuple[Importance, ...]:
     """Importances over scenarios, by objective, the most important first."""
     importances = []
     for goal in dict.fromkeys(goal for goal, _ in measures):
@@ -360,7 +362,7 @@ def _importances(measures: Mapping[tuple[str, str], _Measured], knobs: pd.DataFr
     return tuple(sorted(importances, key=lambda importance: (goals.index(importance.objective), -importance.mean)))
 
 
-def _interactions(measures: Mapping[tuple[str, str], _Measured]) -> dict[str, float]:
+def _interactions(measures: Mapping[tuple[str, str], _ScenarioImportance]) -> dict[str, float]:
     """Compute objective -> mean share of interactions, where the method measures it."""
     interactions: dict[str, list[float]] = {}
     for (goal, _), measure in measures.items():
@@ -379,7 +381,7 @@ def command(words: Sequence[str]) -> int:
     if options["method"] not in METHODS:
         way = did_you_mean(options["method"], METHODS)
         raise ConfigError([Problem("method", "is no way of measuring importance", options["method"], way)])
-    run, method = Finished.find(Path(options["output_dir"]), options["study"]), METHODS[options["method"]]
+    run, method = FinishedRun.find(Path(options["output_dir"]), options["study"]), METHODS[options["method"]]
     table = read(run, ["scenario", "status", "key", *run.knobs, *run.goals])
     inside = table[table["explored"]]
     assessment = assess(inside, run.goals, run.knobs, method, seed=int(run.provenance.get("seed", 0)))
@@ -453,7 +455,7 @@ def _share_cell(importance: Importance | None) -> str:
     return f"{text} (noise)" if noise else text
 
 
-def _write(run: Finished, assessment: Assessment, notes: Sequence[str]) -> None:
+def _write(run: FinishedRun, assessment: Assessment, notes: Sequence[str]) -> None:
     """Write the figure, JSON and CSV, which keep the results of the other method."""
     import pandas as pd
 

@@ -24,7 +24,7 @@ from dse.backend import Batch, Results, check_results
 from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
-from dse.results.finished_run import Finished, read
+from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
@@ -52,7 +52,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Points:
+class RunPoints:
     """Points [R] of a run. designs: frozen. option: place in `options`; scenario: place in `scenarios`.
 
     chosen: the size of the selection, in words.
@@ -99,7 +99,7 @@ class Points:
 # ---------------------------------------------------------------- from a run
 
 
-def points(run: Finished, planned: Plan, choose: Sequence[str], most: int) -> Points:
+def points(run: FinishedRun, planned: Plan, choose: Sequence[str], most: int) -> RunPoints:
     """Read the points of a run that may have a result, or the best and the front where there are more than `most`.
 
     Raises ConfigError where code or configuration have changed since the run was made.
@@ -124,7 +124,7 @@ def points(run: Finished, planned: Plan, choose: Sequence[str], most: int) -> Po
     option = [options.setdefault(tuple(map(_plain, row)), len(options)) for row in picks.itertuples(index=False)]
     places = np.array([scenarios.index(str(name)) for name in table["scenario"]], np.intp)
     legal_designs = tuple(design for design in designs if design is not None)
-    return Points(
+    return RunPoints(
         planned, tuple(scenarios), tuple(options), legal_designs, places, np.array(option, np.intp), table, selection
     )
 
@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- constants
 
 
-def constants(run_points: Points, declared: Mapping[str, float]) -> list[Constant]:
+def constants(run_points: RunPoints, declared: Mapping[str, float]) -> list[Constant]:
     """Check the declared constants. Raises ConfigError with all that cannot vary, and why."""
     check = Problems()
     for path, half in declared.items():
@@ -180,11 +180,11 @@ def constants(run_points: Points, declared: Mapping[str, float]) -> list[Constan
     return [Constant(path, half, _is_whole(run_points, path)) for path, half in declared.items()]
 
 
-def _is_whole(run_points: Points, path: str) -> bool:
+def _is_whole(run_points: RunPoints, path: str) -> bool:
     return isinstance(get_path(run_points.designs[run_points.first_holder(path)], path), int)
 
 
-def _why_not(run_points: Points, path: str) -> tuple[str, str] | None:
+def _why_not(run_points: RunPoints, path: str) -> tuple[str, str] | None:
     """Explain why the number at a path is no constant that can vary, with the way out; None where it can vary."""
     backend, designs = run_points.plan.backend, run_points.designs
     if path in run_points.plan.knobs:
@@ -210,13 +210,13 @@ def _holders_of_sections(designs: Sequence[BaseModel], path: str) -> list[BaseMo
     return list(dict(zip(places, designs, strict=True)).values())
 
 
-def _check_legal(check: Problems, run_points: Points, constant: Constant, factor: float) -> None:
+def _check_legal(check: Problems, run_points: RunPoints, constant: Constant, factor: float) -> None:
     for problem in _refusal(run_points, constant, factor):
         rule = f"is too much: {problem.path} = {problem.value!r} {problem.rule}"
         check.add(f"study.uncertainty.{constant.path}", rule, value=constant.half_width, way_out="give a smaller share")
 
 
-def _refusal(run_points: Points, constant: Constant, factor: float) -> Sequence[Problem]:
+def _refusal(run_points: RunPoints, constant: Constant, factor: float) -> Sequence[Problem]:
     """Problems that the model finds with a constant times a factor."""
     row = run_points.first_holder(constant.path)
     tree = copy.deepcopy(run_points.tree(row))
@@ -229,7 +229,7 @@ def _refusal(run_points: Points, constant: Constant, factor: float) -> Sequence[
     return ()
 
 
-def legal(run_points: Points, constant: Constant, factors: Floats) -> Floats:
+def legal(run_points: RunPoints, constant: Constant, factors: Floats) -> Floats:
     """Select the factors that the model accepts."""
     return np.array([factor for factor in factors.tolist() if not _refusal(run_points, constant, factor)])
 
@@ -238,7 +238,7 @@ def legal(run_points: Points, constant: Constant, factors: Floats) -> Floats:
 
 
 def evaluate_batches(
-    run_points: Points, batches: Iterable[Batch], goals: Mapping[str, str], advance: Advance
+    run_points: RunPoints, batches: Iterable[Batch], goals: Mapping[str, str], advance: Advance
 ) -> Floats:
     """Evaluate all designs of some batches: [designs, objectives], smaller is better, inf without a result."""
     parts = []
@@ -271,7 +271,7 @@ def _groups(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
         yield group
 
 
-def together(run_points: Points, changing: Sequence[Constant], factors: Floats) -> Iterator[Batch]:
+def together(run_points: RunPoints, changing: Sequence[Constant], factors: Floats) -> Iterator[Batch]:
     """Yield every point with all constants changed at once, sample after sample: factors [S, constants]."""
     nominal = [run_points.nominal(constant.path) for constant in changing]
     changed = Memo[BaseModel]()
@@ -301,7 +301,7 @@ def _put_all(part: BaseModel, values: Mapping[str, Any]) -> BaseModel:
     return part
 
 
-def one_by_one(run_points: Points, constant: Constant, factors: Floats) -> Iterator[Batch]:
+def one_by_one(run_points: RunPoints, constant: Constant, factors: Floats) -> Iterator[Batch]:
     """Yield every point with one constant at each of some factors [G], as an axis."""
     nominal, holders = run_points.nominal(constant.path), set(run_points.holders(constant.path).tolist())
     for row, design in enumerate(run_points.designs):
@@ -312,7 +312,7 @@ def one_by_one(run_points: Points, constant: Constant, factors: Floats) -> Itera
         yield Batch(Batch(design, axes).at(0), axes)
 
 
-def at(run_points: Points, constant: Constant, rows: NDArray[np.intp], values: Floats) -> Iterator[Batch]:
+def at(run_points: RunPoints, constant: Constant, rows: NDArray[np.intp], values: Floats) -> Iterator[Batch]:
     """Yield some points [N], each with a constant at a value of its own [N]."""
     changed = Memo[BaseModel]()
     places = {value: place for place, value in enumerate(dict.fromkeys(values.tolist()))}

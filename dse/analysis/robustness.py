@@ -19,22 +19,22 @@ import numpy as np
 
 from dse.analysis import verdicts
 from dse.analysis.break_even import STEPS, Breaks, breaks
-from dse.analysis.contexts import Question
+from dse.analysis.contexts import ContextQuestion
 from dse.analysis.elasticities import Elasticity, elasticities, strongest, table
 from dse.analysis.perturbation import (
     Constant,
     Floats,
-    Points,
+    RunPoints,
     constants,
     evaluate_batches,
     points,
     together,
 )
-from dse.analysis.standings import Standing, draw_factors, option_text, standings
+from dse.analysis.standings import ScenarioStanding, draw_factors, option_text, standings
 from dse.errors import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.results import output_files, report
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.study.plan_again import Present, plan_again
 from dse.units import quantity_text
 
@@ -46,10 +46,10 @@ _FLIPS_SHOWN = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class RobustnessQuestion:
     """Robustness question to a run. goals: the objective first. span: factor to move a constant by, either way."""
 
-    run: Finished
+    run: FinishedRun
     choose: tuple[str, ...]
     goals: Mapping[str, str]
     samples: int
@@ -57,9 +57,9 @@ class Asked:
     span: float
 
     @classmethod
-    def of(cls, run: Finished, arguments: Mapping[str, str]) -> Asked:
+    def of(cls, run: FinishedRun, arguments: Mapping[str, str]) -> RobustnessQuestion:
         """Build the question from the typed words. Raises ConfigError."""
-        question = Question.of(run, arguments.get("objective", ""), arguments.get("choose", ""))
+        question = ContextQuestion.of(run, arguments.get("objective", ""), arguments.get("choose", ""))
         numbers = [_number(arguments, "samples", (2, 100_000)), _number(arguments, "seed", (0, 2**32 - 1))]
         goals = {question.objective: question.goal, **run.goals}
         span = float(_number(arguments, "range", (2, 1000)))
@@ -96,16 +96,16 @@ def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, flo
 
 
 @dataclass(frozen=True)
-class Found:
-    """Answer to an `Asked`: one standing per scenario, one `Breaks` per constant and scenario, and elasticities.
+class RobustnessAnswer:
+    """One standing per scenario, one `Breaks` per constant and scenario, and elasticities.
 
     absent: constants that the study declares and no design has.
     """
 
-    asked: Asked
-    points: Points
+    asked: RobustnessQuestion
+    points: RunPoints
     constants: Sequence[Constant]
-    standings: Sequence[Standing]
+    standings: Sequence[ScenarioStanding]
     breaks: Sequence[Breaks]
     elasticities: Sequence[Elasticity]
     absent: Sequence[str] = ()
@@ -139,7 +139,7 @@ class Found:
         return {**document, "break_even": flips, "elasticities": [one.json() for one in self.elasticities]}
 
 
-def examine(request: Asked, present: Present, typed: str) -> Found:
+def examine(request: RobustnessQuestion, present: Present, typed: str) -> RobustnessAnswer:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
     planned = plan_again(request.run, present)
     run_points = points(request.run, planned, request.choose, max(1, _MOST_EVALUATED // request.samples))
@@ -162,10 +162,10 @@ def examine(request: Asked, present: Present, typed: str) -> Found:
             for flip in breaks(run_points, constant, request.objective, request.span, advance)
         ]
         slopes = elasticities(run_points, scenario_standings, next(iter(request.goals)))
-    return Found(request, run_points, changing, scenario_standings, flips, slopes, absent)
+    return RobustnessAnswer(request, run_points, changing, scenario_standings, flips, slopes, absent)
 
 
-def _check_shares(request: Asked, nominal: Floats) -> None:
+def _check_shares(request: RobustnessQuestion, nominal: Floats) -> None:
     """Refuse an objective that is not of one sign, since shares of it mean nothing."""
     values = nominal[np.isfinite(nominal[:, 0]), 0]
     if not len(values) or values.min() <= 0 <= values.max():
@@ -182,10 +182,10 @@ def command(words: Sequence[str]) -> int:
     """
     defaults = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs", "claims": "false"}
     arguments = pairs(words, defaults, optional=("vary", "choose", "objective", "config_dir", "command"))
-    run = Finished.find(Path(arguments["output_dir"]), arguments["study"])
+    run = FinishedRun.find(Path(arguments["output_dir"]), arguments["study"])
     if arguments["claims"] == "true":
         return verdicts.command(run, Present.of(arguments))
-    findings = examine(Asked.of(run, arguments), Present.of(arguments), arguments.get("vary", ""))
+    findings = examine(RobustnessQuestion.of(run, arguments), Present.of(arguments), arguments.get("vary", ""))
     _write(findings)
     console = report.console()
     console.print(_table(findings))
@@ -198,7 +198,7 @@ def command(words: Sequence[str]) -> int:
     return 0
 
 
-def _table(findings: Found) -> Table:
+def _table(findings: RobustnessAnswer) -> Table:
     from rich.table import Table
 
     shown = Table(title=f"{findings.asked.run.name}: {next(iter(findings.asked.goals))} under uncertain constants")
@@ -215,7 +215,7 @@ def _table(findings: Found) -> Table:
     return shown
 
 
-def _least_regret_text(standing: Standing) -> str:
+def _least_regret_text(standing: ScenarioStanding) -> str:
     """Describe the option with the least mean regret and the one with the least worst regret."""
     names = ("mean", "worst")
     picks = dict(zip(names, (standing.least_mean, standing.least_worst), strict=True))
@@ -230,7 +230,7 @@ def _least_regret_text(standing: Standing) -> str:
     return "; ".join(f"{name} {fared[name]}: {option_texts[name]}" for name in names)
 
 
-def _flips(findings: Found) -> list[str]:
+def _flips(findings: RobustnessAnswer) -> list[str]:
     """Describe break-evens, the nearest flips first, then the constants without a flip."""
     flips = sorted((flip for flip in findings.breaks if len(flip.stretches) > 1), key=lambda flip: flip.near)
     lines = [flip.sentence(findings.asked.choose) for flip in flips[:_FLIPS_SHOWN]]
@@ -251,7 +251,7 @@ def _flips(findings: Found) -> list[str]:
     return lines
 
 
-def _anomalies(findings: Found) -> list[str]:
+def _anomalies(findings: RobustnessAnswer) -> list[str]:
     """Describe objectives that both rise and fall over a constant."""
     lines = []
     for constant in findings.constants:
@@ -264,7 +264,7 @@ def _anomalies(findings: Found) -> list[str]:
     return lines
 
 
-def _write(findings: Found) -> None:
+def _write(findings: RobustnessAnswer) -> None:
     import pandas as pd
 
     from dse import plots

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
-from dse.analysis.contexts import Cases, Floats, Question, cases, plain
+from dse.analysis.contexts import Cases, ContextQuestion, Floats, cases, plain
 from dse.analysis.decision_tree import Leaf, Option, Tree
-from dse.analysis.tree_learning import Size, learn
+from dse.analysis.tree_learning import TreeLimits, learn
 from dse.errors import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.results import output_files, report
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,7 +93,7 @@ def left_out(groups: NDArray[np.intp], learner: Learner, done: Callable[[int], A
     return picks
 
 
-def tree_learner(contexts: Cases, size: Size) -> Learner:
+def tree_learner(contexts: Cases, size: TreeLimits) -> Learner:
     """Learner of a tree from some contexts; arguments as for `learn`."""
     place = {option: index for index, option in enumerate(contexts.options)}
 
@@ -143,7 +143,7 @@ def folds(contexts: Cases) -> tuple[Folds, list[str]]:
     return tuple(possible), notes
 
 
-def score_tree(contexts: Cases, tree: Tree, size: Size) -> tuple[list[Score], list[str]]:
+def score_tree(contexts: Cases, tree: Tree, size: TreeLimits) -> tuple[list[Score], list[str]]:
     """Score the tree on the contexts it learned from, and trees and majorities on unseen ones; and notes."""
     place = {option: index for index, option in enumerate(contexts.options)}
     picks = np.array([place[option] for option in tree.picks(contexts.inputs, len(contexts.values))], np.intp)
@@ -225,10 +225,10 @@ def command(words: Sequence[str]) -> int:
     judge: further runs to judge the tree on, unseen by it. Raises ConfigError.
     """
     arguments = pairs(words, {"study": "", "depth": "3", "output_dir": "outputs"}, optional=_OPTIONAL)
-    size = Size(_number(arguments, "depth"), _number(arguments, "leaves") if "leaves" in arguments else None)
+    size = TreeLimits(_number(arguments, "depth"), _number(arguments, "leaves") if "leaves" in arguments else None)
     root = Path(arguments["output_dir"])
-    run = Finished.find(root, arguments["study"])
-    question = Question.of(run, arguments.get("objective", ""), arguments.get("choose", ""))
+    run = FinishedRun.find(root, arguments["study"])
+    question = ContextQuestion.of(run, arguments.get("objective", ""), arguments.get("choose", ""))
     every = cases(run, question)
     contexts = every.distinct
     tree = learn(contexts, size)
@@ -257,16 +257,18 @@ def command(words: Sequence[str]) -> int:
     return 0
 
 
-def _other(root: Path, name: str, run: Finished, question: Question) -> tuple[Finished, Cases]:
+def _other(root: Path, name: str, run: FinishedRun, question: ContextQuestion) -> tuple[FinishedRun, Cases]:
     """Find a further run to judge the rules on, with its contexts. Raises ConfigError."""
-    other = Finished.find(root, name, "judge")
+    other = FinishedRun.find(root, name, "judge")
     if other.folder.resolve() == run.folder.resolve():
         raise ConfigError([Problem("judge", "is the run that the rules are learned from", name, "name another")])
-    other_question = replace(Question.of(other, question.objective, ",".join(question.choose)), choose=question.choose)
+    other_question = replace(
+        ContextQuestion.of(other, question.objective, ",".join(question.choose)), choose=question.choose
+    )
     return other, cases(other, other_question, to_learn=False)
 
 
-def _elsewhere(other: Finished, new: Cases, learned: Cases, tree: Tree) -> list[Score]:
+def _elsewhere(other: FinishedRun, new: Cases, learned: Cases, tree: Tree) -> list[Score]:
     """Score the tree, hand-written rules and fixed options on another run. Raises ConfigError."""
     if absent := [path for path in tree.names if path not in new.inputs]:
         rule = f"does not record {', '.join(absent)}, which the rules look at"
@@ -283,13 +285,13 @@ def _number(arguments: Mapping[str, str], name: str) -> int:
     return int(arguments[name])
 
 
-def _score_hand_rules(run: Finished, contexts: Cases) -> list[Score]:
+def _score_hand_rules(run: FinishedRun, contexts: Cases) -> list[Score]:
     """Score the hand-written rules of the run's study on the run."""
     study = plugins.load("study", run.config["study"]["module"])
     return list(by_hand(contexts, getattr(study, "hand_rules", {}), f"all of {run.name}"))
 
 
-def _notes(run: Finished, question: Question, contexts: Cases) -> list[str]:
+def _notes(run: FinishedRun, question: ContextQuestion, contexts: Cases) -> list[str]:
     """Describe the contexts and the assumptions behind the numbers."""
     groups = [len(np.unique(numbers)) for numbers in (contexts.workloads, contexts.systems)]
     counts = [len(contexts.values), *groups, len(contexts.options)]
@@ -316,7 +318,7 @@ def _verdict(scores: Sequence[Score]) -> list[str]:
     ]
 
 
-def _table(question: Question, scores: Sequence[Score]) -> Table:
+def _table(question: ContextQuestion, scores: Sequence[Score]) -> Table:
     from rich.table import Table
 
     shown = Table(title=f"How the rules fare: regret in {question.objective}")
@@ -337,7 +339,9 @@ def _scores_shown(scores: Sequence[Score]) -> list[Score]:
     return [*learned, *[score for score in scores if score not in learned][:_ALWAYS_SHOWN]]
 
 
-def _write(run: Finished, question: Question, tree: Tree, *, scores: Sequence[Score], notes: Sequence[str]) -> None:
+def _write(
+    run: FinishedRun, question: ContextQuestion, tree: Tree, *, scores: Sequence[Score], notes: Sequence[str]
+) -> None:
     from dse import plots
     from dse.plots import comparisons
 

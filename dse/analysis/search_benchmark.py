@@ -22,7 +22,7 @@ from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
-from dse.search import Outcome, Question, Search, explore
+from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, get_path
 from dse.study.baselines import places
@@ -42,7 +42,7 @@ class Landscape(Frozen):
     command: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class Run(Frozen):
+class SearchRun(Frozen):
     """A search: its method, the points it proposes at a time, and its seed."""
 
     method: str
@@ -50,21 +50,21 @@ class Run(Frozen):
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
 
-class Design(Frozen):
+class SearchBenchmarkDesign(Frozen):
     """A search on a landscape."""
 
     landscape: Landscape
-    run: Run
+    run: SearchRun
 
 
 @dataclass(frozen=True)
-class Known:
+class LandscapePoints:
     """Every point of a landscape. places: genes -> row, the same for equal designs. outcomes [N]. values [N, M]:
     objectives, smaller is better, 0 at the best and 1 at the worst of the true front; NaN where a point has no result
     or one beyond a limit. front [F, M]: the true front.
     """
 
-    question: Question
+    question: SearchQuestion
     genes: Genes
     places: Mapping[bytes, int]
     outcomes: Sequence[Outcome]
@@ -113,7 +113,7 @@ class Known:
 
 
 @plugins.cached_until_refresh
-def evaluated_points(command: tuple[str, ...]) -> Known:
+def evaluated_points(command: tuple[str, ...]) -> LandscapePoints:
     """Evaluate every point of a landscape. Raises ConfigError unless the space is finite and has one scenario."""
     planned = plan_words(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command])
     if len(planned.spaces) != 1:
@@ -124,7 +124,7 @@ def evaluated_points(command: tuple[str, ...]) -> Known:
     for points, names, block_outcomes in _evaluate_blocks(planned):
         for row, name, outcome in zip(genes.rows(points), names, block_outcomes, strict=True):
             rows[row.tobytes()], _ = outcomes.setdefault(name, (len(outcomes), outcome))
-    question = Question(space, planned.goals, 0, 1, lambda points: [], repr, limits=planned.settings.study.limits)
+    question = SearchQuestion(space, planned.goals, 0, 1, lambda points: [], repr, limits=planned.settings.study.limits)
     distinct = [outcome for _, outcome in outcomes.values()]
     ok = np.array([outcome is not None and question.violation(outcome) == 0 for outcome in distinct])
     values = np.full((len(ok), len(planned.goals)), np.nan)
@@ -134,7 +134,7 @@ def evaluated_points(command: tuple[str, ...]) -> Known:
     front = values[ok][moocore.is_nondominated(values[ok])]
     low, range_ = front.min(axis=0), np.ptp(front, axis=0)
     scaled = (values - low) / np.where(range_ > 0, range_, 1.0)
-    return Known(question, genes, rows, distinct, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
+    return LandscapePoints(question, genes, rows, distinct, scaled, (front - low) / np.where(range_ > 0, range_, 1.0))
 
 
 def _evaluate_blocks(planned: Plan) -> Iterator[tuple[list[Assignment], list[str], list[Outcome]]]:
@@ -196,10 +196,10 @@ class LandscapeBackend(Backend):
         """One per landscape."""
         return {name: {"landscape": landscape, "run": tree["run"]} for name, landscape in tree["landscapes"].items()}
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> SearchBenchmarkDesign:
         """Validate a search."""
         check = Problems()
-        search = check.model(Design, tree, path="")
+        search = check.model(SearchBenchmarkDesign, tree, path="")
         check.done()
         assert search is not None
         return search
@@ -213,7 +213,7 @@ class LandscapeBackend(Backend):
         return [Results.of([self._run_search(design) for design in batch.designs()]) for batch in batches]
 
     def _run_search(self, design: BaseModel) -> Result:
-        assert isinstance(design, Design)
+        assert isinstance(design, SearchBenchmarkDesign)
         truth = evaluated_points(design.landscape.command)
         runs = [Progress.of(truth, design.run, budget) for budget in self._budgets(truth)]
         last = runs[-1]
@@ -230,7 +230,7 @@ class LandscapeBackend(Backend):
             metrics[column("overhead_s", share)] = run.overhead_s
         return Result("ok", metrics, engine=design.run.method)
 
-    def _budgets(self, truth: Known) -> list[int]:
+    def _budgets(self, truth: LandscapePoints) -> list[int]:
         """Points of each search beside the one for the baseline."""
         return [max(1, round(share * truth.num_distinct) - 1) for share in self._shares]
 
@@ -243,13 +243,13 @@ def column(metric: str, share: float) -> str:
 class Progress:
     """Record of a search. rows: evaluated points, in order. overhead_s: time of the method itself."""
 
-    def __init__(self, truth: Known) -> None:
+    def __init__(self, truth: LandscapePoints) -> None:
         self._truth, self.rows = truth, list[int]()
         self._began, self._away = time.perf_counter(), 0.0
         self.overhead_s, self.duplicates = 0.0, 0
 
     @classmethod
-    def of(cls, truth: Known, run: Run, trials: int) -> Progress:
+    def of(cls, truth: LandscapePoints, run: SearchRun, trials: int) -> Progress:
         """Run a search of `trials` points."""
         progress = cls(truth)
         question = replace(

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from dse.analysis.contexts import TIE
 from dse.analysis.decision_tree import Option
-from dse.analysis.perturbation import Constant, Floats, Points
+from dse.analysis.perturbation import Constant, Floats, RunPoints
 
 
 @dataclass(frozen=True)
-class Standing:
+class ScenarioStanding:
     """One scenario's answer when all constants vary. Regrets are shares of the best objective, by sample.
 
     winner: the nominal winner's option; point: its place among the points. members: nominal front as (key, option,
@@ -82,7 +82,7 @@ def draw_factors(changing: Sequence[Constant], samples: int, seed: int) -> Float
     return np.asarray(1 + halves * (2 * unit - 1))
 
 
-def standings(run_points: Points, nominal: Floats, values: Floats) -> list[Standing]:
+def standings(run_points: RunPoints, nominal: Floats, values: Floats) -> list[ScenarioStanding]:
     """Summarise every scenario. nominal [R, objectives], values [R, samples, objectives]; smaller is better."""
     scenario_standings = []
     for index, name in enumerate(run_points.scenarios):
@@ -93,8 +93,8 @@ def standings(run_points: Points, nominal: Floats, values: Floats) -> list[Stand
 
 
 def _scenario_standing(
-    run_points: Points, name: str, rows: NDArray[np.intp], objectives: tuple[Floats, Floats]
-) -> Standing:
+    run_points: RunPoints, name: str, rows: NDArray[np.intp], objectives: tuple[Floats, Floats]
+) -> ScenarioStanding:
     nominal, values = objectives
     regrets = regret(values[:, :, 0])
     winner = int(np.lexsort(nominal.T[::-1])[0])
@@ -108,7 +108,7 @@ def _scenario_standing(
     keys = run_points.table["key"].to_numpy()[rows]
     stays = np.mean([on_front(values[:, sample]) for sample in range(values.shape[1])], axis=0)
     front = np.flatnonzero(on_front(nominal))
-    return Standing(
+    return ScenarioStanding(
         scenario=name,
         winner=run_points.options[winner_place],
         point=int(rows[winner]),

@@ -29,7 +29,7 @@ _SHARE = 1e-3  # of the contexts, the least in a leaf; smaller leaves do not gen
 _GAIN = 1e-9  # of loss; smaller gains are rounding
 
 
-class Size(NamedTuple):
+class TreeLimits(NamedTuple):
     """Limits of a tree: depth in splits, and number of leaves (None: as many as the depth allows)."""
 
     depth: int
@@ -65,7 +65,7 @@ def _section(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def learn(contexts: Cases, size: Size, rows: Rows | None = None) -> Tree:
+def learn(contexts: Cases, size: TreeLimits, rows: Rows | None = None) -> Tree:
     """Learn a tree of limited size whose picks have little mean regret, from some rows of the contexts (None: all)."""
     rows = np.arange(len(contexts.values)) if rows is None else rows
     candidates = features(contexts.inputs, contexts.quantities)
@@ -75,7 +75,7 @@ def learn(contexts: Cases, size: Size, rows: Rows | None = None) -> Tree:
     return Tree(contexts.choose, _TreeBuilder(contexts, candidates, rows, matrix).node(root, np.arange(len(rows))))
 
 
-class _Cut(NamedTuple):
+class _Split(NamedTuple):
     """A split: the rows with at most `low` of a feature on one side, those with at least `high` on the other."""
 
     loss: float
@@ -92,7 +92,7 @@ class _Branch:
 
     rows: Rows
     depth: int
-    cut: _Cut | None = None
+    cut: _Split | None = None
     sides: list[_Branch] = field(default_factory=list)
     pruned: dict[int, tuple[float, tuple[int, int] | None]] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class _Grower:
 
     matrix: Floats
     losses: Floats
-    size: Size
+    size: TreeLimits
     least: int
 
     def grow(self) -> _Branch:
@@ -122,7 +122,7 @@ class _Grower:
         root = _Branch(np.arange(len(self.losses)), 0)
         most = 2**self.size.depth if self.size.leaves is None else _GROWTH * self.size.leaves
         order = itertools.count()  # breaks ties
-        waiting: list[tuple[float, int, _Branch, _Cut]] = []
+        waiting: list[tuple[float, int, _Branch, _Split]] = []
 
         def consider(branch: _Branch) -> None:
             losses = self.losses[branch.rows]
@@ -142,9 +142,9 @@ class _Grower:
                 consider(side)
         return root
 
-    def _best(self, rows: Rows, below: Floats, above: Floats) -> _Cut | None:
+    def _best(self, rows: Rows, below: Floats, above: Floats) -> _Split | None:
         """Find the cut of some rows with the least loss. below, above [rows, O]: losses of options on either side."""
-        best: _Cut | None = None
+        best: _Split | None = None
         for place, column in enumerate(self.matrix[:, rows]):
             order = np.argsort(column, kind="stable")
             ranked = column[order]
@@ -155,10 +155,10 @@ class _Grower:
                 lost = below_sums[ends].min(axis=1) + above_sums[ends + 1].min(axis=1)
                 end = int(lost.argmin())
                 if best is None or lost[end] < best.loss - _GAIN:
-                    best = _Cut(float(lost[end]), place, float(ranked[ends[end]]))
+                    best = _Split(float(lost[end]), place, float(ranked[ends[end]]))
         return best
 
-    def _sides(self, cut: _Cut, rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _sides(self, cut: _Split, rows: Rows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         below = self.matrix[cut.feature, rows] <= cut.low
         return below, ~below
 

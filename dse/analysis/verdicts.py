@@ -18,7 +18,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem
 from dse.progress import bar, quiet
 from dse.results import provenance, report
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import Space, get_path, set_path
 from dse.study.plan import Plan
@@ -36,7 +36,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Move:
+class ConstantChange:
     """A constant at a dotted path, times a factor."""
 
     path: str
@@ -49,7 +49,7 @@ class Move:
 # ---------------------------------------------------------------- constants
 
 
-def moves(planned: Plan) -> list[Move]:
+def moves(planned: Plan) -> list[ConstantChange]:
     """Both moves of every uncertain constant that the study's designs rest on and that is no searched knob."""
     rested = {fact[0] for tree in _trees(planned) for fact in planned.backend.facts(planned.backend.design(tree))}
     spreads: dict[str, float] = {}
@@ -57,7 +57,7 @@ def moves(planned: Plan) -> list[Move]:
         for path, spread in _uncertain_leaves(planned, tree):
             if path in rested and path not in planned.knobs:
                 spreads[path] = max(spread, spreads.get(path, 0.0))
-    return [Move(path, 1 + side * spread) for path, spread in sorted(spreads.items()) for side in (-1, 1)]
+    return [ConstantChange(path, 1 + side * spread) for path, spread in sorted(spreads.items()) for side in (-1, 1)]
 
 
 def _trees(planned: Plan) -> Iterator[Tree]:
@@ -118,7 +118,7 @@ def _source(tree: Tree, path: str) -> Mapping[str, Any] | None:
 # ---------------------------------------------------------------- plans with a constant moved
 
 
-def moved(planned: Plan, move: Move) -> Plan:
+def moved(planned: Plan, move: ConstantChange) -> Plan:
     """The same study with a constant moved, in scenarios, options, probes and the recorded configuration."""
     sections = Memo[Any]()  # scenarios share sections, and moved ones are shared likewise
 
@@ -144,7 +144,7 @@ def moved(planned: Plan, move: Move) -> Plan:
     return changed
 
 
-def _scaled(section: Any, move: Move) -> Any:
+def _scaled(section: Any, move: ConstantChange) -> Any:
     """A copy of a section with the constant moved; the section itself where it is absent or certain."""
     name = move.path.partition(".")[0]
     tree = {name: section}
@@ -232,7 +232,7 @@ def _values(ours: Any) -> list[float]:
     return [float(value) for value in (ours if isinstance(ours, (list, tuple)) else [ours])]
 
 
-def command(run: Finished, present: Present) -> int:
+def command(run: FinishedRun, present: Present) -> int:
     """Examine the claims of a finished run; write `verdicts.json`, and the verdicts into `claims.json`."""
     planned, nominal = plan_again(run, present), run.outputs.read_json("claims")
     if not any(row["within"] is not None for row in nominal):

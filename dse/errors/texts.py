@@ -260,7 +260,7 @@ class ClosedPipe(SystemExit):
         super().__init__(CLOSED_PIPE)
 
 
-class Stream:
+class ClosableStream:
     """A stream whose reader may go away. Whatever else is asked of it, the stream itself answers."""
 
     def __init__(self, raw: TextIO) -> None:
@@ -300,7 +300,7 @@ class Stream:
             os.close(nowhere)
 
 
-class PrintableStream(Stream):
+class PrintableStream(ClosableStream):
     """A stream to which everything is written as `printable` makes it.
 
     rich_proxied_file: for consoles of rich, whose own escapes must pass; `dse.errors.terminal` cleans what they show.
@@ -308,7 +308,7 @@ class PrintableStream(Stream):
 
     def __init__(self, raw: TextIO) -> None:
         super().__init__(raw)
-        self.rich_proxied_file = Stream(raw)
+        self.rich_proxied_file = ClosableStream(raw)
 
     def write(self, text: str) -> int:
         """Write a text as it may be printed. Raises ClosedPipe."""

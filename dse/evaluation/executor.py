@@ -18,10 +18,10 @@ from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
 from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, look_up, parts_of, waves
 from dse.evaluation.settings import Executor
-from dse.evaluation.signals import Interrupted
+from dse.evaluation.signals import SignalInterrupt
 from dse.evaluation.workers import Lost, Pool
 from dse.space import Evaluated
-from dse.store.contract import Forgetful, Session
+from dse.store.contract import Session, StorelessSession
 from dse.store.result_rows import Fresh
 from dse.values import Keys
 
@@ -44,7 +44,7 @@ class Evaluator:
 
     spec: BackendSpec
     executor: Executor
-    session: Session = field(default_factory=Forgetful)
+    session: Session = field(default_factory=StorelessSession)
     seen: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = lambda: False
     apart: bool = False
@@ -300,7 +300,7 @@ class _Calls:
     def check(self) -> None:
         """Raise Interrupted where it is to stop."""
         if self._own.stopping():
-            raise Interrupted
+            raise SignalInterrupt
 
     def judge(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         """Look for a backend that fails every time, and alike. Raises Broken; what it said is not kept."""

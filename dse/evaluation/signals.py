@@ -14,7 +14,7 @@ SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 SIGNALS = (*SIGNALS_OF_A_TERMINAL, signal.SIGTERM)
 
 
-class Interrupted(KeyboardInterrupt):
+class SignalInterrupt(KeyboardInterrupt):
     """Told to stop by a signal; what was in flight is recorded."""
 
     def __init__(self, number: int = signal.SIGINT, text: str = "interrupted") -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dse.pages import vega
-from dse.pages.points import MOST_LOOKS, Column, Points
+from dse.pages.points import MOST_LOOKS, Column, PagePoints
 
 Spec = dict[str, Any]
 HEIGHT = 380
@@ -261,8 +261,8 @@ def _handles(column: Column) -> list[Spec]:
 # ---------------------------------------------------------------- without a browser
 
 
-def rows_of(points: Points, taken: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of `Points.take` as charts read them: texts spelled out."""
+def rows_of(points: PagePoints, taken: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of `PagePoints.take` as charts read them: texts spelled out."""
     names = {column.id: column.categories for column in points.columns if column.id in taken["values"]}
     rows = []
     for place, front in enumerate(taken["front"]):

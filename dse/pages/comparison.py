@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.pages import page, pictures, vega
-from dse.pages.points import Points, read_points
+from dse.pages.points import PagePoints, read_points
 from dse.pages.tables import split
 from dse.pages.views import begin, embedded
 from dse.plots.quantities import words
 from dse.results import provenance
-from dse.results.finished_run import Finished, read
+from dse.results.finished_run import FinishedRun, read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ NAME = "compare.html"
 _MOST_MATCHES = 4_000
 
 
-def write_comparison(folder: Path, runs: tuple[Finished, Finished], printed: Iterable[Any]) -> Path:
+def write_comparison(folder: Path, runs: tuple[FinishedRun, FinishedRun], printed: Iterable[Any]) -> Path:
     """Write `compare.html` into the folder of a comparison, beside its figures; its path. printed: by the command."""
     sheets, sentences = split(printed)
     matches = match_points(*runs)
@@ -43,7 +43,7 @@ def write_comparison(folder: Path, runs: tuple[Finished, Finished], printed: Ite
     return page.write(folder / NAME, page.render("comparison.html", shown, scripts=scripts))
 
 
-def match_points(first: Finished, second: Finished) -> pd.DataFrame:
+def match_points(first: FinishedRun, second: FinishedRun) -> pd.DataFrame:
     """Points that both runs have: the same scenario and the same knobs, each only once in either run.
 
     Columns: scenario, knobs, and of each common objective `<name> (A)`, `<name> (B)` and `<name>, B over A`.
@@ -67,7 +67,7 @@ def match_points(first: Finished, second: Finished) -> pd.DataFrame:
     return few.reset_index(drop=True)
 
 
-def _rows(run: Finished, place: Sequence[str], goals: Sequence[str]) -> pd.DataFrame:
+def _rows(run: FinishedRun, place: Sequence[str], goals: Sequence[str]) -> pd.DataFrame:
     """Rows with a result whose place no other row has."""
     table = read(run, [*place, *goals, "status", "on_front", "key"])
     table = table[table["status"] == "ok"].drop(columns=["status", "explored"])
@@ -77,7 +77,7 @@ def _rows(run: Finished, place: Sequence[str], goals: Sequence[str]) -> pd.DataF
     return table.drop_duplicates(list(place), keep=False)
 
 
-def _points(matches: pd.DataFrame, runs: tuple[Finished, Finished]) -> Points | None:
+def _points(matches: pd.DataFrame, runs: tuple[FinishedRun, FinishedRun]) -> PagePoints | None:
     """The matching points, for charts; None where there are none."""
     import pyarrow as pa
 

@@ -26,11 +26,11 @@ from pydantic import ValidationError
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.pages import page, vega
-from dse.pages.points import Points, read_points
-from dse.pages.query import Explorer, Question
+from dse.pages.points import PagePoints, read_points
+from dse.pages.query import Explorer, PageQuery
 from dse.pages.views import begin, content
 from dse.results import output_files
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 
 _UNSHOWN = ("reason", "engine", "baseline")
 _MOST_QUESTION = 100_000  # characters of an address
@@ -44,14 +44,14 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Table:
+class ExplorerTable:
     """A table to explore. name: for people."""
 
     name: str
     path: Path
     summary: Mapping[str, Any]
 
-    def points(self) -> Points:
+    def points(self) -> PagePoints:
         """Its rows. Raises ConfigError where the table is damaged."""
         with output_files.table(self.path) as table:
             names = [name for name in table.names if name not in _UNSHOWN]
@@ -59,10 +59,10 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Site:
+class ExplorerSite:
     """All that the server answers. token: the first part of every address."""
 
-    table: Table
+    table: ExplorerTable
     explorer: Explorer
     token: str
 
@@ -85,7 +85,7 @@ class Site:
 
     def rows(self, text: str) -> bytes:
         """The answer to a question. Raises ConfigError, ValidationError."""
-        answer = self.explorer.answer(Question.model_validate_json(text))
+        answer = self.explorer.answer(PageQuery.model_validate_json(text))
         return json.dumps(answer, allow_nan=False).encode()
 
 
@@ -94,7 +94,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, site: Site, port: int) -> None:
+    def __init__(self, site: ExplorerSite, port: int) -> None:
         self.site = site
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print no line for each request."""
 
 
-def find_table(root: Path, run: str) -> Table:
+def find_table(root: Path, run: str) -> ExplorerTable:
     """The table that is meant by a file, a folder, `<study>` or `<study>/<time>`; "" is the newest run of all.
 
     Raises ConfigError where there is none.
@@ -156,9 +156,9 @@ def find_table(root: Path, run: str) -> Table:
             raise ConfigError([Problem("run", f"has no finished run below {root}/", way_out=way)])
         run = newest.parent.parent.name
     if run.endswith(".parquet"):
-        return Table(run, Path(run), {})
-    finished = Finished.find(root, run, "run")
-    return Table(finished.name, finished.outputs.results, finished.summary)
+        return ExplorerTable(run, Path(run), {})
+    finished = FinishedRun.find(root, run, "run")
+    return ExplorerTable(finished.name, finished.outputs.results, finished.summary)
 
 
 @output_files.working_on_folders
@@ -177,7 +177,7 @@ def command(words: Sequence[str]) -> int:
     library.start()
     table = find_table(Path(options["output_dir"]), runs[0] if runs else "")
     print(f"reading {table.path} (a million rows take some ten seconds)", file=sys.stderr, flush=True)
-    site = Site(table, Explorer(table.points()), secrets.token_urlsafe(16))
+    site = ExplorerSite(table, Explorer(table.points()), secrets.token_urlsafe(16))
     library.join()
     if not vega.library():
         raise OSError(page.NO_CHARTS)
@@ -197,7 +197,7 @@ def _check(runs: Sequence[str], options: Mapping[str, str]) -> None:
         raise ConfigError(problems)
 
 
-def _serve(site: Site, options: Mapping[str, str], began: float) -> int:
+def _serve(site: ExplorerSite, options: Mapping[str, str], began: float) -> int:
     try:
         server = Server(site, int(options["port"]))
     except OSError as error:

@@ -93,7 +93,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Points:
+class PagePoints:
     """Rows that have a result. values: id -> numbers [N], or codes [N] of texts. front [N].
 
     keys: arrow texts of all rows of the table. rows [N]: their places in it.
@@ -130,7 +130,7 @@ class Points:
         return {"front": self.front[rows].astype(int).tolist(), "keys": keys, "values": taken}
 
 
-def read_points(table: pa.Table, summary: Mapping[str, Any]) -> Points:
+def read_points(table: pa.Table, summary: Mapping[str, Any]) -> PagePoints:
     """The rows of a table that have a result, with its scenarios, knobs and metrics.
 
     summary: of the run, or nothing where a table stands alone.
@@ -145,7 +145,7 @@ def read_points(table: pa.Table, summary: Mapping[str, Any]) -> Points:
         if _is_of_use(column):
             columns.append(column)
             values[column.id] = data
-    return Points(tuple(columns), values, _front(table)[rows], _keys(table), rows, str(summary.get("study", "")))
+    return PagePoints(tuple(columns), values, _front(table)[rows], _keys(table), rows, str(summary.get("study", "")))
 
 
 def _with_result(table: pa.Table) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from dse.errors import ConfigError, Problem
-from dse.pages.points import Column, Points
+from dse.pages.points import Column, PagePoints
 from dse.pages.views import parallel_axes, table_columns, tooltip_columns
 
 MOST_DRAWN = 2500
@@ -27,7 +27,7 @@ _Id = Annotated[str, Field(pattern=r"^c[0-9]{1,5}$")]
 _Range = tuple[FiniteFloat, FiniteFloat]
 
 
-class Filter(BaseModel):
+class ColumnFilter(BaseModel):
     """What a column may hold: some codes of texts, or numbers from low to high."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
@@ -36,7 +36,7 @@ class Filter(BaseModel):
     high: FiniteFloat = math.inf
 
 
-class Window(BaseModel):
+class ViewWindow(BaseModel):
     """The part of the plane that is seen, None where all of an axis is."""
 
     model_config = ConfigDict(extra="forbid")
@@ -52,7 +52,7 @@ class Sort(BaseModel):
     down: bool = False
 
 
-class Question(BaseModel):
+class PageQuery(BaseModel):
     """What a page asks. filters and brushes both choose rows; context are rows that the filters alone choose."""
 
     model_config = ConfigDict(extra="forbid")
@@ -60,16 +60,16 @@ class Question(BaseModel):
     y: _Id
     metric: _Id
     sort: Sort
-    filters: Annotated[dict[_Id, Filter], Field(max_length=200)] = {}
-    brushes: Annotated[dict[_Id, Filter], Field(max_length=200)] = {}
-    window: Window | None = None
+    filters: Annotated[dict[_Id, ColumnFilter], Field(max_length=200)] = {}
+    brushes: Annotated[dict[_Id, ColumnFilter], Field(max_length=200)] = {}
+    window: ViewWindow | None = None
     length: Annotated[int, Field(ge=1, le=200)] = 25
 
 
 class Explorer:
     """Points to ask about. Its arrays are read only, so that several threads may ask at once."""
 
-    def __init__(self, points: Points) -> None:
+    def __init__(self, points: PagePoints) -> None:
         self.points = points
         self._all_bins: dict[str, NDArray[np.intp]] = {}
 
@@ -86,7 +86,7 @@ class Explorer:
             raise ConfigError([Problem("q", "asks for a column that there is not", name)])
         return column
 
-    def answer(self, question: Question) -> dict[str, Any]:
+    def answer(self, question: PageQuery) -> dict[str, Any]:
         """Answer a question, ready for JSON. Raises ConfigError for columns that there are not."""
         x, y = (self.column(name, numeric=True) for name in (question.x, question.y))
         context = self._mask(question.filters)
@@ -115,7 +115,7 @@ class Explorer:
         wanted = (*tooltip_columns(points), *parallel_axes(points), *table_columns(points), x, y)
         return list({column.id: column for column in wanted}.values())
 
-    def _mask(self, filters: Mapping[str, Filter]) -> NDArray[np.bool_]:
+    def _mask(self, filters: Mapping[str, ColumnFilter]) -> NDArray[np.bool_]:
         """Marks of the rows that fit filters."""
         mask = np.ones(len(self.points), bool)
         for name, chosen in filters.items():
@@ -128,9 +128,9 @@ class Explorer:
                 mask &= (values >= chosen.low) & (values <= chosen.high)
         return mask
 
-    def _inside(self, question: Question, x: Column, y: Column) -> NDArray[np.bool_]:
+    def _inside(self, question: PageQuery, x: Column, y: Column) -> NDArray[np.bool_]:
         """Marks of the rows in the part of the plane that is seen; a row without a value is nowhere."""
-        window = question.window or Window()
+        window = question.window or ViewWindow()
         mask = np.ones(len(self.points), bool)
         for column, ends in ((x, window.x), (y, window.y)):
             values = self.points.values[column.id]
@@ -149,7 +149,7 @@ class Explorer:
             count, start, step = count + len(hits), start + step, 2 * step
         return np.concatenate(chosen)[:most] if chosen else self._order[:0]
 
-    def _best(self, question: Question, mask: NDArray[np.bool_]) -> NDArray[np.intp]:
+    def _best(self, question: PageQuery, mask: NDArray[np.bool_]) -> NDArray[np.intp]:
         """The first rows of the table of points."""
         rows = np.flatnonzero(mask)
         keys = self.points.values[self.column(question.sort.id).id][rows].astype(float)
@@ -168,7 +168,9 @@ class Explorer:
             self._all_bins[column.id] = _count(values, column)
         return edges, self._all_bins[column.id], _count(values[mask], column)
 
-    def _grid(self, question: Question, mask: NDArray[np.bool_], axes: tuple[Column, Column]) -> list[dict[str, float]]:
+    def _grid(
+        self, question: PageQuery, mask: NDArray[np.bool_], axes: tuple[Column, Column]
+    ) -> list[dict[str, float]]:
         """Number of marked rows in each cell of the part of the plane that they take."""
         places, edges = [], []
         for column, number in zip(axes, _CELLS, strict=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dse.errors import pairs
 from dse.pages import page, pictures
 from dse.pages.pictures import Picture, data_uri
-from dse.pages.tables import Sheet, sheet, split
+from dse.pages.tables import TextTable, sheet, split
 from dse.plots.palette import COLOURS
 from dse.results import output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
@@ -21,7 +21,7 @@ from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
 
 if TYPE_CHECKING:
-    from dse.pages.points import Points
+    from dse.pages.points import PagePoints
     from dse.pages.views import Start
 
 NAME = "report.html"
@@ -103,7 +103,7 @@ def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[
     }
 
 
-def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Selection]:
+def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[PagePoints, Selection]:
     """Points of a run that fit into a page, and which of its rows they are."""
     import pyarrow as pa
 
@@ -115,7 +115,7 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[Points, Sele
     return read_points(pa.Table.from_pandas(chosen.table, preserve_index=False), summary), chosen
 
 
-def _print_scatter(points: Points, start: Start) -> str:
+def _print_scatter(points: PagePoints, start: Start) -> str:
     import numpy as np
 
     from dse.pages import charts
@@ -147,7 +147,7 @@ def _limits(limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
         (scenario, *(f"{100 * shares[name]:.0f} %" if name in shares else "–" for name in colours))
         for scenario, shares in limits.items()
     )
-    numbers = Sheet("Share of the winner's time by what limits it", columns, (False, *(True,) * len(colours)), rows)
+    numbers = TextTable("Share of the winner's time by what limits it", columns, (False, *(True,) * len(colours)), rows)
     return {"colours": colours, "bars": bars, "numbers": numbers}
 
 
@@ -182,7 +182,9 @@ def _sources(record: Mapping[str, Any]) -> dict[str, Any]:
         (fact["path"], _fact_value(fact["value"]), fact["provenance"], fact["source"]) for fact in facts[:_MOST_FACTS]
     )
     return {
-        "facts": Sheet("Constants", ("constant", "value", "known how", "source"), (False, True, False, False), rows),
+        "facts": TextTable(
+            "Constants", ("constant", "value", "known how", "source"), (False, True, False, False), rows
+        ),
         "facts_left": max(0, len(facts) - _MOST_FACTS),
         "fact_counts": ", ".join(f"{count} {kind}" for kind, count in counts.most_common()),
         "from_memory": [fact["path"] for fact in facts if fact["provenance"] == "memory"],

@@ -34,7 +34,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\b]")
 _REASONS = {2: "its configuration was refused", 3: "too many of its points failed", 4: "the environment failed"}
 
 
-class Stopped(KeyboardInterrupt):
+class StopSignal(KeyboardInterrupt):
     """The command was told to stop; number: by which signal."""
 
     def __init__(self, number: int) -> None:
@@ -43,7 +43,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Study:
+class ReproducedStudy:
     """A study to run. paper: whose values it checks, "" for none."""
 
     name: str
@@ -51,21 +51,21 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Ended:
+class StudyEnd:
     """How a study ended. code: exit code; seconds: it took; reason: why it failed, or ""; kept: was not run again."""
 
-    study: Study
+    study: ReproducedStudy
     code: int = 0
     seconds: float | None = None
     reason: str = ""
     kept: bool = False
 
 
-def studies(folder: Path | None = None) -> list[Study]:
+def studies(folder: Path | None = None) -> list[ReproducedStudy]:
     """All studies, shipped and in a folder of the user's own, those of a paper together."""
     folders = [*conf_dirs(), *([folder] if folder else [])]
     names = list_options("study", [folder] if folder else [])
-    every = [Study(name, _paper(name, folders)) for name in names]
+    every = [ReproducedStudy(name, _paper(name, folders)) for name in names]
     return sorted(every, key=lambda study: (not study.paper, study.paper, study.name))
 
 
@@ -82,7 +82,7 @@ def _paper(name: str, folders: Sequence[Path]) -> str:
     return next(filter(None, (_paper(parent, folders) for parent in parents)), "")
 
 
-def choose(word: str, every: Sequence[Study]) -> list[Study]:
+def choose(word: str, every: Sequence[ReproducedStudy]) -> list[ReproducedStudy]:
     """The studies that a word means: `all`, a paper, or a study and the others of its paper. Raises ConfigError."""
     if word == _ALL:
         return list(every)
@@ -118,7 +118,7 @@ def command(words: Sequence[str]) -> int:
     chosen = choose(name, studies(folder))
     place = _folder(Path(options["output"]))
     work = Work(Path(options["output"]), place, folder, again=options["again"] == "true")
-    ended: list[Ended] = []
+    ended: list[StudyEnd] = []
     try:
         with _stopping():
             for study in chosen:
@@ -141,10 +141,10 @@ def _folder(output: Path) -> Path:
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Be told of SIGTERM as of Ctrl-C, by `Stopped`."""
+    """Be told of SIGTERM as of Ctrl-C, by `StopSignal`."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise Stopped(number)
+        raise StopSignal(number)
 
     earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -170,25 +170,25 @@ class Work:
             return {str(name): float(took) for name, took in noted.items() if isinstance(took, int | float)}
         return {}
 
-    def words(self, study: Study) -> list[str]:
+    def words(self, study: ReproducedStudy) -> list[str]:
         """What is typed for a study, flags aside."""
         return [f"study={study.name}", f"output_dir={self.output}", "tracking=none"]
 
-    def run(self, study: Study) -> Ended:
+    def run(self, study: ReproducedStudy) -> StudyEnd:
         """Run a study, unless its newest run is up to date. Raises Stopped."""
         if not self.again and self._is_up_to_date(study):
-            return Ended(study, seconds=self.times().get(study.name), kept=True)
+            return StudyEnd(study, seconds=self.times().get(study.name), kept=True)
         began = time.monotonic()
         flags = [f"--config-dir={self.config_dir}"] if self.config_dir else []
         with path_inside(self.place, f"{study.name}.log").open("wb") as log:
             code, tail = _call([sys.executable, "-m", "dse", *flags, *self.words(study)], log)
         took = time.monotonic() - began
         if code:
-            return Ended(study, code, took, f"{_REASONS.get(code, f'exit code {code}')}: {tail}")
+            return StudyEnd(study, code, took, f"{_REASONS.get(code, f'exit code {code}')}: {tail}")
         Outputs(self.place).write_json("times", {**self.times(), study.name: round(took, 2)})
-        return Ended(study, seconds=took)
+        return StudyEnd(study, seconds=took)
 
-    def _is_up_to_date(self, study: Study) -> bool:
+    def _is_up_to_date(self, study: ReproducedStudy) -> bool:
         """True if the newest run of a study succeeded, and was made by the same command, code and libraries."""
         if study.name not in self.times():  # noted of success alone
             return False
@@ -214,28 +214,30 @@ def _call(command_line: Sequence[str], log: Any) -> tuple[int, str]:
                 sys.stderr.buffer.write(chunk)
                 sys.stderr.flush()
                 tail = (tail + chunk)[-_TAIL:]
-        except Stopped as stopped:  # it records what is in flight before it ends
+        except StopSignal as stopped:  # it records what is in flight before it ends
             if stopped.number != signal.SIGINT:  # which a terminal sends to all
                 process.send_signal(stopped.number)
             process.wait()
             raise
         code = process.wait()
     if code in (128 + signal.SIGINT, -signal.SIGINT):
-        raise Stopped(signal.SIGINT)
+        raise StopSignal(signal.SIGINT)
     return code, _COLOURS.sub("", tail.decode("utf-8", "replace")).strip()
 
 
 # ---------------------------------------------------------------- progress
 
 
-def _progress(study: Study, ended: Sequence[Ended], *, left: Sequence[Study], times: Mapping[str, float]) -> str:
+def _progress(
+    study: ReproducedStudy, ended: Sequence[StudyEnd], *, left: Sequence[ReproducedStudy], times: Mapping[str, float]
+) -> str:
     """A line before a study: its number, its paper, and how long the rest may take."""
     number, total = len(ended) + 1, len(ended) + len(left)
     paper = f" ({study.paper})" if study.paper else ""
     return f"{number} of {total}: {study.name}{paper}; {_time_left(left, ended, times)}"
 
 
-def _time_left(left: Sequence[Study], ended: Sequence[Ended], times: Mapping[str, float]) -> str:
+def _time_left(left: Sequence[ReproducedStudy], ended: Sequence[StudyEnd], times: Mapping[str, float]) -> str:
     """About how long the studies that are left take: as noted before, else as long as those of now in the mean."""
     took = [end.seconds for end in ended if end.seconds is not None and not end.kept]
     mean = sum(took) / len(took) if took else None
@@ -245,7 +247,7 @@ def _time_left(left: Sequence[Study], ended: Sequence[Ended], times: Mapping[str
     return f"about {reproduction.duration(sum(filter(None, expected)))} left"
 
 
-def _told(end: Ended, output: Path) -> str:
+def _told(end: StudyEnd, output: Path) -> str:
     """A line after a study: how it ended."""
     if end.code:
         return f"FAILED: {end.reason.splitlines()[-1]}; the others go on"
@@ -254,11 +256,11 @@ def _told(end: Ended, output: Path) -> str:
     return f"{took}: {count}"
 
 
-def _row(end: Ended, output: Path) -> reproduction.Row:
+def _row(end: StudyEnd, output: Path) -> reproduction.StudyRow:
     """What the page shows of a study."""
     folder, claims = None, []
     if not end.code:
         outputs = Outputs.latest(output, end.study.name)
         folder, claims = outputs.folder, outputs.read_json("claims")
     state = f"failed: {end.reason}" if end.code else "taken from a run that is up to date" if end.kept else "run"
-    return reproduction.Row(end.study.name, end.study.paper, folder, claims, state, end.seconds)
+    return reproduction.StudyRow(end.study.name, end.study.paper, folder, claims, state, end.seconds)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from dse.pages import page, pictures
 from dse.pages.report import NAME, environment, figure_names, statements
-from dse.pages.tables import Sheet, split
+from dse.pages.tables import TextTable, split
 from dse.results import provenance, report
 from dse.results.run_folder import Outputs
 
@@ -19,7 +19,7 @@ _MOST_BYTES = 8_000_000  # of the figures of all studies
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """A study as the page shows it. folder: of its run, None where it has none. state: how it was run, or failed."""
 
     study: str
@@ -30,7 +30,7 @@ class Row:
     seconds: float | None
 
 
-def write(path: Path, name: str, rows: Sequence[Row]) -> Path:
+def write(path: Path, name: str, rows: Sequence[StudyRow]) -> Path:
     """Write the page of some studies; its path."""
     every = distinct([claim for row in rows for claim in row.claims])
     finished = [row for row in rows if row.folder is not None]
@@ -94,7 +94,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _overview(rows: Sequence[Row]) -> Sheet:
+def _overview(rows: Sequence[StudyRow]) -> TextTable:
     """A row for each study: how its predictions came out, how long it took, how it was run."""
     columns = ("study", "paper", "predicted", "within", "missed", "other", "not tested", "time", "run")
     numeric = (False, False, True, True, True, True, True, True, False)
@@ -104,10 +104,10 @@ def _overview(rows: Sequence[Row]) -> Sheet:
         took = "–" if row.seconds is None else duration(row.seconds)
         state = row.state.splitlines()[0] if row.state else ""
         lines.append((row.study, row.paper or "–", *map(str, count.values()), took, state))
-    return Sheet("Studies", columns, numeric, tuple(lines))
+    return TextTable("Studies", columns, numeric, tuple(lines))
 
 
-def _missed(rows: Sequence[Row]) -> Sheet:
+def _missed(rows: Sequence[StudyRow]) -> TextTable:
     """Predictions that are beyond their tolerance, with the cause."""
     lines = [
         (claim["id"], report.error_text(claim), claim["reason"] or "no cause is known")
@@ -115,10 +115,10 @@ def _missed(rows: Sequence[Row]) -> Sheet:
         for claim in row.claims
         if claim["within"] is False and claim["basis"] == "predicted"
     ]
-    return Sheet("Misses", ("claim", "error", "cause"), (False, True, False), tuple(lines))
+    return TextTable("Misses", ("claim", "error", "cause"), (False, True, False), tuple(lines))
 
 
-def _study(row: Row, base: Path, most: int) -> dict[str, Any]:
+def _study(row: StudyRow, base: Path, most: int) -> dict[str, Any]:
     """A study in full; one that failed has its reason alone."""
     if row.folder is None:
         return {"name": row.study, "paper": row.paper, "failed": row.state, "question": ""}

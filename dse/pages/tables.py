@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table to show. numeric: which columns stand at the right. rows: texts of the cells. note: below it."""
 
     title: str
@@ -21,15 +21,17 @@ class Sheet:
     note: str = ""
 
 
-def sheet(table: Table) -> Sheet:
+def sheet(table: Table) -> TextTable:
     """The texts of a table that was made for the terminal."""
     columns = tuple(str(column.header) for column in table.columns)
     numeric = tuple(column.justify == "right" for column in table.columns)
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
-    return Sheet(str(table.title or ""), columns, numeric, tuple(zip(*cells, strict=True)), str(table.caption or ""))
+    return TextTable(
+        str(table.title or ""), columns, numeric, tuple(zip(*cells, strict=True)), str(table.caption or "")
+    )
 
 
-def split(parts: Iterable[Any]) -> tuple[list[Sheet], list[str]]:
+def split(parts: Iterable[Any]) -> tuple[list[TextTable], list[str]]:
     """Separate what a command prints: its tables, its sentences."""
     printed = list(parts)
     tables = [part for part in printed if hasattr(part, "columns")]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.pages import charts
-from dse.pages.points import Column, Points, plain
+from dse.pages.points import Column, PagePoints, plain
 
 _MOST_AXES = 9
 _MOST_ON_AXIS = 40
@@ -28,7 +28,7 @@ class Start:
     scenario: str = ""
 
 
-def begin(points: Points, scenario: str = "") -> Start | None:
+def begin(points: PagePoints, scenario: str = "") -> Start | None:
     """Choose what is drawn first; None where there are no two numbers to draw."""
     numbers = [
         column for column in points.of_role("objective", "relation", "metric", "knob", "setting") if not column.is_text
@@ -47,7 +47,7 @@ def _order(column: Column) -> int:
     return ("objective", "relation", "metric", "knob", "setting").index(column.role)
 
 
-def content(points: Points, start: Start, *, diagonal: bool = False) -> dict[str, Any]:
+def content(points: PagePoints, start: Start, *, diagonal: bool = False) -> dict[str, Any]:
     """All that the scripts need but the rows: columns, specifications of charts, what is drawn first."""
     numbers = [column for column in points.columns if not column.is_text]
     colours = charts.choices(points.of_role("knob", "setting", "scenario"))
@@ -68,7 +68,7 @@ def content(points: Points, start: Start, *, diagonal: bool = False) -> dict[str
     }
 
 
-def _start(points: Points, start: Start) -> dict[str, Any]:
+def _start(points: PagePoints, start: Start) -> dict[str, Any]:
     place = points.scenario
     scenario = {"id": place.id, "value": start.scenario} if place is not None and len(place.categories) > 1 else None
     if scenario is not None and not start.scenario:
@@ -84,33 +84,33 @@ def _start(points: Points, start: Start) -> dict[str, Any]:
     }
 
 
-def parallel_axes(points: Points) -> list[Column]:
+def parallel_axes(points: PagePoints) -> list[Column]:
     """Columns with an axis in the parallel coordinates: what was searched, then what came out."""
     knobs = [column for column in points.of_role("knob") if column.varies and len(column.categories) <= _MOST_ON_AXIS]
     results = [column for column in [*points.of_role("objective"), *_relations(points)] if column.varies]
     return [*knobs[: _MOST_AXES - min(len(results), 4)], *results[:4]]
 
 
-def tooltip_columns(points: Points) -> list[Column]:
+def tooltip_columns(points: PagePoints) -> list[Column]:
     """Columns that a tooltip tells: the scenario, the knobs, the objectives and what is relative to a baseline."""
     return [*points.of_role("scenario", "knob", "setting"), *points.of_role("objective"), *_relations(points)]
 
 
-def table_columns(points: Points) -> list[Column]:
+def table_columns(points: PagePoints) -> list[Column]:
     """Columns of the table of points."""
     scenario = [column for column in points.of_role("scenario") if column.varies]
     metrics = [*points.of_role("objective"), *_relations(points)]
     return [*scenario, *points.of_role("knob")[:_MOST_TABLE_KNOBS], *metrics[:_MOST_TABLE_METRICS]]
 
 
-def _relations(points: Points) -> list[Column]:
+def _relations(points: PagePoints) -> list[Column]:
     """Metrics that the study shows, such as speed-ups; where it names none, those without a dimension."""
     shown = points.of_role("relation")
     return shown or [column for column in points.of_role("metric") if column.unit in ("x", "fraction")]
 
 
 def embedded(
-    points: Points, start: Start, rows: NDArray[Any] | None = None, *, diagonal: bool = False
+    points: PagePoints, start: Start, rows: NDArray[Any] | None = None, *, diagonal: bool = False
 ) -> dict[str, Any]:
     """`content` with rows of the table, all of them or some, for a page that holds them."""
     wanted = np.arange(len(points)) if rows is None else rows

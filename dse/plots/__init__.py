@@ -9,8 +9,8 @@ draws.
 from dse.plots.canvas import FORMATS as FORMATS
 from dse.plots.canvas import WIDTHS as WIDTHS
 from dse.plots.canvas import Draw as Draw
+from dse.plots.canvas import FigureSheet as FigureSheet
 from dse.plots.canvas import Frame as Frame
-from dse.plots.canvas import Sheet as Sheet
 from dse.plots.canvas import draw as draw
 from dse.plots.canvas import save as save
 from dse.plots.canvas import title as title

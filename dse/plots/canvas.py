@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dse.files import atomic_replacement, path_inside
-from dse.plots.palette import INK, Look
+from dse.plots.palette import INK, SeriesStyle
 from dse.plots.quantities import Scale, log_ticks
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Frame:
 
 
 @dataclass
-class Sheet:
+class FigureSheet:
     """A figure under construction. height: of a panel [inch]; columns: panels in a row."""
 
     figure: Any
@@ -118,11 +118,11 @@ class Sheet:
             self.arranged = True
 
 
-Draw = Callable[[], Sheet]
+Draw = Callable[[], FigureSheet]
 """What draws a figure when it is called, and not before."""
 
 
-class _Titled(Exception):
+class _TitleError(Exception):
     """Stops a chart once its title is known."""
 
 
@@ -134,16 +134,16 @@ def title(make: Draw) -> str:
     token = _title_only.set(True)
     try:
         return make().title
-    except _Titled as known:
+    except _TitleError as known:
         return str(known)
     finally:
         _title_only.reset(token)
 
 
-def sheet(count: int, frame: Frame, *, height: float, columns: int | None = None) -> Sheet:
+def sheet(count: int, frame: Frame, *, height: float, columns: int | None = None) -> FigureSheet:
     """Begin a sheet of panels; height of a panel [inch]; columns: panels that fit in a row of a page."""
     if _title_only.get():
-        raise _Titled(frame.title)
+        raise _TitleError(frame.title)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -154,7 +154,7 @@ def sheet(count: int, frame: Frame, *, height: float, columns: int | None = None
     figure = Figure(figsize=(width.inches, height), dpi=_DPI)
     FigureCanvasAgg(figure)
     panels = [figure.add_axes((0.1, 0.1, 0.8, 0.8), label=str(place)) for place in range(count)]
-    return Sheet(figure, panels, in_a_row, height, frame.title, frame.note)
+    return FigureSheet(figure, panels, in_a_row, height, frame.title, frame.note)
 
 
 def inches_of_text(texts: Sequence[str], size: float = 0.9) -> float:
@@ -172,7 +172,7 @@ def row_inches(lines: float = 1.0) -> float:
     return lines * 1.45 * _width.get().text / 72
 
 
-def draw(make: Draw, width: str = "page") -> Sheet:
+def draw(make: Draw, width: str = "page") -> FigureSheet:
     """Draw a figure at one of the `WIDTHS`, and lay it out."""
     with _style(WIDTHS[width]):
         finished = make()
@@ -240,7 +240,7 @@ def _settings(text: float) -> dict[str, Any]:
 class _Arrangement:
     """Layout of a sheet, in inches from its lower left corner."""
 
-    def __init__(self, sheet: Sheet) -> None:
+    def __init__(self, sheet: FigureSheet) -> None:
         self.sheet, self.figure = sheet, sheet.figure
         self.renderer: RendererBase = self.figure.canvas.get_renderer()
         self.width = _width.get().inches
@@ -347,7 +347,7 @@ class _Arrangement:
 class _Grid:
     """Panels in rows and columns with the room that their texts need around them [inch]."""
 
-    def __init__(self, sheet: Sheet, beyond: Sequence[tuple[float, float, float, float]]) -> None:
+    def __init__(self, sheet: FigureSheet, beyond: Sequence[tuple[float, float, float, float]]) -> None:
         self.sheet = sheet
         places = [divmod(place, sheet.columns) for place in range(len(sheet.panels))]
         self.num_rows = places[-1][0] + 1
@@ -456,7 +456,7 @@ def signed_decades(panel: Axes, scale: Scale, *, linear: float) -> None:
     panel.xaxis.set_major_formatter(FuncFormatter(lambda place, _: scale.tick(place)))
 
 
-def handles_of(looks: Mapping[str, Look], *, style: Literal["marker", "line", "patch"] = "marker") -> list[Any]:
+def handles_of(looks: Mapping[str, SeriesStyle], *, style: Literal["marker", "line", "patch"] = "marker") -> list[Any]:
     """Entries of a legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.plots.canvas import (
+    FigureSheet,
     Frame,
-    Sheet,
     handles_of,
     inches_of_text,
     mark_handle,
@@ -18,7 +18,7 @@ from dse.plots.canvas import (
     row_inches,
     sheet,
 )
-from dse.plots.palette import COLOURS, INK, Look, label, looks
+from dse.plots.palette import COLOURS, INK, SeriesStyle, label, looks
 from dse.plots.quantities import Axis, Scale, log_ticks, scale, words
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PERCENT = Scale(1.0, "%", "")
 _MAIN, _STRONG, _PALE = COLOURS["blue"], COLOURS["vermillion"], "#c9c9c9"
 
 
-def importance(rows: pd.DataFrame, knobs: Sequence[str], *, note: str) -> Sheet:
+def importance(rows: pd.DataFrame, knobs: Sequence[str], *, note: str) -> FigureSheet:
     """Plot the importance of knobs: a panel for each objective, a bar for the mean over scenarios, a dot for each.
 
     rows: `objective`, `knob`, `scenario`, `share` in [0, 1], `mean`, `noise` (None: not known), `active` (share of the
@@ -82,7 +82,7 @@ def _importance_legend(rows: pd.DataFrame) -> list[Any]:
     return handles
 
 
-def regrets(rows: Sequence[Mapping[str, Any]], question: str) -> Sheet:
+def regrets(rows: Sequence[Mapping[str, Any]], question: str) -> FigureSheet:
     """Plot mean (dot) and largest (diamond) regret of rules, on a scale that is linear below 1 % and then logarithmic.
 
     rows: `rule`, `judged_on`, `mean_regret`, `max_regret`, `accuracy` (shares), from top to bottom. question: what the
@@ -111,7 +111,7 @@ def regrets(rows: Sequence[Mapping[str, Any]], question: str) -> Sheet:
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_xticks([], minor=True)
     drawn.xlabel = "regret [%]"
-    judged = handles_of({name: Look(f"judged on {name}", look.colour, "s") for name, look in chosen.items()})
+    judged = handles_of({name: SeriesStyle(f"judged on {name}", look.colour, "s") for name, look in chosen.items()})
     drawn.legend([*judged, mark_handle("mean", marker="o"), mark_handle("largest", marker="D", fillstyle="none")])
     return drawn
 
@@ -122,7 +122,7 @@ def _rule_words(rule: str) -> str:
     return head + always + ", ".join(label(part) for part in option.split(", ")) if always else rule
 
 
-def robustness(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+def robustness(rows: Sequence[Mapping[str, Any]]) -> FigureSheet:
     """Plot how often each scenario's winner stays best when constants vary (left) and the regret of keeping it (right).
 
     rows: `scenario`, `winner`, `winner_stays`, `option_stays`, `regret_mean`, `regret_p95`, `regret_worst`: shares.
@@ -162,7 +162,7 @@ def robustness(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return drawn
 
 
-def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -> Sheet:
+def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -> FigureSheet:
     """Plot the winning option of each scenario over each constant: a panel per constant, a colour per option.
 
     rows: `constant`, `scenario`, `option`, `low`, `high`, `nominal`. widths: relative half-width by constant, shaded.
@@ -201,7 +201,7 @@ def break_even(rows: Sequence[Mapping[str, Any]], widths: Mapping[str, float]) -
     return drawn
 
 
-def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+def elasticities(rows: Sequence[Mapping[str, Any]]) -> FigureSheet:
     """Plot what 1 % of each number does to a metric of each scenario's winner: a dot, or both sides of a kink.
 
     rows: `metric`, `exact`, `number`, `scenario`, `below`, `above` (NaN in one of them: none on that side), `kink`.
@@ -233,7 +233,7 @@ def elasticities(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return drawn
 
 
-def gains(rows: Sequence[Mapping[str, Any]], title: str, *, note: str) -> Sheet:
+def gains(rows: Sequence[Mapping[str, Any]], title: str, *, note: str) -> FigureSheet:
     """Plot what changes gain, a dot for the expected gain and a line for its interval, from top to bottom.
 
     rows: `name`, `low`, `gain` and `high` [s], `kind`: what sort of change it is.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots.canvas import Frame, Sheet, handles_of, mark_handle, name_rows, plain_ticks, row_inches, sheet
-from dse.plots.palette import INK, Look, looks
+from dse.plots.canvas import FigureSheet, Frame, handles_of, mark_handle, name_rows, plain_ticks, row_inches, sheet
+from dse.plots.palette import INK, SeriesStyle, looks
 from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _SMALLEST_ERROR = 1e-3  # that an axis of errors scales to
 _DECADE = 10.0
 
 
-def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) -> Sheet:
+def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) -> FigureSheet:
     """Plot the points of every scenario, one panel each, with the front highlighted.
 
     axes: x, y and, if there is a third, area. by: column for colour and marker.
@@ -87,7 +87,7 @@ def _clouds(
     axes: tuple[Axis, Axis],
     *,
     units: tuple[Scale, Scale],
-    by: tuple[str, Mapping[str, Look]],
+    by: tuple[str, Mapping[str, SeriesStyle]],
 ) -> None:
     column, chosen = by
     for name, look in chosen.items():
@@ -102,7 +102,7 @@ def _clouds(
             panel.scatter(places[0][front], places[1][front], s=group["area"][front], color=look.colour, **edges)
 
 
-def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple[str, str]) -> Sheet:
+def agreement(both: pd.DataFrame, axes: Sequence[Axis], *, by: str, names: tuple[str, str]) -> FigureSheet:
     """Plot two levels of fidelity for each objective: finer against coarser, and below the error of the coarser one.
 
     both: a row for each point; columns of the finer level end in `.fine`, errors (shares) in `.error`. names: of the
@@ -144,7 +144,9 @@ def _agreement_title(both: pd.DataFrame, axes: Sequence[Axis], names: tuple[str,
     return f"{names[0].capitalize()} against {names[1]}, median error: {', '.join(errors)}"
 
 
-def _one_against_other(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, chosen: Mapping[str, Look]) -> int:
+def _one_against_other(
+    panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, chosen: Mapping[str, SeriesStyle]
+) -> int:
     """Plot the points of both levels around the diagonal, without those that have a zero; their number."""
     fine = f"{axis.column}.fine"
     shown = both[(both[axis.column] > 0) & (both[fine] > 0)]
@@ -171,7 +173,9 @@ def _one_against_other(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, 
     return len(both) - len(shown)
 
 
-def _parts(rows: pd.DataFrame, by: str, chosen: Mapping[str, Look]) -> Iterator[tuple[Look, pd.DataFrame, bool]]:
+def _parts(
+    rows: pd.DataFrame, by: str, chosen: Mapping[str, SeriesStyle]
+) -> Iterator[tuple[SeriesStyle, pd.DataFrame, bool]]:
     """Yield of each name its rows of the random sample (hollow) and the promoted ones (filled)."""
     for name, look in chosen.items():
         group = rows[rows[by].astype(str) == name]
@@ -180,7 +184,7 @@ def _parts(rows: pd.DataFrame, by: str, chosen: Mapping[str, Look]) -> Iterator[
         yield look, group[~is_sample], True
 
 
-def _error_strips(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, chosen: Mapping[str, Look]) -> None:
+def _error_strips(panel: Axes, both: pd.DataFrame, axis: Axis, *, by: str, chosen: Mapping[str, SeriesStyle]) -> None:
     """Plot the signed errors of each group, side by side, and their median."""
     random = np.random.default_rng(0)
     places = {look: place for place, look in enumerate(chosen.values())}

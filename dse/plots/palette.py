@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r"(\D*?)(-?\d+(?:\.\d+)?)(\D*)")
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How a name is drawn. label: words for it; colour: `#rrggbb`; marker: as matplotlib names it."""
 
     label: str
@@ -47,10 +47,10 @@ class Look:
     marker: str
 
 
-def declared() -> dict[str, Look]:
+def declared() -> dict[str, SeriesStyle]:
     """Looks of all names that packages declare, by name."""
     entries = plugins.declarations("LOOKS").items()
-    return {name: Look(label, COLOURS[colour], marker) for name, (label, colour, marker) in entries}
+    return {name: SeriesStyle(label, COLOURS[colour], marker) for name, (label, colour, marker) in entries}
 
 
 def label(name: str) -> str:
@@ -59,36 +59,38 @@ def label(name: str) -> str:
     return look.label if look else name.replace("_", " ")
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks(names: Iterable[str]) -> dict[str, SeriesStyle]:
     """Looks of the names of a figure, in their order; no two have both colour and marker in common."""
     wanted = list(dict.fromkeys(map(str, names)))
     known = declared()
     known |= {look.label: look for look in known.values()}
     if len(wanted) > 1 and not set(wanted) & set(known) and (ordered := _in_order(wanted)):
-        shades = {name: Look(name, shade(place / (len(ordered) - 1)), marker_of(place)) for place, name in ordered}
+        shades = {
+            name: SeriesStyle(name, shade(place / (len(ordered) - 1)), marker_of(place)) for place, name in ordered
+        }
         return {name: shades[name] for name in wanted}
-    chosen: dict[str, Look] = {}
+    chosen: dict[str, SeriesStyle] = {}
     for name in sorted(wanted, key=lambda name: name not in known):
         look = known.get(name) or _compound_look(name, known, list(chosen.values()))
         chosen[name] = _free_marker(look, list(chosen.values()))
     return {name: chosen[name] for name in wanted}
 
 
-def _compound_look(name: str, known: Mapping[str, Look], taken: Sequence[Look]) -> Look:
+def _compound_look(name: str, known: Mapping[str, SeriesStyle], taken: Sequence[SeriesStyle]) -> SeriesStyle:
     """The look of a name that nobody declared: that of its first part (`serial, dma`) while its colour is free."""
     head = known.get(name.partition(", ")[0])
     text = ", ".join(label(part) for part in name.split(", "))
     if head is not None and head.colour not in {look.colour for look in taken}:
-        return Look(text, head.colour, head.marker)
+        return SeriesStyle(text, head.colour, head.marker)
     free = _free_look(name, taken)
-    return Look(text, free.colour, free.marker)
+    return SeriesStyle(text, free.colour, free.marker)
 
 
-def _free_marker(look: Look, taken: Sequence[Look]) -> Look:
+def _free_marker(look: SeriesStyle, taken: Sequence[SeriesStyle]) -> SeriesStyle:
     """The look, with another marker where its own is taken in its colour: packages do not know each other's names."""
     used = {other.marker for other in taken if other.colour == look.colour}
     marker = next((marker for marker in (look.marker, *MARKERS) if marker not in used), look.marker)
-    return Look(look.label, look.colour, marker)
+    return SeriesStyle(look.label, look.colour, marker)
 
 
 def marker_of(place: int) -> str:
@@ -104,7 +106,7 @@ def _in_order(names: Sequence[str]) -> list[tuple[int, str]]:
     return list(enumerate(sorted(names, key=lambda name: float(_NUMBERED.fullmatch(name)[2]))))  # type: ignore[index]
 
 
-def _free_look(name: str, taken: Sequence[Look]) -> Look:
+def _free_look(name: str, taken: Sequence[SeriesStyle]) -> SeriesStyle:
     """The look that a name's letters choose, or the next whose colour (if all are taken: colour and marker) is free."""
     colours, start = list(COLOURS.values()), zlib.crc32(name.encode())
     order = [colours[(start + step) % len(colours)] for step in range(len(colours))]
@@ -114,7 +116,7 @@ def _free_look(name: str, taken: Sequence[Look]) -> Look:
     fresh = [pair for pair in pairs if pair not in used] or pairs
     unused = {look.colour for look in taken}
     colour, marker = next((pair for pair in fresh if pair[0] not in unused), fresh[0])
-    return Look(name, colour, marker)
+    return SeriesStyle(name, colour, marker)
 
 
 def shade(share: float) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dse.plots.canvas import Frame, Sheet, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
-from dse.plots.palette import INK, Look, looks
+from dse.plots.canvas import FigureSheet, Frame, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
+from dse.plots.palette import INK, SeriesStyle, looks
 from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _ZOOM = 0.5  # share of the longest bar, from which on the axis of the steps nee
 
 def critical_paths(
     stretches: pd.DataFrame, causes: Mapping[str, tuple[float, float]], title: str, *, note: str = ""
-) -> Sheet:
+) -> FigureSheet:
     """Plot two critical paths over time, by cause and by what runs, and a bar for the difference that each cause makes.
 
     stretches: `run`, `side`, `start_s`, `finish_s` and a column of seconds for each cause. causes: seconds in the first
@@ -87,7 +87,7 @@ def _joined(spans: Iterable[tuple[str, float, float]]) -> Spans:
     return joined
 
 
-def _bars(panel: Axes, row: int, spans: Spans, *, unit: Scale, colours: Mapping[str, Look]) -> None:
+def _bars(panel: Axes, row: int, spans: Spans, *, unit: Scale, colours: Mapping[str, SeriesStyle]) -> None:
     by_name: dict[str, list[tuple[float, float, float]]] = {}
     for name, start, finish in spans:
         by_name.setdefault(name, []).append((row, start * unit.factor, finish * unit.factor))
@@ -101,7 +101,7 @@ def _steps(
     runs: Sequence[str],
     *,
     unit: Scale,
-    colours: Mapping[str, Look],
+    colours: Mapping[str, SeriesStyle],
 ) -> bool:
     """Draw the waterfall: the first run, what each cause adds or takes away, and the second run. Returns whether the
     axis does not begin at 0.

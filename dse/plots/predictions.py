@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.plots.canvas import (
+    FigureSheet,
     Frame,
-    Sheet,
     handles_of,
     mark_handle,
     name_rows,
@@ -18,7 +18,7 @@ from dse.plots.canvas import (
     sheet,
     signed_decades,
 )
-from dse.plots.palette import INK, Look, looks
+from dse.plots.palette import INK, SeriesStyle, looks
 from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MANY = 100  # points of a figure from which on marks are smaller
 _FAR = 1.5  # factor of the dotted lines beside the diagonal
 
 
-def scatter(rows: pd.DataFrame, *, by: str, frame: Frame) -> Sheet:
+def scatter(rows: pd.DataFrame, *, by: str, frame: Frame) -> FigureSheet:
     """Plot predicted against measured time, a panel for each `kind`, with the diagonal.
 
     rows: `kind`, `measured_s`, `predicted_s`, `fitted` (hollow marks: constants were fitted on the row) and the column
@@ -40,7 +40,7 @@ def scatter(rows: pd.DataFrame, *, by: str, frame: Frame) -> Sheet:
     return _against(pairs, Axis("measured", "time", "s"), by=by, frame=frame)
 
 
-def ratios(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> Sheet:
+def ratios(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> FigureSheet:
     """Plot predicted against measured ratios, a panel for each `predictor`, with the diagonal and the lines at 1.
 
     rows: `predictor`, `measured`, `predicted`, `fitted` (hollow marks: constants were fitted on the row) and the column
@@ -49,7 +49,7 @@ def ratios(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> Sheet:
     return _against(rows.assign(panel=rows["predictor"]), what, by=by, frame=frame)
 
 
-def _against(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> Sheet:
+def _against(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> FigureSheet:
     groups, note = Frame(frame.title, frame.note, "panel").panels(rows, "measured")
     chosen = looks(rows[by].unique())
     height = {1: 3.0, 2: 2.4, 3: 1.7}.get(len(groups), 1.3)
@@ -77,7 +77,9 @@ def _against(rows: pd.DataFrame, what: Axis, *, by: str, frame: Frame) -> Sheet:
     return drawn
 
 
-def _parts(rows: pd.DataFrame, by: str, chosen: Mapping[str, Look]) -> Iterator[tuple[Look, pd.DataFrame, bool]]:
+def _parts(
+    rows: pd.DataFrame, by: str, chosen: Mapping[str, SeriesStyle]
+) -> Iterator[tuple[SeriesStyle, pd.DataFrame, bool]]:
     """Yield of each name its rows that constants were not fitted on, and those that they were."""
     for name, look in chosen.items():
         group = rows[rows[by].astype(str) == name]
@@ -116,7 +118,7 @@ def _error_text(rows: pd.DataFrame) -> str:
     return f"median error {100 * error:.1f} %, {int((~rows['fitted'].astype(bool)).sum())} rows"
 
 
-def errors(rows: pd.DataFrame, models: Sequence[str], *, frame: Frame) -> Sheet:
+def errors(rows: pd.DataFrame, models: Sequence[str], *, frame: Frame) -> FigureSheet:
     """Plot the median signed error of each model for each device as a dot from 0, with a bar to the 90th percentile.
 
     A panel per `kind`. rows: `kind`, `device`, `model`, `median`, `signed`, `p90` (shares).
@@ -144,7 +146,7 @@ def errors(rows: pd.DataFrame, models: Sequence[str], *, frame: Frame) -> Sheet:
     return drawn
 
 
-def bandwidths(rows: pd.DataFrame, *, frame: Frame) -> Sheet:
+def bandwidths(rows: pd.DataFrame, *, frame: Frame) -> FigureSheet:
     """Plot the bus bandwidth of all-reduces over payload, measured (marks) and predicted (lines); a panel per `device`.
 
     rows: `device`, `gpus`, `payload_bytes`, `measured_bytes_per_s`, `predicted_bytes_per_s`, `fitted`.
@@ -172,7 +174,7 @@ def bandwidths(rows: pd.DataFrame, *, frame: Frame) -> Sheet:
     return drawn
 
 
-def _bandwidth(panel: Axes, line: pd.DataFrame, look: Look, units: tuple[Scale, Scale]) -> None:
+def _bandwidth(panel: Axes, line: pd.DataFrame, look: SeriesStyle, units: tuple[Scale, Scale]) -> None:
     marks: dict[str, Any] = {"color": look.colour, "marker": look.marker, "ls": "", "ms": 3.2, "mew": 0.6}
     for fitted, fill in ((False, "full"), (True, "none")):
         part = line[line["fitted"].astype(bool) == fitted]

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.plots.canvas import (
+    FigureSheet,
     Frame,
-    Sheet,
     handles_of,
     mark_handle,
     name_rows,
@@ -19,7 +19,7 @@ from dse.plots.canvas import (
     sheet,
 )
 from dse.plots.fronts import zero_and_decades
-from dse.plots.palette import DIVERGING, Look, diverging, looks, marker_of
+from dse.plots.palette import DIVERGING, SeriesStyle, diverging, looks, marker_of
 from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ _SIDES = (DIVERGING[0], DIVERGING[-1])
 Curve = tuple[Any, Any]
 
 
-def _median_with_interval(chosen: Mapping[str, Look]) -> dict[str, Any]:
+def _median_with_interval(chosen: Mapping[str, SeriesStyle]) -> dict[str, Any]:
     """What seaborn is told to draw medians with their 95 % bootstrap intervals, in the looks of names."""
     looks = {"palette": {name: look.colour for name, look in chosen.items()}, "legend": False}
     return {**looks, "estimator": "median", "errorbar": ("ci", 95), "n_boot": _BOOTSTRAPS, "seed": 0}
 
 
-def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Sheet:
+def progress(table: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> FigureSheet:
     """Plot medians of y over the rows of each `share`, a line for each group of `by`, a panel for each scenario; the
     band is the 95 % bootstrap interval of the median. Where x differs from row to row, it is the median of each share.
     """
@@ -81,7 +81,7 @@ def _decade_ticks(panel: Axes, unit: Scale) -> None:
     panel.yaxis.set_major_formatter(lambda place, _: unit.tick(place))
 
 
-def medians(table: pd.DataFrame, value: Axis, *, by: str, least: str, frame: Frame) -> Sheet:
+def medians(table: pd.DataFrame, value: Axis, *, by: str, least: str, frame: Frame) -> FigureSheet:
     """Plot the median of a value for each group of `by`, a panel for each scenario, with its 95 % bootstrap interval.
 
     least: column of flags, true if the value of a row is only a lower bound; a median that is a lower bound is an
@@ -111,7 +111,9 @@ def medians(table: pd.DataFrame, value: Axis, *, by: str, least: str, frame: Fra
     return drawn
 
 
-def hypervolumes(curves: Mapping[str, tuple[Curve, Curve]], names: tuple[str, str], methods: Sequence[str]) -> Sheet:
+def hypervolumes(
+    curves: Mapping[str, tuple[Curve, Curve]], names: tuple[str, str], methods: Sequence[str]
+) -> FigureSheet:
     """Plot the hypervolume of two runs, A and B: over evaluated points, and at the end for each scenario.
 
     curves: scenario -> of each run (points evaluated [steps], hypervolume [steps]), a share of the box in [0, 1]. The
@@ -163,7 +165,7 @@ def _mean_curve(run_curves: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any]
     return steps, np.mean([reached[np.searchsorted(at, steps, side="right") - 1] for at, reached in run_curves], axis=0)
 
 
-def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str]) -> Sheet:
+def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str]) -> FigureSheet:
     """Plot the difference of the empirical attainment functions of two runs, over two scaled objectives.
 
     rectangles [R, 5]: x and y from, x and y to, in scaled objectives (0: best, 1: worst of both fronts), and the share
@@ -192,6 +194,6 @@ def attainment(rectangles: Any, names: tuple[str, str], objectives: Sequence[str
         "B alone, half": -0.5,
         "B alone, all": -1.0,
     }
-    shades = {name: Look(name, diverging(-share), marker_of(0)) for name, share in shares.items()}
+    shades = {name: SeriesStyle(name, diverging(-share), marker_of(0)) for name, share in shares.items()}
     drawn.legend(handles_of(shades, style="patch"))
     return drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dse.plots.canvas import Frame, Sheet, handles_of, mark_handle, plain_ticks, sheet
+from dse.plots.canvas import FigureSheet, Frame, handles_of, mark_handle, plain_ticks, sheet
 from dse.plots.palette import INK, looks
 from dse.plots.quantities import Axis, scale
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def over_sizes(rows: pd.DataFrame, y: Axis, *, bound: str, frame: Frame) -> Sheet:
+def over_sizes(rows: pd.DataFrame, y: Axis, *, bound: str, frame: Frame) -> FigureSheet:
     """Plot y over `num_bytes`, both logarithmic, a line for each `name` and a dashed one for the rows named `bound`.
 
     rows: `name`, `num_bytes` and the column of y, positive. The first name has the widest line.

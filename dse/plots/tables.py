@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.plots.canvas import (
+    FigureSheet,
     Frame,
-    Sheet,
     boxes,
     handles_of,
     inches_of_text,
@@ -23,7 +23,7 @@ from dse.plots.canvas import (
     sheet,
     signed_decades,
 )
-from dse.plots.palette import INK, Look, blend, diverging, looks
+from dse.plots.palette import INK, SeriesStyle, blend, diverging, looks
 from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _LIGHT_TO_DARK = ("#f4f8fc", "#a9cbe6", "#4a92c6", "#0b5a99", "#08325c")
 _DECADE = 10.0
 
 
-def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> Sheet:
+def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> FigureSheet:
     """Plot a dot for each `by` in each `row`, with a line from the baseline (`value.centre`), the best row first.
 
     rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket that nothing passes. Of
@@ -82,7 +82,7 @@ def _ranked(rows: pd.DataFrame, value: Axis, *, row: str, note: str) -> tuple[li
 
 
 def _dot_rows(
-    panel: Axes, group: pd.DataFrame, order: Sequence[str], *, row: str, looks_by: tuple[str, Mapping[str, Look]]
+    panel: Axes, group: pd.DataFrame, order: Sequence[str], *, row: str, looks_by: tuple[str, Mapping[str, SeriesStyle]]
 ) -> None:
     by, chosen = looks_by
     spread = 0.6 if len(chosen) > 1 else 0.0
@@ -123,7 +123,7 @@ def _columns(names: Sequence[str], panel_inches: float) -> int:
     return max(1, min(4, int((page - inches_of_text(names)) / panel_inches)))
 
 
-def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, frame: Frame) -> Sheet:
+def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, frame: Frame) -> FigureSheet:
     """Plot stacked bars, negative parts below zero: a panel for each `frame.panel`, a bar for each `bar`.
 
     rows: one for each bar; parts: the columns to stack. label: name of their sum.
@@ -155,7 +155,7 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, f
     return drawn
 
 
-def heat(rows: pd.DataFrame, value: Axis, *, x: Axis, y: str, frame: Frame) -> Sheet:
+def heat(rows: pd.DataFrame, value: Axis, *, x: Axis, y: str, frame: Frame) -> FigureSheet:
     """Plot an annotated heat map over two columns, a panel for each `frame.panel`. Only numbers in `x` are sorted.
 
     Values with a centre (0 of signed ones, 1 of ratios) have diverging colours. More than 20 rows become a ranked dot
@@ -259,7 +259,7 @@ def raster(
     lane: str,
     frame: Frame,
     marks: Mapping[str, Sequence[float]],
-) -> Sheet:
+) -> FigureSheet:
     """Plot shares over time (to the right) and lanes (downwards) as shades from 0 to 1: a panel per [bins, lanes].
 
     seconds: length of a bin, by panel. lane: name of the lanes. marks: times [s] of lines, by panel.
@@ -285,11 +285,11 @@ def raster(
         drawn.name(place, name)
     drawn.ylabel = lane
     shades = {f"{share:.0%}".replace("%", " %"): blend(_LIGHT_TO_DARK, share) for share in (0, 0.25, 0.5, 0.75, 1)}
-    drawn.legend(handles_of({name: Look(name, colour, "s") for name, colour in shades.items()}, style="patch"))
+    drawn.legend(handles_of({name: SeriesStyle(name, colour, "s") for name, colour in shades.items()}, style="patch"))
     return drawn
 
 
-def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Axis, frame: Frame) -> Sheet:
+def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Axis, frame: Frame) -> FigureSheet:
     """Plot the intensity and rate of operators under the roofline of a device.
 
     rows: `intensity` [FLOP/B], `rate` [FLOP/s], the column `by` for colour and marker, and `size`, as area. roof: peak
@@ -317,7 +317,7 @@ def roofline(rows: pd.DataFrame, roof: tuple[float, float], *, by: str, size: Ax
     return drawn
 
 
-def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: Frame) -> Sheet:
+def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: Frame) -> FigureSheet:
     """Plot a line over x in each panel, with a mark of area `weight` at the rows that have one."""
     groups, note = frame.panels(rows, y.column)
     drawn = sheet(len(groups), Frame(frame.title, note), height=1.7, columns=2)
@@ -338,7 +338,7 @@ def marked_lines(rows: pd.DataFrame, x: Axis, *, y: Axis, weight: Axis, frame: F
     return drawn
 
 
-def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Sheet:
+def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> FigureSheet:
     """Plot a line over x for each `by`, a panel for each `frame.panel`; a column `measured` is drawn as marks.
 
     Columns `range_low` and `range_high` are drawn as a band around the line, where they hold numbers.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dse.plots.canvas import Frame, Sheet, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
-from dse.plots.palette import Look, looks
+from dse.plots.canvas import FigureSheet, Frame, boxes, handles_of, name_rows, plain_ticks, row_inches, sheet
+from dse.plots.palette import SeriesStyle, looks
 from dse.plots.quantities import Axis, Scale, scale
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def timeline(intervals: pd.DataFrame, title: str, *, panel: str | None = None) -> Sheet:
+def timeline(intervals: pd.DataFrame, title: str, *, panel: str | None = None) -> FigureSheet:
     """Plot one row per lane, a bar per task, colour by kind of task.
 
     intervals: `lane`, `kind`, `start_s`, `finish_s`; the column `panel` has a panel for each value, below one another
@@ -35,7 +35,9 @@ def timeline(intervals: pd.DataFrame, title: str, *, panel: str | None = None) -
     return drawn
 
 
-def _bars(panel: Axes, intervals: pd.DataFrame, lanes: list[str], *, unit: Scale, chosen: Mapping[str, Look]) -> None:
+def _bars(
+    panel: Axes, intervals: pd.DataFrame, lanes: list[str], *, unit: Scale, chosen: Mapping[str, SeriesStyle]
+) -> None:
     rows = intervals.assign(row=intervals["lane"].map({lane: row for row, lane in enumerate(lanes)}))
     for kind, group in rows.groupby("kind", sort=False):
         columns = group["row"], group["start_s"] * unit.factor, group["finish_s"] * unit.factor

@@ -44,7 +44,7 @@ cannot say otherwise; input: the published value, or a constant taken from it, i
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimResult:
     """Our value for a claim (None: cannot be tested) with a remark, the cause if it is a miss, and its basis."""
 
     ours: float | bool | tuple[float, ...] | None
@@ -62,7 +62,7 @@ def read(path: Path) -> list[Claim]:
     return [claim for claim in claims if claim is not None]
 
 
-def judge(claims: Sequence[Claim], findings: Mapping[str, Finding], *, departure: str = "") -> list[dict[str, Any]]:
+def judge(claims: Sequence[Claim], findings: Mapping[str, ClaimResult], *, departure: str = "") -> list[dict[str, Any]]:
     """One row per claim for `claims.json`: theirs, ours, `within` (null with the reason where it cannot be tested).
 
     `error`: our value over the published one, less one, with its sign; of a range that was published, over the end that
@@ -72,11 +72,11 @@ def judge(claims: Sequence[Claim], findings: Mapping[str, Finding], *, departure
     departure: how the configuration differs from the one the claims are about; then none can be tested.
     """
     if departure:
-        findings = {claim.id: Finding(None, departure) for claim in claims}
-    return [_row(claim, findings.get(claim.id, Finding(None, "this study does not test it"))) for claim in claims]
+        findings = {claim.id: ClaimResult(None, departure) for claim in claims}
+    return [_row(claim, findings.get(claim.id, ClaimResult(None, "this study does not test it"))) for claim in claims]
 
 
-def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
+def _row(claim: Claim, finding: ClaimResult) -> dict[str, Any]:
     row = claim.model_dump(mode="json")
     verdict = within(claim, finding)
     reason = "; ".join(filter(None, [finding.remark, finding.cause if verdict is False else ""]))
@@ -84,7 +84,7 @@ def _row(claim: Claim, finding: Finding) -> dict[str, Any]:
     return {**row, **published, "within": verdict, "basis": finding.basis, "reason": reason, "flips": None}
 
 
-def error(claim: Claim, finding: Finding) -> float | None:
+def error(claim: Claim, finding: ClaimResult) -> float | None:
     """Signed relative error of ours against a published number or range; None for a yes or no, a bound, or lists."""
     ours, value = finding.ours, claim.value
     if ours is None or isinstance(ours, bool) or isinstance(value, bool) or claim.kind == "at_most":
@@ -103,7 +103,7 @@ def _beyond(ours: float, low: float, high: float) -> float:
     return (ours - end) / (abs(end) or 1.0)
 
 
-def within(claim: Claim, finding: Finding) -> bool | None:
+def within(claim: Claim, finding: ClaimResult) -> bool | None:
     """Return whether our value is in the accepted band, with both ends if it is a range; None if we have none."""
     if finding.ours is None:
         return None

@@ -35,7 +35,7 @@ _UNSEEN = ("ctx", "kind", "type_comment")  # fields of syntax trees that say not
 
 
 @dataclass(frozen=True)
-class Summary:
+class ModuleSummary:
     """A module as far as fingerprints need it.
 
     syntax: hash of its syntax tree. imports: dotted names, relative ones with leading dots. kinds: of the plug-ins that
@@ -118,7 +118,7 @@ def _path_of(name: str) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _imported(name: str, path: Path, module: Summary) -> Iterator[str]:
+def _imported(name: str, path: Path, module: ModuleSummary) -> Iterator[str]:
     """Yield the dotted names that a module may import, those of plug-ins included; not all are modules."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for text in module.imports:
@@ -156,28 +156,30 @@ def _shipped_data() -> Mapping[str, Sequence[Path]]:
     return files
 
 
-def _summary(source: bytes, summaries: dict[str, Any]) -> Summary:
+def _summary(source: bytes, summaries: dict[str, Any]) -> ModuleSummary:
     """Summary of a module's source; `summaries` are those of sources seen before, by hash."""
     digest = hashlib.blake2b(source, digest_size=16).hexdigest()
     if digest not in summaries:
         summaries[digest] = astuple(summarise(source))
     syntax, *lists = summaries[digest]
-    return Summary(syntax, *map(tuple, lists))
+    return ModuleSummary(syntax, *map(tuple, lists))
 
 
-def summarise(source: bytes) -> Summary:
+def summarise(source: bytes) -> ModuleSummary:
     """Parse a module; one that is no Python counts byte by byte."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return Summary(hashlib.blake2b(source, digest_size=8).hexdigest(), (), (), ())
+        return ModuleSummary(hashlib.blake2b(source, digest_size=8).hexdigest(), (), (), ())
     nodes = list(ast.walk(tree))
     words = list[str]()
     _flatten(tree, words)
     syntax = hashlib.blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     files = sorted(text for text in texts if text.endswith(_DATA_SUFFIXES) and len(text) < 256)
-    return Summary(syntax, tuple(sorted(set(_import_names(nodes)))), tuple(sorted(set(_kinds(nodes)))), tuple(files))
+    return ModuleSummary(
+        syntax, tuple(sorted(set(_import_names(nodes)))), tuple(sorted(set(_kinds(nodes)))), tuple(files)
+    )
 
 
 def _import_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -241,7 +243,7 @@ def _remembered_summaries() -> dict[str, Any]:
 
 
 def _is_summary(value: Any) -> bool:
-    if not (isinstance(value, list) and len(value) == len(Summary.__dataclass_fields__)):
+    if not (isinstance(value, list) and len(value) == len(ModuleSummary.__dataclass_fields__)):
         return False
     syntax, *lists = value
     names = [name for names in lists if isinstance(names, list) for name in names]

@@ -20,13 +20,13 @@ _FILES = ("results.parquet", "summary.json", "config.yaml", "provenance.json")
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """The folder of a finished run, read when asked. Nothing in it is evaluated again."""
 
     folder: Path
 
     @classmethod
-    def find(cls, root: Path, run: str, path: str = "study") -> Finished:
+    def find(cls, root: Path, run: str, path: str = "study") -> FinishedRun:
         """The run that is meant by its folder, by `<study>` (its newest) or by `<study>/<time>` below `root`.
 
         path: what the run is to the command, for messages. Raises ConfigError where there is none, or it is unfinished.
@@ -40,7 +40,7 @@ class Finished:
             raise ConfigError([Problem(path, rule, run, f"{way}its command is typed again")])
         return cls(Outputs.latest(root, run).folder)._check(path)
 
-    def _check(self, path: str) -> Finished:
+    def _check(self, path: str) -> FinishedRun:
         missing = [name for name in _FILES if not output_files.exists(self.folder / name)]
         if missing:
             rule = f"is not finished: it has no {', '.join(missing)}"
@@ -155,7 +155,7 @@ def _is_explored(rows: pd.DataFrame, allowed: Mapping[str, Knob]) -> Any:
     return inside | fits
 
 
-def read(run: Finished, columns: Sequence[str]) -> pd.DataFrame:
+def read(run: FinishedRun, columns: Sequence[str]) -> pd.DataFrame:
     """All rows of the table, with some of its columns and `explored`."""
     import pandas as pd
 

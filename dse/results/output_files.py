@@ -132,7 +132,7 @@ def _understood(path: Path, kind: str) -> Iterator[None]:
 # ---------------------------------------------------------------- tables
 
 
-class Table:
+class ParquetTable:
     """An open Parquet table of flat columns of numbers, truth values and texts, as `pyarrow` reads it, part by part.
 
     kinds: what each column may hold, of `text`, `number` and `truth`. check: told of every part that is read.
@@ -185,7 +185,7 @@ class Table:
 
 
 @contextmanager
-def table(path: Path) -> Iterator[Table]:
+def table(path: Path) -> Iterator[ParquetTable]:
     """A Parquet table that may be read. Raises ConfigError for one that is damaged or a bomb."""
     import pyarrow.parquet as pq
 
@@ -206,7 +206,7 @@ def table(path: Path) -> Iterator[Table]:
         for name in schema.names:
             if not _kinds(schema.field(name).type):
                 raise file_error(path, f"has a column of {schema.field(name).type}: {name}")
-        yield Table(path, coded, schema, size=size)
+        yield ParquetTable(path, coded, schema, size=size)
 
 
 def _check_footer(path: Path, handle: IO[bytes], size: int) -> None:

@@ -247,7 +247,7 @@ class Standings:
         rows: Contest | None = None,
     ) -> None:
         self._goals, self._metrics, self._counting = goals, tuple(metrics) or tuple(goals), rows
-        self._met, self._marked = Seen(), Seen()
+        self._met, self._marked = SeenHashes(), SeenHashes()
         self.num_outcomes = 0
         self._fronts = [Front() for _ in range(num_scenarios)]
         self._best: list[tuple[bool, tuple[float, ...]] | None] = [None] * num_scenarios
@@ -294,7 +294,7 @@ class Standings:
             yield scenario, rows, minimized({name: column[rows] for name, column in columns.items()}, self._goals)
 
 
-class Seen:
+class SeenHashes:
     """A set of content hashes, as sorted arrays: 16 bytes each, and adding many costs a fraction of a microsecond each.
 
     The arrays are merged when they are of like length, so there are few of them however many hashes come, but not

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dse import plugins
 from dse.backend import Interval, Replay
 from dse.results import provenance
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dse.plots import Draw
-    from dse.results.claims import Finding
+    from dse.results.claims import ClaimResult
 
 _MOST_COLOURS = 11
 _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
@@ -55,7 +55,7 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
     """Write the files that a study has beside its claims; yield (name, what draws) of the figures among them."""
     study = plugins.load("study", module)
-    for name, extra in getattr(study, "extras", lambda run: ())(Finished(outputs.folder)):
+    for name, extra in getattr(study, "extras", lambda run: ())(FinishedRun(outputs.folder)):
         if callable(extra):
             yield name, extra
         elif name.endswith(".csv"):
@@ -101,9 +101,9 @@ def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str,
         "" if selection.complete else f"claims are judged on complete tables, this is {selection}"
     )
     departure = departure if (selection.table["status"] == "ok").any() else "no point has a result"
-    findings: Mapping[str, Finding] = {} if departure else study.findings(selection.table)
+    findings: Mapping[str, ClaimResult] = {} if departure else study.findings(selection.table)
     if not departure and hasattr(study, "further"):
-        findings = {**findings, **study.further(Finished(outputs.folder))}
+        findings = {**findings, **study.further(FinishedRun(outputs.folder))}
     rows = judge(study.claims(), findings, departure=departure)
     outputs.write_json("claims", rows)
     return rows
@@ -356,7 +356,7 @@ def redraw(outputs: Outputs) -> None:
     """Draw the figures of a run again and judge its claims; print its summary. Nothing is evaluated."""
     from dse import plots
 
-    module = Finished(outputs.folder).config["study"]["module"]
+    module = FinishedRun(outputs.folder).config["study"]["module"]
     shown = load_selection(outputs)
     rows = check(outputs, module, shown)
     drawn = chain(figures(outputs, module, shown.table), level_figures(outputs), extras(outputs, module))

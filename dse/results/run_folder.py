@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 _MOST_GOALS = 16
 
 
-class Shape(BaseModel):
+class FileShape(BaseModel):
     """The part of a file that others rely on; it may hold more."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class _Searched(Shape):
+class _SearchSection(FileShape):
     method: str
 
 
-class Summary(Shape):
+class Summary(FileShape):
     """`summary.json`."""
 
     study: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
@@ -50,21 +50,21 @@ class Summary(Shape):
     contest: dict[str, Any] = {}
     units: dict[str, str] = {}
     limits: dict[str, dict[str, FiniteFloat]] = {}
-    searched: dict[str, _Searched] = {}
+    searched: dict[str, _SearchSection] = {}
 
 
-class _Git(Shape):
+class _Git(FileShape):
     commit: str | None = None
     reason: str = ""
     dirty: bool | None = None
 
 
-class _Mixed(Shape):
+class _ChangedCode(FileShape):
     time: str
     changed: list[str]
 
 
-class Made(Shape):
+class Provenance(FileShape):
     """`provenance.json`."""
 
     command: list[str] = []
@@ -75,10 +75,10 @@ class Made(Shape):
     versions: dict[str, str] = {}
     python: str = ""
     machine: dict[str, str | int | None] = {}
-    mixed: list[_Mixed] = []
+    mixed: list[_ChangedCode] = []
 
 
-class _RecordedStudy(Shape):
+class _RecordedStudy(FileShape):
     module: str = ""
     question: str = ""
     recorded: list[str] = []
@@ -86,14 +86,14 @@ class _RecordedStudy(Shape):
     baseline: dict[str, str | bool | int | float | None] = {}
 
 
-class Recorded(Shape):
+class RecordedConfig(FileShape):
     """`config.yaml`, as far as its sections are read one by one."""
 
     study: _RecordedStudy
     space: dict[str, Any] = {}
 
 
-_SHAPES: Final[Mapping[str, type[BaseModel]]] = {"summary": Summary, "provenance": Made}
+_SHAPES: Final[Mapping[str, type[BaseModel]]] = {"summary": Summary, "provenance": Provenance}
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Outputs:
         """The composed configuration. Raises ConfigError where it is damaged."""
         path = self.folder / "config.yaml"
         tree = output_files.read_yaml(path)
-        output_files.read_as(Recorded, path, tree)
+        output_files.read_as(RecordedConfig, path, tree)
         return dict(tree)
 
     @property
@@ -223,7 +223,7 @@ _ALWAYS: Final = ("scenario", "key", "status", "on_front")  # held by every row
 
 
 @contextlib.contextmanager
-def results(path: Path, goals: Iterable[str]) -> Iterator[output_files.Table]:
+def results(path: Path, goals: Iterable[str]) -> Iterator[output_files.ParquetTable]:
     """A table of results, open, with the columns that each has and those of the objectives.
 
     Raises ConfigError for one that is damaged; of its rows when they are read.

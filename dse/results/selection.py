@@ -2,7 +2,7 @@
 
 For figures and summaries (`select`) the best row of every scenario comes first, then the rows of a front, then the best
 of every combination of text knobs, then a seeded random sample of the rest. For MLflow and Optuna (`shown_rows`), a
-`Rule` says. A table that fits is taken whole.
+`SelectionRule` says. A table that fits is taken whole.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def select(path: Path, goals: Mapping[str, str], most: int, *, selected: int | N
         total = file.num_rows
         if total <= most:
             return Selection(frame(path, file.whole()), total)
-        best = _Held(selected or most)
+        best = _SelectedRows(selected or most)
         texts = [name for name, kind in file.kinds.items() if kind == "text" and name not in _ABOUT]
         for part in file.groups():
             best.add(part, _ranks(part, goals, texts))
         return Selection(frame(path, best.rows()), total)
 
 
-class _Held:
+class _SelectedRows:
     """The rows that matter most so far; what comes later may push others out."""
 
     def __init__(self, most: int) -> None:
@@ -109,7 +109,7 @@ def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.
 
 
 @dataclass(frozen=True)
-class Rule:
+class SelectionRule:
     """Selection of the points that are shown one by one.
 
     `auto`: all rows of a table of up to `whole_up_to`; of a larger one the fronts, promoted points, baselines and a
@@ -130,7 +130,7 @@ class Rule:
         return {"all": num_rows, "selected": self.whole_up_to, "none": 0}[self.amount(num_rows)]
 
 
-def shown_rows(path: Path, rule: Rule) -> Iterator[Any]:
+def shown_rows(path: Path, rule: SelectionRule) -> Iterator[Any]:
     """The rows of a stored table that a rule shows, as short pyarrow tables; what matters most comes first.
 
     The column `NUMBER` is added: which row of the table each is, from 0.

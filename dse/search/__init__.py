@@ -19,12 +19,12 @@ from pydantic import AfterValidator, Field
 
 from dse import plugins
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.search.question import Goal, Limit, Method, Outcome, Question
+from dse.search.question import Goal, Limit, Outcome, SearchMethod, SearchQuestion
 from dse.space import Assignment
 from dse.units import Integer
 from dse.values import Frozen
 
-__all__ = ["Chosen", "Goal", "Limit", "Outcome", "Question", "Search", "explore", "method"]
+__all__ = ["Chosen", "Goal", "Limit", "Outcome", "Search", "SearchQuestion", "explore", "method"]
 
 _MOST_TO_LIST = 1_000_000  # largest space that is listed to draw fresh points from
 _ASKS_PER_POINT = 20  # known or illegal proposals per fresh point before random points fill the batch
@@ -86,17 +86,17 @@ class Chosen:
     illegal: int = 0
 
 
-def method(question: Question, search: Search) -> Method:
+def method(question: SearchQuestion, search: Search) -> SearchMethod:
     """Make the search method of a search. Raises ConfigError for an unknown name or option."""
     names = plugins.names("method")
     if search.name not in names:
         way = did_you_mean(search.name, [*names, "exhaustive"])
         raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
-    instance: Method = plugins.load("method", search.name)(question, search.options)
+    instance: SearchMethod = plugins.load("method", search.name)(question, search.options)
     return instance
 
 
-def explore(question: Question, search: Search, *, first: Iterable[Assignment] = ()) -> Chosen:
+def explore(question: SearchQuestion, search: Search, *, first: Iterable[Assignment] = ()) -> Chosen:
     """Evaluate up to `question.trials` distinct points of a space that is too large to enumerate.
 
     first: points to begin with. A point that is known to break a rule is not evaluated; the method is told that it has
@@ -126,7 +126,7 @@ class _Sieve:
     duplicates: proposals that were neither fresh nor illegal.
     """
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: SearchQuestion) -> None:
         self._question = question
         self.known: dict[str, Outcome] = {}
         self.illegal: set[str] = set()
@@ -160,7 +160,7 @@ class _Sieve:
         return self.known.get(self._question.identify(point))
 
 
-def _ask(sieve: _Sieve, asker: Method, fresh: dict[str, Assignment], wanted: int) -> list[Assignment]:
+def _ask(sieve: _Sieve, asker: SearchMethod, fresh: dict[str, Assignment], wanted: int) -> list[Assignment]:
     """Add proposals until there are `wanted` fresh points, or too many that are not.
 
     Returns the proposals that repeat a fresh point: their outcomes are known once it is evaluated.
@@ -186,7 +186,7 @@ def _take(sieve: _Sieve, source: Iterator[Assignment], fresh: dict[str, Assignme
         sieve.sort(points, fresh)
 
 
-def _shuffled_points(question: Question) -> Iterator[Assignment]:
+def _shuffled_points(question: SearchQuestion) -> Iterator[Assignment]:
     """Yield every point of a space in seeded random order; none if it has too many."""
     if question.space.size(_MOST_TO_LIST) is not None:
         points = list(question.space.points())

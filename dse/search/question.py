@@ -55,7 +55,7 @@ def _all_legal(points: Sequence[Assignment]) -> list[bool]:
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchQuestion:
     """A search problem: a space, the goals by metric, a seed, and functions that evaluate and identify points.
 
     trials: budget of distinct points. legal: mask of the points that break no rule, as far as that is known
@@ -104,7 +104,7 @@ def constraints(limits: Mapping[str, Limit], outcome: Outcome) -> dict[str, floa
     return {"result": _NO_RESULT, **dict.fromkeys(bounds, 0.0)}
 
 
-class Method(Protocol):
+class SearchMethod(Protocol):
     """A search method: it proposes points and learns outcomes, a batch at a time. It depends on its seed alone.
 
     One whose attribute `finishes` is true ends the search when it proposes nothing more.
@@ -121,5 +121,5 @@ class Method(Protocol):
         """
 
 
-MakeMethod = Callable[[Question, Mapping[str, Any]], Method]
+MakeMethod = Callable[[SearchQuestion, Mapping[str, Any]], SearchMethod]
 """Factory of a method from its options. Raises ConfigError for an invalid option."""

@@ -23,7 +23,7 @@ from dse import __version__, plugins
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import accidents, looked_at
 from dse.errors import ConfigError, Problem, pairs
-from dse.plugins import Finding, Level
+from dse.plugins import DoctorCheck, Level
 
 _DEFAULTS = {"output_dir": "outputs", "uri": "sqlite:///mlflow.db", "port": "5000", "url": "auto"}
 _LITTLE_BYTES, _LITTLE_MEMORY = 2 << 30, 2 << 30
@@ -45,71 +45,71 @@ def doctor(words: Sequence[str]) -> int:
     return 4 if counts["fail"] else 0
 
 
-def _findings(options: Options) -> Iterator[Finding]:
+def _findings(options: Options) -> Iterator[DoctorCheck]:
     for check in (_python, _packages, _optional, _machine, _disk, _terminal, _git, _configuration, _plugins):
         yield from _guarded(check.__name__.strip("_"), check, options)
     for name, target in plugins.declarations("CHECKS").items():
         yield from _guarded(name, partial(_call, target), options)
 
 
-def _call(target: str, options: Options) -> Iterator[Finding]:
+def _call(target: str, options: Options) -> Iterator[DoctorCheck]:
     module, _, function = target.partition(":")
     yield from getattr(importlib.import_module(module), function)(options)
 
 
-def _guarded(name: str, check: Callable[[Options], Iterator[Finding]], options: Options) -> Iterator[Finding]:
+def _guarded(name: str, check: Callable[[Options], Iterator[DoctorCheck]], options: Options) -> Iterator[DoctorCheck]:
     """The findings of a check; one that fails is a finding, too."""
     try:
         yield from check(options)
     except Exception as error:
-        yield Finding("fail", name, f"{type(error).__name__}: {error}", "make setup")
+        yield DoctorCheck("fail", name, f"{type(error).__name__}: {error}", "make setup")
 
 
-def _python(options: Options) -> Iterator[Finding]:
+def _python(options: Options) -> Iterator[DoctorCheck]:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] < (3, 14)
-    yield Finding(
+    yield DoctorCheck(
         "ok" if good else "fail", "Python", f"{version} at {sys.executable}", "" if good else "use 3.11 to 3.13"
     )
 
 
-def _packages(options: Options) -> Iterator[Finding]:
+def _packages(options: Options) -> Iterator[DoctorCheck]:
     """Installed versions against the ranges that the project declares."""
     try:
         texts = metadata.requires("overlap-dse") or []
     except metadata.PackageNotFoundError:
-        yield Finding("warn", "packages", "dse is not installed, and runs from its folder", "make setup")
+        yield DoctorCheck("warn", "packages", "dse is not installed, and runs from its folder", "make setup")
         return
     from packaging.requirements import Requirement
 
-    wrong = list[Finding]()
+    wrong = list[DoctorCheck]()
     needed = [need for need in map(Requirement, texts) if need.marker is None or need.marker.evaluate({"extra": ""})]
     for need in needed:
         try:
             version = metadata.version(need.name)
         except metadata.PackageNotFoundError:
-            wrong.append(Finding("fail", need.name, f"is not installed, {need.specifier} is needed", "make setup"))
+            wrong.append(DoctorCheck("fail", need.name, f"is not installed, {need.specifier} is needed", "make setup"))
             continue
         if need.specifier.contains(version, prereleases=True):
-            yield Finding("ok", need.name, version, is_detail=True)
+            yield DoctorCheck("ok", need.name, version, is_detail=True)
         else:
             wrong.append(
-                Finding("fail", need.name, f"{version} is installed, {need.specifier} is needed", "make setup")
+                DoctorCheck("fail", need.name, f"{version} is installed, {need.specifier} is needed", "make setup")
             )
     yield from wrong
     if not wrong:
-        yield Finding("ok", "packages", f"dse {__version__}, {len(needed)} dependencies within their ranges")
+        yield DoctorCheck("ok", "packages", f"dse {__version__}, {len(needed)} dependencies within their ranges")
 
 
-def _optional(options: Options) -> Iterator[Finding]:
+def _optional(options: Options) -> Iterator[DoctorCheck]:
     for name, (purpose, way) in _OPTIONAL.items():
         if importlib.util.find_spec(name) is None:
-            yield Finding("ok", name, f"is not installed; only {purpose} needs it", way)
+            yield DoctorCheck("ok", name, f"is not installed; only {purpose} needs it", way)
         else:
-            yield Finding("ok", name, f"is installed, for {purpose}", is_detail=True)
+            yield DoctorCheck("ok", name, f"is installed, for {purpose}", is_detail=True)
 
 
-def _machine(options: Options) -> Iterator[Finding]:
+def _machine(options: Options) -> Iterator[DoctorCheck]:
     """Cores and memory that this process may use, limits of a container included."""
     import joblib
 
@@ -120,10 +120,10 @@ def _machine(options: Options) -> Iterator[Finding]:
     memory = min(total, int(limit)) if limit.isdigit() else total
     level: Level = "ok" if memory >= _LITTLE_MEMORY else "warn"
     way = "" if level == "ok" else "set executor.jobs=1 and a smaller budget.trials"
-    yield Finding(level, "machine", f"{joblib.cpu_count()} cores, {memory / 2**30:.1f} GiB of memory", way)
+    yield DoctorCheck(level, "machine", f"{joblib.cpu_count()} cores, {memory / 2**30:.1f} GiB of memory", way)
 
 
-def _disk(options: Options) -> Iterator[Finding]:
+def _disk(options: Options) -> Iterator[DoctorCheck]:
     folder = Path(options["output_dir"]).absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
@@ -131,52 +131,58 @@ def _disk(options: Options) -> Iterator[Finding]:
             pass
     except OSError as error:
         reason = error.strerror or str(error)
-        yield Finding(
+        yield DoctorCheck(
             "fail", "output_dir", f"{folder} cannot be written: {reason}", "name another: output_dir=<folder>"
         )
         return
     free = shutil.disk_usage(existing).free
     level: Level = "ok" if free >= _LITTLE_BYTES else "warn"
     way = "" if level == "ok" else "a million points take a gigabyte"
-    yield Finding(level, "output_dir", f"{folder} can be written, {free / 2**30:.1f} GiB free", way)
+    yield DoctorCheck(level, "output_dir", f"{folder} can be written, {free / 2**30:.1f} GiB free", way)
 
 
-def _terminal(options: Options) -> Iterator[Finding]:
+def _terminal(options: Options) -> Iterator[DoctorCheck]:
     encoding = (sys.stdout.encoding or "").lower()
     good = encoding.replace("-", "") == "utf8"
     way = "" if good else "export LC_ALL=C.UTF-8 PYTHONUTF8=1, or µ and × are shown as ?"
-    yield Finding("ok" if good else "warn", "terminal", f"writes {encoding or 'nothing known'}", way)
+    yield DoctorCheck("ok" if good else "warn", "terminal", f"writes {encoding or 'nothing known'}", way)
 
 
-def _git(options: Options) -> Iterator[Finding]:
+def _git(options: Options) -> Iterator[DoctorCheck]:
     there = shutil.which("git") is not None
     way = "" if there else "apt-get install git, or results do not say of which commit they are"
-    yield Finding("ok" if there else "warn", "git", "is there" if there else "is not installed", way, is_detail=there)
+    yield DoctorCheck(
+        "ok" if there else "warn", "git", "is there" if there else "is not installed", way, is_detail=there
+    )
 
 
-def _configuration(options: Options) -> Iterator[Finding]:
+def _configuration(options: Options) -> Iterator[DoctorCheck]:
     """The shipped configuration, and the user's own folder where it is named."""
     if not (conf_dir() / "config.yaml").is_file():
-        yield Finding("fail", "configuration", f"{conf_dir()}/config.yaml is missing", "clone or install again")
+        yield DoctorCheck("fail", "configuration", f"{conf_dir()}/config.yaml is missing", "clone or install again")
         return
-    yield Finding("ok", "configuration", f"{len(list(conf_dir().glob('*/*.yaml')))} options in {conf_dir()}")
+    yield DoctorCheck("ok", "configuration", f"{len(list(conf_dir().glob('*/*.yaml')))} options in {conf_dir()}")
     if "config_dir" not in options:
         return
     folder = Path(options["config_dir"])
     if not folder.is_dir():
-        yield Finding("fail", "config_dir", f"{folder} is no folder", "name the folder that holds system/, study/, ...")
+        yield DoctorCheck(
+            "fail", "config_dir", f"{folder} is no folder", "name the folder that holds system/, study/, ..."
+        )
         return
     files = list(looked_at(folder))
     groups = plugins.declarations("GROUPS")
     strays = [path for path, _ in files if path.parent.name not in groups and path.parent != folder]
     problems = [problem for path, found in files for problem in found or accidents(path)]
-    yield from (Finding("fail", problem.path, problem.rule, problem.way_out) for problem in problems)
-    yield from (Finding("warn", str(path), "lies in no group's folder", "see python -m dse --help") for path in strays)
+    yield from (DoctorCheck("fail", problem.path, problem.rule, problem.way_out) for problem in problems)
+    yield from (
+        DoctorCheck("warn", str(path), "lies in no group's folder", "see python -m dse --help") for path in strays
+    )
     if not problems:
-        yield Finding("ok", "config_dir", f"{len(files)} files in {folder} can be read")
+        yield DoctorCheck("ok", "config_dir", f"{len(files)} files in {folder} can be read")
 
 
-def _plugins(options: Options) -> Iterator[Finding]:
+def _plugins(options: Options) -> Iterator[DoctorCheck]:
     """Plug-ins of other distributions: do they load?"""
     kinds = dict[str, list[str]]()  # an engine and a backend join by the same group of entry points
     for kind, about in plugins.KINDS.items():
@@ -186,12 +192,12 @@ def _plugins(options: Options) -> Iterator[Finding]:
         problems = [problem for kind in same for problem in _refusal(kind, name)]
         if len(problems) == len(same):
             problem = problems[0]
-            yield Finding("fail", f"{same[0]} {name}", f"{problem.path} {problem.rule}", problem.way_out)
+            yield DoctorCheck("fail", f"{same[0]} {name}", f"{problem.path} {problem.rule}", problem.way_out)
     for package, reason in plugins.broken_packages().items():
-        yield Finding(
+        yield DoctorCheck(
             "fail", f"package {package}", f"cannot be imported: {reason}", "mend it, or remove its distribution"
         )
-    yield Finding("ok", "plug-ins", f"{len(foreign)} of other distributions", is_detail=not foreign)
+    yield DoctorCheck("ok", "plug-ins", f"{len(foreign)} of other distributions", is_detail=not foreign)
 
 
 def _refusal(kind: str, name: str) -> list[Problem]:

@@ -30,7 +30,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredResults:
     """Results of B keys: known [B]; results [B] and study [B] that evaluated them are valid only where known."""
 
     known: NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Session(Protocol):
     def is_shared(self) -> bool:
         """True if another process is or was at work on this study since this one began."""
 
-    def find(self, keys: Keys) -> Found | None:
+    def find(self, keys: Keys) -> StoredResults | None:
         """Look up keys [B, 2]; None if none of them can be known."""
 
     def lease(self, parts: Sequence[Keys]) -> list[bool]:
@@ -72,7 +72,7 @@ class Session(Protocol):
         """Delete the results of keys [B, 2], because they are wrong."""
 
 
-class Forgetful:
+class StorelessSession:
     """Session without a store: nothing is known, every lease is granted, nothing is recorded."""
 
     lost = 0

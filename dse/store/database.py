@@ -57,7 +57,7 @@ class StoreError(OSError):
     """The database cannot be used; its content is kept. The text says what to do."""
 
 
-class _Damaged(Exception):
+class _DamagedFile(Exception):
     """The SQLite file is not a database, or is damaged."""
 
 
@@ -139,7 +139,7 @@ class Database:
         with lock_file(self.file.with_name(f"{self.file.name}.lock")):
             try:
                 self._retry(lambda: _make(engine, self._tables))
-            except _Damaged as error:
+            except _DamagedFile as error:
                 engine.dispose()
                 self._mend(error)
                 self._retry(lambda: _make(engine, self._tables))
@@ -153,7 +153,7 @@ class Database:
         began = time.monotonic()
         try:
             return self._retry(once)
-        except _Damaged as error:
+        except _DamagedFile as error:
             if self.file is None:
                 raise StoreError(f"{self} is damaged: {error}") from error
             self.close()
@@ -174,7 +174,7 @@ class Database:
             except DBAPIError as error:
                 verdict = _verdict(error)
                 if verdict == "damaged":
-                    raise _Damaged(_first_line(error)) from error
+                    raise _DamagedFile(_first_line(error)) from error
                 left = self._patience_left_s(began, error)
                 if verdict != "wait" or left <= 0.0:
                     raise StoreError(f"{self}: {_way_out(verdict, error)}") from error

@@ -37,7 +37,7 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-class Watched(psycopg.Connection[Any]):
+class WatchedConnection(psycopg.Connection[Any]):
     """A connection that closes and raises an OperationalError if an answer is missing at the deadline."""
 
     def __del__(self, *_: Any) -> None:
@@ -75,8 +75,8 @@ def watch(engine: Engine | type[Engine]) -> None:
         event.listen(engine, "do_connect", _connect)
 
 
-def _connect(dialect: Dialect, _record: Any, words: Any, settings: dict[str, Any]) -> Watched | None:
-    return Watched.connect(*words, **{**_SETTINGS, **settings}) if dialect.driver == "psycopg" else None
+def _connect(dialect: Dialect, _record: Any, words: Any, settings: dict[str, Any]) -> WatchedConnection | None:
+    return WatchedConnection.connect(*words, **{**_SETTINGS, **settings}) if dialect.driver == "psycopg" else None
 
 
 def foreign(connection: Connection, names: list[str]) -> list[str]:

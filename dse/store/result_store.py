@@ -38,7 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES, Result, Results, Status
 from dse.errors import hidden
 from dse.errors.parsing import parse_json
-from dse.store.contract import Context, Found
+from dse.store.contract import Context, StoredResults
 from dse.store.database import PATIENCE_S, Blob, Database, StoreError, check_plain, reader
 from dse.store.result_rows import (
     BULK_INSERT,
@@ -209,7 +209,7 @@ class Store:
         query = select(results.c.key).where(results.c.context == context).limit(1)
         return self.database.read(lambda connection: connection.execute(query).first()) is not None
 
-    def find(self, keys: Keys, context: int) -> Found:
+    def find(self, keys: Keys, context: int) -> StoredResults:
         """Look up keys [B, 2] that were made in a context.
 
         Rows that do not fit their checksum go into quarantine and count as unknown.
@@ -221,11 +221,11 @@ class Store:
         ]
         if not rows:
             nothing = Results.all_alike(Result("unsupported"), len(names))
-            return Found(np.zeros(len(names), bool), nothing, np.full(len(names), -1))
+            return StoredResults(np.zeros(len(names), bool), nothing, np.full(len(names), -1))
         place = {row[0]: index for index, row in enumerate(rows)}
         where = np.array([place.get(name, -1) for name in names], np.intp)
         study = np.array([row[2] for row in rows], np.int64)
-        return Found(where >= 0, results_of_rows(rows, made_in.metrics).take(where), study[where])
+        return StoredResults(where >= 0, results_of_rows(rows, made_in.metrics).take(where), study[where])
 
     def _rows(self, names: Sequence[bytes]) -> list[Any]:
         if self.database.dialect.name == "postgresql":  # one parameter for all of them

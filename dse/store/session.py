@@ -21,8 +21,8 @@ from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
 from dse.content_hash import grid_content_keys
-from dse.results.pareto import Seen
-from dse.store.contract import Context, Found
+from dse.results.pareto import SeenHashes
+from dse.store.contract import Context, StoredResults
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_rows import Fresh, key_bytes
@@ -65,7 +65,7 @@ class StoreSession:
         self._owner = self._enter()
         self.lost = self._sweep()
         self._looked_s, self._alone, self._shared = 0.0, True, self.lost > 0
-        self._made = Seen()
+        self._made = SeenHashes()
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended, self._written = threading.Event(), threading.Event()
         self._beside = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._tidy)]
@@ -87,12 +87,12 @@ class StoreSession:
         self._shared = self._shared or not self.alone
         return self._shared
 
-    def find(self, keys: Keys) -> Found | None:
+    def find(self, keys: Keys) -> StoredResults | None:
         """Look up keys [B, 2]; None if none of them can be known, as no other process has worked on the study."""
         self._unknown = self._unknown and self.alone
         if self._unknown and not self._made.has(keys).any():
             return None
-        merged: Found | None = None
+        merged: StoredResults | None = None
         for number, shift in self._shifts:
             answer = self.store.find(keys + shift, number)
             merged = answer if merged is None else _merge(merged, answer)
@@ -264,12 +264,12 @@ def _shift(source: Context, target: Context) -> Keys:
     return grid_content_keys([], {}, target.words) - grid_content_keys([], {}, source.words)
 
 
-def _merge(first: Found, second: Found) -> Found:
+def _merge(first: StoredResults, second: StoredResults) -> StoredResults:
     """Merge two look-ups of the same keys; the first takes precedence."""
     size = len(first.known)
     where = np.where(first.known, np.arange(size), size + np.arange(size))
     both = Results.join([first.results, second.results]).take(where)
-    return Found(first.known | second.known, both, np.where(first.known, first.study, second.study))
+    return StoredResults(first.known | second.known, both, np.where(first.known, first.study, second.study))
 
 
 def _difference(ours: Results, theirs: Results) -> str:

@@ -50,7 +50,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Look:
+class StoreSnapshot:
     """A store at a moment [s, of a monotonic clock]. counts: results by study and status."""
 
     moment: float
@@ -58,7 +58,7 @@ class Look:
     counts: Mapping[int, Counter[str]]
     processes: Sequence[Process]
 
-    def rate(self, study: int, before: Look | None) -> float | None:
+    def rate(self, study: int, before: StoreSnapshot | None) -> float | None:
         """Results per second of a study since an earlier look; None without one."""
         if before is None or self.moment <= before.moment:
             return None
@@ -107,7 +107,7 @@ def _show(engine: Engine, every_s: float | None) -> None:
             first = now
 
 
-def look(engine: Engine) -> Look:
+def look(engine: Engine) -> StoreSnapshot:
     """Look at a store; nothing is written."""
     with engine.connect() as connection:
         named = connection.execute(select(studies.c.id, studies.c.name, studies.c.state).order_by(studies.c.id)).all()
@@ -122,7 +122,7 @@ def look(engine: Engine) -> Look:
         Process(row.id, row.study, row.host.partition("/")[0], row.pid, row.beat, points.get(row.id, 0), _state(row))
         for row in rows
     ]
-    return Look(time.monotonic(), [(row.id, row.name, row.state) for row in named], counts, processes)
+    return StoreSnapshot(time.monotonic(), [(row.id, row.name, row.state) for row in named], counts, processes)
 
 
 def _state(row: Any) -> str:
@@ -130,7 +130,7 @@ def _state(row: Any) -> str:
     return ("ended" if owner.gone else "at work") if owner.is_known else "elsewhere"
 
 
-def tables(now: Look, before: Look | None) -> Group:
+def tables(now: StoreSnapshot, before: StoreSnapshot | None) -> Group:
     """Two tables for a terminal: studies, and processes at work."""
     from rich.console import Group
     from rich.table import Table

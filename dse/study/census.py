@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.progress import Advance
-from dse.results.pareto import Seen
+from dse.results.pareto import SeenHashes
 from dse.space import Block, Evaluated, Knob, Space, blocks_together
 from dse.study.baselines import Baselines
 from dse.study.plan import Plan
@@ -83,15 +83,15 @@ class Census:
     random: np.random.Generator
     rules: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    legal: Seen = field(default_factory=Seen)
-    evaluated: Seen = field(default_factory=Seen)
+    legal: SeenHashes = field(default_factory=SeenHashes)
+    evaluated: SeenHashes = field(default_factory=SeenHashes)
     num_legal: int = 0
     num_evaluated: int = 0
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._backend, self._words = self.plan.backend, self.plan.context.words
-        self._names, self._own = list(self.plan.spaces), [Seen() for _ in self.plan.spaces]
+        self._names, self._own = list(self.plan.spaces), [SeenHashes() for _ in self.plan.spaces]
         change = self.plan.settings.study.baseline
         self._baselines = [Baselines(space, change, self._identify_block) for space in self.plan.spaces.values()]
         self._compared: set[bytes] = set()

@@ -43,7 +43,7 @@ def _serve(figure: _Figure | None) -> None:
 
 
 @dataclass
-class Drawing:
+class FigureWorkers:
     """Workers that draw the figures that a study asks for: all, the first of a study (`key`), or none.
 
     Close it when done: what the workers did not finish is not drawn.

@@ -21,13 +21,13 @@ from dse.errors import ConfigError, Problem, did_you_mean
 from dse.evaluation.executor import POOL_PAYS_S
 from dse.progress import bar
 from dse.results import report
-from dse.results.pareto import Seen
+from dse.results.pareto import SeenHashes
 from dse.store.result_store import recorded_keys
 from dse.study.census import MOST_COUNTED, NUM_DRAWN, Census, Tally, count_points, sample_points, search_calls
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
-from dse.study.timing import Call, Estimate, Pace, RowCost, measure_row, time_calls, workers
+from dse.study.timing import Call, CallTimes, Estimate, RowCost, measure_row, time_calls, workers
 from dse.units import duration_text, with_prefix
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _has_legal(planned: Plan, call: Call) -> bool:
     return any(results.ok.any() for results in planned.backend.screen(batches))
 
 
-def _how(pace: Pace, row: RowCost, jobs: int) -> str:
+def _how(pace: CallTimes, row: RowCost, jobs: int) -> str:
     """Return the basis of a time estimate, and what it includes."""
     calls, most = len(pace.sizes), int(pace.sizes.max())
     plural = "s" if calls > 1 else ""
@@ -179,7 +179,7 @@ def _how(pace: Pace, row: RowCost, jobs: int) -> str:
     return f"{basis}{spread}; recording {duration_text(row.seconds)} a row, measured on {row.num_rows:,} rows, is in it"
 
 
-def _num_stored(planned: Plan, evaluated: Seen) -> int | None:
+def _num_stored(planned: Plan, evaluated: SeenHashes) -> int | None:
     """Return the number of designs that have a result in the study's store; None without a store."""
     url = planned.settings.store.url
     if url is None:

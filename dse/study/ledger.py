@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from dse.content_hash import grid_content_keys, keys_to_hex
 from dse.progress import bar
-from dse.results.pareto import Contest, Seen, Standings
+from dse.results.pareto import Contest, SeenHashes, Standings
 from dse.study.plan import Plan
-from dse.study.table import ROWS_PER_GROUP, Layout, Rows, Sheet
+from dse.study.table import ROWS_PER_GROUP, ScenarioRows, Sheet, TableLayout
 
 
 class Ledger:
@@ -27,13 +27,13 @@ class Ledger:
     """
 
     def __init__(self, plan: Plan, path: Path) -> None:
-        self._layout = Layout.of(plan)
+        self._layout = TableLayout.of(plan)
         self.sheet = Sheet(path, self._layout)
         contest = Contest(plan.settings.study.answer, tuple(plan.knobs))
         self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics), rows=contest)
-        self._written, self._unexplored, self._claimed = Seen(), Seen(), Seen()
+        self._written, self._unexplored, self._claimed = SeenHashes(), SeenHashes(), SeenHashes()
         self._salts = np.concatenate([grid_content_keys([f"scenario = {name}"], {}) for name in plan.spaces])
-        self._held: list[Rows] = []
+        self._held: list[ScenarioRows] = []
         self.distinct = np.zeros(len(plan.spaces), int)
         self.winners: dict[str, tuple[str, BaseModel]] = {}
         self.statuses: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Ledger:
         if kind is not None:
             self.sheet.discard()
 
-    def take(self, rows: Iterable[Rows]) -> None:
+    def take(self, rows: Iterable[ScenarioRows]) -> None:
         """Take in rows in the order of the table."""
         count = sum(chunk.point.block.size for chunk in self._held)
         for chunk in rows:
@@ -74,7 +74,7 @@ class Ledger:
         self.distinct += np.bincount(newly_explored, minlength=len(self.distinct))
         self._write(chunks, np.flatnonzero(fresh), sizes)
 
-    def _write(self, chunks: Sequence[Rows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
+    def _write(self, chunks: Sequence[ScenarioRows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
         """Write the chosen rows of some chunks."""
         batch = self._layout.batch(chunks)
         batch = batch if len(chosen) == batch.num_rows else batch.take(chosen)

@@ -16,8 +16,8 @@ from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did
 from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.settings import Executor
-from dse.results.finished_run import Finished
-from dse.search import Goal, Question, method
+from dse.results.finished_run import FinishedRun
+from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
 from dse.store.contract import Context
 from dse.study.levels import OWN, Level, levels, plain_design, problems_of_level
@@ -338,7 +338,7 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         space = spaces[large[0]]
         goals = _goals(settings, space.knobs, space.backend)
         try:
-            method(Question(space, goals, settings.seed, trials, lambda points: [], repr), settings.search)
+            method(SearchQuestion(space, goals, settings.seed, trials, lambda points: [], repr), settings.search)
         except ConfigError as error:
             check.found.extend(error.problems)
 
@@ -347,7 +347,7 @@ def _check_warm_start(check: Problems, settings: Settings) -> None:
     """Check that the runs that a search begins with exist."""
     for run in settings.search.warm_start:
         try:
-            Finished.find(Path(settings.output_dir), run, "search.warm_start")
+            FinishedRun.find(Path(settings.output_dir), run, "search.warm_start")
         except ConfigError as error:
             check.found.extend(error.problems)
 

@@ -14,7 +14,7 @@ from dse.config.options import problems_of_files
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
 from dse.evaluation.settings import Executor
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.output_files import file_error
 from dse.space import get_path
 from dse.study.plan import Plan, plan
@@ -63,7 +63,7 @@ def present_value(words: Sequence[str], folder: Path | None, path: str) -> Any:
     return get_path(request(words, folder).tree, path)
 
 
-def plan_again(run: Finished, present: Present) -> Plan:
+def plan_again(run: FinishedRun, present: Present) -> Plan:
     """Plan the study of a finished run as its command did (`plan_recorded`). Raises ConfigError."""
     overrides = run.provenance.get("overrides", run.provenance["command"][3:])
     if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):

@@ -10,7 +10,7 @@ from dse.backend import Replay
 from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, report
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.output_files import frame
 from dse.results.run_folder import Outputs, results
 from dse.study.plan import Plan
@@ -42,7 +42,7 @@ def stored_point(outputs: Outputs, start: str, present: Present) -> tuple[Plan, 
     Raises ConfigError as `replay_point` does.
     """
     row = _row(outputs, start)
-    planned = plan_again(Finished(outputs.folder), present)
+    planned = plan_again(FinishedRun(outputs.folder), present)
     return planned, row, _design(planned, row)
 
 

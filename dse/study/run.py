@@ -19,15 +19,15 @@ from dse.backend import Canonical, Replay, Result, Results
 from dse.content_hash import keys_to_hex
 from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
 from dse.progress import Advance, bar
-from dse.results.pareto import Seen
-from dse.search import Chosen, Outcome, Question, explore
+from dse.results.pareto import SeenHashes
+from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, Evaluated, Space, blocks_together
-from dse.store.contract import Forgetful, Session
+from dse.store.contract import Session, StorelessSession
 from dse.study import warm_start
 from dse.study.baselines import Baselines
 from dse.study.ledger import Ledger
 from dse.study.plan import Plan
-from dse.study.table import ROWS_PER_GROUP, Rows
+from dse.study.table import ROWS_PER_GROUP, ScenarioRows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ class Support:
     evaluator: makes what evaluates its points.
     """
 
-    session: Session = field(default_factory=Forgetful)
+    session: Session = field(default_factory=StorelessSession)
     stopping: Callable[[], bool] = lambda: False
     evaluator: MakeEvaluator = evaluate_here
 
@@ -113,7 +113,7 @@ def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[Evaluated]:
             yield rows.point
 
 
-def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
+def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[ScenarioRows]:
     """Yield every point of finite spaces; the same block of many scenarios together, so that they share calls."""
     for first in range(0, len(scenarios), _TOGETHER):
         some = scenarios[first : first + _TOGETHER]
@@ -122,9 +122,9 @@ def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[Rows]:
                 yield from scenario.rows([] if block is None else [block])
 
 
-def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[Rows]) -> Iterator[Rows]:
+def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[ScenarioRows]) -> Iterator[ScenarioRows]:
     """Yield the same rows with results: rows without any are evaluated, once."""
-    waiting: deque[Rows] = deque()
+    waiting: deque[ScenarioRows] = deque()
 
     def points() -> Iterator[Evaluated]:
         for chunk in rows:
@@ -139,7 +139,7 @@ def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[Rows]) -> Iterator[Ro
                 point.results = Results.all_alike(Result("infeasible", reason=point.block.reason), point.block.size)
                 evaluator.seen(point.block.size)
 
-    def ready() -> Iterator[Rows]:
+    def ready() -> Iterator[ScenarioRows]:
         while waiting and waiting[0].point.results is not None:
             yield waiting.popleft()
 
@@ -163,13 +163,13 @@ class _Scenario:
         self._points: dict[str, str] = {}
         self._known: dict[str, Evaluated] = {}
         self._sampled: dict[str, None] = {}
-        self._met = Seen()
+        self._met = SeenHashes()
 
     @property
-    def question(self) -> Question:
+    def question(self) -> SearchQuestion:
         """Question to a sampler."""
         settings = self._plan.settings
-        return Question(
+        return SearchQuestion(
             self.space,
             self._plan.goals,
             self.seed,
@@ -185,7 +185,7 @@ class _Scenario:
         """Points that a sampler had evaluated, in order."""
         return [self._known[name].block for name in self._sampled]
 
-    def rows(self, blocks: Iterable[Block]) -> Iterator[Rows]:
+    def rows(self, blocks: Iterable[Block]) -> Iterator[ScenarioRows]:
         """Yield the rows of some blocks, those of their baselines first."""
         for block in blocks:
             if self._repeats(block):
@@ -198,8 +198,8 @@ class _Scenario:
                 if np.array_equal(point.keys, reference.keys):
                     point = reference
                 elif not reference.asked:
-                    yield Rows(self.index, reference, reference, explored=False)
-                yield Rows(self.index, point, reference, explored=True)
+                    yield ScenarioRows(self.index, reference, reference, explored=False)
+                yield ScenarioRows(self.index, point, reference, explored=True)
 
     def _repeats(self, block: Block) -> bool:
         """Tell whether all points of a block came before it, apart from a knob that changes nothing."""
@@ -234,7 +234,9 @@ class _Scenario:
         """Evaluate points for a sampler; return their metrics in order, None where there are none."""
         names = [self.identify(point) for point in points]
         fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].asked]
-        for _ in _evaluate_rows(self._evaluator, [Rows(self.index, point, point, explored=True) for point in fresh]):
+        for _ in _evaluate_rows(
+            self._evaluator, [ScenarioRows(self.index, point, point, explored=True) for point in fresh]
+        ):
             pass
         self._sampled.update(dict.fromkeys(names))
         return [self._known[name].require_results[0].metrics or None for name in names]

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from dse.errors.texts import ambiguous
 from dse.evaluation.settings import Executor
 from dse.results.pareto import Answer
-from dse.results.selection import Rule
+from dse.results.selection import SelectionRule
 from dse.search import Limit, Search
 from dse.search.question import constraints
 from dse.store.settings import StoreAt
@@ -118,9 +118,9 @@ def _storage(place: str) -> str:
     return _plain_url(place)
 
 
-class Tracking(Frozen):
+class TrackingSettings(Frozen):
     """The `tracking` group. uri: where MLflow keeps runs; None for no tracking. optuna: URL, or path of a `.log`
-    journal, where Optuna keeps trials. points, whole_up_to: which points are shown (`dse.results.selection.Rule`).
+    journal, where Optuna keeps trials. points, whole_up_to: of `dse.results.selection.SelectionRule`.
     """
 
     name: str
@@ -131,9 +131,9 @@ class Tracking(Frozen):
     whole_up_to: Annotated[Integer, Field(ge=0)] = 10_000
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> SelectionRule:
         """Rule that selects the points to show."""
-        return Rule(self.points, self.whole_up_to)
+        return SelectionRule(self.points, self.whole_up_to)
 
 
 class Figures(Frozen):
@@ -160,7 +160,7 @@ class Settings(Frozen):
     search: Search
     budget: Budget
     executor: Executor
-    tracking: Tracking
+    tracking: TrackingSettings
     space: Mapping[str, Any]
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
     output_dir: Annotated[str, Field(min_length=1)]

@@ -36,7 +36,7 @@ _MARK = 6  # place of `on_front` among the columns
 
 
 @dataclass(frozen=True)
-class Rows:
+class ScenarioRows:
     """Points of one scenario with their results, and the grid that holds their baselines."""
 
     scenario: int
@@ -51,7 +51,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """Columns of a table. kinds: type of values of the searched and recorded paths, by path.
 
     limits: by metric; a row beyond one is infeasible in this table, whatever its result is in other studies.
@@ -63,7 +63,7 @@ class Layout:
     limits: Mapping[str, Limit]
 
     @classmethod
-    def of(cls, plan: Plan) -> Layout:
+    def of(cls, plan: Plan) -> TableLayout:
         """Return the columns of a study."""
         space = next(iter(plan.spaces.values()))
         chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
@@ -101,7 +101,7 @@ class Layout:
                 schema = schema.set(place, pa.field(name, pa.string()))
         return schema
 
-    def batch(self, rows: Sequence[Rows]) -> Any:
+    def batch(self, rows: Sequence[ScenarioRows]) -> Any:
         """Return rows as a pyarrow RecordBatch, with all columns but `on_front`."""
         import pyarrow as pa
 
@@ -134,7 +134,7 @@ class Layout:
                 results = replace(results, status=status, reason=reason, texts=(*results.texts, text))
         return results
 
-    def _numbers(self, results: Results, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
+    def _numbers(self, results: Results, rows: Sequence[ScenarioRows]) -> dict[str, NDArray[np.float64]]:
         """Return metrics, relations where both the point and its baseline have metrics, and bounds."""
         ok = results.ok
         metrics = {name: results.column(name) for name in self.backend.metrics}
@@ -156,7 +156,7 @@ class Layout:
                 metrics[name][both] = related[name]
         return metrics | {name: np.where(ok, column, math.nan) for name, column in bounds.items()}
 
-    def _bounds(self, metrics: Columns, rows: Sequence[Rows]) -> dict[str, NDArray[np.float64]]:
+    def _bounds(self, metrics: Columns, rows: Sequence[ScenarioRows]) -> dict[str, NDArray[np.float64]]:
         """Return what is proven of the designs of rows."""
         columns = {
             name: np.full(sum(chunk.point.block.size for chunk in rows), math.nan) for name in self.backend.bounds
@@ -174,7 +174,7 @@ class Layout:
 class Sheet:
     """A table being written: row groups are appended, then finished with what the second pass adds."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: TableLayout) -> None:
         import pyarrow as pa
 
         self._path, self._layout = path, layout
@@ -285,7 +285,7 @@ def _dictionary_array(codes: NDArray[Any], names: Sequence[str]) -> Any:
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
-def _column(path: str, kind: str, rows: Sequence[Rows]) -> Any:
+def _column(path: str, kind: str, rows: Sequence[ScenarioRows]) -> Any:
     """Return the values of the designs of some rows at a path, as a pyarrow array."""
     import pyarrow as pa
 

@@ -25,7 +25,7 @@ from dse.store.result_rows import Fresh
 from dse.store.result_store import Store
 from dse.study.baselines import Baselines
 from dse.study.plan import Plan
-from dse.study.table import Layout, Rows, Sheet
+from dse.study.table import ScenarioRows, Sheet, TableLayout
 
 Floats = NDArray[np.float64]
 Call = Sequence[tuple[int, Block]]
@@ -60,7 +60,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Pace:
+class CallTimes:
     """Timed calls. sizes, seconds [calls]: designs that were simulated, and how long each call took, in this process.
 
     start_s: extra seconds of the very first call (compiling, loading).
@@ -102,7 +102,9 @@ def workers(executor: Executor) -> int:
     return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs
 
 
-def time_calls(plan: Plan, calls: Sequence[Call], random: np.random.Generator) -> tuple[Pace, list[list[Evaluated]]]:
+def time_calls(
+    plan: Plan, calls: Sequence[Call], random: np.random.Generator
+) -> tuple[CallTimes, list[list[Evaluated]]]:
     """Time some calls, in a random order and again until time is up; return the pace and the points with results."""
     backend, words, names = plan.backend, plan.context.words, list(plan.spaces)
     sizes, seconds, points = list[float](), list[float](), list[list[Evaluated]]()
@@ -128,12 +130,12 @@ def _order(count: int, random: np.random.Generator) -> Iterator[int]:
         yield from random.permutation(count).tolist()
 
 
-def _pace(sizes: Floats, seconds: Floats) -> Pace:
+def _pace(sizes: Floats, seconds: Floats) -> CallTimes:
     """Return the pace without the first call; the excess of the first call is paid once."""
     if len(sizes) == 1:
-        return Pace(sizes, seconds, 0.0)
-    later = Pace(sizes[1:], seconds[1:], 0.0)
-    return Pace(sizes[1:], seconds[1:], max(0.0, float(seconds[0] - sizes[0] * later.per_design)))
+        return CallTimes(sizes, seconds, 0.0)
+    later = CallTimes(sizes[1:], seconds[1:], 0.0)
+    return CallTimes(sizes[1:], seconds[1:], max(0.0, float(seconds[0] - sizes[0] * later.per_design)))
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple
     return size, elapsed_s
 
 
-def _rows(plan: Plan, points: Sequence[Evaluated]) -> Iterator[Rows]:
+def _rows(plan: Plan, points: Sequence[Evaluated]) -> Iterator[ScenarioRows]:
     """Yield rows of some points with their baselines, which are evaluated for them."""
     names = list(plan.spaces)
     for point in points:
@@ -202,7 +204,7 @@ def _rows(plan: Plan, points: Sequence[Evaluated]) -> Iterator[Rows]:
             explored = point if part.size == point.block.size else identify(part)
             for evaluated in (explored, baseline):
                 evaluated.results = evaluated.results or _evaluate_block(plan, evaluated.block)
-            yield Rows(names.index(point.scenario), explored, baseline, explored=True)
+            yield ScenarioRows(names.index(point.scenario), explored, baseline, explored=True)
 
 
 def _evaluate_block(plan: Plan, block: Block) -> Results:
@@ -211,9 +213,9 @@ def _evaluate_block(plan: Plan, block: Block) -> Results:
     return call(plan.spec, [block.batch])[0]
 
 
-def _measure_table(plan: Plan, rows: Sequence[Rows], path: Path) -> tuple[int, float]:
+def _measure_table(plan: Plan, rows: Sequence[ScenarioRows], path: Path) -> tuple[int, float]:
     """Return the bytes of a table of some rows, beyond those of an empty one, and the seconds to write it."""
-    layout = Layout.of(plan)
+    layout = TableLayout.of(plan)
     sizes, elapsed_s = list[int](), 0.0
     for batches in ([], [layout.batch(rows)], [layout.batch(rows)]):  # the first two load the libraries for writing
         began, sheet = time.perf_counter(), Sheet(path, layout)

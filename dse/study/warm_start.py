@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.results.finished_run import Finished, read
+from dse.results.finished_run import FinishedRun, read
 from dse.space import Assignment, Knob, Space, get_path
 from dse.study.plan import Plan
 
@@ -28,11 +28,11 @@ def points(plan: Plan, scenario: str) -> list[Assignment]:
     return [
         point
         for run in plan.settings.search.warm_start
-        for point in _of(Finished.find(Path(plan.settings.output_dir), run, "search.warm_start"), plan, scenario)
+        for point in _of(FinishedRun.find(Path(plan.settings.output_dir), run, "search.warm_start"), plan, scenario)
     ]
 
 
-def _of(run: Finished, plan: Plan, scenario: str) -> Iterator[Assignment]:
+def _of(run: FinishedRun, plan: Plan, scenario: str) -> Iterator[Assignment]:
     space = plan.spaces[scenario]
     paths = [knob.path for knob in space.order if knob.path in run.columns]
     rows = read(run, ["scenario", "on_front", *paths])
@@ -44,7 +44,7 @@ def _of(run: Finished, plan: Plan, scenario: str) -> Iterator[Assignment]:
             yield point
 
 
-def _point(space: Space, run: Finished, row: pd.Series) -> Assignment | None:
+def _point(space: Space, run: FinishedRun, row: pd.Series) -> Assignment | None:
     """Return the point of a space that has the values of a row of a run; None where there is none."""
     import pandas as pd
 

@@ -18,7 +18,7 @@ from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.errors.parsing import parse_json
 from dse.evaluation.executor import Evaluator
 from dse.evaluation.settings import Executor
-from dse.evaluation.signals import Interrupted, Stop, stoppable
+from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.progress import bar
 from dse.results.provenance import code_version, differences
 from dse.store.database import is_missing
@@ -67,7 +67,7 @@ def worker(words: Sequence[str]) -> int:
             time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
         store.database.close()
         if stop():
-            raise Interrupted(stop.number, "interrupted; what was evaluated is kept")
+            raise SignalInterrupt(stop.number, "interrupted; what was evaluated is kept")
     return 0
 
 
@@ -75,7 +75,7 @@ def _wait_for_file(url: str, until: float, stop: Stop) -> None:
     """Wait for an SQLite file, which the client makes. Raises ConfigError if it does not come, and Interrupted."""
     while is_missing(url):
         if stop():
-            raise Interrupted(stop.number, "interrupted; no study was found")
+            raise SignalInterrupt(stop.number, "interrupted; no study was found")
         if time.monotonic() >= until:
             way_out = "start the study first, or wait longer for it (wait=)"
             raise ConfigError([Problem("store", "is a file that is not there", url, way_out)])
@@ -117,7 +117,7 @@ def _help(store: Store, row: Row[Any], executor: Executor, present: Present, sto
             for part in parts:
                 for _ in evaluator.results(finite_points(part, evaluator)):
                     pass
-    except Interrupted:
+    except SignalInterrupt:
         return
     finally:
         session.leave()

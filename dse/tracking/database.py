@@ -45,12 +45,12 @@ class TrackingError(RuntimeError):
     """MLflow could not show a study; the study and its results are not affected."""
 
 
-class DamagedError(TrackingError):
+class DamagedTrackingError(TrackingError):
     """The SQLite file of MLflow is no longer a database that MLflow can use."""
 
 
 @dataclass(frozen=True)
-class Store:
+class TrackingStore:
     """An open tracking store: its absolute URI, MLflow's client, and the engine of its database if it has one."""
 
     uri: str
@@ -70,7 +70,7 @@ def resolve(uri: str) -> str:
     return f"{match[1]}:///{Path(match[2]).resolve()}{match[3] or ''}"
 
 
-def open_store(uri: str) -> Store:
+def open_store(uri: str) -> TrackingStore:
     """Open the tracking store, and build a database that is missing.
 
     Raises:
@@ -80,7 +80,7 @@ def open_store(uri: str) -> Store:
     where = resolve(uri)
     with explain_failures("open", where):
         engine = _open_engine(where)
-        return Store(where, mlflow().MlflowClient(where), engine)
+        return TrackingStore(where, mlflow().MlflowClient(where), engine)
 
 
 def repair(uri: str) -> Path | None:
@@ -111,13 +111,13 @@ def _is_sound(file: Path, uri: str) -> bool:
         open_store(uri)
     except sqlite3.OperationalError as error:  # locked or not readable: no proof of damage
         raise TrackingError(f"MLflow's database {file} cannot be looked at ({error})") from error
-    except (sqlite3.DatabaseError, DamagedError):
+    except (sqlite3.DatabaseError, DamagedTrackingError):
         return False
     return True
 
 
 @contextmanager
-def write_lock(store: Store) -> Iterator[None]:
+def write_lock(store: TrackingStore) -> Iterator[None]:
     """Hold the lock of writers of studies to a database; others wait. A server has no such lock."""
     file = sqlite_file(store.uri)
     if file is not None:
@@ -166,7 +166,7 @@ def explain_failures(task: str, uri: str) -> Iterator[None]:
         first = (str(error).strip().splitlines() or [""])[0]
         message = f"MLflow could not {task} {hidden(uri)} ({type(error).__name__}: {hidden(first)[:400]})"
         damaged = sqlite_file(uri) is not None and any(sign in str(error) for sign in _DAMAGE)
-        raise (DamagedError if damaged else TrackingError)(message) from error
+        raise (DamagedTrackingError if damaged else TrackingError)(message) from error
 
 
 def sqlite_file(uri: str) -> Path | None:

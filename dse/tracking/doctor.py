@@ -10,38 +10,38 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from dse.plugins import Finding
+from dse.plugins import DoctorCheck
 from dse.tracking.database import resolve, sqlite_file
 
 
-def check_database(options: Mapping[str, str]) -> Iterator[Finding]:
+def check_database(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
     """Look at MLflow's SQLite file: is it one, and of the version that is installed?"""
     file = sqlite_file(resolve(options["uri"]))
     if file is None or not file.exists():
-        yield Finding("ok", "MLflow", f"no {file or options['uri']} to look at: the first study makes it")
+        yield DoctorCheck("ok", "MLflow", f"no {file or options['uri']} to look at: the first study makes it")
         return
     repair = f"python -m dse sync repair=true uri=sqlite:///{file}"
     try:
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=2)) as connection:
             (version,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.OperationalError as error:
-        yield Finding("fail", "MLflow", f"{file} cannot be read: {error}", f"end what uses it, or {repair}")
+        yield DoctorCheck("fail", "MLflow", f"{file} cannot be read: {error}", f"end what uses it, or {repair}")
     except (sqlite3.DatabaseError, TypeError) as error:
-        yield Finding("fail", "MLflow", f"{file} is damaged: {error}", repair)
+        yield DoctorCheck("fail", "MLflow", f"{file} is damaged: {error}", repair)
     else:
         yield from _compare(file, version)
 
 
-def _compare(file: Path, version: str) -> Iterator[Finding]:
+def _compare(file: Path, version: str) -> Iterator[DoctorCheck]:
     known, newest = _revisions()
     if version == newest:
-        yield Finding("ok", "MLflow", f"{file} is of the version that is installed")
+        yield DoctorCheck("ok", "MLflow", f"{file} is of the version that is installed")
     elif version in known:
         way = f"keep a copy, then mlflow db upgrade sqlite:///{file}"
-        yield Finding("warn", "MLflow", f"{file} is of an older MLflow", way)
+        yield DoctorCheck("warn", "MLflow", f"{file} is of an older MLflow", way)
     else:
         way = "install that version again, or name another file: tracking.uri=sqlite:///<file>"
-        yield Finding("fail", "MLflow", f"{file} is of a newer MLflow than is installed", way)
+        yield DoctorCheck("fail", "MLflow", f"{file} is of a newer MLflow than is installed", way)
 
 
 def _revisions() -> tuple[set[str], str]:
@@ -54,11 +54,11 @@ def _revisions() -> tuple[set[str], str]:
     return names, next(iter(names - before), "")
 
 
-def check_port(options: Mapping[str, str]) -> Iterator[Finding]:
+def check_port(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
     """Look whether the port of the UI is free."""
     port = options["port"]
     if not port.isdigit():
-        yield Finding("warn", "ui", f"port {port} is no number", "python -m dse ui port=5000")
+        yield DoctorCheck("warn", "ui", f"port {port} is no number", "python -m dse ui port=5000")
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,6 +66,6 @@ def check_port(options: Mapping[str, str]) -> Iterator[Finding]:
             probe.bind(("127.0.0.1", int(port)))
         except (OSError, OverflowError) as error:
             way = f"python -m dse ui port={int(port) + 1 if 1024 <= int(port) < 65535 else 5001}"
-            yield Finding("warn", "ui", f"port {port} cannot be used: {error}", way)
+            yield DoctorCheck("warn", "ui", f"port {port} cannot be used: {error}", way)
         else:
-            yield Finding("ok", "ui", f"port {port} is free")
+            yield DoctorCheck("ok", "ui", f"port {port} is free")

@@ -20,7 +20,7 @@ from typing import Any
 
 from dse.errors import hidden
 from dse.results.run_folder import Outputs
-from dse.results.selection import NUMBER, Rule, shown_rows
+from dse.results.selection import NUMBER, SelectionRule, shown_rows
 from dse.store.owner import lock_file
 from dse.study.settings import constraints_of
 
@@ -32,7 +32,7 @@ class StorageError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _TrialProperties:
     """Properties that all trials of a study run share: distributions by knob, goals by objective, the section `study`
     of its configuration, time of the end.
     """
@@ -43,7 +43,7 @@ class _Shared:
     time: datetime
 
 
-def show(folder: Path, storage: str, rule: Rule, seen: Callable[[int], None] = lambda count: None) -> int:
+def show(folder: Path, storage: str, rule: SelectionRule, seen: Callable[[int], None] = lambda count: None) -> int:
     """Write the points of a finished study run that the storage lacks, as trials, and return their number.
 
     storage: an Optuna storage URL, or the path of a journal that ends in `.log`, by far the faster. seen: callback of
@@ -134,7 +134,7 @@ def _set_pragmas(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
-def _write_trials(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[[int], None]) -> int:
+def _write_trials(outputs: Outputs, storage: Any, *, rule: SelectionRule, seen: Callable[[int], None]) -> int:
     summary = outputs.read_json("summary")
     parts = [part.to_pandas() for part in shown_rows(outputs.results, rule)]
     if not parts:
@@ -145,7 +145,7 @@ def _write_trials(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[
     knobs = [path for path in summary["knobs"] if path in table]
     time = datetime.fromisoformat(outputs.read_json("provenance")["time"]).astimezone().replace(tzinfo=None)
     distributions = {path: _distribution(table[path]) for path in knobs}
-    shared = _Shared(distributions, summary["goals"], outputs.read_config()["study"], time)
+    shared = _TrialProperties(distributions, summary["goals"], outputs.read_config()["study"], time)
     count = 0
     for scenario, rows in table.groupby("scenario", sort=False):
         study = _study(storage, f"{summary['study']}/{outputs.folder.name}/{scenario}", shared)
@@ -159,7 +159,7 @@ def _write_trials(outputs: Outputs, storage: Any, *, rule: Rule, seen: Callable[
     return count
 
 
-def _study(storage: Any, name: str, shared: _Shared) -> Any:
+def _study(storage: Any, name: str, shared: _TrialProperties) -> Any:
     import optuna
 
     directions: list[Any] = list(shared.goals.values())
@@ -169,7 +169,7 @@ def _study(storage: Any, name: str, shared: _Shared) -> Any:
     return study
 
 
-def _trial(row: Mapping[str, Any], shared: _Shared) -> Any:
+def _trial(row: Mapping[str, Any], shared: _TrialProperties) -> Any:
     """Convert a row of the table to a finished trial, without parameters for inactive knobs."""
     from optuna.trial import FrozenTrial, TrialState
 

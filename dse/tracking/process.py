@@ -24,7 +24,7 @@ from typing import Any
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
 from dse.progress import bar
-from dse.study.settings import Tracking
+from dse.study.settings import TrackingSettings
 from dse.tracking.study import StudyFolder
 from dse.tracking.views import News, Seen, show, total, warm, way_out
 
@@ -34,7 +34,7 @@ _NICENESS = 10  # so that importing MLflow does not slow down the evaluation
 class BackgroundTracking:
     """Handle of the process that writes views; without a view there is no process, and it does nothing."""
 
-    def __init__(self, child: subprocess.Popen[str] | None, wanted: Tracking) -> None:
+    def __init__(self, child: subprocess.Popen[str] | None, wanted: TrackingSettings) -> None:
         self._child, self._wanted = child, wanted
         self._folder: Path | None = None
 
@@ -54,7 +54,7 @@ class BackgroundTracking:
 
 
 @contextmanager
-def background_tracking(wanted: Tracking) -> Iterator[BackgroundTracking]:
+def background_tracking(wanted: TrackingSettings) -> Iterator[BackgroundTracking]:
     """Run a process that is ready to write a study into its views."""
     if wanted.uri is None and wanted.optuna is None:
         yield BackgroundTracking(None, wanted)
@@ -87,7 +87,7 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _collect_sentences(child: subprocess.Popen[str], folder: Path, wanted: Tracking) -> list[tuple[str, bool]]:
+def _collect_sentences(child: subprocess.Popen[str], folder: Path, wanted: TrackingSettings) -> list[tuple[str, bool]]:
     """Collect the process's sentences until it ends, each with a flag that is true for a failure."""
     sentences: list[tuple[str, bool]] = []
     messages = _messages(child)
@@ -122,7 +122,7 @@ def _child() -> int:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, _terminate)
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
-    wanted = Tracking.model_validate_json(lines.get())
+    wanted = TrackingSettings.model_validate_json(lines.get())
     os.nice(_NICENESS)
     warm(wanted)
     folder = Path(parse_json(lines.get(), "folder"))

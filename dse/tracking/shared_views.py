@@ -37,7 +37,7 @@ _FACETS: Final[Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Columns:
+class PointColumns:
     """Columns of a study's points.
 
     knobs: searched dotted path -> whether every point has it; others are no axes, as a chart with a param that no
@@ -51,7 +51,7 @@ class Columns:
     order: tuple[str, str] | None = None
 
 
-def points_view(run_id: str, columns: Columns, *, front: bool = False) -> dict[str, Any]:
+def points_view(run_id: str, columns: PointColumns, *, front: bool = False) -> dict[str, Any]:
     """State of the view of a study run's points, best first: those that may win. front: those on the Pareto front."""
     knobs, goals = columns.knobs, columns.goals
     first, kind = columns.order or next(iter(goals.items()))

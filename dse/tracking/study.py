@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from dse.results import output_files, provenance
 from dse.results.pareto import Contest
-from dse.results.run_folder import Made, Outputs, Shape, Summary, results
+from dse.results.run_folder import FileShape, Outputs, Provenance, Summary, results
 from dse.results.words import choice_in_words
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
@@ -30,13 +30,13 @@ _STEPS: Final = 100  # of a curve
 _MOST_CURVES: Final = 64  # scenarios; a chart of more is unreadable
 
 
-class _Shown(Summary):
+class _SummaryFields(Summary):
     """Fields of a `summary.json` that are shown."""
 
     units: dict[str, str]
 
 
-class _Described(Made):
+class _ProvenanceFields(Provenance):
     """Fields of a `provenance.json` that are shown."""
 
     time: Annotated[str, AfterValidator(lambda text: datetime.fromisoformat(text) and text)]
@@ -47,25 +47,25 @@ class _Described(Made):
     models: dict[str, str] = Field(default_factory=dict)
 
 
-class _Named(Shape):
+class _StudyName(FileShape):
     name: str
 
 
-class _Budget(Shape):
+class _Budget(FileShape):
     trials: int
 
 
-class _Asked(Shape):
+class _ConfigFields(FileShape):
     """Fields of a `config.yaml` that are shown."""
 
-    study: Shape
-    search: _Named
-    simulator: _Named
+    study: FileShape
+    search: _StudyName
+    simulator: _StudyName
     budget: _Budget
     tracking: dict[str, Any]
 
 
-_SHAPES: Final[Mapping[str, type[Shape]]] = {"summary.json": _Shown, "provenance.json": _Described}
+_SHAPES: Final[Mapping[str, type[FileShape]]] = {"summary.json": _SummaryFields, "provenance.json": _ProvenanceFields}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class StudyFolder:
         """Validate its files. Raises ConfigError for an invalid one."""
         for name, tree in (("summary.json", self.summary), ("provenance.json", self.provenance)):
             output_files.read_as(_SHAPES[name], self.folder / name, tree)
-        output_files.read_as(_Asked, self.folder / "config.yaml", self.config)
+        output_files.read_as(_ConfigFields, self.folder / "config.yaml", self.config)
         with results(self.results, self.summary["goals"]):
             pass
 

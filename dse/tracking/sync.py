@@ -12,19 +12,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from dse.errors import hidden
-from dse.results.selection import Rule, shown_rows
+from dse.results.selection import SelectionRule, shown_rows
 from dse.store.owner import Owner, me
-from dse.tracking.database import Store, TrackingError, artifact_root, explain_failures, is_sql, sqlite_file, write_lock
+from dse.tracking.database import (
+    TrackingError,
+    TrackingStore,
+    artifact_root,
+    explain_failures,
+    is_sql,
+    sqlite_file,
+    write_lock,
+)
 from dse.tracking.points import mlflow_name, points, truncate
-from dse.tracking.shared_views import BEST, FRONT, RUNS, Columns, points_view, runs_view, set_view
+from dse.tracking.shared_views import BEST, FRONT, RUNS, PointColumns, points_view, runs_view, set_view
 from dse.tracking.study import StudyFolder
-from dse.tracking.writer import Place, Written, write
+from dse.tracking.writer import PointDestination, WriteOutcome, write
 
 _AMOUNTS: Final = ("none", "selected", "all")  # of points, ascending; points are never removed
 
 
 @dataclass(frozen=True)
-class Tracked:
+class SyncOutcome:
     """Outcome of `sync` for a study run.
 
     Attributes:
@@ -46,12 +54,12 @@ class Tracked:
 
 def sync(
     folder: Path,
-    store: Store,
-    rule: Rule,
+    store: TrackingStore,
+    rule: SelectionRule,
     *,
     seen: Callable[[int], None] = lambda count: None,
     wait_for_files: Callable[[], object] = lambda: None,
-) -> Tracked:
+) -> SyncOutcome:
     """Write the study run of a folder into MLflow, as far as it is missing there.
 
     seen: callback of progress, in points. wait_for_files: called before the files are logged; it returns once the
@@ -69,7 +77,7 @@ def sync(
         experiment = _experiment(store, f"dse/{study.study}")
         run = _study_run(store, experiment, study.identity)
         if run is not None and _is_whole(run, amount):
-            return Tracked(hidden(store.uri), run.info.run_id)
+            return SyncOutcome(hidden(store.uri), run.info.run_id)
         run_id = _start_run(store, experiment, study, run)
         with _end_run(store.client, run_id, study.times_ms[1]):
             written = _points(store, study, run_id, rule=rule, seen=seen)
@@ -78,10 +86,10 @@ def sync(
             wait_for_files()
             _keep(store, run_id, study)
             store.client.set_tag(run_id, "dse.points", amount)
-    return Tracked(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
+    return SyncOutcome(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
 
 
-def reap(store: Store) -> int:
+def reap(store: TrackingStore) -> int:
     """Mark study runs KILLED that a dead process left RUNNING, and return their number. Raises TrackingError."""
     killed = 0
     with explain_failures("look for study runs of dead processes in", store.uri):
@@ -98,7 +106,7 @@ def reap(store: Store) -> int:
     return killed
 
 
-def _experiment(store: Store, name: str) -> Any:
+def _experiment(store: TrackingStore, name: str) -> Any:
     """Return the MLflow experiment of this name, created with an absolute artifact folder if absent.
 
     Raises TrackingError if the experiment was deleted in MLflow, which keeps its name.
@@ -126,7 +134,7 @@ def _experiment(store: Store, name: str) -> Any:
     return experiment
 
 
-def _study_run(store: Store, experiment: Any, identity: str) -> Any:
+def _study_run(store: TrackingStore, experiment: Any, identity: str) -> Any:
     """Find the study run of a folder, deleted or not; None if there is none."""
     from mlflow.entities import ViewType
 
@@ -142,7 +150,7 @@ def _is_whole(run: Any, amount: str) -> bool:
     return run.info.lifecycle_stage == "deleted" or (is_finished and _AMOUNTS.index(shown) >= _AMOUNTS.index(amount))
 
 
-def _start_run(store: Store, experiment: Any, study: StudyFolder, run: Any) -> str:
+def _start_run(store: TrackingStore, experiment: Any, study: StudyFolder, run: Any) -> str:
     """Create or reopen the study run, RUNNING and owned by this process. Returns its id."""
     client = store.client
     mine = {"dse.owner": me().text}
@@ -161,7 +169,7 @@ def _start_run(store: Store, experiment: Any, study: StudyFolder, run: Any) -> s
     return run_id
 
 
-def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
+def _describe(store: TrackingStore, run_id: str, study: StudyFolder) -> None:
     """Log numbers, curves, params, tags and description of the study run. Idempotent."""
     from mlflow.entities import Metric, Param, RunTag
 
@@ -178,29 +186,31 @@ def _describe(store: Store, run_id: str, study: StudyFolder) -> None:
     )
 
 
-def _set_views(store: Store, run_id: str, study: StudyFolder) -> None:
+def _set_views(store: TrackingStore, run_id: str, study: StudyFolder) -> None:
     """Save the views of this study run's points, and of the study runs."""
     summary = study.summary
     metrics = [name for name in summary["shown"] if name in summary["units"]]
     gain = summary.get("gain") if len(summary.get("searched", ())) > 1 else None  # it is comparable between scenarios
     experiment = _experiment(store, f"dse/{study.study}/points").experiment_id
-    columns = Columns(study.knobs(), summary["goals"], metrics, None if gain is None else (gain, "maximize"))
+    columns = PointColumns(study.knobs(), summary["goals"], metrics, None if gain is None else (gain, "maximize"))
     for key in (BEST, FRONT):
         set_view(store.client, experiment, key, points_view(run_id, columns, front=key == FRONT))
     runs = runs_view([curve.name for curve in study.curves()])
     set_view(store.client, _experiment(store, f"dse/{study.study}").experiment_id, RUNS, runs)
 
 
-def _keep(store: Store, run_id: str, study: StudyFolder) -> None:
+def _keep(store: TrackingStore, run_id: str, study: StudyFolder) -> None:
     """Log the files of the study run."""
     for file in _files(study.folder, sqlite_file(store.uri)):
         inside = file.parent.relative_to(study.folder).as_posix()
         store.client.log_artifact(run_id, str(file), None if inside == "." else inside)
 
 
-def _points(store: Store, study: StudyFolder, run_id: str, *, rule: Rule, seen: Callable[[int], None]) -> Written:
+def _points(
+    store: TrackingStore, study: StudyFolder, run_id: str, *, rule: SelectionRule, seen: Callable[[int], None]
+) -> WriteOutcome:
     """Write the points below their study run."""
-    place = Place(store, _experiment(store, f"dse/{study.study}/points"), run_id, study.times_ms[1])
+    place = PointDestination(store, _experiment(store, f"dse/{study.study}/points"), run_id, study.times_ms[1])
     # mlflow.parentRunId: the parent is in another experiment. MlflowClient.get_parent_run finds it there; the runs
     # table of 3.17 fetches it by its id and then drops it as it is in another experiment, so the points stay flat.
     shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}

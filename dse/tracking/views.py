@@ -20,9 +20,9 @@ from dse.errors import ConfigError, Problem, Problems, hidden, pairs
 from dse.progress import bar
 from dse.results import output_files
 from dse.study.plan_again import present_value
-from dse.study.settings import Tracking
+from dse.study.settings import TrackingSettings
 from dse.tracking import shared_views
-from dse.tracking.database import DamagedError, TrackingError, open_store, repair
+from dse.tracking.database import DamagedTrackingError, TrackingError, open_store, repair
 from dse.tracking.server import serve
 from dse.tracking.study import StudyFolder
 from dse.tracking.sync import reap
@@ -47,19 +47,19 @@ class News:
 _DEFAULT = "sqlite:///mlflow.db"
 
 
-def warm(wanted: Tracking) -> None:
+def warm(wanted: TrackingSettings) -> None:
     """Import, open and tidy while there is time; a failure is ignored, as it recurs and is reported later."""
     if wanted.uri is not None:
         with suppress(TrackingError):
             reap(open_store(wanted.uri))
 
 
-def total(study: StudyFolder, wanted: Tracking) -> int:
+def total(study: StudyFolder, wanted: TrackingSettings) -> int:
     """Upper bound on the number of points to write, over all views."""
     return wanted.rule.bound(study.num_rows) * sum(place is not None for place in (wanted.uri, wanted.optuna))
 
 
-def show(study: StudyFolder, wanted: Tracking, news: News) -> Counter[str]:
+def show(study: StudyFolder, wanted: TrackingSettings, news: News) -> Counter[str]:
     """Write a study run into its views, and count the views that were `written`, `up to date` or `failed`."""
     counts: Counter[str] = Counter()
     if wanted.uri is not None:
@@ -69,12 +69,12 @@ def show(study: StudyFolder, wanted: Tracking, news: News) -> Counter[str]:
     return counts
 
 
-def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
+def _show_in_mlflow(study: StudyFolder, wanted: TrackingSettings, news: News) -> str:
     try:
         store = open_store(wanted.uri or _DEFAULT)
         done = write(study.folder, store, wanted.rule, seen=news.seen, wait_for_files=news.whole)
     except TrackingError as error:
-        extra = " repair=true" if isinstance(error, DamagedError) else ""
+        extra = " repair=true" if isinstance(error, DamagedTrackingError) else ""
         news.tell(f"MLflow was passed over: {error}; {way_out(study.folder, wanted)}{extra}", True)
         return "failed"
     if not done.how:
@@ -88,7 +88,7 @@ def _show_in_mlflow(study: StudyFolder, wanted: Tracking, news: News) -> str:
     return "written"
 
 
-def _show_in_optuna(study: StudyFolder, wanted: Tracking, news: News) -> str:
+def _show_in_optuna(study: StudyFolder, wanted: TrackingSettings, news: News) -> str:
     from dse.tracking import optuna_storage
 
     try:
@@ -101,7 +101,7 @@ def _show_in_optuna(study: StudyFolder, wanted: Tracking, news: News) -> str:
     return "written" if count else "up to date"
 
 
-def way_out(folder: Path, wanted: Tracking) -> str:
+def way_out(folder: Path, wanted: TrackingSettings) -> str:
     """Build the advice with the command that writes the views of a study run later."""
     root = folder.parent.parent
     where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"
@@ -159,9 +159,9 @@ def _is_sound(study: StudyFolder) -> bool:
     return True
 
 
-def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> Tracking:
+def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> TrackingSettings:
     """Settings of the views of a study run: those typed, else the recorded ones if trusted, else MLflow's default."""
-    recorded = {key: value for key, value in study.config["tracking"].items() if key in Tracking.model_fields}
+    recorded = {key: value for key, value in study.config["tracking"].items() if key in TrackingSettings.model_fields}
     if "uri" in arguments or "optuna" in arguments:
         recorded |= {"uri": arguments.get("uri"), "optuna": arguments.get("optuna")}
     else:
@@ -171,7 +171,7 @@ def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> Tracking:
     check = Problems()
     fields = {"name": str(recorded.pop("name", "")), "description": str(recorded.pop("description", "")), **recorded}
     fields |= {key: arguments[key] for key in ("points",) if key in arguments}
-    tracking = check.model(Tracking, fields, path="")
+    tracking = check.model(TrackingSettings, fields, path="")
     check.done()
     return tracking  # type: ignore[return-value]
 

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from dse.tracking.database import Store
+from dse.tracking.database import TrackingStore
 from dse.tracking.points import Point
 
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ _LAYOUT: Final = {
 
 
 @dataclass(frozen=True)
-class Place:
+class PointDestination:
     """Destination of points: an experiment of a store, below a study run. time_ms: start and end of their runs."""
 
-    store: Store
+    store: TrackingStore
     experiment: Any
     study_run: str
     time_ms: int
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteOutcome:
     """Number of points written now, and the way: `bulk`, or `client` for a reason."""
 
     count: int
@@ -59,7 +59,7 @@ class Written:
     reason: str = ""
 
 
-def write(place: Place, points: Iterable[Point], seen: Callable[[int], None]) -> Written:
+def write(place: PointDestination, points: Iterable[Point], seen: Callable[[int], None]) -> WriteOutcome:
     """Write the points that the store lacks. seen: called for every point, present before or written now."""
     there = _there(place)
     counted = _skip_written(points, there, seen)
@@ -77,7 +77,7 @@ def write(place: Place, points: Iterable[Point], seen: Callable[[int], None]) ->
         seen(len(chunk))
         count += len(chunk)
     _analyze(engine)
-    return Written(count, "bulk")
+    return WriteOutcome(count, "bulk")
 
 
 Identity = tuple[str, str]
@@ -91,7 +91,7 @@ def _skip_written(points: Iterable[Point], there: dict[Identity, str], seen: Cal
             yield point
 
 
-def _there(place: Place) -> dict[Identity, str]:
+def _there(place: PointDestination) -> dict[Identity, str]:
     """Look up the points of the study run in MLflow, by scenario and key: '' if complete, else the run to complete.
 
     Points deleted in MLflow count, so that they stay deleted.
@@ -119,7 +119,7 @@ def _there(place: Place) -> dict[Identity, str]:
     return runs
 
 
-def _there_by_sql(place: Place, engine: Engine) -> dict[Identity, str]:
+def _there_by_sql(place: PointDestination, engine: Engine) -> dict[Identity, str]:
     """Look up the same in the tables, because the client takes a second for a thousand runs."""
     from sqlalchemy import select
 
@@ -141,8 +141,13 @@ def _pairs(connection: Any, query: Any) -> dict[str, str]:
 
 
 def _by_client(
-    place: Place, points: Iterable[Point], *, there: dict[Identity, str], seen: Callable[[int], None], reason: str = ""
-) -> Written:
+    place: PointDestination,
+    points: Iterable[Point],
+    *,
+    there: dict[Identity, str],
+    seen: Callable[[int], None],
+    reason: str = "",
+) -> WriteOutcome:
     """Write points through the public API, several at a time to a server."""
 
     def write_point(point: Point) -> None:
@@ -164,10 +169,10 @@ def _by_client(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return Written(count, "client", reason)
+    return WriteOutcome(count, "client", reason)
 
 
-def _write_one(place: Place, point: Point, begun: str | None) -> None:
+def _write_one(place: PointDestination, point: Point, begun: str | None) -> None:
     """Write a point. begun: its run if it was left half written."""
     from mlflow.entities import Metric, Param
 
@@ -184,7 +189,7 @@ def _write_one(place: Place, point: Point, begun: str | None) -> None:
 # ---------------------------------------------------------------- the fast way
 
 
-def _in_bulk(place: Place, engine: Engine, points: list[Point]) -> list[str]:
+def _in_bulk(place: PointDestination, engine: Engine, points: list[Point]) -> list[str]:
     """Insert points into MLflow's tables in one transaction. Returns their run ids.
 
     They are inserted in the order of the ids, so that the indexes grow in few places.
@@ -210,7 +215,7 @@ def _insert(connection: Any, name: str, values: list[tuple[Any, ...]]) -> None:
     connection.exec_driver_sql(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)
 
 
-def _rows(place: Place, points: list[tuple[str, Point]]) -> dict[str, list[tuple[Any, ...]]]:
+def _rows(place: PointDestination, points: list[tuple[str, Point]]) -> dict[str, list[tuple[Any, ...]]]:
     """Build the rows of the runs per table class, runs first as the others refer to them."""
     now = place.time_ms
     metrics = [(key, value, now, 0, False, run) for run, point in points for key, value in point.metrics.items()]
@@ -223,7 +228,7 @@ def _rows(place: Place, points: list[tuple[str, Point]]) -> dict[str, list[tuple
     }
 
 
-def _run_row(place: Place, run_id: str, point: Point) -> tuple[Any, ...]:
+def _run_row(place: PointDestination, run_id: str, point: Point) -> tuple[Any, ...]:
     """Build the row that MlflowClient.create_run and set_terminated would leave for such a run."""
     from mlflow.utils.uri import append_to_uri_path
 
@@ -254,7 +259,7 @@ def _layout_refusal(engine: Engine) -> str:
     return ""
 
 
-def _probe_refusal(place: Place, engine: Engine, first: list[Point]) -> str:
+def _probe_refusal(place: PointDestination, engine: Engine, first: list[Point]) -> str:
     """Write the first point in bulk; if it does not read back as intended, remove it and return the reason."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy import delete

@@ -16,8 +16,8 @@ from dse.errors import Problems, did_you_mean, nearest
 from dse.space import get_path
 from dse.units import Bytes, BytesPerSecond, Integer, illegal
 from dse.values import Frozen
-from simulators.calibration.measurements import Rows
-from simulators.calibration.predictions import MODELS, Predicted, peers, predicted_by, refusal
+from simulators.calibration.measurements import MeasuredRows
+from simulators.calibration.predictions import MODELS, PredictedRows, peers, predicted_by, refusal
 from simulators.calibration.rows import cost_of
 from simulators.calibration.tables import is_of, read_folder
 from simulators.hardware.device import Device, device_of
@@ -46,7 +46,7 @@ class Predict(Frozen):
     least_bytes: Bytes = 0.0
 
 
-class Table(Frozen):
+class MeasuredTable(Frozen):
     """Measured rows of a device (by its name in tables), a precision and a kind. content: their hash; note: folder."""
 
     device: str
@@ -80,7 +80,7 @@ class MeasuredDesign(Frozen):
     """A device, rows measured on it, the model that predicts them, and the links of the device's node."""
 
     system: Device
-    table: Table
+    table: MeasuredTable
     predict: Predict
     links: Links | None = None
 
@@ -91,24 +91,24 @@ class MeasuredDesign(Frozen):
 
 
 @plugins.cached_until_refresh
-def tables(folder: str) -> tuple[Rows, ...]:
+def tables(folder: str) -> tuple[MeasuredRows, ...]:
     """All measured rows below a folder. Raises ConfigError."""
     return tuple(read_folder(Path(folder)))
 
 
-def predict_rows(design: MeasuredDesign) -> Predicted | None:
+def predict_rows(design: MeasuredDesign) -> PredictedRows | None:
     """Predict the rows of a design; None if the device has no constants for them."""
     return predicted_by(design.predict.model, design.system, _rows(design.table), design.port_bytes_per_s)
 
 
-def _rows(table: Table) -> Rows:
+def _rows(table: MeasuredTable) -> MeasuredRows:
     wanted = (table.device, table.precision, table.kind, table.content)
     return next(
         rows for rows in tables(table.note) if (rows.device, rows.precision, rows.kind, _content(rows)) == wanted
     )
 
 
-def rows_of(device: Device, measured: Sequence[Rows]) -> list[Rows]:
+def rows_of(device: Device, measured: Sequence[MeasuredRows]) -> list[MeasuredRows]:
     """Measured rows of a device, of collectives those of its node's library."""
     library = None if device.node is None or device.node.library is None else device.node.library.name
     return [rows for rows in measured if is_of(rows, device.gpu.measured_as) and rows.library in ("", library)]
@@ -177,7 +177,7 @@ class MeasuredBackend(Backend):
         check.done()
         return trees
 
-    def _check_reach(self, check: Problems, device: Device, rows: Rows, name: str) -> None:
+    def _check_reach(self, check: Problems, device: Device, rows: MeasuredRows, name: str) -> None:
         """Note a problem if a ring leaves the node and the rate of the network is missing."""
         node = device.node
         if rows.kind != "allreduce" or node is None or node.library is None:
@@ -238,12 +238,12 @@ class MeasuredBackend(Backend):
         return list(design.system.facts())
 
 
-def _table_tree(rows: Rows, folder: str) -> dict[str, str]:
-    """Identify measured rows, as the tree of a `Table`."""
+def _table_tree(rows: MeasuredRows, folder: str) -> dict[str, str]:
+    """Identify measured rows, as the tree of a `MeasuredTable`."""
     named = {"device": rows.device, "precision": rows.precision, "kind": rows.kind}
     return {**named, "content": _content(rows), "note": folder}
 
 
-def _content(rows: Rows) -> str:
+def _content(rows: MeasuredRows) -> str:
     """Hash of measured rows."""
     return hashlib.sha256(repr(rows.names).encode() + rows.seconds.tobytes()).hexdigest()[:32]

@@ -29,14 +29,14 @@ from simulators.calibration.fit import (
     LIBRARY_PRIORS,
     PRIORS,
     TYPICAL,
-    Fitted,
+    FittedConstants,
     fit,
     library_tiles,
 )
 from simulators.calibration.foreign import open_table
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
-from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows, read
-from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by, roofline
+from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
+from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
 from simulators.calibration.rows import on_device
 from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import merged, peak_format, tree_of
@@ -67,9 +67,9 @@ class Calibration:
 
     device: Device
     tree: Mapping[str, Any]
-    found: Mapping[str, Sequence[Predicted]]
+    found: Mapping[str, Sequence[PredictedRows]]
 
-    def held_out(self) -> Iterator[tuple[Predicted, Mapping[str, Errors | None]]]:
+    def held_out(self) -> Iterator[tuple[PredictedRows, Mapping[str, Errors | None]]]:
         """Yield each set of rows with the errors of every model on the rows not fitted on."""
         for place, predicted in enumerate(self.found["fitted"]):
             yield predicted, {model: self.found[model][place].errors for model in MODELS}
@@ -104,7 +104,7 @@ def calibrate(words: Sequence[str]) -> int:
     return 0
 
 
-def read_table(file: Path) -> list[Rows]:
+def read_table(file: Path) -> list[MeasuredRows]:
     """Measured rows of a table in any known layout. Raises ConfigError."""
     columns = open_table(file).columns
     if holds_collectives(columns):
@@ -112,7 +112,7 @@ def read_table(file: Path) -> list[Rows]:
     return [*read_gemms(file), *read_streams(file)] if layout_of(columns) else read(file)
 
 
-def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) -> Calibration:
+def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[MeasuredRows], file: Path) -> Calibration:
     """Fit a device on some rows of one file and test it on the others. Raises ConfigError.
 
     The constants of a precision without rows in the file stay, and so does the node without all-reduces.
@@ -138,7 +138,7 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[Rows], file: Path) ->
     return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note}}}))
 
 
-def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[str, list[Rows]]:
+def _rows_of_device(device: Device, rows: Sequence[MeasuredRows], file: Path) -> tuple[str, list[MeasuredRows]]:
     """Name and rows of a device in a table; the name is the device's `measured_as`, or the only one in the table."""
     names = sorted({group.device for group in rows})
     alike = [name for name in names if plain_name(name) == plain_name(device.gpu.measured_as)]
@@ -156,7 +156,7 @@ def _rows_of_device(device: Device, rows: Sequence[Rows], file: Path) -> tuple[s
     return label, _rows_of_library(device, [group for group in rows if group.device == label], file)
 
 
-def _rows_of_library(device: Device, rows: Sequence[Rows], file: Path) -> list[Rows]:
+def _rows_of_library(device: Device, rows: Sequence[MeasuredRows], file: Path) -> list[MeasuredRows]:
     """Rows that are of no other library of collectives than the node's. Raises ConfigError if there are none."""
     library = None if device.node is None else device.node.library
     name = None if library is None else library.name
@@ -176,7 +176,7 @@ def plain_name(name: str) -> str:
     return name.lower().removesuffix("_sxm")
 
 
-def _check(device: Device, rows: Sequence[Rows], file: Path) -> None:
+def _check(device: Device, rows: Sequence[MeasuredRows], file: Path) -> None:
     """Check that there are enough rows, a peak rate for each precision, and only times that are plausible in ms."""
     check = Problems()
     if any(group.kind in COLLECTIVE_ROWS for group in rows) and (device.node is None or device.node.library is None):
@@ -215,7 +215,7 @@ def _check_hardware(check: Problems, device: Device, precision: str, file: Path)
         check.add("system.gpu.gemm.tiles", rule, way_out="give the sizes of its tiles")
 
 
-def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> None:
+def _check_times(check: Problems, device: Device, rows: MeasuredRows, file: Path) -> None:
     """Note times that are faster than the device can be, or absurdly slow, as being in another unit."""
     if rows.kind in STREAM_KINDS:
         return
@@ -243,7 +243,7 @@ def _check_times(check: Problems, device: Device, rows: Rows, file: Path) -> Non
         check.add(where, rule, value=float(f"{rows.seconds[row, column] * 1e3:.6g}"), way_out=_ONE_UNIT)
 
 
-def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
+def _check_rates(check: Problems, rows: MeasuredRows, file: Path) -> None:
     """Note collectives that are faster than any link as being in another unit."""
     gpus = rows.shape["gpus"]
     payload = FLOAT_BYTES * rows.shape["floats"] if rows.kind == "allreduce" else rows.shape["bytes"] / 2
@@ -254,7 +254,7 @@ def _check_rates(check: Problems, rows: Rows, file: Path) -> None:
         check.add(where, rule, value=float(f"{rows.seconds[row, 0] * 1e3:.6g}"), way_out="write milliseconds")
 
 
-def _constants(fitted: Fitted, file: Path) -> dict[str, Any]:
+def _constants(fitted: FittedConstants, file: Path) -> dict[str, Any]:
     """Entries of a machine's tree for fitted constants and their sources."""
     content = hashlib.sha256(read_bytes(file, "data")).hexdigest()[:16]
     tree: dict[str, Any] = {"gpu": {"sources": {}}}
@@ -393,7 +393,7 @@ def told_errors(results: Sequence[tuple[str, str, Errors]]) -> dict[str, float |
     }
 
 
-def large_median(predictions: Sequence[Predicted]) -> float | None:
+def large_median(predictions: Sequence[PredictedRows]) -> float | None:
     """Median error of all-reduces of 1 MB and more that were not fitted on; None if there are none."""
     for predicted in predictions:
         if predicted.rows.kind == "allreduce":
@@ -419,7 +419,7 @@ def _write(done: Calibration, outputs: Outputs) -> None:
     plots.save(partial(predictions.scatter, rows, by="precision", frame=frame), outputs.figures, "calibration")
 
 
-def table_of(predictions: Sequence[Predicted], device: str) -> pd.DataFrame:
+def table_of(predictions: Sequence[PredictedRows], device: str) -> pd.DataFrame:
     """Table with a row for each measured time: device, precision, kind, shape, pass, times, work, and fitted or not."""
     import pandas as pd
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from dse.errors import Problems
 from dse.files import CsvTable
 from simulators.calibration.foreign import TESTS, open_table
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
@@ -107,7 +107,7 @@ def _reader(columns: tuple[str, ...]) -> Callable[[CsvTable, Problems, str], Ite
     return _of_tokenweave if set(columns) >= _OF_TOKENWEAVE and multimem else None
 
 
-def read_collectives(path: Path) -> list[Rows]:
+def read_collectives(path: Path) -> list[MeasuredRows]:
     """Rows of the collectives of a table, by device, kind and library; [] without any. Raises ConfigError."""
     table, check = open_table(path), Problems()
     reader = _reader(table.columns)
@@ -223,7 +223,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _rows(cells: list[_Cell]) -> Rows:
+def _rows(cells: list[_Cell]) -> MeasuredRows:
     first = cells[0]
     way = COLLECTIVE_ROWS[first.kind][1]
     columns = {"gpus": "gpus", "bytes": "size"}
@@ -232,7 +232,7 @@ def _rows(cells: list[_Cell]) -> Rows:
     elif any(math.isfinite(cell.ctas) for cell in cells):
         columns["ctas"] = "ctas"
     shape = {name: np.array([getattr(cell, field) for cell in cells], float) for name, field in columns.items()}
-    return Rows(
+    return MeasuredRows(
         first.device,
         ANY_PRECISION,
         first.kind,
@@ -245,7 +245,7 @@ def _rows(cells: list[_Cell]) -> Rows:
     )
 
 
-def evenly_spaced(rows: Rows) -> NDArray[np.int64]:
+def evenly_spaced(rows: MeasuredRows) -> NDArray[np.int64]:
     """Rows to fit on: of each number of GPUs, nodes and CTAs at most every other size, evenly spaced in their order."""
     others = [values for name, values in rows.shape.items() if name != "bytes"]
     numbers, label = np.unique(np.column_stack(others), axis=0, return_inverse=True)
@@ -274,7 +274,7 @@ def _by_name(constants: Mapping[Any, Any] | None) -> dict[str, Any]:
     return {str(kind): fitted for kind, fitted in (constants or {}).items()}
 
 
-def fitted_names(node: LibraryNode, rows: Rows) -> frozenset[str]:
+def fitted_names(node: LibraryNode, rows: MeasuredRows) -> frozenset[str]:
     """Names of the rows that a node's constants were fitted on; none of another library."""
     part = node.in_switch if COLLECTIVE_ROWS[rows.kind][1] == "in_switch" else node.library
     if part is None or rows.library not in ("", node.library.name if node.library else None):
@@ -282,7 +282,7 @@ def fitted_names(node: LibraryNode, rows: Rows) -> frozenset[str]:
     return frozenset((part.fitted_on or {}).get(rows.kind, ()))
 
 
-def cost_of_rows(constants: Protocols | SwitchRate, rows: Rows) -> Cost:
+def cost_of_rows(constants: Protocols | SwitchRate, rows: MeasuredRows) -> Cost:
     """Costs [R, 1] of rows of one collective; bytes are those that a GPU sends."""
     (kind, _), gpus, payload = COLLECTIVE_ROWS[rows.kind], rows.shape["gpus"], rows.shape["bytes"]
     moved = collective_cost(kind, "ring", payload, Group(gpus, 1.0, 0.0)).wire_bytes

@@ -58,7 +58,7 @@ _FITTED_TOKENS: Mapping[str, tuple[int, ...]] = {"deepep": (64, 1024, 16384), "m
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One measured kernel. seconds: its time; bytes_per_s: of `published` bandwidths, in place of it."""
 
     table: Table
@@ -77,7 +77,7 @@ class Row:
         return f"{self.kind} {self.direction}"
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[KernelRow]:
     """Rows of a table; of a table of other columns none. Rows that repeat another one count once."""
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     cells = list(csv.DictReader(lines))
@@ -89,12 +89,12 @@ def read_rows(path: Path) -> list[Row]:
     return [row for cell in cells for row in _published(cell)] if "bandwidth_GBps" in columns else []
 
 
-def _identity(row: Row) -> tuple[Any, ...]:
+def _identity(row: KernelRow) -> tuple[Any, ...]:
     routed = row.routed
     return (row.device, row.group, row.seconds, *vars(routed).values())
 
 
-def _deepep(cell: Mapping[str, str]) -> Iterator[Row]:
+def _deepep(cell: Mapping[str, str]) -> Iterator[KernelRow]:
     hidden, tokens, per_token, experts = (
         int(cell[name]) for name in ("hidden_size", "num_token", "num_topk", "num_experts")
     )
@@ -106,10 +106,10 @@ def _deepep(cell: Mapping[str, str]) -> Iterator[Row]:
         name = f"{hidden} top {per_token} of {experts}, {tokens} tokens, {sms} SMs"
         routed = RoutedTokens(tokens, element * hidden, experts, per_token, gpus, nodes)
         kind: TokenKernelKind = "network" if nodes > 1 else "node"
-        yield Row("deepep", device, kind, direction, name, routed, sms, micros * 1e-6)
+        yield KernelRow("deepep", device, kind, direction, name, routed, sms, micros * 1e-6)
 
 
-def _mori(cell: Mapping[str, str]) -> Iterator[Row]:
+def _mori(cell: Mapping[str, str]) -> Iterator[KernelRow]:
     kind, gpus, phase = _KINDS.get(cell["kernel"]), int(cell["ep"]), cell["phase"]
     if kind is None:
         return
@@ -121,12 +121,12 @@ def _mori(cell: Mapping[str, str]) -> Iterator[Row]:
     copied = " cast" * cast + " zero copy" * (cell["zero_copy"] == "True")
     name = f"{cell['kernel']} {cell['dtype']}{copied}, ep {gpus}, top {per_token}, {tokens} tokens"
     direction: Direction = "dispatch" if phase == "dispatch" else "combine"
-    yield Row(
+    yield KernelRow(
         "mori", cell["gpu"], kind, direction, name, routed, int(cell["block_num"]), float(cell["latency_us"]) * 1e-6
     )
 
 
-def _published(cell: Mapping[str, str]) -> Iterator[Row]:
+def _published(cell: Mapping[str, str]) -> Iterator[KernelRow]:
     """Bandwidths of normal kernels; those of low-latency kernels are of a mode that has no constants."""
     if not cell["sms"]:
         return
@@ -139,10 +139,10 @@ def _published(cell: Mapping[str, str]) -> Iterator[Row]:
     kind: TokenKernelKind = "network" if gpus > 8 else "node"
     rate = float(cell["bandwidth_GBps"]) * 1e9
     way: Direction = "dispatch" if direction == "dispatch" else "combine"
-    yield Row("published", cell["gpu"], kind, way, name, routed, int(cell["sms"]), 0.0, rate)
+    yield KernelRow("published", cell["gpu"], kind, way, name, routed, int(cell["sms"]), 0.0, rate)
 
 
-def is_fitted(row: Row) -> bool:
+def is_fitted(row: KernelRow) -> bool:
     """Tell whether constants are fitted on a row (see the module)."""
     routed: Any = row.routed
     if row.table == "published" or routed.tokens not in _FITTED_TOKENS[row.table]:
@@ -153,7 +153,7 @@ def is_fitted(row: Row) -> bool:
     return shape in _FITTED_SHAPES and row.num_sms in ((4, 8, 16, 24) if routed.nodes > 1 else _FITTED_SMS)
 
 
-def predict(kernel: TokenKernel, row: Row, node: LibraryNode) -> float:
+def predict(kernel: TokenKernel, row: KernelRow, node: LibraryNode) -> float:
     """Time [s] of a row by constants of its kernel and direction."""
     inside: Any = np.minimum(np.asarray(row.routed.gpus), node.num_gpus)
     share = link_share(node, inside)
@@ -172,7 +172,7 @@ _BOUNDS: Mapping[str, tuple[float, float, float]] = {  # least, typical, most
 }
 
 
-def fit(rows: Sequence[Row], node: LibraryNode) -> TokenKernel:
+def fit(rows: Sequence[KernelRow], node: LibraryNode) -> TokenKernel:
     """Constants of one kernel and direction from rows, robustly on the logarithms, with weak priors."""
     from scipy.optimize import least_squares
 
@@ -199,14 +199,14 @@ def node_of(device: str) -> LibraryNode:
     return LibraryNode.model_validate(option_tree("node", NODES[device]))
 
 
-def constants_of(row: Row, node: LibraryNode) -> TokenKernel | None:
+def constants_of(row: KernelRow, node: LibraryNode) -> TokenKernel | None:
     """Constants that a node has for the kernel of a row."""
     kernels = {} if node.experts is None else {str(kind): kernel for kind, kernel in node.experts.kernels.items()}
     kernel = kernels.get(row.kind)
     return None if kernel is None else getattr(kernel, row.direction)
 
 
-def error_of(kernel: TokenKernel, row: Row, node: LibraryNode) -> float:
+def error_of(kernel: TokenKernel, row: KernelRow, node: LibraryNode) -> float:
     """Predicted over measured time, less 1; of a published bandwidth, bytes over predicted time tell the time."""
     predicted = predict(kernel, row, node)
     if not row.bytes_per_s:
@@ -218,9 +218,9 @@ def error_of(kernel: TokenKernel, row: Row, node: LibraryNode) -> float:
     return predicted / (moved / row.bytes_per_s) - 1
 
 
-def fit_all(rows: Iterable[Row], node: LibraryNode) -> Mapping[str, tuple[TokenKernel, tuple[str, ...]]]:
+def fit_all(rows: Iterable[KernelRow], node: LibraryNode) -> Mapping[str, tuple[TokenKernel, tuple[str, ...]]]:
     """Kernel and direction -> constants and the names of the rows that they were fitted on."""
-    by_group: dict[str, list[Row]] = {}
+    by_group: dict[str, list[KernelRow]] = {}
     for row in rows:
         if is_fitted(row):
             by_group.setdefault(row.group, []).append(row)

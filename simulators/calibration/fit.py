@@ -25,13 +25,13 @@ from simulators.calibration.collectives import (
     cost_of_rows,
     evenly_spaced,
 )
-from simulators.calibration.measurements import STREAM_KINDS, Rows
+from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
 from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device, LibraryNode
 from simulators.hardware.network import CollectiveLibrary, Protocols, SwitchRate
-from simulators.hardware.parts import Efficiency, Streaming
+from simulators.hardware.parts import Efficiency, StreamingRates
 
 Floats = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ _STARTS = 3
 _CALLS = 60
 
 
-Chosen = tuple[Rows, Floats]
+Chosen = tuple[MeasuredRows, Floats]
 """Rows to fit on, and their weights."""
 Tiles = tuple[tuple[int, int], ...]
 
@@ -131,7 +131,7 @@ STREAM_PRIORS: Mapping[str, Prior] = {
     "hbm_share": Prior(0.6, 0.5, 0.05, 2.0),
 }
 """Priors of the constants of an operator that memory bounds."""
-TYPICAL_STREAMING = Streaming(**{name: prior.middle for name, prior in STREAM_PRIORS.items()})
+TYPICAL_STREAMING = StreamingRates(**{name: prior.middle for name, prior in STREAM_PRIORS.items()})
 LIBRARY_PRECISIONS = ("fp16", "bf16", "fp8")
 """Precisions whose tables are of libraries of today; those of DeepBench (fp32, fp16_storage, mixed) are of 2017."""
 LIBRARY_GEMMS = 24
@@ -176,7 +176,7 @@ _RING: Mapping[str, Prior] = {
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedConstants:
     """Constants by precision, of rings (None: no rows) and of collectives by kind of rows, and names of rows fitted on.
 
     fitted_on: precision -> kind -> names.
@@ -188,7 +188,7 @@ class Fitted:
     fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
-def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
+def fit(device: Device, rows: Sequence[MeasuredRows], *, num_gpus: int = 8) -> FittedConstants:
     """Fit the constants of a device to some of its measured rows. num_gpus: GPUs of a node."""
     chosen = {(group.precision, group.kind): _select_rows(group, num_gpus) for group in rows}
     library = {precision for precision, kind in chosen if kind == "gemm" and precision in LIBRARY_PRECISIONS}
@@ -214,14 +214,14 @@ def fit(device: Device, rows: Sequence[Rows], *, num_gpus: int = 8) -> Fitted:
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
     ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
     collectives = {kind: _fit_collective(rows) for (_, kind), rows in chosen.items() if kind in COLLECTIVE_ROWS}
-    return Fitted(efficiency, ring, collectives, names)
+    return FittedConstants(efficiency, ring, collectives, names)
 
 
 def _fit_kernels(device: Device, chosen: Sequence[Chosen]) -> dict[str, float]:
     """Fit five constants to GEMMs and convolutions."""
     free = {name: prior for name, prior in PRIORS.items() if name != "latency_s"}
 
-    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+    def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return on_device(device, TYPICAL.model_copy(update=dict(values)), rows).seconds
 
     return _least(free, predict, chosen)
@@ -233,7 +233,7 @@ def _fit_recurrent(device: Device, chosen: Chosen, constants: Mapping[str, float
     A library is taken to fuse steps where the set-up lowers the loss by more than one (Akaike's criterion).
     """
 
-    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+    def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return on_device(device, TYPICAL.model_copy(update={**constants, **values}), rows).seconds
 
     stepwise = {"latency_s": PRIORS["latency_s"]}
@@ -248,16 +248,16 @@ def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     assert tiles is not None
     typical = typical_library(tiles)
 
-    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+    def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return on_device(device, typical.model_copy(update=_of_library(values)), rows).seconds
 
     return typical.model_copy(update=_of_library(_least(LIBRARY_PRIORS, predict, [chosen])))
 
 
-def _fit_stream(device: Device, chosen: Chosen) -> Streaming:
+def _fit_stream(device: Device, chosen: Chosen) -> StreamingRates:
     """Fit the two constants of an operator that memory bounds."""
 
-    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+    def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         constants = TYPICAL_STREAMING.model_copy(update=dict(values))
         return streamed(constants, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"]).seconds[:, None]
 
@@ -273,7 +273,7 @@ def _fit_collective(chosen: Chosen) -> Protocols | SwitchRate:
     kind = SwitchRate if way == "in_switch" else Protocols
     typical = kind(**{name: prior.middle for name, prior in free.items()})
 
-    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+    def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return cost_of_rows(typical.model_copy(update=dict(values)), rows).seconds
 
     return typical.model_copy(update=_least(free, predict, [chosen]))
@@ -285,7 +285,7 @@ def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
     free = {name: prior for name, prior in _RING.items() if beyond or not name.startswith("network")}
     guess = CollectiveLibrary(bytes_per_s=1e9, latency_s=1e-6)
 
-    def predict(values: Mapping[str, float], rows: Rows) -> Floats:
+    def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         node = LibraryNode(num_gpus=num_gpus, library=guess.model_copy(update=dict(values)))
         return allreduce(node, rows).seconds
 
@@ -293,14 +293,14 @@ def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
 
 
 def _least(
-    free: Mapping[str, Prior], predict: Callable[[Mapping[str, float], Rows], Floats], chosen: Sequence[Chosen]
+    free: Mapping[str, Prior], predict: Callable[[Mapping[str, float], MeasuredRows], Floats], chosen: Sequence[Chosen]
 ) -> dict[str, float]:
     """Constants that predict the measured times best."""
     return _solve(free, predict, chosen)[0]
 
 
 def _solve(
-    free: Mapping[str, Prior], predict: Callable[[Mapping[str, float], Rows], Floats], chosen: Sequence[Chosen]
+    free: Mapping[str, Prior], predict: Callable[[Mapping[str, float], MeasuredRows], Floats], chosen: Sequence[Chosen]
 ) -> tuple[dict[str, float], float]:
     """Constants that predict the measured times best, and their loss, priors included."""
     from scipy.optimize import least_squares
@@ -323,7 +323,7 @@ def _solve(
     return dict(zip(free, np.exp(best.x).tolist(), strict=True)), float(best.cost)
 
 
-def _robust(predicted: Floats, rows: Rows, weights: Floats) -> Floats:
+def _robust(predicted: Floats, rows: MeasuredRows, weights: Floats) -> Floats:
     """Roots of the pseudo-Huber losses of log(predicted / measured), one for each pass that was measured."""
     measured = np.isfinite(rows.seconds)
     weight = np.broadcast_to((weights / weights.mean())[:, None], measured.shape)[measured]
@@ -331,7 +331,7 @@ def _robust(predicted: Floats, rows: Rows, weights: Floats) -> Floats:
     return np.asarray(np.sign(error) * np.sqrt(2 * weight * (np.sqrt(1 + error**2) - 1)))
 
 
-def _select_rows(rows: Rows, num_gpus: int) -> Chosen:
+def _select_rows(rows: MeasuredRows, num_gpus: int) -> Chosen:
     """Select the rows to fit on, with their weights."""
     if rows.kind in ("allreduce", "conv"):
         ends = rows.kind == "allreduce"
@@ -372,7 +372,7 @@ def _spread(shape: Mapping[str, Floats]) -> NDArray[np.int64]:
     return np.sort(order[places])
 
 
-def _features(rows: Rows) -> Floats:
+def _features(rows: MeasuredRows) -> Floats:
     """Shapes as points [R, features]: of GEMMs in doublings, of recurrent layers scaled to the range of the table."""
     shape = rows.shape
     if rows.kind == "gemm":

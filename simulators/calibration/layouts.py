@@ -24,12 +24,12 @@ import numpy as np
 from dse.errors import Problems
 from dse.files import CsvTable
 from simulators.calibration.foreign import open_table, precision_of
-from simulators.calibration.measurements import Rows, tell_skipped
+from simulators.calibration.measurements import MeasuredRows, tell_skipped
 from simulators.hardware.parts import StreamKind
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """Columns of a layout: of the sizes (m, n, k), of the time and its unit [s], of the precision or its name."""
 
     sizes: tuple[str, str, str]
@@ -47,19 +47,19 @@ class Layout:
 _PRECISIONS = {"fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
 _FEATURES = ("out_features", "tokens", "in_features")
 LAYOUTS = (
-    Layout(_FEATURES, "us", 1e-6, "precision", ("device", "precision")),
-    Layout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype")),
-    Layout(_FEATURES, "median_ms", 1e-3, "fp16", ("device", "op")),
+    ColumnLayout(_FEATURES, "us", 1e-6, "precision", ("device", "precision")),
+    ColumnLayout(("n", "m", "k"), "latency", 1e-3, "gemm_dtype", ("device", "gemm_dtype")),
+    ColumnLayout(_FEATURES, "median_ms", 1e-3, "fp16", ("device", "op")),
 )
 _MOST_SIZE = 2**40
 
 
-def layout_of(columns: tuple[str, ...]) -> Layout | None:
+def layout_of(columns: tuple[str, ...]) -> ColumnLayout | None:
     """The layout of a table of GEMMs with these columns; None if it is none of those known here."""
     return next((layout for layout in LAYOUTS if set(layout.columns) <= set(columns)), None)
 
 
-def read_gemms(path: Path) -> list[Rows]:
+def read_gemms(path: Path) -> list[MeasuredRows]:
     """Rows of GEMMs of a table, by device and precision. Raises ConfigError for a table that is none of `LAYOUTS`."""
     table, check = open_table(path), Problems()
     layout = layout_of(table.columns)
@@ -76,7 +76,7 @@ def read_gemms(path: Path) -> list[Rows]:
     return [_rows(*key, cells) for key, cells in groups.items()]
 
 
-def read_streams(path: Path) -> list[Rows]:
+def read_streams(path: Path) -> list[MeasuredRows]:
     """Rows of the operators of a table that memory bounds, by device and kind; [] for a table without any.
 
     Raises ConfigError.
@@ -120,17 +120,19 @@ def _stream_width(kind: str, sizes: Mapping[str, float], *, gated: bool) -> floa
     return (3 if kind == "add" else 2) * sizes["hidden"]
 
 
-def _stream_rows(device: str, kind: str, cells: list[tuple[int, str, float, float]]) -> Rows:
+def _stream_rows(device: str, kind: str, cells: list[tuple[int, str, float, float]]) -> MeasuredRows:
     lines, names, moved, seconds = zip(*cells, strict=True)
     shape = {"bytes": np.array(moved, float)}
-    return Rows(device, "fp16", kind, shape, np.array(seconds, float)[:, None], names, lines, ("",) * len(names))
+    return MeasuredRows(
+        device, "fp16", kind, shape, np.array(seconds, float)[:, None], names, lines, ("",) * len(names)
+    )
 
 
 _Cell = tuple[int, float, float, float, float]
 _Cells = list[_Cell]
 
 
-def _groups(table: CsvTable, layout: Layout, check: Problems, path: Path) -> Mapping[tuple[str, str], _Cells]:
+def _groups(table: CsvTable, layout: ColumnLayout, check: Problems, path: Path) -> Mapping[tuple[str, str], _Cells]:
     """(device, precision) -> (line, m, n, k, seconds) of each row with a shape and a time."""
     groups, without_time, unknown = defaultdict[tuple[str, str], _Cells](list), 0, Counter[str]()
     for line, cells in table.rows:
@@ -151,7 +153,7 @@ def _groups(table: CsvTable, layout: Layout, check: Problems, path: Path) -> Map
     return groups
 
 
-def _row(line: int, cells: Mapping[str, str], layout: Layout, check: Problems, name: str) -> _Cell:
+def _row(line: int, cells: Mapping[str, str], layout: ColumnLayout, check: Problems, name: str) -> _Cell:
     """(line, m, n, k, seconds) of a row; what is wrong with it is noted."""
     sizes = [_number(cells[size]) for size in layout.sizes]
     for size, value in zip(layout.sizes, sizes, strict=True):
@@ -171,9 +173,9 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _rows(device: str, precision: str, cells: _Cells) -> Rows:
+def _rows(device: str, precision: str, cells: _Cells) -> MeasuredRows:
     lines, m, n, k, seconds = np.array(cells, float).T
     shape = {"m": m, "n": n, "k": k, "ta": np.zeros(len(m)), "tb": np.zeros(len(m))}
     names = tuple(f"{row[1]:.0f}x{row[2]:.0f}x{row[3]:.0f}" for row in cells)
     places = tuple(lines.astype(int).tolist())
-    return Rows(device, precision, "gemm", shape, seconds[:, None], names, places, ("",) * len(names))
+    return MeasuredRows(device, precision, "gemm", shape, seconds[:, None], names, places, ("",) * len(names))

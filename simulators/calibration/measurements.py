@@ -70,7 +70,7 @@ _NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Rows:
+class MeasuredRows:
     """R measured operations of one kind on one device at one precision.
 
     shape: column -> its values [R] (of a GEMM `ta`, `tb`: 1 if transposed; of a recurrent layer also `gates`).
@@ -99,10 +99,10 @@ class Rows:
         """Names of the columns of `seconds`."""
         return tuple(name.removesuffix("_ms") for name in _TIMES.get(self.kind, _PASSES[:1]))
 
-    def take(self, places: NDArray[Any]) -> Rows:
+    def take(self, places: NDArray[Any]) -> MeasuredRows:
         """Select some of the rows, by index or mask."""
         chosen = np.arange(self.size)[places].tolist()
-        return Rows(
+        return MeasuredRows(
             self.device,
             self.precision,
             self.kind,
@@ -115,7 +115,7 @@ class Rows:
         )
 
 
-def read(path: Path) -> list[Rows]:
+def read(path: Path) -> list[MeasuredRows]:
     """Read the rows of a CSV, by device, precision and kind. Raises ConfigError, naming lines and columns.
 
     Rows of a precision that is unknown are skipped and counted.
@@ -309,10 +309,10 @@ def _text(name: str, value: float) -> str:
     return ("N", "T")[int(value)] if name in ("ta", "tb") else f"{value:.0f}"
 
 
-def _rows(device: str, precision: str, kind: str, rows: Sequence[_Row]) -> Rows:
+def _rows(device: str, precision: str, kind: str, rows: Sequence[_Row]) -> MeasuredRows:
     shape = {name: np.array([row.shape[name] for row in rows]) for name in _SHAPES[kind]}
     if kind == "recurrent":
         shape["gates"] = np.array([float(GATES[row.op]) for row in rows])
     seconds = np.array([row.times for row in rows], float)
     names, algorithms = (tuple(getattr(row, name) for row in rows) for name in ("name", "algorithm"))
-    return Rows(device, precision, kind, shape, seconds, names, tuple(row.line for row in rows), algorithms)
+    return MeasuredRows(device, precision, kind, shape, seconds, names, tuple(row.line for row in rows), algorithms)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dse import plugins
 from simulators.calibration.collectives import COLLECTIVE_ROWS, fitted_names
-from simulators.calibration.measurements import STREAM_KINDS, Rows
+from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
 from simulators.calibration.rows import cost_of
 from simulators.hardware.device import Device
 
@@ -73,13 +73,13 @@ def _correlation(first: Floats, second: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedRows:
     """Rows with their predicted work [FLOP], traffic [bytes] and times [R, passes].
 
     fitted [R]: True for rows that the device's constants were fitted on; all rows of one shape are alike in this.
     """
 
-    rows: Rows
+    rows: MeasuredRows
     flop: Floats
     bytes: Floats
     seconds: Floats
@@ -103,7 +103,9 @@ class Predicted:
         return Errors.of(self.seconds[unseen], self.rows.seconds[unseen])
 
 
-def predicted_by(model: str, device: Device, rows: Rows, port_bytes_per_s: float | None = None) -> Predicted | None:
+def predicted_by(
+    model: str, device: Device, rows: MeasuredRows, port_bytes_per_s: float | None = None
+) -> PredictedRows | None:
     """Predict rows by one of `MODELS` or `peers()`; None if the device has no constants for them.
 
     port_bytes_per_s: rate of a GPU at the switch of its node, each way, which simulators of others are set up by.
@@ -125,10 +127,10 @@ def predicted_by(model: str, device: Device, rows: Rows, port_bytes_per_s: float
     names = frozenset(device.gpu.fitted_on.get(rows.precision, {}).get(rows.kind, ()))
     if rows.kind in COLLECTIVE_ROWS and device.node is not None:
         names = fitted_names(device.node, rows)
-    return Predicted(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
+    return PredictedRows(rows, cost.flop, cost.bytes, seconds, np.array([name in names for name in rows.names]))
 
 
-def refusal(model: str, rows: Rows, port_bytes_per_s: float | None) -> str:
+def refusal(model: str, rows: MeasuredRows, port_bytes_per_s: float | None) -> str:
     """Why a simulator of others does not predict rows; "" for other models, and where it does."""
     if model in MODELS:
         return ""
@@ -143,7 +145,7 @@ def _peer(model: str) -> Any:
     return plugins.load("engine", model)
 
 
-def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Floats:
+def roofline(device: Device, rows: MeasuredRows, flop: Floats, *, traffic: Floats) -> Floats:
     """Times [R, passes] at the peak rate or the bandwidth of the data sheet; of a collective at its node's rate."""
     if rows.kind == "allreduce" or rows.kind in COLLECTIVE_ROWS:
         assert device.node is not None and device.node.library is not None
@@ -155,7 +157,7 @@ def roofline(device: Device, rows: Rows, flop: Floats, *, traffic: Floats) -> Fl
     return np.maximum(flop / peak, traffic / device.gpu.peak_hbm_bytes_per_s)
 
 
-def nearest(rows: Rows, flop: Floats) -> Floats:
+def nearest(rows: MeasuredRows, flop: Floats) -> Floats:
     """Times [R, passes] of the measured row of the nearest other shape, scaled by FLOP.
 
     Distances are of the logarithms of sizes; another layout of a matrix counts as a factor 16 in a size.

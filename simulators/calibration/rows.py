@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulators.calibration.collectives import COLLECTIVE_ROWS, constants_of, cost_of_rows
-from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Rows
+from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import collective_cost, node_ring
 from simulators.costs.convolution import convolution
@@ -14,7 +14,7 @@ from simulators.hardware.device import Device, LibraryNode
 from simulators.hardware.parts import Efficiency
 
 
-def cost_of(device: Device, rows: Rows) -> Cost | None:
+def cost_of(device: Device, rows: MeasuredRows) -> Cost | None:
     """Costs [R, passes] of measured rows; None if the device has no constants for them."""
     if rows.kind == "allreduce":
         return None if device.node is None or device.node.library is None else allreduce(device.node, rows)
@@ -26,7 +26,7 @@ def cost_of(device: Device, rows: Rows) -> Cost | None:
     return None if constants is None or without else on_device(device, constants, rows)
 
 
-def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
+def on_device(device: Device, constants: Efficiency, rows: MeasuredRows) -> Cost:
     """Costs [R, passes] of rows of a kernel, with any constants."""
     if rows.kind in STREAM_KINDS:
         fitted = {str(kind): stream for kind, stream in (constants.streaming or {}).items()}[rows.kind]
@@ -43,7 +43,7 @@ def on_device(device: Device, constants: Efficiency, rows: Rows) -> Cost:
     return convolution(chip, shape)
 
 
-def allreduce(node: LibraryNode, rows: Rows) -> Cost:
+def allreduce(node: LibraryNode, rows: MeasuredRows) -> Cost:
     """Costs [R, 1] of rings over the GPUs of a node, or of several nodes if needed; bytes are those sent."""
     gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
     cost = collective_cost("all_reduce", "ring", payload, node_ring(node, gpus))

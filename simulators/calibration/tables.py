@@ -15,12 +15,12 @@ from simulators.calibration.calibrate import plain_name, read_table
 from simulators.calibration.collectives import holds_collectives
 from simulators.calibration.foreign import is_foreign
 from simulators.calibration.layouts import layout_of
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 
 _OPERATIONS = {"device", "precision", "op"}  # of tables in the layout of DeepBench
 
 
-def read_folder(folder: Path) -> list[Rows]:
+def read_folder(folder: Path) -> list[MeasuredRows]:
     """Read the rows of all tables below a folder, those of one device, precision, kind and library together.
 
     A CSV of another layout is skipped. Raises ConfigError.
@@ -31,14 +31,14 @@ def read_folder(folder: Path) -> list[Rows]:
     if not files:
         rule = "holds no CSV table of measured operators (columns device, precision, op, or as in docs/how-to/gpu.md)"
         raise ConfigError([Problem("study.data_dir", rule, str(folder))])
-    groups = defaultdict[tuple[str, ...], list[Rows]](list)
+    groups = defaultdict[tuple[str, ...], list[MeasuredRows]](list)
     for file in files:
         for rows in read_table(file):
             groups[plain_name(rows.device), rows.precision, rows.kind, rows.library].append(rows)
     return [_concatenate(parts) for parts in groups.values()]
 
 
-def is_of(rows: Rows, measured_as: str) -> bool:
+def is_of(rows: MeasuredRows, measured_as: str) -> bool:
     """Return whether rows are of a GPU, by its name in tables (H100 and h100_sxm are one)."""
     return bool(measured_as) and plain_name(rows.device) == plain_name(measured_as)
 
@@ -49,7 +49,7 @@ def _is_known(file: Path) -> bool:
     return set(columns) >= _OPERATIONS or is_of_layout
 
 
-def _concatenate(parts: Sequence[Rows]) -> Rows:
+def _concatenate(parts: Sequence[MeasuredRows]) -> MeasuredRows:
     """Concatenate rows of one device, precision and kind from several files.
 
     A number that a file does not give (CTAs of a collective) is without a limit.

@@ -40,7 +40,7 @@ class Base(Frozen):
         return sum(_BITS[kind] for _, kind in self if kind is not None) / 8
 
 
-class Copy(Frozen):
+class WeightCopies(Frozen):
     """Copies in one format, with blocks along the rows of a weight, along its columns, or one of each."""
 
     format: Format
@@ -48,7 +48,7 @@ class Copy(Frozen):
     columns: Annotated[bool, knob(structural=True)] = True
 
     @model_validator(mode="after")
-    def _is_a_copy(self) -> Copy:
+    def _is_a_copy(self) -> WeightCopies:
         if not (self.rows or self.columns):
             raise ValueError("rows and columns are both false, so there is no copy; set one, or leave the copy out")
         return self
@@ -62,8 +62,8 @@ class Copy(Frozen):
 class Copies(Frozen):
     """Copies that are not stored. backward: None where the backward pass reuses the copies of the forward pass."""
 
-    forward: Copy
-    backward: Copy | None = None
+    forward: WeightCopies
+    backward: WeightCopies | None = None
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -85,7 +85,7 @@ class Buffer(Frozen):
 
 
 @dataclass(frozen=True)
-class Saving:
+class CapacitySaving:
     """Bytes of a parameter, and the share of them that is saved; numbers or arrays of one shape.
 
     base_bytes: always stored. copy_bytes: not stored. buffer_bytes: of the copies that are stored at once.
@@ -111,14 +111,14 @@ class Saving:
         return 1 - self.needed_bytes / self.stored_bytes
 
 
-def capacity_saving(base: Base, copies: Copies, buffer: Buffer | None = None) -> Saving:
+def capacity_saving(base: Base, copies: Copies, buffer: Buffer | None = None) -> CapacitySaving:
     """Compute the saving in bytes of a parameter; without a buffer copies take no bytes (the limit of many layers).
 
     Numbers of the buffer and of formats may be arrays that broadcast.
     """
     copy = copies.bytes_per_parameter
     share: Any = np.divide(buffer.layers_in_flight, buffer.num_layers) if buffer is not None else 0.0
-    return Saving(base.bytes_per_parameter, copy, copy * share)
+    return CapacitySaving(base.bytes_per_parameter, copy, copy * share)
 
 
 def grid(
@@ -132,6 +132,6 @@ def grid(
     ]
 
 
-def _columns(saving: Saving) -> dict[str, float]:
+def _columns(saving: CapacitySaving) -> dict[str, float]:
     columns = {"base_bytes": saving.base_bytes, "copy_bytes": saving.copy_bytes, "buffer_bytes": saving.buffer_bytes}
     return {name: float(value) for name, value in {**columns, "saved": saving.saved_share}.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, Cost
-from simulators.hardware.parts import Streaming
+from simulators.hardware.parts import StreamingRates
 from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike 
     return _cost(chip, bags * dim * (pooled - 1), traffic)
 
 
-def streamed(constants: Streaming, hbm_bytes_per_s: ArrayLike, traffic: ArrayLike) -> Cost:
+def streamed(constants: StreamingRates, hbm_bytes_per_s: ArrayLike, traffic: ArrayLike) -> Cost:
     """An operator whose constants were fitted, that moves `traffic` bytes: its least time and that of its bytes, added
     in quadrature.
     """

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.maxplus import Alone, Form
-from simulators.taskgraph.timeline import Refused, Timeline, Totals
+from simulators.taskgraph.maxplus import Form, IsolatedGraph
+from simulators.taskgraph.timeline import Refusals, Timeline, Totals
 
 _SLACK = 1e-9  # relative: a resource used to exactly its capacity is not over-subscribed
 _FAINT = 1e-6  # of the capacity: a task that asks for less may get nothing of a resource used to exactly its capacity
@@ -28,20 +28,20 @@ class AnalyticEngine:
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Time every task alone on its longest path."""
-        alone = Alone.of(graph)
+        alone = IsolatedGraph.of(graph)
         return replace(alone.timeline(), refused=_refusals(graph, alone.form))
 
     def totals(self, graph: TaskGraph) -> Totals:
         """Totals by closed forms, design by design."""
-        alone = Alone.of(graph)
+        alone = IsolatedGraph.of(graph)
         return replace(alone.totals(), refused=_refusals(graph, alone.form))
 
 
-def _refusals(graph: TaskGraph, form: Form) -> Refused | None:
+def _refusals(graph: TaskGraph, form: Form) -> Refusals | None:
     """Refusals of designs in which a resource might be over-subscribed, or of all where there is no closed form."""
     if form.refusal:
         why = f"{form.refusal}: the closed form is not exact"
-        return Refused(np.ones(graph.num_designs, np.int32), ("", why))
+        return Refusals(np.ones(graph.num_designs, np.int32), ("", why))
     rates, code, texts = [rate for _, rate in graph.alone()], np.zeros(graph.shape, np.int32), [""]
     if len(graph.slowed):
         law = np.zeros((1,) * len(graph.shape), np.bool_)
@@ -65,7 +65,7 @@ def _refusals(graph: TaskGraph, form: Form) -> Refused | None:
         if over.any():
             code = np.where((code == 0) & over, np.int32(len(texts)), code)
             texts.append(f"{graph.resources[resource]} may be over-subscribed: the closed form is not exact")
-    return Refused(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
+    return Refusals(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
 
 
 ENGINE = AnalyticEngine()

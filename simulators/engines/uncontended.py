@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from simulators.taskgraph.graph import Floats, TaskGraph
-from simulators.taskgraph.maxplus import Alone
+from simulators.taskgraph.maxplus import IsolatedGraph
 from simulators.taskgraph.timeline import Timeline, Totals
 
 _MOST_CELLS = 1 << 22  # designs times tasks with timelines in memory at once: 32 MiB per array
@@ -28,11 +28,11 @@ class UncontendedEngine:
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Time every task alone on its longest path."""
-        return replace(Alone.of(_free(graph)).timeline(), graph=graph)
+        return replace(IsolatedGraph.of(_free(graph)).timeline(), graph=graph)
 
     def totals(self, graph: TaskGraph) -> Totals:
         """Totals by closed forms, or by timelines where a structure has no small closed form."""
-        alone = Alone.of(_free(graph))
+        alone = IsolatedGraph.of(_free(graph))
         return _by_timelines(self, graph) if alone.form.refusal else alone.totals()
 
 

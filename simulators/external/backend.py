@@ -28,7 +28,7 @@ from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
 from simulators.external.outcome import complaint, judge_run, kills_for_memory, read_output
 from simulators.external.process import check_room, run, scratch
-from simulators.external.program import PLACE, Command, Program, hash_of_environment, improvement
+from simulators.external.program import PLACE, ExternalProgram, ProgramCommand, hash_of_environment, improvement
 
 _VERSION = "1"  # of the interface: the input of a program and the parsing of its answer
 
@@ -43,24 +43,24 @@ _QUANTITIES: Mapping[str, TypeAdapter[float]] = {
 }
 
 
-class Design(BaseModel):
+class ExternalDesign(BaseModel):
     """One point: sections by name, each a mapping of numbers, strings, booleans, lists and mappings."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class ExternalBackend(Backend):
-    """A program as a backend; parameters: those of `Program`. Raises ConfigError with all problems at once."""
+    """A program as a backend; parameters: those of `ExternalProgram`. Raises ConfigError with all problems at once."""
 
     batch = 1
 
     def __init__(self, **parameters: Any) -> None:
         check = Problems()
-        program = check.model(Program, parameters, path="simulator")
+        program = check.model(ExternalProgram, parameters, path="simulator")
         check.done()
         assert program is not None
         self._program, self._limits = program, program.limits()
-        self._command = Command.find(program, Path.cwd())
+        self._command = ProgramCommand.find(program, Path.cwd())
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
         self.relations = dict(_relations(self.metrics))
         parts = [_VERSION, program.version, self._command.content(), hash_of_environment(program.env)]
@@ -78,7 +78,7 @@ class ExternalBackend(Backend):
         for name, part in parts.items():
             if not isinstance(part, Mapping):
                 check.add(name, "is no section of keys", value=part, way_out="write it as a mapping")
-            if hasattr(Design, name) or name in LABELS or name.startswith("_"):
+            if hasattr(ExternalDesign, name) or name in LABELS or name.startswith("_"):
                 check.add(name, "cannot be the name of a section", way_out="choose another")
         if not parts:
             check.add(
@@ -108,12 +108,12 @@ class ExternalBackend(Backend):
         check.done()
         return trees
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> ExternalDesign:
         """Freeze the sections; strings under a name that ends in a unit become numbers in that unit."""
         check = Problems()
         parts = {name: _frozen(part, name, check) for name, part in tree.items() if name != "scenarios"}
         check.done()
-        return Design.model_construct(**parts)
+        return ExternalDesign.model_construct(**parts)
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Accept every value of the design as a knob, without a condition."""

@@ -19,7 +19,7 @@ from dse.backend import Metric, Result, Status
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
 from dse.evaluation.workers import Lost
-from simulators.external.process import Ended, Limits
+from simulators.external.process import Limits, ProcessEnd
 
 _MOST_LINES = 20  # of standard error
 _MOST_REASON = 500  # characters of a reason given by a program
@@ -32,7 +32,7 @@ _SECRET = re.compile(r"(?i)((?:token|secret|password|passwd|api_?key)\w*[\"']?\s
 
 
 def judge_run(
-    ended: Ended, limits: Limits, answer: bytes | None, *, metrics: Mapping[str, Metric], starved: bool
+    ended: ProcessEnd, limits: Limits, answer: bytes | None, *, metrics: Mapping[str, Metric], starved: bool
 ) -> Result:
     """Judge a run, without checking the values of its metrics.
 
@@ -50,7 +50,7 @@ def judge_run(
     return _read(answer, metrics)
 
 
-def _failure(ended: Ended, limits: Limits, starved: bool) -> str:
+def _failure(ended: ProcessEnd, limits: Limits, starved: bool) -> str:
     """Reason of a failed run, or "" for a successful one."""
     if ended.error:
         return f"NOT STARTED: {ended.error}"
@@ -76,7 +76,7 @@ def _crash(number: int, limits: Limits) -> str:
     return f"CRASH signal {number}"
 
 
-def _wants_memory(ended: Ended, starved: bool) -> bool:
+def _wants_memory(ended: ProcessEnd, starved: bool) -> bool:
     """Return whether a run failed for lack of memory, by its last messages or the kernel's kills.
 
     A crash alone, such as from an unchecked null pointer, is not taken as a sign.
@@ -146,7 +146,7 @@ def sanitize_text(text: str, most: int = _MOST_VALUE) -> str:
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
-def complaint(ended: Ended, most: int, *, folder: Path, secrets: Mapping[str, str]) -> str:
+def complaint(ended: ProcessEnd, most: int, *, folder: Path, secrets: Mapping[str, str]) -> str:
     """Return the last `most` characters of standard error, without the name of the scratch folder and without secrets.
 
     secrets: name -> value of variables passed on from the environment.

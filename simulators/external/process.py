@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """End of a run.
 
     code: exit code, or minus the signal that ended the program; None if unknown. cut: the limit for which this process
@@ -216,7 +216,7 @@ class _Ends:
     status: IO[bytes]
 
 
-def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, variables: Iterable[str]) -> Ended:
+def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, variables: Iterable[str]) -> ProcessEnd:
     """Run a command (the path of a program and its arguments) in a folder, with some variables of the environment.
 
     Raises OSError if no process can be started.
@@ -234,7 +234,7 @@ def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, 
         _kill_group(status.get("pid"))
     code = int(status["ended"]) if "ended" in status else None
     out, err = streams["out"], streams["err"]
-    return Ended(code, cut, status.get("error", ""), stdout=out.content, stderr=err.content, error_size=err.size)
+    return ProcessEnd(code, cut, status.get("error", ""), stdout=out.content, stderr=err.content, error_size=err.size)
 
 
 def _status(stream: _Stream) -> dict[str, str]:

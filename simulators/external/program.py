@@ -83,7 +83,7 @@ def improvement(name: str) -> str:
     return f"{name}_improvement"
 
 
-class Program(Frozen):
+class ExternalProgram(Frozen):
     """The `simulator` group of an external simulator.
 
     command: the program and its arguments. A program with a `/` is relative to the folder that dse was started in,
@@ -122,7 +122,7 @@ class Program(Frozen):
 
 
 @dataclass(frozen=True)
-class Command:
+class ProgramCommand:
     """An existing program, its arguments, and the files that its answers depend on."""
 
     words: tuple[str, ...]
@@ -130,7 +130,7 @@ class Command:
     here: Path
 
     @classmethod
-    def find(cls, program: Program, here: Path) -> Command:
+    def find(cls, program: ExternalProgram, here: Path) -> ProgramCommand:
         """Find the program of some settings, relative to a folder or on PATH. Raises ConfigError."""
         check = Problems()
         first, *arguments = (word.replace("{here}", str(here)) for word in program.command)

@@ -42,13 +42,13 @@ from simulators.hardware.parts import (
     Precision,
     ShaderEngines,
     ShortTime,
-    Streaming,
+    StreamingRates,
     SwitchableCache,
     Tracker,
     WithoutCache,
 )
 from simulators.hardware.pim import Pim
-from simulators.hardware.sourced import Sourced, WithSources, is_fact
+from simulators.hardware.sourced import SourcedValue, WithSources, is_fact
 
 Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
 GemmModel = Literal["waves", "fitted"]
@@ -176,7 +176,7 @@ class Gpu(WithSources, Grown):
         peak, half = self.peak(precision), self.peak("fp16")
         return None if peak is None or half is None else peak / half
 
-    def streaming(self, precision: str) -> Mapping[str, Streaming]:
+    def streaming(self, precision: str) -> Mapping[str, StreamingRates]:
         """Fitted constants of operators that memory bounds: at a precision, or at another one of elements as wide."""
         names = sorted(map(str, self.efficiency or {}), key=lambda name: name != precision)
         for name in names:
@@ -190,7 +190,7 @@ class Gpu(WithSources, Grown):
         return {str(name): fitted for name, fitted in (self.efficiency or {}).items()}.get(precision)
 
 
-class Hardware(Sourced, Grown):
+class Hardware(SourcedValue, Grown):
     """A GPU, its node and the fabric. costs: models by which operators are costed.
 
     cost_weights (dotted path -> weight) and cost_reference define the cost proxy. node: None for a GPU alone. fabric:

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from dse.units import Integer
 from dse.values import Frozen
-from simulators.hardware.sourced import Sourced
+from simulators.hardware.sourced import SourcedValue
 
 
 class Element(Frozen):
@@ -49,7 +49,7 @@ class Element(Frozen):
         return 1 + self.exponent_bits + self.mantissa_bits
 
 
-class Format(Sourced):
+class Format(SourcedValue):
     """A block format. scale_bits: bits of a block's shared exponent. sub_bits: bits of the shift of each sub-block."""
 
     name: str

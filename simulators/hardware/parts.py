@@ -191,7 +191,7 @@ class LoadedClock(Frozen):
     exchange_share: Annotated[Fraction, Field(lt=1)]
 
 
-class Streaming(Frozen):
+class StreamingRates(Frozen):
     """Fitted constants of an operator that memory bounds: its least time, and the share of the HBM bandwidth that it
     reaches.
     """
@@ -231,7 +231,7 @@ class Efficiency(Grown):
     split_traffic: Annotated[Number, Field(gt=0, le=100)] | None = None
     sustained: Factor | None = None
     camping: Annotated[Number, Field(ge=0, le=1)] | None = None
-    streaming: Mapping[StreamKind, Streaming] | None = None
+    streaming: Mapping[StreamKind, StreamingRates] | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

@@ -28,7 +28,7 @@ from pydantic import Field, field_validator
 from dse.units import BytesPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
 from simulators.hardware.number_formats import Format
-from simulators.hardware.sourced import Sourced
+from simulators.hardware.sourced import SourcedValue
 
 Direction = Literal["lanes", "word"]
 """Layout of a block's elements: in the same lane of successive words, or side by side in a word."""
@@ -149,7 +149,7 @@ class Pim(Frozen):
         return np.maximum(self.tras_s, self.trcd_s + np.asarray(busy)) + self.trp_s
 
 
-class InstructionSet(Sourced):
+class InstructionSet(SourcedValue):
     """Commands of a unit for quantising one word.
 
     read: reading the word. maximum, microexponent: finding the block's exponent, and the shift of sub-blocks (if the

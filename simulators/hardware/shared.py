@@ -13,7 +13,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.units import Number
 from dse.values import Frozen
-from simulators.hardware.sourced import Sourced
+from simulators.hardware.sourced import SourcedValue
 
 Positive = Annotated[Number, Field(gt=0)]
 
@@ -71,7 +71,7 @@ class SharedConvolution(Frozen):
     fft_rate: Positive
 
 
-class SharedConstants(Sourced):
+class SharedConstants(SourcedValue):
     """Numbers that all devices share.
 
     hbm_share: of the data sheet's HBM bandwidth, that kernels reach where it was not fitted. hbm_draw: times its even

@@ -39,11 +39,11 @@ class WithSources(Frozen):
                 yield f"{name}.{path}", _plain(value), source.provenance, source.source
 
 
-class Sourced(WithSources):
+class SourcedValue(WithSources):
     """A value in which every constant has a source, its own or that of a part."""
 
     @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Sourced:
+    def _every_number_has_a_source(self) -> SourcedValue:
         bare = [path for path, value, _ in leaves(self) if _is_constant(path, value) and not self.source(path)]
         if bare:
             raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")

@@ -26,7 +26,7 @@ _KNOWN = ("measured", "calibrated", "vendor", "abstract", "secondary", "derived"
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedMachine:
     """A machine by what it serves. missing: view -> dotted paths that it lacks; precisions: with fitted constants.
 
     constants: dotted path -> (value, provenance, source).
@@ -45,7 +45,7 @@ class Served:
         return {kind: counts[kind] for kind in _KNOWN if counts[kind]}
 
 
-def served_by(name: str) -> Served:
+def served_by(name: str) -> ServedMachine:
     """Look at a machine, by the name of a shipped system or by path. Raises ConfigError."""
     tree, check = tree_of(name), Problems()
     machine = check.model(Hardware, tree, path="system")
@@ -57,7 +57,7 @@ def served_by(name: str) -> Served:
         str(precision): constants[f"gpu.efficiency.{precision}.compute"][1] == "calibrated"
         for precision in machine.gpu.efficiency or ()
     }
-    return Served(machine.name, machine.description, missing, fitted, constants)
+    return ServedMachine(machine.name, machine.description, missing, fitted, constants)
 
 
 def _missing(kind: type[BaseModel], tree: Mapping[str, Any]) -> Iterator[str]:
@@ -85,7 +85,7 @@ def systems(words: Sequence[str]) -> int:
     return 0
 
 
-def _table(machines: Sequence[Served]) -> Any:
+def _table(machines: Sequence[ServedMachine]) -> Any:
     from rich.table import Table
 
     shown = Table("system", *VIEWS, "constants", title="Machines and what they serve")
@@ -95,7 +95,7 @@ def _table(machines: Sequence[Served]) -> Any:
     return shown
 
 
-def _served(machine: Served, view: str) -> str:
+def _served(machine: ServedMachine, view: str) -> str:
     """Say how a machine serves a view of which it lacks nothing: of iterations, at which precisions."""
     if view != "iterations":
         return "yes"
@@ -103,11 +103,11 @@ def _served(machine: Served, view: str) -> str:
     return " ".join(fitted) or "no constants"
 
 
-def _counts(machine: Served) -> str:
+def _counts(machine: ServedMachine) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in machine.provenance.items())
 
 
-def _constants(machine: Served) -> Any:
+def _constants(machine: ServedMachine) -> Any:
     """What a machine serves, and its constants part by part; a source that repeats the one above is left out."""
     from rich.console import Group
 
@@ -119,7 +119,7 @@ def _constants(machine: Served) -> Any:
     return Group(title, *served, f"{len(machine.constants)} constants: {_counts(machine)}", _sources(machine))
 
 
-def _sources(machine: Served) -> Any:
+def _sources(machine: ServedMachine) -> Any:
     from rich.table import Table
 
     shown, part, above = Table(), "", ("", "")

@@ -89,7 +89,7 @@ def files(path: Path) -> list[Path]:
     return paths
 
 
-class Kernel:
+class TracedKernel:
     """A kernel's file. name: as its header says, once it is read. skipped: accesses by opcode that are not counted."""
 
     def __init__(self, path: Path, line_bytes: int, check: Problems) -> None:

@@ -19,7 +19,7 @@ from dse.space import get_path
 from dse.values import LABELS
 from simulators.hardware.machine import reads
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory.design import SECTIONS, Design, rules
+from simulators.memory.design import SECTIONS, MemoryDesign, rules
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
 from simulators.memory.measures import LAWS, METRICS, measure, simulate
@@ -42,7 +42,7 @@ class MemoryBackend(Backend):
     }
 
     def sections(self, tree: Tree) -> None:
-        """Check the sections: `Design`'s, and perhaps lists: `applications`, names of options, each one a scenario;
+        """Check the sections, and perhaps lists: `applications`, names of options, each one a scenario;
         `measured`, memory systems of devices, each of whose measured convolutions is one (of the tables in `data_dir`).
         """
         check, sections = Problems(), (*SECTIONS, *_LISTS, "data_dir")
@@ -79,17 +79,17 @@ class MemoryBackend(Backend):
         convolutions = scenarios(devices, tree.get("data_dir")) if devices else {}
         return {**trees, **{name: {**base, **layer} for name, layer in convolutions.items()}}
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> MemoryDesign:
         """A validated design. Raises ConfigError with every problem."""
         check = Problems()
-        design = check.model(Design, tree, path="")
+        design = check.model(MemoryDesign, tree, path="")
         check.done()
         assert design is not None
         return design
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Sizes that do not fit together."""
-        assert isinstance(design, Design)
+        assert isinstance(design, MemoryDesign)
         return problems(list(rules(design)))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
@@ -105,7 +105,7 @@ class MemoryBackend(Backend):
         return [Results.of([self._one(design) for design in batch.designs()]) for batch in batches]
 
     def _one(self, design: BaseModel) -> Result:
-        assert isinstance(design, Design)
+        assert isinstance(design, MemoryDesign)
         refused = self.refusal(design)
         if refused:
             return refused
@@ -123,7 +123,7 @@ class MemoryBackend(Backend):
 
     def replay(self, design: BaseModel) -> Replay:
         """Every kernel, and what bounds them."""
-        assert isinstance(design, Design)
+        assert isinstance(design, MemoryDesign)
         now, intervals, line = 0.0, list[Interval](), design.system.gpu.line_bytes
         for place, (cost, times) in enumerate(simulate(design).costs):
             begin, now = now, now + design.system.gpu.launch_s
@@ -135,7 +135,7 @@ class MemoryBackend(Backend):
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the memory system with their sources."""
-        assert isinstance(design, Design)
+        assert isinstance(design, MemoryDesign)
         return list(design.system.facts_below("system"))
 
 

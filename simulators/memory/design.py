@@ -43,7 +43,7 @@ Work = Annotated[
 ]
 
 
-class Design(Frozen):
+class MemoryDesign(Frozen):
     """An application on a memory system under a policy. Convolutions are written out for the system."""
 
     system: MemorySystem
@@ -52,16 +52,16 @@ class Design(Frozen):
     run: Extent
 
 
-SECTIONS = tuple(Design.model_fields)
+SECTIONS = tuple(MemoryDesign.model_fields)
 
 
-def build_kernels(design: Design) -> Application:
+def build_kernels(design: MemoryDesign) -> Application:
     """The kernels of a design's application. Raises ValueError of a layer that its algorithm does not serve."""
     application, cus = design.application, design.system.gpu.num_cus
     return kernels(application, cus) if isinstance(application, ConvolutionPass) else written_out(application, cus)
 
 
-def rules(design: Design) -> Iterator[Rule]:
+def rules(design: MemoryDesign) -> Iterator[Rule]:
     """Sizes that have to be powers of two or fit into one another."""
     system, channels = design.system, design.system.gpu.dram.channels
     line, chunk, row = system.gpu.line_bytes, system.gpu.mapping.interleave_bytes, system.gpu.dram.row_bytes
@@ -90,7 +90,7 @@ def rules(design: Design) -> Iterator[Rule]:
     yield from _of_application(design)
 
 
-def _of_application(design: Design) -> Iterator[Rule]:
+def _of_application(design: MemoryDesign) -> Iterator[Rule]:
     """Rules on layers that an algorithm does not serve, and on what the machine cannot run."""
     layer_or_kernels = design.application
     for layer in [layer_or_kernels] if isinstance(layer_or_kernels, ConvolutionPass) else layers(layer_or_kernels):

@@ -198,7 +198,7 @@ class Reduction(Frozen):
     parts: Small
 
 
-class Strided(Frozen):
+class Transposition(Frozen):
     """A matrix [rows, cols], or several [batch, rows, cols], written transposed: reads along rows, stores across."""
 
     kind: Literal["strided"]
@@ -207,7 +207,7 @@ class Strided(Frozen):
     tile: Small = 1
 
 
-class Scattered(Frozen):
+class ScatteredRuns(Frozen):
     """`count` runs of `run` bytes from places of `reads` that a hash draws, written one after another."""
 
     kind: Literal["scattered"]
@@ -229,8 +229,8 @@ Kernel = Annotated[
     | Columns
     | Transform
     | Reduction
-    | Strided
-    | Scattered,
+    | Transposition
+    | ScatteredRuns,
     Field(discriminator="kind"),
 ]
 

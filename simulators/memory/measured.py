@@ -10,7 +10,7 @@ from dse.backend import Tree
 from dse.config.options import conf_dir
 from dse.errors import Problems
 from simulators.calibration.backend import tables
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.memory_system import MemorySystem
@@ -18,11 +18,11 @@ from simulators.memory.convolutions import ConvolutionPass
 from simulators.memory.kernels import ELEMENT_BYTES
 
 PASSES: Mapping[str, str] = {"forward": "fwd", "backward_data": "bwd_data", "backward_filter": "bwd_filter"}
-"""Direction -> the pass as `simulators.calibration.measurements.Rows` calls it."""
+"""Direction -> the pass as `simulators.calibration.measurements.MeasuredRows` calls it."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredConvolutions:
     """Measured convolutions of one precision on the device of a memory system. tree: the system's.
 
     fitted: names of the rows that constants of the device were fitted on.
@@ -30,7 +30,7 @@ class Measured:
 
     system: str
     tree: Tree
-    rows: Rows
+    rows: MeasuredRows
     fitted: frozenset[str]
 
     def scenario(self, row: int) -> str:
@@ -45,7 +45,7 @@ class Measured:
         return {"name": self.rows.names[row], **fixed, **sizes}
 
 
-def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterator[Measured]:
+def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterator[MeasuredConvolutions]:
     """Measured convolutions of memory systems (names, paths) in a folder (None: ours). Raises ConfigError."""
     measured_tables, check, seen = tables(folder or str(conf_dir() / "data")), Problems(), set[str]()
     for name in systems:
@@ -70,7 +70,7 @@ def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterato
             check.add("measured", rule, value=name, way_out="study.data_dir=<folder of a table that has some>")
         for rows in usable:
             fitted = frozenset(device.gpu.fitted_on.get(rows.precision, {}).get("conv", ()))
-            measured = Measured(system.name, tree, rows, fitted)
+            measured = MeasuredConvolutions(system.name, tree, rows, fitted)
             for row, line in enumerate(rows.lines):
                 check.model(
                     ConvolutionPass, measured.application(row), path=f"{rows.device} {rows.precision}, line {line}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dse.backend import Law, Metric
 from simulators.memory import engine as e
-from simulators.memory.design import Design, build_kernels
+from simulators.memory.design import MemoryDesign, build_kernels
 from simulators.memory.kernels import ELEMENT_BYTES, touched_tensors
 from simulators.memory.phases import phases
 from simulators.memory.program import Program, Region
@@ -24,7 +24,7 @@ _ENOUGH = 16  # lines a channel, in which camping is looked for
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedApplication:
     """The machine as an application left it, and the cost of each kernel with how many launches it stands for."""
 
     machine: Simulation
@@ -39,7 +39,7 @@ class Simulated:
         return math.fsum(getattr(cost, name) * times for cost, times in self.costs)
 
 
-def programs(design: Design) -> list[list[Program]]:
+def programs(design: MemoryDesign) -> list[list[Program]]:
     """The program of every kernel, by group; tensors lie one after another, from page to page."""
     application, page = build_kernels(design), design.system.gpu.page_bytes
     regions, end = dict[str, Region](), 0
@@ -55,7 +55,7 @@ def programs(design: Design) -> list[list[Program]]:
     return programs_by_group
 
 
-def simulate(design: Design, *, per_set: bool = False) -> Simulated:
+def simulate(design: MemoryDesign, *, per_set: bool = False) -> SimulatedApplication:
     """Run a design that breaks no rule. Raises OverflowError where a kernel runs longer than the clock can tell."""
     group_programs, gpu, run = programs(design), design.system.gpu, design.run
     places = min(gpu.waves, max(kernel.held for group in group_programs for kernel in group))
@@ -69,7 +69,7 @@ def simulate(design: Design, *, per_set: bool = False) -> Simulated:
         for turn in range(turns):
             alike = 1 + (group.repeat - turns if turn == turns - 1 else 0)
             costs += [(machine.launch(kernel, rate, run.requests, run.most), alike) for kernel in kernels]
-    return Simulated(machine, tuple(costs))
+    return SimulatedApplication(machine, tuple(costs))
 
 
 LAWS: Sequence[Law] = (
@@ -111,7 +111,7 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def measure(design: Design, simulated: Simulated) -> dict[str, float]:
+def measure(design: MemoryDesign, simulated: SimulatedApplication) -> dict[str, float]:
     """Every metric of a design that was simulated."""
     system, total, stalled = design.system, simulated.total("totals"), simulated.total("stalled")
     launches, kernels_s = sum(times for _, times in simulated.costs), simulated.sum_cost("seconds")

@@ -45,7 +45,7 @@ Cells = tuple[NDArray[Any], NDArray[np.bool_]]
 
 COLUMNS = ("address", "cu", "store", "bytes", "pc", "time_ns")
 ADDRESS, CU, STORE, BYTES, PC, TIME = range(6)
-"""Columns of `Recording.rows`."""
+"""Columns of `RequestRecording.rows`."""
 _CHUNK = 1 << 16
 _MOST_ADDRESS, _MOST_BYTES, _MOST_NS = accelsim.MOST_ADDRESS, 1 << 20, 10**15
 _KEPT_BITS = 30  # of addresses that are moved down
@@ -53,7 +53,7 @@ _WORDS = {"false": 0, "true": 1}
 
 
 @dataclass(frozen=True)
-class Recording:
+class RequestRecording:
     """rows [R, 6]: a request each, in the order of the file; pc is the number of its instruction.
 
     parts: names and ends of what is replayed at once. base: what was taken from addresses. stores [I]: of each
@@ -69,7 +69,7 @@ class Recording:
 
 def read(
     path: Path, system: MemorySystem, policy: Policy, *, at_once: int = 0, folder: Path | None = None
-) -> Recording:
+) -> RequestRecording:
     """Read a trace for a system. at_once: rows of a replay (0: all). folder: where the nameless file is put.
 
     Raises ConfigError with what is wrong, of data at most 20 problems.
@@ -86,7 +86,9 @@ def read(
         return spool.finish(path.name, system, policy, at_once)
 
 
-def replay_recording(recording: Recording, machine: Simulation, folder: Path | None = None) -> list[SimulatedCost]:
+def replay_recording(
+    recording: RequestRecording, machine: Simulation, folder: Path | None = None
+) -> list[SimulatedCost]:
     """Replay a recording on a machine, part by part; L1s are empty, and no line of L2 is dirty, where a part begins.
 
     Raises OverflowError where a part takes longer than the engine's clock can tell.
@@ -161,7 +163,7 @@ class _Spool:
             return 0
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def finish(self, name: str, system: MemorySystem, policy: Policy, at_once: int) -> Recording:
+    def finish(self, name: str, system: MemorySystem, policy: Policy, at_once: int) -> RequestRecording:
         """The recording. Raises ConfigError where addresses or instructions are too many."""
         check = Problems()
         if not self.count:
@@ -185,7 +187,7 @@ class _Spool:
             rows[begin : begin + _CHUNK, ADDRESS] -= base
             rows[begin : begin + _CHUNK, TIME] -= self.least[TIME]
         stores = np.array([store for _, _, store in self.numbers], bool)
-        return Recording(
+        return RequestRecording(
             rows.view(np.ndarray), tuple(_split_parts(self.ends, at_once)), base, stores, dict(self.skipped)
         )
 
@@ -222,7 +224,7 @@ def _kind(path: Path) -> str:
 def _spool_kernels(spool: _Spool, path: Path, system: MemorySystem, check: Problems) -> None:
     """Thread blocks of Accel-Sim, the n-th on CU n modulo CUs."""
     for file in accelsim.files(path):
-        kernel = accelsim.Kernel(file, system.gpu.line_bytes, check)
+        kernel = accelsim.TracedKernel(file, system.gpu.line_bytes, check)
         for number, block in enumerate(kernel.blocks()):
             rows = np.zeros((len(block), 6), np.int64)
             rows[:, (ADDRESS, PC, STORE)] = block
@@ -358,7 +360,7 @@ def _csv(path: Path, check: Problems) -> Iterator[Chunk]:
             raise ConfigError([Problem(f"{path.name}, line {reader.line_num}", f"is no CSV: {error}")]) from None
 
 
-class _Numbered(Sequence[str]):
+class _RowNames(Sequence[str]):
     """`<file>, row <n>` for rows from `first`, made when asked for."""
 
     def __init__(self, name: str, first: int, count: int) -> None:
@@ -384,7 +386,7 @@ def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
                 cells_by_name = {
                     name: _cells(batch.column(name), f"{path.name}, {name}") for name in batch.schema.names
                 }
-                yield _Numbered(path.name, first, batch.num_rows), cells_by_name
+                yield _RowNames(path.name, first, batch.num_rows), cells_by_name
                 first += batch.num_rows
     except pa.ArrowInvalid as error:
         raise ConfigError([Problem(path.name, f"is no Parquet: {str(error).splitlines()[0]}")]) from None

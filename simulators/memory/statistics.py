@@ -31,9 +31,9 @@ from dse.space import set_path
 from simulators.hardware.machine import tree_of
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend
-from simulators.memory.design import Design
-from simulators.memory.measures import Simulated, measure
-from simulators.memory.recorded import Recording, read, replay_recording
+from simulators.memory.design import MemoryDesign
+from simulators.memory.measures import SimulatedApplication, measure
+from simulators.memory.recorded import RequestRecording, read, replay_recording
 from simulators.memory.simulation import Simulation
 from simulators.workloads.model_zoo import option_tree
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from dse.plots import Sheet
+    from dse.plots import FigureSheet
 
 _SECTIONS = ("system", "policy")
 _SHOWN = 5  # rows of a table on the screen
@@ -58,12 +58,12 @@ _UNSAID = ("compute_share", "kernels", "launch_share", "simulated")  # of metric
 
 
 @dataclass(frozen=True)
-class Replayed:
+class RecordingReplay:
     """A recording, the design that names its machine, and what came of it."""
 
-    recording: Recording
-    design: Design
-    found: Simulated
+    recording: RequestRecording
+    design: MemoryDesign
+    found: SimulatedApplication
 
     @property
     def machine(self) -> Simulation:
@@ -109,7 +109,7 @@ def trace(words: Sequence[str]) -> int:
     return 0
 
 
-def run(recording: Recording, design: Design, folder: Path | None = None) -> Replayed:
+def run(recording: RequestRecording, design: MemoryDesign, folder: Path | None = None) -> RecordingReplay:
     """Replay a recording on a fresh machine. Raises ConfigError where it takes longer than the clock can tell."""
     machine = Simulation(design.system, design.policy, held=1, per_set=True)
     try:
@@ -117,10 +117,10 @@ def run(recording: Recording, design: Design, folder: Path | None = None) -> Rep
     except OverflowError as error:
         way = "rows=<n> replays so many at once"
         raise ConfigError([Problem("data", str(error).partition(";")[0], way_out=way)]) from None
-    return Replayed(recording, design, Simulated(machine, tuple((cost, 1) for cost in costs)))
+    return RecordingReplay(recording, design, SimulatedApplication(machine, tuple((cost, 1) for cost in costs)))
 
 
-def design_of(system: Mapping[str, Any], policy: Mapping[str, Any]) -> Design:
+def design_of(system: Mapping[str, Any], policy: Mapping[str, Any]) -> MemoryDesign:
     """A memory system and a policy, with an application that is not run. Raises ConfigError with every problem."""
     rates = system.get("gpu", {}).get("flop_per_s") or {"fp32": 0}
     nothing = {"kind": "elementwise", "reads": ["x"], "writes": ["x"]}
@@ -135,7 +135,7 @@ def design_of(system: Mapping[str, Any], policy: Mapping[str, Any]) -> Design:
     return design
 
 
-def statistics_record(done: Replayed) -> dict[str, Any]:
+def statistics_record(done: RecordingReplay) -> dict[str, Any]:
     """Record of `statistics.json` beside the provenance."""
     recording, system, costs = done.recording, done.design.system, done.found.costs
     facts = {
@@ -225,7 +225,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _write(done: Replayed, outputs: Outputs) -> None:
+def _write(done: RecordingReplay, outputs: Outputs) -> None:
     """Tables, the configuration and the figure."""
     from dse import plots
 
@@ -238,7 +238,7 @@ def _write(done: Replayed, outputs: Outputs) -> None:
     plots.save(partial(_activity_figure, machine), outputs.figures, "activity")
 
 
-def _activity_figure(machine: Simulation) -> Sheet:
+def _activity_figure(machine: Simulation) -> FigureSheet:
     """Rate of each channel over time, as a share of the largest; bins of time are put together until they are few."""
     from dse.plots import Frame, tables
     from dse.units import with_prefix
@@ -265,14 +265,14 @@ def _table(values: Mapping[str, float], name: str) -> Table:
     return table
 
 
-def _channels_shown(done: Replayed) -> Table:
+def _channels_shown(done: RecordingReplay) -> Table:
     """The channels that moved most."""
     table = channels(done.machine)
     order = (table["reads"] + table["writes"]).sort_values(ascending=False, kind="stable").index
     return _first(table.loc[order], f"busiest of {len(table)} channels")
 
 
-def _sets_shown(done: Replayed) -> Table:
+def _sets_shown(done: RecordingReplay) -> Table:
     """The sets that missed most."""
     table = sets(done.machine)
     return _first(

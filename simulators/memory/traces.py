@@ -30,9 +30,9 @@ from simulators.memory.kernels import (
     MatrixProduct,
     Reduction,
     ReductionPasses,
-    Scattered,
-    Strided,
+    ScatteredRuns,
     Transform,
+    Transposition,
     Window,
 )
 from simulators.memory.program import Program, Region, Touch, Writer
@@ -373,7 +373,7 @@ def _reduction(kernel: Reduction, regions: Regions, pc: int) -> Program:
 
 
 @program.register
-def _transpose(kernel: Strided, regions: Regions, pc: int) -> Program:
+def _transpose(kernel: Transposition, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
     *batch, rows, cols = source.sizes
     num_matrices, element, tile = (batch[0] if batch else 1), source.element, kernel.tile
@@ -386,7 +386,7 @@ def _transpose(kernel: Strided, regions: Regions, pc: int) -> Program:
 
 
 @program.register
-def _random_rows(kernel: Scattered, regions: Regions, pc: int) -> Program:
+def _random_rows(kernel: ScatteredRuns, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
     into = Touch(source, kernel.run, _WAVE, kernel.run, grid=(_WAVE * kernel.run,), scatter=True)
     out = Touch(target, _WAVE * kernel.run, grid=(_WAVE * kernel.run,))

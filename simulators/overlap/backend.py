@@ -16,7 +16,7 @@ from dse.space.grids import Grid, grids, results_by_batch
 from dse.values import Memo, leaves, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
-from simulators.overlap.design import Bound, Design, ScheduleKnobs
+from simulators.overlap.design import Bound, OverlapDesign, ScheduleKnobs
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import (
     BOUNDS,
@@ -71,13 +71,13 @@ class OverlapBackend(Backend):
         """Return one scenario per shape, or per written-out workload, of the list."""
         return self._reader.scenarios(tree)
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> OverlapDesign:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         return self._reader.design(tree)
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Check the rules between schedule, system and workload."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         return problems(self._rules(design))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
@@ -90,17 +90,17 @@ class OverlapBackend(Backend):
 
     def takes_long(self, design: BaseModel) -> bool:
         """Whether the schedule is searched for."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         return isinstance(design.schedule, ScheduleKnobs) and design.schedule.searches
 
     def num_tasks(self, design: BaseModel) -> int:
         """Tasks of the graph that a design lowers to; none where it breaks a rule."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         return 0 if self.problems(design) else self._simulation.lower(self.settle(design)).num_tasks
 
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
         """Neutral values of the schedule's knobs that may change nothing, without knobs that are inactive here."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         if not isinstance(design.schedule, ScheduleKnobs):
             return {}
         neutral = design.schedule.neutral()
@@ -111,12 +111,12 @@ class OverlapBackend(Backend):
     def idle(self, batches: Sequence[Batch], path: str, value: Any) -> list[NDArray[np.bool_]]:
         """Masks of designs with the same task graph, with priorities of no effect, or with the same broken rule."""
         masks: dict[int, NDArray[np.bool_]] = {}
-        for indices, grid in grids(batches, Design):
+        for indices, grid in grids(batches, OverlapDesign):
             same = self._idle_designs(grid, path, value).reshape(len(indices), -1)
             masks |= dict(zip(indices, same, strict=True))
         return [masks[index] for index in range(len(batches))]
 
-    def _idle_designs(self, grid: Grid[Design], path: str, value: Any) -> NDArray[np.bool_]:
+    def _idle_designs(self, grid: Grid[OverlapDesign], path: str, value: Any) -> NDArray[np.bool_]:
         """Mask [B] of the designs of a grid in which `path` may have the value."""
         other = replace(grid, design=put(grid.design, path, value))
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
@@ -132,36 +132,38 @@ class OverlapBackend(Backend):
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Check the rules of all designs of one structure at once."""
-        return results_by_batch(batches, Design, self._screen_grid)
+        return results_by_batch(batches, OverlapDesign, self._screen_grid)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
         settled = [self._settled(batch) for batch in batches]
-        results = iter(results_by_batch([part for parts in settled for part in parts], Design, self._evaluate_grid))
+        results = iter(
+            results_by_batch([part for parts in settled for part in parts], OverlapDesign, self._evaluate_grid)
+        )
         return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
 
     def _settled(self, batch: Batch) -> list[Batch]:
         """The batch, or one for each of its designs where the schedule is decided by system and workload."""
-        assert isinstance(batch.design, Design)
+        assert isinstance(batch.design, OverlapDesign)
         if not self.takes_long(batch.design):
             return [batch]
         return [Batch(self.settle(design)) for design in batch.designs()]
 
-    def settle(self, design: BaseModel) -> Design:
+    def settle(self, design: BaseModel) -> OverlapDesign:
         """The design with the schedule that it settles for, unless it breaks a rule."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         if not self.takes_long(design) or self.problems(design):
             return design
         assert isinstance(design.schedule, ScheduleKnobs)
         return design.model_copy(update={"schedule": design.schedule.settle(design.system, design.workload)})
 
-    def _screen_grid(self, grid: Grid[Design]) -> Results:
+    def _screen_grid(self, grid: Grid[OverlapDesign]) -> Results:
         """Check the rules of a grid's designs, without metrics."""
         reason, texts = reasons(self._rules(grid.design), grid.shape)
         status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
         return Results(status, {}, reason, np.zeros_like(reason), texts)
 
-    def _evaluate_grid(self, grid: Grid[Design]) -> Results:
+    def _evaluate_grid(self, grid: Grid[OverlapDesign]) -> Results:
         """Results of a grid; designs that break a rule are infeasible."""
         screened = self._screen_grid(grid)
         if screened.ok.all():
@@ -182,14 +184,14 @@ class OverlapBackend(Backend):
     def _bound(self, batch: Batch) -> Floats:
         """Bound [s] of each design [B]; where only system and workload decide it, once for all their schedules."""
         design = batch.design
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
         key = type(design.schedule), *((path, values.tobytes()) for path, values in shared.items())
         proven = self._bounds.get(
             lambda: _schedule_bound(Batch(design, shared)), design.system, design.workload, key=key
         )
         if proven is None:
-            ((_, grid),) = grids([batch], Design)
+            ((_, grid),) = grids([batch], OverlapDesign)
             graph = reduce_graph(self._simulation.lower(grid.design)).graph
             return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
         aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
@@ -199,7 +201,7 @@ class OverlapBackend(Backend):
         """The bound of all schedules with the means of a design, and what binds it; None where there is only one of
         its tasks.
         """
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         if (proven := _proven(design)) is None:
             return None
         return float(np.ravel(proven.seconds)[0]), proven.names[int(np.ravel(proven.binds)[0])]
@@ -214,14 +216,14 @@ class OverlapBackend(Backend):
 
     def elasticities(self, design: BaseModel, sides: Sequence[tuple[str, int]]) -> Sequence[float] | None:
         """Change of the makespan [%] for 1 % more, on sides of numbers; None where an engine is not exact."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         if not all(engine.exact for _, engine in self._simulation.engines):
             return None
         from simulators.overlap.elasticities import elasticities  # which few commands need
 
         return elasticities(self.settle(design), sides, self._simulation.lower)
 
-    def _rules(self, design: Design) -> list[Rule]:
+    def _rules(self, design: OverlapDesign) -> list[Rule]:
         """Rules on links and on the models of costs; then those of the schedule."""
         system = self._simulation.system(design.system)
         of_models = list(model_rules(system, design.workload, design.schedule))
@@ -230,22 +232,22 @@ class OverlapBackend(Backend):
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         return model_names(design)
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the system with their sources, as far as the models of costs and the workload read them."""
-        assert isinstance(design, Design)
+        assert isinstance(design, OverlapDesign)
         return [fact for fact in design.system.facts() if reads_fact(design, fact[0])]
 
 
 def _schedule_bound(batch: Batch) -> Floats | None:
-    ((_, grid),) = grids([batch], Design)
+    ((_, grid),) = grids([batch], OverlapDesign)
     proven = _proven(grid.design)
     return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
 
 
-def _proven(design: Design) -> Bound | None:
+def _proven(design: OverlapDesign) -> Bound | None:
     """The bound of all schedules with the means of a design's; None where there is none."""
     if not isinstance(design.schedule, ScheduleKnobs):
         return None

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from simulators.hardware.machine import peak_format
 from simulators.hardware.system import System
-from simulators.overlap.design import Design, Schedule
+from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.rules import Rule
 from simulators.workloads.operators import Gemm, Mlp, Workload
 
 
-def model_names(design: Design) -> Mapping[str, str]:
+def model_names(design: OverlapDesign) -> Mapping[str, str]:
     """Operator -> name of the model of its cost, with what the schedule's family refines."""
     refinement = getattr(design.schedule, "gemm_refinement", "")
     gemm = design.system.costs.gemm + (f" with {refinement}" if refinement else "")
@@ -39,7 +39,7 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
         yield Rule("system.node.library", True, "is missing: costs.collective = library reads it", way_out=way)
 
 
-def reads_fact(design: Design, path: str) -> bool:
+def reads_fact(design: OverlapDesign, path: str) -> bool:
     """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles for waves."""
     if path.startswith("system.gpu.gemm."):
         return design.system.costs.gemm == "waves"

@@ -101,7 +101,7 @@ class Schedule(Protocol):
         """Build the task graph of one representative GPU."""
 
 
-class Design(Frozen):
+class OverlapDesign(Frozen):
     """One frozen point of the design space."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -17,7 +17,7 @@ from dse.backend import Batch
 from dse.space import get_path
 from dse.space.grids import grids
 from dse.values import put
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.slopes import slopes
 from simulators.taskgraph.symmetry import reduce_graph
@@ -29,7 +29,7 @@ _JUMP = 1e-7  # relative change of a column that is no jump
 
 
 def elasticities(
-    design: Design, sides: Sequence[tuple[str, int]], lower: Callable[[Design], TaskGraph]
+    design: OverlapDesign, sides: Sequence[tuple[str, int]], lower: Callable[[OverlapDesign], TaskGraph]
 ) -> Sequence[float]:
     """Elasticity of the makespan on each side of a number; NaN where the makespan or a cost jumps.
 
@@ -38,7 +38,7 @@ def elasticities(
     """
     steps = [(path, sign * _STEP * times) for path, sign in sides for times in (1, 2)]
     designs = [put(design, path, get_path(design, path) * (1 + step)) for path, step in steps]
-    ((_, grid),) = grids([Batch(point) for point in (design, *designs)], Design)
+    ((_, grid),) = grids([Batch(point) for point in (design, *designs)], OverlapDesign)
     graph = reduce_graph(lower(grid.design)).graph
     columns = np.broadcast_to(graph.columns(), (len(graph.values), len(designs) + 1))
     directions, jumps = _directions(columns)

@@ -1,8 +1,8 @@
 """Simulated GPUs of a node: one that stands for all of them, or every GPU with its own shards.
 
-A schedule lowers through a `Machine`, independent of this choice. On the whole node each GPU has its own HBM, CUs and
-incoming links, a transfer reads the HBM of the sender and writes that of the receiver, and loads the directed links (or
-the ports at both ends of a switch) on its path.
+A schedule lowers through a `SimulatedNode`, independent of this choice. On the whole node each GPU has its own HBM, CUs
+and incoming links, a transfer reads the HBM of the sender and writes that of the receiver, and loads the directed links
+(or the ports at both ends of a switch) on its path.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def least_shard(system: System, rows: ArrayLike) -> Any:
     return np.min(np.stack(shards), axis=0)
 
 
-class Machine(Protocol):
+class SimulatedNode(Protocol):
     """Simulated GPUs and their resources."""
 
     @property
@@ -108,7 +108,7 @@ class NodeGraph:
         return self._copies[task]
 
 
-def _machine(build: GraphBuilder, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> Machine:
+def _machine(build: GraphBuilder, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> SimulatedNode:
     """Build the machine of a system. numbers: models with all numbers of the design, some of them arrays."""
     if isinstance(system, WholeNode):
         return _AllGpus(build, system, pattern, rank=max(map(_rank, numbers)))

@@ -15,7 +15,7 @@ from dse.space import get_path
 from dse.values import LABELS, Memo, condition
 from simulators.hardware.machine import reads
 from simulators.hardware.system import System
-from simulators.overlap.design import Design, Schedule
+from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.workloads.operators import Workload, workloads_of
 
 _MOST_SEEN = 4096  # trees that are cached by identity
@@ -37,9 +37,9 @@ class DesignReader:
         `data_dir`, of tables that a study shows beside its points, is no part of them.
         """
         check = Problems()
-        for name in set(tree) - {*Design.model_fields, "data_dir"}:
-            check.add(name, "is not a known section", way_out=did_you_mean(name, Design.model_fields))
-        for name in Design.model_fields:
+        for name in set(tree) - {*OverlapDesign.model_fields, "data_dir"}:
+            check.add(name, "is not a known section", way_out=did_you_mean(name, OverlapDesign.model_fields))
+        for name in OverlapDesign.model_fields:
             if not isinstance(tree.get(name), Mapping):
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=f"choose one: {name}=<option>")
         check.done()
@@ -55,14 +55,14 @@ class DesignReader:
         base = {"system": tree["system"], "schedule": tree["schedule"]}
         return {name: {**base, "workload": workload} for name, workload in workloads.items()}
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> OverlapDesign:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         check = Problems()
         tree = {**tree, "workload": self._with_shards(tree)}
         kinds: dict[str, type[BaseModel]] = {"system": System, "workload": Workload, "schedule": schedule_type(tree)}
         parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
         check.done()
-        return Design.model_construct(**parts)
+        return OverlapDesign.model_construct(**parts)
 
     def _part(self, check: Problems, kind: type[BaseModel], tree: Tree, section: str) -> BaseModel | None:
         """Validate a part; designs share parts, and a valid part is not validated again."""

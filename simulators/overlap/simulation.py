@@ -13,15 +13,15 @@ from dse.backend import STATUSES, Result, Results
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space.grids import Grid
 from simulators.hardware.system import System, WholeNode
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
-from simulators.taskgraph.timeline import Engine, ForeignEngine, Refused, Timeline
+from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timeline
 
 _WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
-_Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refused | None]]
+_Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refusals | None]]
 _ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
 
 
@@ -45,11 +45,11 @@ class Simulation:
         """Return the system as it is simulated: by one GPU, or with all GPUs."""
         return system if self._imbalance is None else WholeNode.of(system, self._imbalance)
 
-    def lower(self, design: Design) -> TaskGraph:
+    def lower(self, design: OverlapDesign) -> TaskGraph:
         """Task graph of a design, or of a grid of them."""
         return design.schedule.lower(self.system(design.system), design.workload)
 
-    def results(self, grid: Grid[Design]) -> Results:
+    def results(self, grid: Grid[OverlapDesign]) -> Results:
         """Results of designs that break no rule; designs with equal graphs share a run."""
         graph = self.lower(grid.design)
         measure_graph: _Measure = _measure_one if self._imbalance is None else _measure_all
@@ -66,7 +66,7 @@ class Simulation:
         cost = cost if results.ok.all() else np.where(results.ok, cost, np.nan)
         return replace(results, metrics={**results.metrics, "cost_proxy": cost})
 
-    def timeline(self, design: Design) -> Timeline:
+    def timeline(self, design: OverlapDesign) -> Timeline:
         """Full timeline of one design, by the first engine that runs it."""
         graph = self.lower(design)
         for _, engine in self.engines:
@@ -97,7 +97,7 @@ def _has_all_gpus(graph: TaskGraph, system: System, *, all_gpus: bool) -> bool:
     return not all_gpus or len(np.unique(graph.gpu)) == system.node.num_gpus
 
 
-def _measure_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+def _measure_one(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refusals | None]:
     """Metrics of one representative GPU."""
     small = reduce_graph(graph).graph
     totals = engine.totals(small)
@@ -113,7 +113,7 @@ def _quotient(engine: Engine, graph: TaskGraph) -> Quotient:
     return reduce_graph(graph)
 
 
-def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refused | None]:
+def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], Refusals | None]:
     """Metrics of the worst GPU, in blocks of designs whose timelines fit into memory."""
     quotient = _quotient(engine, graph)
     block_size = max(1, _MOST_CELLS // graph.num_tasks)
@@ -123,23 +123,23 @@ def _measure_all(engine: Engine, graph: TaskGraph) -> tuple[dict[str, Floats], R
         block = graph.take(places)
         timeline = quotient.whole(engine.run(quotient.graph.take(places)), block)
         metrics.append(measure_worst(block, timeline))
-        refused.append(timeline.refused or Refused(np.zeros(len(places), np.int32)))
+        refused.append(timeline.refused or Refusals(np.zeros(len(places), np.int32)))
     columns = {name: np.concatenate([block_metrics[name] for block_metrics in metrics]) for name in metrics[0]}
     return columns, _join_refusals(refused)
 
 
-def _join_refusals(parts: Sequence[Refused]) -> Refused:
+def _join_refusals(parts: Sequence[Refusals]) -> Refusals:
     """Join the refusals of blocks of designs."""
     texts = list(dict.fromkeys(text for part in parts for text in part.texts))
     codes = [np.array([texts.index(text) for text in part.texts], np.int32)[part.code] for part in parts]
-    return Refused(np.concatenate(codes), tuple(texts))
+    return Refusals(np.concatenate(codes), tuple(texts))
 
 
 def _run(engines: Sequence[tuple[str, Engine]], graph: TaskGraph, measure_graph: _Measure) -> Results:
     """Results of a graph's designs by the first engine; designs that it refuses go to the next one."""
     (name, engine), *fallbacks = engines
     metrics, refused = measure_graph(engine, graph)
-    refused = refused or Refused(np.zeros(graph.num_designs, np.int32))
+    refused = refused or Refusals(np.zeros(graph.num_designs, np.int32))
     left, texts = refused.code > 0, (*refused.texts, name)
     status = np.where(left, STATUSES.index("unsupported"), STATUSES.index("ok")).astype(np.uint8)
     by = np.full(graph.num_designs, len(texts) - 1, np.int32)

@@ -27,26 +27,26 @@ from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
 from simulators.hardware.machine import reads
 from simulators.hardware.number_formats import Format
-from simulators.hardware.parts import Precision, Streaming
+from simulators.hardware.parts import Precision, StreamingRates
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
 from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
-from simulators.steps.contention import Contended
-from simulators.steps.design import OPTIONAL, Design, ScheduledDesign, own_sections, rules
+from simulators.steps.contention import ContendedGpu
+from simulators.steps.design import OPTIONAL, ScheduledDesign, StepDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
-from simulators.steps.exchanges import Beside
+from simulators.steps.exchanges import OverlappedExchanges
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Gradients, Iteration
 from simulators.steps.layouts import Steps
 from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
-from simulators.steps.operators import Block, Platform
+from simulators.steps.operators import ModelBlock, Platform
 from simulators.steps.passes import MicroBatch
-from simulators.steps.quantised import Quantised, Quantising
+from simulators.steps.quantised import QuantisedWeights, WeightQuantiser
 from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
-from simulators.steps.sites import SITES, Scheduled, TensorGroup, places, read_sites, site_condition, site_rules
+from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
 from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
@@ -69,7 +69,7 @@ _KINDS: Mapping[str, Any] = {
     "kernels": Kernels,
     "lengths": Lengths,
     "iterations": Iterations,
-    "quantised": Quantised,
+    "quantised": QuantisedWeights,
     "format": Format,
     "instructions": InstructionSet,
 }
@@ -78,7 +78,7 @@ _MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
 
-def iteration(design: Design) -> Iteration:
+def iteration(design: StepDesign) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays.
 
     Where a GPU's clock under load is known, it is that of the shares of time in which the iteration computes and
@@ -94,7 +94,7 @@ def iteration(design: Design) -> Iteration:
         return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total))
 
 
-def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
+def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
     platform, kernels = _platform(design, design.run.precision, clock), design.kernels
     if design.run.products is not None:
         platform = replace(platform, linear=_platform(design, design.run.products, clock))
@@ -117,14 +117,14 @@ def _at_clock(design: Design, clock: ArrayLike) -> Iteration:
     )
     gradients = Gradients(
         passes,
-        contended=None if law is None else Contended(platform, law, gpu.cu_copy),
+        contended=None if law is None else ContendedGpu(platform, law, gpu.cu_copy),
         tied=_tied(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
     return Iteration(gradients, design.model.hidden, **host)
 
 
-def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platform:
+def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Platform:
     """The GPU at a precision and a clock, and its groups."""
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
@@ -134,16 +134,16 @@ def _platform(design: Design, precision: Precision, clock: ArrayLike) -> Platfor
     return Platform(chip, gemms, groups(system, design.parallel), design.kernels.batched, **how)
 
 
-def _beside(design: Design, platform: Platform) -> Beside | None:
+def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:
     """Exchanges of experts beside other work; None where all waits for them."""
     gpu, library, how = design.system.gpu, platform.groups["ep"].experts, design.parallel.exchanges
     if how == "waited":
         return None
     of_copies: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
-    return Beside(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
+    return OverlappedExchanges(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
 
 
-def _tied(design: Design) -> ArrayLike:
+def _tied(design: StepDesign) -> ArrayLike:
     """Weights of a GPU that the input and the output of a transformer share."""
     model = design.model
     if not isinstance(model, Transformer) or not model.tied:
@@ -152,15 +152,15 @@ def _tied(design: Design) -> ArrayLike:
     return weights
 
 
-def _scheduled(design: Design) -> Scheduled | None:
+def _scheduled(design: StepDesign) -> SiteSchedules | None:
     """Schedules of sites, where there are any."""
     if not isinstance(design, ScheduledDesign) or not design.sites:
         return None
     tp, precision = int(design.parallel.tp), design.run.products or design.run.precision
-    return Scheduled(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision))
+    return SiteSchedules(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision))
 
 
-def _rules(design: Design) -> Iterator[Rule]:
+def _rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, and those of the schedules of sites where no other is broken."""
     broken: NDArray[np.bool_] = np.zeros((), np.bool_)
     for rule in rules(design):
@@ -191,7 +191,7 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
         yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
 
 
-def _streaming(design: Design) -> dict[str, Streaming]:
+def _streaming(design: StepDesign) -> dict[str, StreamingRates]:
     """Fitted constants of operators that memory bounds, as the setting speeds them up."""
     faster, constants = np.asarray(design.system.gpu.flop_vs_bw), design.system.gpu.streaming(design.run.precision)
     return {
@@ -199,20 +199,20 @@ def _streaming(design: Design) -> dict[str, Streaming]:
     }
 
 
-def _weight_copies(design: Design) -> Quantising | None:
+def _weight_copies(design: StepDesign) -> WeightQuantiser | None:
     """Maker of copies of weights, where there are any; of designs that break no rule."""
     gpu, staged = design.system.gpu, design.system.gpu.staged_bytes
     if design.quantised is None or design.format is None:
         return None
     training, share = design.run.mode == "training", 0.0 if staged is None else staged
-    return Quantising(design.quantised, design.format, training, design.instructions, gpu.pim, share)
+    return WeightQuantiser(design.quantised, design.format, training, design.instructions, gpu.pim, share)
 
 
-def _blocks(design: Design) -> tuple[Block, ...]:
+def _blocks(design: StepDesign) -> tuple[ModelBlock, ...]:
     return model_blocks(design.model, design.run, design.parallel, design.kernels)
 
 
-def metrics_of(design: Design) -> dict[str, Floats]:
+def metrics_of(design: StepDesign) -> dict[str, Floats]:
     """Every metric of a design whose numbers may be arrays that broadcast; of an epoch, where it has lengths."""
     if design.lengths is not None:
         return _of_epoch(design)
@@ -220,14 +220,14 @@ def metrics_of(design: Design) -> dict[str, Floats]:
     return {**metrics, **alone(metrics)}
 
 
-def _of_iteration(design: Design) -> dict[str, Floats]:
+def _of_iteration(design: StepDesign) -> dict[str, Floats]:
     room = design.system.gpu.hbm_bytes
     metrics = measure(iteration(design), np.inf if room is None else room)
     metrics |= utilisation(metrics, gpus=design.parallel.gpus, **_rates(design))
     return {name: np.asarray(value, float) for name, value in metrics.items()}
 
 
-def _rates(design: Design) -> dict[str, ArrayLike]:
+def _rates(design: StepDesign) -> dict[str, ArrayLike]:
     """Rates of the GPU [FLOP/s] at the fastest precision of the step: of the data sheet, and that GEMMs sustain."""
     precisions = {design.run.precision, design.run.products or design.run.precision}
     chips = [Chip.of(design.system, precision) for precision in precisions]
@@ -239,7 +239,7 @@ def _rates(design: Design) -> dict[str, ArrayLike]:
     return {"peak": functools.reduce(np.maximum, rates), "ceiling": functools.reduce(np.maximum, sustained)}
 
 
-def _of_epoch(design: Design) -> dict[str, Floats]:
+def _of_epoch(design: StepDesign) -> dict[str, Floats]:
     """Metrics of the mean iteration of an epoch. Its sample is chosen on the GPU with nothing changed."""
     assert design.lengths is not None
     epoch = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
@@ -256,12 +256,12 @@ def _of_epoch(design: Design) -> dict[str, Floats]:
     return {**epoch.mean(metrics, METRICS, sample), **epoch.judge(seconds, sample)}
 
 
-def _typical(design: Design) -> Design:
+def _typical(design: StepDesign) -> StepDesign:
     """The design at one sequence length: of an epoch, the mean one of its iterations."""
     if design.lengths is None:
         return design
     lengths = Epoch.of(iteration_lengths(design.lengths, design.run.batch, design.run.seed)).lengths
-    typical: Design = put(design, _LENGTH, round(float(np.mean(lengths))))
+    typical: StepDesign = put(design, _LENGTH, round(float(np.mean(lengths))))
     return typical
 
 
@@ -290,7 +290,7 @@ class StepBackend(Backend):
         check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
-        for name in Design.model_fields:
+        for name in StepDesign.model_fields:
             if not isinstance(tree.get(name), Mapping) and (name not in OPTIONAL or tree.get(name) is not None):
                 way = "layouts.auto=true chooses degrees" if name == "parallel" else f"choose one: {name}=<option>"
                 check.add(name, "is no section of keys", value=tree.get(name), way_out=way)
@@ -309,10 +309,10 @@ class StepBackend(Backend):
         """Functions that compute steps of layouts."""
         return Steps(self.design, _legal, _step, _sites)
 
-    def design(self, tree: Tree) -> Design:
+    def design(self, tree: Tree) -> StepDesign:
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
-        kind = Design if sites is None else ScheduledDesign
+        kind = StepDesign if sites is None else ScheduledDesign
         kinds = {**_KINDS, "system": Device if sites is None else ScheduledDevice}
         sections = {
             name: self._section(kinds[name], section, tree[name]) if name in kinds else section
@@ -341,7 +341,7 @@ class StepBackend(Backend):
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules between parts that this design breaks."""
-        assert isinstance(design, Design)
+        assert isinstance(design, StepDesign)
         return problems(list(_rules(design)))
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
@@ -360,18 +360,18 @@ class StepBackend(Backend):
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
-        assert isinstance(design, Design)
+        assert isinstance(design, StepDesign)
         if path == "parallel.tp" and isinstance(design, ScheduledDesign):
             return False
         return design.lengths is None and any(leaf == path and not structural for leaf, _, structural in leaves(design))
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of all designs of one structure at once."""
-        return results_by_batch(batches, Design, _screen_grid, _apart)
+        return results_by_batch(batches, StepDesign, _screen_grid, _apart)
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """All designs of one structure at once."""
-        return results_by_batch(batches, Design, _evaluate_grid, _apart)
+        return results_by_batch(batches, StepDesign, _evaluate_grid, _apart)
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Speed-up, by what is projected of both, and how far it is off."""
@@ -384,7 +384,7 @@ class StepBackend(Backend):
 
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""
-        assert isinstance(design, Design)
+        assert isinstance(design, StepDesign)
         metrics = metrics_of(design)
         limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
@@ -395,18 +395,18 @@ class StepBackend(Backend):
 
         Schedules of sites are a task each, as long as they take.
         """
-        assert isinstance(design, Design)
+        assert isinstance(design, StepDesign)
         return run(iteration(_typical(design)))
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""
-        assert isinstance(design, Design)
+        assert isinstance(design, StepDesign)
         switch = "in_switch, else " if design.parallel.collectives == "in_switch" else ""
         return {"gemm": design.system.costs.gemm, "collective": f"{switch}{design.system.costs.collective}"}
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the device that count in the run, of the kernels and of the optimizer, with sources."""
-        assert isinstance(design, Design)
+        assert isinstance(design, StepDesign)
         parts = {"kernels": design.kernels, "optimizer": design.optimizer}
         sourced = {**parts, "lengths": design.lengths, "quantised": design.quantised, "format": design.format}
         sourced["instructions"] = design.instructions
@@ -414,7 +414,7 @@ class StepBackend(Backend):
         return [*(fact for fact in design.system.facts_below("system") if _counts(fact[0], design)), *below]
 
 
-def _counts(path: str, design: Design) -> bool:
+def _counts(path: str, design: StepDesign) -> bool:
     """Tell whether a constant of the machine counts: of efficiency at the run's precision, of what is used."""
     if path.startswith("system.node.in_switch."):
         return design.parallel.collectives == "in_switch"
@@ -430,41 +430,41 @@ def _fields(tree: Tree, section: str) -> set[str]:
         return set(Transformer.model_fields) if tree["model"].get("kind", "transformer") == "transformer" else set()
     if section in OPTIONAL and tree.get(section) is None:
         return set()
-    kind: Any = _KINDS.get(section, Design.model_fields[section].annotation)
+    kind: Any = _KINDS.get(section, StepDesign.model_fields[section].annotation)
     return set(kind.model_fields)
 
 
-def _apart(design: Design) -> Any:
+def _apart(design: StepDesign) -> Any:
     """What is the same in all designs of a grid beside their structure: an epoch is computed alone."""
     tp = design.parallel.tp if isinstance(design, ScheduledDesign) else 0
     return type(design), tp, None if design.lengths is None else object()
 
 
-def _screen_grid(grid: Grid[Design]) -> Results:
+def _screen_grid(grid: Grid[StepDesign]) -> Results:
     """Results of the designs that break a rule, with the rule; the others are ok, without metrics."""
     reason, texts = reasons(list(_rules(grid.design)), grid.shape)
     status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
 
 
-def _legal(design: Design, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], Sequence[str]]:
+def _legal(design: StepDesign, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], Sequence[str]]:
     """Which designs of an array break no rule, and the rules that others break."""
     reason, texts = reasons(list(_rules(design)), shape)
     return reason == 0, [text for text in texts if text]
 
 
-def _step(design: Design) -> tuple[Iteration, Floats]:
+def _step(design: StepDesign) -> tuple[Iteration, Floats]:
     """The iteration of a design, and the share of a GPU's memory that it takes."""
     step, room = iteration(design), design.system.gpu.hbm_bytes
     return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
 
 
-def _sites(design: Design) -> frozenset[str]:
+def _sites(design: StepDesign) -> frozenset[str]:
     """Names of the sites that an iteration has."""
     return frozenset(at.name for block in _blocks(design) for at in places(block.ops))
 
 
-def _evaluate_grid(grid: Grid[Design]) -> Results:
+def _evaluate_grid(grid: Grid[StepDesign]) -> Results:
     """Results of a grid; of one without axes, designs that break a rule are not computed."""
     screened = _screen_grid(grid)
     ok = screened.ok

@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.steps.operators import Exchange, Op, Spent
+from simulators.steps.operators import Exchange, Op, OperatorCost
 
 
-def beside_weights(ops: Sequence[Op], costs: Sequence[Spent], interference: ArrayLike) -> list[Spent]:
+def beside_weights(ops: Sequence[Op], costs: Sequence[OperatorCost], interference: ArrayLike) -> list[OperatorCost]:
     """Costs of operators of which each backward sum runs beside the gradient of weights that follows it at once."""
     result = list(costs)
     for place, (op, following) in enumerate(itertools.pairwise(ops)):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulators.steps.operators import Block
+from simulators.steps.operators import ModelBlock
 from simulators.steps.recurrent import speech_blocks, translation_blocks
 from simulators.steps.transformer import transformer_blocks
 from simulators.workloads.model import Kernels, Model, Parallel, Run, Speech, Translation
 
 
-def model_blocks(model: Model, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[Block, ...]:
+def model_blocks(model: Model, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[ModelBlock, ...]:
     """Blocks of a model, in the order of the forward pass."""
     if isinstance(model, Speech):
         return speech_blocks(model, run)

@@ -24,7 +24,17 @@ from numpy.typing import ArrayLike, NDArray
 from dse import plugins
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.parts import Contention, CuCopy
-from simulators.steps.operators import Block, Exchange, Op, Platform, Product, Spent, Stream, operator_costs, quotient
+from simulators.steps.operators import (
+    Exchange,
+    ModelBlock,
+    Op,
+    OperatorCost,
+    Platform,
+    Product,
+    Stream,
+    operator_costs,
+    quotient,
+)
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 Floats = NDArray[np.float64]
@@ -40,7 +50,7 @@ class Bucket:
     seconds: of one. ready: how long the backward pass takes for one block.
     """
 
-    block: Block
+    block: ModelBlock
     count: Floats
     seconds: Floats
     ready: Floats
@@ -77,7 +87,7 @@ def group(block: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class GradientReduction:
     """Reduction of gradients, alone: bytes that a GPU sends and moves through its HBM, and time [s]."""
 
     wire_bytes: Floats
@@ -90,7 +100,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class Contended:
+class ContendedGpu:
     """The GPU of an iteration as contention sees it. copy: kernels of collectives; None where they are not known."""
 
     platform: Platform
@@ -102,12 +112,12 @@ class Contended:
         """CUs that kernels of a reduction hold."""
         return 0 if self.copy is None else np.minimum(self.copy.num_cus, np.asarray(self.platform.chip.cus) - 1)
 
-    def beside(self, ops: Sequence[Op], costs: Sequence[Spent], reduction: Reduction) -> list[Floats]:
+    def beside(self, ops: Sequence[Op], costs: Sequence[OperatorCost], reduction: GradientReduction) -> list[Floats]:
         """Times [s] of operators beside a reduction."""
         granted = operator_costs(ops, replace(self.platform, taken=self.taken))
         return [self._slowed(op, cost, less, reduction) for op, cost, less in zip(ops, costs, granted, strict=True)]
 
-    def _slowed(self, op: Op, cost: Spent, granted: Spent, reduction: Reduction) -> Floats:
+    def _slowed(self, op: Op, cost: OperatorCost, granted: OperatorCost, reduction: GradientReduction) -> Floats:
         chip, seconds = self.platform.chip, cost.seconds
         if isinstance(op.work, Product):
             return np.maximum(granted.seconds, self.contention.gemm_beside_cus * seconds)
@@ -120,7 +130,7 @@ class Contended:
         both = (quotient(cost.bytes, seconds) + reduction.rate(reduction.hbm_bytes)) / chip.drawable_bytes_per_s
         return np.asarray(seconds * np.maximum(both, 1.0))
 
-    def reductions(self, reduction: Reduction) -> Floats:
+    def reductions(self, reduction: GradientReduction) -> Floats:
         """Factor on the rate of a reduction while something is computed."""
         if self.copy is None:
             return np.ones(())
@@ -143,14 +153,14 @@ def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
     ended = np.full(len(counts), np.nan)
     for row in np.unique(counts[known], axis=0):
         places = np.flatnonzero(known & (counts == row).all(axis=1))
-        graph = _backward(buckets, slowdowns, row.astype(int).tolist(), _Taken(shape, places))
+        graph = _backward(buckets, slowdowns, row.astype(int).tolist(), _GridPart(shape, places))
         ended[places] = plugins.load("engine", ENGINE).totals(graph).makespan_s
     alone = sum(np.asarray(bucket.count) * bucket.ready for bucket in buckets)
     return np.asarray(np.maximum(ended.reshape(shape) - alone, 0.0))
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _GridPart:
     """Some designs of a grid, by their places in it."""
 
     shape: tuple[int, ...]
@@ -161,7 +171,7 @@ class _Taken:
         return np.broadcast_to(np.asarray(value, float), self.shape).reshape(-1)[self.places]
 
 
-def _backward(buckets: Sequence[Bucket], slowdowns: Slowdowns, counts: Sequence[int], taken: _Taken) -> TaskGraph:
+def _backward(buckets: Sequence[Bucket], slowdowns: Slowdowns, counts: Sequence[int], taken: _GridPart) -> TaskGraph:
     """Task graph of a backward pass, a task for each block and for each reduction of its gradients."""
     graph, computed, reduced = GraphBuilder(), list[int](), list[int]()
     for bucket, count in zip(buckets, counts, strict=True):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.steps.operators import Exchange, Op, Spent
+from simulators.steps.operators import Exchange, Op, OperatorCost
 from simulators.steps.sizes import Sizes
 
 _CORE = ("attention", "softmax")
@@ -44,7 +44,7 @@ def ring_pass(sizes: Sizes, numbers: ArrayLike, *, name: str) -> Iterator[Op]:
         yield Op(f"{name}ring", "attention", "forward", RingPass("send_recv", payload, "cp", parts=cp), cp - 1.0)
 
 
-def expose_rings(ops: Sequence[Op], costs: Sequence[Spent]) -> list[Spent]:
+def expose_rings(ops: Sequence[Op], costs: Sequence[OperatorCost]) -> list[OperatorCost]:
     """Costs with ring messages cut down to what attention beside them does not hide."""
     return [
         replace(cost, seconds=np.maximum(0.0, cost.seconds - _core(ops, costs, place) / op.work.parts))
@@ -54,7 +54,7 @@ def expose_rings(ops: Sequence[Op], costs: Sequence[Spent]) -> list[Spent]:
     ]
 
 
-def _core(ops: Sequence[Op], costs: Sequence[Spent], place: int) -> Any:
+def _core(ops: Sequence[Op], costs: Sequence[OperatorCost], place: int) -> Any:
     """Time [s] of the operators of attention around a place."""
     total: Any = np.zeros(())
     for step in (-1, 1):

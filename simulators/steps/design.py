@@ -18,13 +18,13 @@ from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule
 from simulators.steps.groups import leaves_node
 from simulators.steps.parallel_rules import parallel_rules
-from simulators.steps.quantised import Quantised
+from simulators.steps.quantised import QuantisedWeights
 from simulators.steps.seqpoint import Iterations
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 
-class Design(Grown):
+class StepDesign(Grown):
     """One iteration: hardware, model, and how it is run.
 
     quantised, format, instructions: where products read low-precision copies of weights, who makes them, what they are,
@@ -39,12 +39,12 @@ class Design(Grown):
     kernels: Kernels
     lengths: Lengths | None = None
     iterations: Iterations | None = None
-    quantised: Quantised | None = None
+    quantised: QuantisedWeights | None = None
     format: Format | None = None
     instructions: InstructionSet | None = None
 
 
-class ScheduledDesign(Design):
+class ScheduledDesign(StepDesign):
     """One iteration whose collectives of tensor parallelism have schedules, by site (`simulators.steps.sites`).
 
     sites: schedules by the name of the site; those that are not named are serial.
@@ -91,7 +91,7 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
     return {**system, "gpu": {name: value for name, value in system["gpu"].items() if name != "pim"}}
 
 
-def rules(design: Design) -> Iterator[Rule]:
+def rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel
     if run.precision not in dict(system.gpu.efficiency):
@@ -131,7 +131,7 @@ def rules(design: Design) -> Iterator[Rule]:
         yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
 
 
-def _schedule_rules(design: Design) -> Iterator[Rule]:
+def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
     """Virtual stages are of interleaved pipelines, have whole layers, and take micro-batches in groups of stages."""
     parallel, run, model = design.parallel, design.run, design.model
     pp, several = np.asarray(parallel.pp), np.asarray(parallel.virtual_stages)
@@ -164,7 +164,7 @@ def _gpu_rules(gpu: DeviceGpu) -> Iterator[Rule]:
         yield Rule("system.gpu.disabled_cache", True, rule, gpu.disabled_cache, way_out=way)
 
 
-def _copy_rules(design: Design) -> Iterator[Rule]:
+def _copy_rules(design: StepDesign) -> Iterator[Rule]:
     """Copies are of weights of transformers, in a format, and units in memory must be there to make them."""
     copies, gpu = design.quantised, design.system.gpu
     if copies is None:
@@ -184,7 +184,7 @@ def _copy_rules(design: Design) -> Iterator[Rule]:
             yield Rule("system.gpu.staged_bytes", True, "is needed by quantised=pim", None, way_out=way)
 
 
-def _format_rules(design: Design) -> Iterator[Rule]:
+def _format_rules(design: StepDesign) -> Iterator[Rule]:
     """Weights and caches in formats of their own are those of a transformer's inference, and have no copies."""
     run = design.run
     reasons = {
@@ -255,7 +255,7 @@ def _head_rules(model: Transformer) -> Iterator[Rule]:
         yield Rule("model.kv_heads", uneven, rule, model.kv_heads, (heads,), "take a divisor")
 
 
-def _node_rules(design: Design) -> Iterator[Rule]:
+def _node_rules(design: StepDesign) -> Iterator[Rule]:
     """Several GPUs need a library of collectives, and those beyond a node a network."""
     node, parallel = design.system.node, design.parallel
     gpus, degrees = parallel.gpus, "tp x pp x dp" if parallel.cp == 1 else "tp x cp x pp x dp"
@@ -277,7 +277,7 @@ def _node_rules(design: Design) -> Iterator[Rule]:
         yield from _split_rules(design)
 
 
-def _split_rules(design: Design) -> Iterator[Rule]:
+def _split_rules(design: StepDesign) -> Iterator[Rule]:
     """Halves of tokens are of prompts, of transformers that several GPUs of a node share, whose switch adds."""
     run, parallel, node = design.run, design.parallel, design.system.node
     adds = node is not None and node.in_switch is not None and "all_reduce" in node.in_switch.collectives
@@ -295,7 +295,7 @@ def _split_rules(design: Design) -> Iterator[Rule]:
     yield Rule("parallel.split_ctas", alone, f"{split}: it needs parallel.tp > 1", parallel.split_ctas, way_out="set 0")
 
 
-def _link_rules(design: Design) -> Iterator[Rule]:
+def _link_rules(design: StepDesign) -> Iterator[Rule]:
     """Collectives over links need the links, and kernels that copy."""
     system, parallel = design.system, design.parallel
     if system.costs.collective != "links":
@@ -314,7 +314,7 @@ def _link_rules(design: Design) -> Iterator[Rule]:
         yield from link_rules(node, system.gpu.num_links)
 
 
-def _epoch_rules(design: Design) -> Iterator[Rule]:
+def _epoch_rules(design: StepDesign) -> Iterator[Rule]:
     """An epoch must have iterations, and as many as are wanted of it."""
     if design.lengths is None:
         return

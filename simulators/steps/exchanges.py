@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.hardware.network import ExpertLibrary
 from simulators.hardware.parts import Contention
 from simulators.steps.experts import TokenExchange
-from simulators.steps.operators import AGAIN, Op, Part, Platform, Product, Stream, operator_costs, quotient
+from simulators.steps.operators import AGAIN, Op, Platform, Product, StageOperator, Stream, operator_costs, quotient
 from simulators.steps.two_streams import Slot, TwoStreams
 from simulators.workloads.spreading import Exchanges
 
@@ -58,7 +58,7 @@ def withhold(platform: Platform, cus: ArrayLike) -> Platform:
 
 
 @dataclass(frozen=True)
-class Beside:
+class OverlappedExchanges:
     """Exchanges of experts beside other work on a GPU.
 
     num_cus: that kernels of exchanges hold. contention: None where nothing is known of it.
@@ -79,7 +79,7 @@ class Beside:
         """The platform as GEMMs see it, whether an exchange runs or not."""
         return withhold(self.platform, self.taken) if self.how == "two_micro_batches" else self.platform
 
-    def layers(self, parts: Sequence[Part], *, training: bool) -> tuple[LayersBeside, ...]:
+    def layers(self, parts: Sequence[StageOperator], *, training: bool) -> tuple[LayersBeside, ...]:
         """Blocks whose exchanges run beside other work."""
         blocks = {part.block.name: part.block for part in parts if isinstance(part.op.work, TokenExchange)}
         inside = {name: [part for part in parts if part.block.name == name] for name in blocks}
@@ -88,14 +88,14 @@ class Beside:
             LayersBeside(name, counts[name], self._streams(inside[name], training=training)) for name in blocks
         )
 
-    def _streams(self, parts: Sequence[Part], *, training: bool) -> tuple[TwoStreams, ...]:
+    def _streams(self, parts: Sequence[StageOperator], *, training: bool) -> tuple[TwoStreams, ...]:
         layer = _LayerTimes.of(self, parts)
         if self.how == "shared_expert":
             passes = (True, False) if training else (True,)
             return tuple(layer.beside_shared(forward=forward) for forward in passes)
         return (layer.opposite_phases() if training else layer.two_batches(),)
 
-    def rates_of(self, parts: Sequence[Part]) -> list[Floats]:
+    def rates_of(self, parts: Sequence[StageOperator]) -> list[Floats]:
         """Share of its own rate at which each operator runs beside an exchange, or each exchange beside compute."""
         drawn, others = self._drawn(parts), iter(self._other_costs(parts))
         interference = np.asarray(self.platform.interference)
@@ -112,7 +112,7 @@ class Beside:
                 rates.append(1 / self._slowdown(part, drawn) if isinstance(work, Stream) else np.ones(()))
         return rates
 
-    def _other_costs(self, parts: Sequence[Part]) -> Iterator[Floats]:
+    def _other_costs(self, parts: Sequence[StageOperator]) -> Iterator[Floats]:
         """Yield the time of each GEMM on all CUs, or on those that are left, whichever its own is not, and of each
         exchange beside compute.
         """
@@ -121,13 +121,13 @@ class Beside:
         ops = [part.op for part in parts if isinstance(part.op.work, Product | TokenExchange)]
         yield from (cost.seconds for cost in operator_costs(ops, replace(here, groups=groups)))
 
-    def _drawn(self, parts: Sequence[Part]) -> Floats:
+    def _drawn(self, parts: Sequence[StageOperator]) -> Floats:
         """Share of the HBM's rate that exchanges draw."""
         moves = [part.spent for part in parts if isinstance(part.op.work, TokenExchange)]
         moved, seconds = (sum((getattr(cost, name) for cost in moves), np.zeros(())) for name in ("bytes", "seconds"))
         return np.asarray(quotient(moved, seconds) / self.platform.chip.drawable_bytes_per_s)
 
-    def _slowdown(self, part: Part, drawn: Floats) -> Floats:
+    def _slowdown(self, part: StageOperator, drawn: Floats) -> Floats:
         """Slowdown of kernels that memory bounds, and of attention in one kernel."""
         chip = self.platform.chip
         lost = np.asarray(chip.cus, float) / (np.asarray(chip.cus, float) - self.taken)
@@ -192,7 +192,7 @@ class _LayerTimes:
     exchanges: Mapping[str, tuple[Floats, Floats]]
 
     @classmethod
-    def of(cls, beside: Beside, parts: Sequence[Part]) -> _LayerTimes:
+    def of(cls, beside: OverlappedExchanges, parts: Sequence[StageOperator]) -> _LayerTimes:
         """Gather the operators of a layer by region."""
         alone, late = dict[str, Floats](), dict[str, Floats]()
         exchanges = dict[str, tuple[Floats, Floats]]()

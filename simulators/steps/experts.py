@@ -74,7 +74,7 @@ class TokenExchange(Exchange):
 
 
 @dataclass(frozen=True)
-class _Routing:
+class _TokenRouting:
     """Numbers of the docstring: tokens that a GPU routes (T'), rows for its experts (N), active experts (a)."""
 
     tokens: Floats
@@ -90,7 +90,7 @@ def _moe(sizes: Sizes) -> MixtureOfExperts:
     return sizes.model.moe
 
 
-def _routing(sizes: Sizes) -> _Routing:
+def _routing(sizes: Sizes) -> _TokenRouting:
     moe, ep = _moe(sizes), sizes.parallel.ep
     split = sizes.tp if ep > 1 else np.ones(())
     tokens, experts = sizes.tokens / split, np.asarray(moe.experts, float)
@@ -99,7 +99,7 @@ def _routing(sizes: Sizes) -> _Routing:
     width = np.asarray(moe.expert_ffn, float) / (1.0 if ep > 1 else sizes.tp)
     local = experts / ep
     active = np.minimum(local * moe.active_experts(tokens * ep), rows)
-    return _Routing(tokens, rows, active, local, width, load)
+    return _TokenRouting(tokens, rows, active, local, width, load)
 
 
 def _expert_hidden(sizes: Sizes) -> Floats:
@@ -133,7 +133,7 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
         yield from reduce_partial_sums(sizes, "ffn")
 
 
-def _experts(sizes: Sizes, routing: _Routing) -> Iterator[Op]:
+def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     """Grouped GEMMs of the experts of a GPU, between two changes of the tokens' order."""
     hidden = _expert_hidden(sizes)
     moved = 2 * sizes.element * routing.rows * hidden
@@ -165,7 +165,7 @@ def _shared(sizes: Sizes) -> Iterator[Op]:
         yield from reduce_partial_sums(sizes, "ffn shared")
 
 
-def _exchange(sizes: Sizes, routing: _Routing, direction: Direction) -> Op:
+def _exchange(sizes: Sizes, routing: _TokenRouting, direction: Direction) -> Op:
     """Tokens to the GPUs of their experts, or back."""
     moe = _moe(sizes)
     groups = moe.picked_groups

@@ -37,7 +37,7 @@ class ToolDefaults(Frozen):
     values: Values
 
 
-class Given(Frozen):
+class GivenPlan(Frozen):
     """The section `given`. plan: values of knobs by path; empty: no plan is given. file: that it was read from.
 
     tool: whose settings it was, "" for none: what it does by itself counts below the plan. tools: defaults to compare
@@ -53,7 +53,7 @@ class Given(Frozen):
     unread: tuple[str, ...] = ()
 
 
-def with_given(trees: Mapping[str, Tree], section: Given, *, apart: str, steps: Steps) -> Mapping[str, Tree]:
+def with_given(trees: Mapping[str, Tree], section: GivenPlan, *, apart: str, steps: Steps) -> Mapping[str, Tree]:
     """The same scenarios; where a plan is given, several of each: as given, serial, by default, without each choice."""
     if not section.plan:
         return trees
@@ -64,7 +64,7 @@ def with_given(trees: Mapping[str, Tree], section: Given, *, apart: str, steps: 
     }
 
 
-def given_tree(tree: Tree, section: Given, steps: Steps) -> dict[str, Any]:
+def given_tree(tree: Tree, section: GivenPlan, steps: Steps) -> dict[str, Any]:
     """The tree of a design with a plan that is given, as far as this step has its sites; what a tool does by itself
     counts where the plan says nothing.
     """
@@ -143,7 +143,7 @@ def _copy(tree: Any) -> Any:
     return {name: _copy(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree
 
 
-def _variants(tree: Tree, section: Given, steps: Steps) -> Iterator[tuple[str, dict[str, Any]]]:
+def _variants(tree: Tree, section: GivenPlan, steps: Steps) -> Iterator[tuple[str, dict[str, Any]]]:
     planned = given_tree(tree, section, steps)
     yield AS_GIVEN, planned
     if not is_legal(planned, steps):  # which is told of the plan alone

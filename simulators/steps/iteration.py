@@ -27,16 +27,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.collective import CollectiveCost, Pattern
-from simulators.steps.contention import Bucket, Contended, Reduction, Slowdowns, exposed_s
+from simulators.steps.contention import Bucket, ContendedGpu, GradientReduction, Slowdowns, exposed_s
 from simulators.steps.launches import Stretch, drained_s
 from simulators.steps.operators import (
     Axis,
-    Block,
     Exchange,
+    ModelBlock,
     Op,
-    Part,
+    OperatorCost,
     Platform,
-    Spent,
+    StageOperator,
     Stream,
     collective,
     num_kernels,
@@ -59,7 +59,7 @@ class Gradients:
     """
 
     passes: MicroBatch
-    contended: Contended | None = None
+    contended: ContendedGpu | None = None
     tied: ArrayLike = 0.0
     shard_copies: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)
 
@@ -76,7 +76,7 @@ class Gradients:
             return ()
         return tuple(self._bucket(block) for block in reversed(self.passes.blocks))
 
-    def _bucket(self, block: Block) -> Bucket:
+    def _bucket(self, block: ModelBlock) -> Bucket:
         count = self.passes.counts[block.name]
         ready = self.passes.once(block, forward=False)
         held = (self.passes.parallel.held_stages * np.asarray(size) for size in (block.params, block.expert_params))
@@ -123,7 +123,7 @@ class Gradients:
         if self.contended is None or not self.passes.is_training or alone:
             return Slowdowns()
         cost = self._reduction(*(self.passes.of_blocks(name) for name in ("params", "expert_params")))
-        reduction, passes = Reduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
+        reduction, passes = GradientReduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
         for block in self.passes.blocks:
             parts = [part for part in self.passes.parts if part.block is block and not part.forward]
             beside = self.contended.beside([part.op for part in parts], [part.spent for part in parts], reduction)
@@ -147,7 +147,7 @@ class Gradients:
             return ()
         return tuple(self._sharded(block) for block in self.passes.blocks)
 
-    def _sharded(self, block: Block) -> SplitLayers:
+    def _sharded(self, block: ModelBlock) -> SplitLayers:
         count = self.passes.counts[block.name]
         forward, backward = (self.passes.once(block, forward=forward) for forward in (True, False))
         params = block.params, block.expert_params
@@ -156,7 +156,7 @@ class Gradients:
         out, into = (self._copied_s(block, passes) for passes in self.shard_copies)
         return replace(layers, gather_copy_s=out, reduce_copy_s=into, interference=self.passes.platform.interference)
 
-    def _copied_s(self, block: Block, passes: ArrayLike) -> Floats:
+    def _copied_s(self, block: ModelBlock, passes: ArrayLike) -> Floats:
         """Time of passes over the weights of one block, where dp splits them."""
         several = np.asarray(self.passes.parallel.replicas, float) > 1
         work = Stream(np.asarray(passes) * self.passes.weight_bytes(block), kernels=np.asarray(passes) > 0)
@@ -267,7 +267,7 @@ class Iteration:
         return np.asarray(sent + several * _exchange_s(self.passes.platform, "tp", whole, "all_gather"))
 
     @cached_property
-    def update(self) -> Spent:
+    def update(self) -> OperatorCost:
         """The optimizer's update, of the weights of this GPU or of its share of them."""
         params, optimizer = self.gradients.own_params, self.passes.optimizer
         by_weight = optimizer.bytes_at(self.passes.run.precision)
@@ -276,7 +276,7 @@ class Iteration:
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
         (cost,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.passes.platform)
         seconds = cost.seconds if self.passes.is_training else np.zeros(())
-        return Spent(optimizer.flop * params, np.asarray(moved, float), 0 * params, seconds)
+        return OperatorCost(optimizer.flop * params, np.asarray(moved, float), 0 * params, seconds)
 
     @cached_property
     def slot_s(self) -> Floats:
@@ -353,7 +353,7 @@ class Iteration:
         passes = (self._stretches(left, forward=forward) for forward in (True, False))
         return np.asarray(sum((drained_s(stretches) for stretches in passes), np.zeros(())))
 
-    def _elsewhere(self, parts: Iterable[Part]) -> Floats:
+    def _elsewhere(self, parts: Iterable[StageOperator]) -> Floats:
         """Time of operators of one micro-batch on the other stages."""
         whole = ((part, np.asarray(part.op.count, float) * np.asarray(part.block.count, float)) for part in parts)
         return np.asarray(sum((part.spent.seconds * (all_ - part.times) for part, all_ in whole), np.zeros(())))

@@ -27,7 +27,7 @@ from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
 from dse.units import Integer
 from dse.values import Frozen, put
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.iteration import Iteration
 from simulators.steps.sites import SITES, site_condition
 from simulators.workloads.model import Transformer
@@ -46,7 +46,7 @@ _SCHEDULES: tuple[Mapping[str, Any], ...] = (
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 
 
-class Asked(Frozen):
+class LayoutSection(Frozen):
     """The section `layouts`. auto: whether layouts are chosen. gpus: all of them; None for those of the system.
 
     most: layouts whose schedules are searched. probe: schedule with which they are ranked. fixed: values of `Layout`
@@ -126,10 +126,10 @@ class Steps:
     that a design has.
     """
 
-    make: Callable[[Tree], Design]
-    legal: Callable[[Design, tuple[int, ...]], tuple[NDArray[np.bool_], Sequence[str]]]
-    step: Callable[[Design], tuple[Iteration, Floats]]
-    sites: Callable[[Design], frozenset[str]]
+    make: Callable[[Tree], StepDesign]
+    legal: Callable[[StepDesign, tuple[int, ...]], tuple[NDArray[np.bool_], Sequence[str]]]
+    step: Callable[[StepDesign], tuple[Iteration, Floats]]
+    sites: Callable[[StepDesign], frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -154,17 +154,17 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Spreading:
+class LayoutQuestion:
     """The question which layout a step should have. tree: of a design. gpus, sequences: of a step."""
 
     tree: Tree
-    asked: Asked
+    asked: LayoutSection
     gpus: int
     sequences: int
     steps: Steps
 
     @classmethod
-    def of(cls, tree: Tree, asked: Asked, steps: Steps) -> Spreading:
+    def of(cls, tree: Tree, asked: LayoutSection, steps: Steps) -> LayoutQuestion:
         """Build from the configuration, which says the sequences of a step as dp x micro_batches x batch.
 
         Raises ConfigError where the number of GPUs is not known, or the model is no transformer.
@@ -251,7 +251,7 @@ class Spreading:
         kept = [row for row in rows if all(want in (None, own) for want, own in zip(wanted, row, strict=True))]
         return np.array(kept, np.int64).reshape(-1, len(_NUMBERS))
 
-    def _computed(self, design: Design, legal: NDArray[np.bool_]) -> Iterator[tuple[int, float, float, float]]:
+    def _computed(self, design: StepDesign, legal: NDArray[np.bool_]) -> Iterator[tuple[int, float, float, float]]:
         """Yield of legal designs their places, times with their own and with the best pipeline [s], and shares of the
         memory.
         """
@@ -270,7 +270,7 @@ class Spreading:
         for at in np.flatnonzero(legal).tolist():
             yield at, float(seconds[at]), float(seconds[at] + gained[at]), float(shares[at])
 
-    def _design(self, choice: Mapping[str, Any], numbers: NDArray[np.int64]) -> Design:
+    def _design(self, choice: Mapping[str, Any], numbers: NDArray[np.int64]) -> StepDesign:
         tree = Layout(tp=1, pp=1, dp=1, batch=1, micro_batches=1, **choice).tree(self.tree)
         if get_path(tree, "run.mode") == "training":
             tree["parallel"]["sequence_parallel"] = True
@@ -320,7 +320,7 @@ class Spreading:
         return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")
 
 
-def usual(spreading: Spreading) -> Layout | None:
+def usual(spreading: LayoutQuestion) -> Layout | None:
     """The layout that Takeaways 1 and 2 of arXiv:2104.04473 give: tensor parallelism as wide as a node, as few stages
     as fit, data parallelism for the rest, one sequence in a micro-batch; None where none fits, or nothing is trained.
     """

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dse.backend import Law, Metric
 from simulators.steps.iteration import Iteration
-from simulators.steps.operators import KINDS, Block, Exchange, Op, Part, Product, num_kernels, quotient
+from simulators.steps.operators import KINDS, Exchange, ModelBlock, Op, Product, StageOperator, num_kernels, quotient
 from simulators.steps.passes import ENDS, stage_share
 from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
@@ -129,7 +129,7 @@ def utilisation(metrics: Mapping[str, Any], *, gpus: ArrayLike, peak: ArrayLike,
     }
 
 
-def _of(parts: Iterable[Part], kind: str) -> list[Part]:
+def _of(parts: Iterable[StageOperator], kind: str) -> list[StageOperator]:
     return [part for part in parts if part.op.kind == kind]
 
 
@@ -152,7 +152,7 @@ def _intensities(iteration: Iteration) -> dict[str, Any]:
     return {"edge": quotient(_flop(gemms), moved), "slack": quotient(_flop(weights), gradients)}
 
 
-def _flop(parts: Iterable[Part]) -> Any:
+def _flop(parts: Iterable[StageOperator]) -> Any:
     return _sum(part.times * part.spent.flop for part in parts)
 
 
@@ -173,7 +173,7 @@ def _sum(values: Iterable[Any]) -> Any:
     return sum(values, np.zeros(()))
 
 
-def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any]:
+def _work(iteration: Iteration, compute: list[StageOperator], busy: Any) -> dict[str, Any]:
     """FLOP, traffic and kernels of an iteration, and the share of its time that memory bounds."""
     passes = iteration.passes
     chip, m, update = passes.platform.chip, passes.micro_batches, iteration.update
@@ -192,7 +192,7 @@ def _work(iteration: Iteration, compute: list[Part], busy: Any) -> dict[str, Any
     }
 
 
-def _stage_sum(iteration: Iteration, amount: Callable[[Block], Any], shares: Mapping[str, Any]) -> Any:
+def _stage_sum(iteration: Iteration, amount: Callable[[ModelBlock], Any], shares: Mapping[str, Any]) -> Any:
     """Sum of a number of the blocks, of each the share that a stage has."""
     amounts = ((block, np.asarray(amount(block), float)) for block in iteration.passes.blocks)
     return _sum(value * np.asarray(block.count, float) * shares[block.name] for block, value in amounts)

@@ -20,9 +20,9 @@ from simulators.costs.convolution import convolution
 from simulators.costs.gemm import Gemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed, streaming_cost
-from simulators.hardware.parts import Streaming, StreamKind
+from simulators.hardware.parts import StreamingRates, StreamKind
 from simulators.steps.token_splits import fused_sum_s, norm_s
-from simulators.workloads.model import Batched
+from simulators.workloads.model import BatchedGemmRates
 
 Floats = NDArray[np.float64]
 
@@ -144,7 +144,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Block:
+class ModelBlock:
     """Operators that come together `count` times in a model. params: weights that one GPU holds of one of them.
 
     tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
@@ -180,15 +180,15 @@ class Platform:
     chip: Chip
     gemms: Gemms
     groups: Mapping[Axis, Group] = field(default_factory=dict)
-    batched: Batched | None = None
-    streaming: Mapping[str, Streaming] = field(default_factory=dict)
+    batched: BatchedGemmRates | None = None
+    streaming: Mapping[str, StreamingRates] = field(default_factory=dict)
     taken: ArrayLike = 0
     interference: ArrayLike = 1.0
     linear: Platform | None = None
 
 
 @dataclass(frozen=True)
-class Spent:
+class OperatorCost:
     """Work [FLOP], traffic with HBM [bytes], bytes sent over links and time [s] of one operator; arrays.
 
     comm_cu_s: CU-seconds of communication by the schedule of a site; None for CUs of kernels times their time.
@@ -207,7 +207,7 @@ def quotient(dividend: ArrayLike, divisor: ArrayLike) -> Floats:
     return np.asarray(np.divide(top, low, out=np.zeros(top.shape), where=low > 0))
 
 
-def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
+def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
     """Cost of each operator, once (`count` and the block's are not in it); all GEMMs in one call."""
     if platform.linear is not None:
         return _costs_of_linear(ops, platform, platform.linear)
@@ -216,7 +216,7 @@ def operator_costs(ops: Sequence[Op], platform: Platform) -> list[Spent]:
     return [next(product_costs) if isinstance(op.work, Product) else _other(op.work, platform, seen) for op in ops]
 
 
-def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[Spent]:
+def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[OperatorCost]:
     """Cost of each operator, of products of linear layers on a platform of their own."""
     apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") for op in ops]
     platforms = {True: linear, False: replace(platform, linear=None)}
@@ -227,7 +227,7 @@ def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) ->
     return [next(costs[side]) for side in apart]
 
 
-def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
+def _products(works: Sequence[Product], platform: Platform) -> list[OperatorCost]:
     """Costs of products, all in one call."""
     if not works:
         return []
@@ -248,7 +248,7 @@ def _products(works: Sequence[Product], platform: Platform) -> list[Spent]:
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     grouped = np.array([work.grouped for work in works]).reshape(-1, *(1 for _ in shape))
     seconds = np.where(grouped, cost.seconds, seconds)
-    return [Spent(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
+    return [OperatorCost(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 
 def _narrower(works: Sequence[Product], sizes: tuple[Floats, Floats, Floats], *, element: Floats) -> Floats | None:
@@ -273,12 +273,12 @@ def _of_batched(cost: Cost, sizes: tuple[Floats, Floats, Floats], *, platform: P
     return np.where(several, np.maximum(cost.seconds, slow), cost.seconds)
 
 
-def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> Spent:
+def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
     """Cost of anything but a product. seen: costs of all passes of layers of which one was asked before."""
     if isinstance(work, Exchange):
         group = platform.groups[work.over]
         moved = collective(work, group)
-        return Spent(moved.flop, moved.hbm_bytes, moved.wire_bytes, _exchange_s(work, platform, moved.seconds))
+        return OperatorCost(moved.flop, moved.hbm_bytes, moved.wire_bytes, _exchange_s(work, platform, moved.seconds))
     if isinstance(work, Stream):
         flop = np.asarray(work.flop, float)
         cost = streaming_cost(
@@ -290,7 +290,7 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> Spent:
         assert isinstance(work, Recurrence | Filter)
         every = _passes(work, platform.chip, seen)
         cost = Cost(*(value[..., work.pass_] for value in (every.flop, every.bytes, every.seconds)))
-    return Spent(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
+    return OperatorCost(cost.flop, cost.bytes, 0 * cost.flop, cost.seconds)
 
 
 def _exchange_s(work: Exchange, platform: Platform, alone: Floats) -> Floats:
@@ -348,12 +348,12 @@ def num_kernels(op: Op, tp: ArrayLike) -> Floats:
 
 
 @dataclass(frozen=True)
-class Part:
+class StageOperator:
     """One operator of one block, and what it takes once. times: how often, in a pass over one micro-batch."""
 
     op: Op
-    block: Block
-    spent: Spent
+    block: ModelBlock
+    spent: OperatorCost
     times: Floats
 
     @property

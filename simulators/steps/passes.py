@@ -16,20 +16,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.steps.beside_weights import beside_weights
 from simulators.steps.context import expose_rings
-from simulators.steps.exchanges import Beside, LayersBeside
+from simulators.steps.exchanges import LayersBeside, OverlappedExchanges
 from simulators.steps.operators import (
-    Block,
     Exchange,
+    ModelBlock,
     Op,
-    Part,
+    OperatorCost,
     Platform,
-    Spent,
+    StageOperator,
     operator_costs,
     quotient,
 )
 from simulators.steps.pipelines import overlaps
-from simulators.steps.quantised import Made, Quantising, copy_costs
-from simulators.steps.sites import Place, Scheduled, places
+from simulators.steps.quantised import CopyCosts, WeightQuantiser, copy_costs
+from simulators.steps.sites import SitePlace, SiteSchedules, places
 from simulators.steps.token_splits import beside_sums, hidden_s
 from simulators.workloads.model import Optimizer, Parallel, Run
 
@@ -56,14 +56,14 @@ class MicroBatch:
     all are serial. beside: exchanges of experts beside other work; None where all waits for them.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ModelBlock, ...]
     platform: Platform
     run: Run
     parallel: Parallel
     optimizer: Optimizer
-    weight_copies: Quantising | None = None
-    scheduled: Scheduled | None = None
-    beside: Beside | None = None
+    weight_copies: WeightQuantiser | None = None
+    scheduled: SiteSchedules | None = None
+    beside: OverlappedExchanges | None = None
 
     @property
     def is_training(self) -> bool:
@@ -76,7 +76,7 @@ class MicroBatch:
         return np.asarray(self.run.micro_batches, float)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StageOperator, ...]:
         """Operators of the busiest stage, in order."""
         ops = [(op, block) for block in self.blocks for op in block.ops]
         costs = self._costs([op for op, _ in ops])
@@ -85,11 +85,13 @@ class MicroBatch:
             block_seconds[block.name] = block_seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
         shares = self._shares(block_seconds)
         return tuple(
-            Part(op, block, cost, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name])
+            StageOperator(
+                op, block, cost, np.asarray(op.count, float) * np.asarray(block.count, float) * shares[block.name]
+            )
             for (op, block), cost in zip(ops, costs, strict=True)
         )
 
-    def _costs(self, ops: Sequence[Op]) -> list[Spent]:
+    def _costs(self, ops: Sequence[Op]) -> list[OperatorCost]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
         platform = self.platform if self.beside is None else self.beside.of_gemms
         costs = expose_rings(ops, operator_costs(ops, platform))
@@ -111,7 +113,7 @@ class MicroBatch:
             costs[place] = replace(costs[place], seconds=seconds)
         return costs
 
-    def site_places(self) -> Iterator[Place]:
+    def site_places(self) -> Iterator[SitePlace]:
         """Places of sites among the operators of all blocks."""
         offset = 0
         for block in self.blocks:
@@ -171,7 +173,7 @@ class MicroBatch:
         terms = (np.asarray(getattr(block, attribute)) * self.counts[block.name] for block in self.blocks)
         return np.asarray(sum(terms), float)
 
-    def sum(self, parts: Iterable[Part]) -> Floats:
+    def sum(self, parts: Iterable[StageOperator]) -> Floats:
         """Time of some parts in a pass over one micro-batch."""
         return np.asarray(sum(part.seconds for part in parts), float)
 
@@ -185,7 +187,7 @@ class MicroBatch:
         """The backward pass of one micro-batch, with its collectives and what is recomputed."""
         return self.sum(part for part in self.parts if not part.forward)
 
-    def once(self, block: Block, *, forward: bool) -> Floats:
+    def once(self, block: ModelBlock, *, forward: bool) -> Floats:
         """Time of a pass of one block; 0 where the stage has none."""
         count = self.counts[block.name]
         seconds = self.sum(part for part in self.parts if part.block is block and part.forward == forward)
@@ -193,11 +195,11 @@ class MicroBatch:
         hidden = sum((layers.streams[not forward].saved_s(count) for layers in shared), np.zeros(()))
         return quotient(seconds - hidden, count)
 
-    def weight_bytes(self, block: Block) -> Floats:
+    def weight_bytes(self, block: ModelBlock) -> Floats:
         """Bytes of the weights of one block."""
         return np.asarray(self.run.element_bytes * np.asarray(block.params, float))
 
     @cached_property
-    def copies(self) -> Made:
+    def copies(self) -> CopyCosts:
         """Costs that low-precision copies of weights add."""
         return copy_costs(self)

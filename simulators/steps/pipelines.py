@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.workloads.spreading import Pipelining, Schedule
+from simulators.workloads.spreading import PipelineSchedule, Schedule
 
 Floats = NDArray[np.float64]
 
@@ -62,18 +62,18 @@ class StageTurns:
     directions: int = 2
     chunks: tuple[ArrayLike, ArrayLike, ArrayLike] = (0.0, 0.0, 0.0)
 
-    def turn_s(self, knobs: Pipelining) -> Floats:
+    def turn_s(self, knobs: PipelineSchedule) -> Floats:
         """Time of a micro-batch's turn."""
         sent = self.messages_s(knobs)
         if knobs.messages == "beside":
             return np.asarray(np.maximum(self.busy_s, sent), float)
         return np.asarray(self.busy_s, float) + sent
 
-    def messages_s(self, knobs: Pipelining) -> Floats:
+    def messages_s(self, knobs: PipelineSchedule) -> Floats:
         """Time of the messages of one micro-batch, to one neighbour in each direction."""
         return np.asarray(self.directions * virtual(knobs) * np.asarray(self.message_s, float))
 
-    def bubble_s(self, knobs: Pipelining) -> Floats:
+    def bubble_s(self, knobs: PipelineSchedule) -> Floats:
         """Time that a stage waits for others."""
         if knobs.pipeline == "dualpipe":
             return self._from_both_ends_s
@@ -88,17 +88,17 @@ class StageTurns:
         waited = np.maximum(pair + backward - 3 * weights, 0.0) + self.directions * np.asarray(self.message_s)
         return np.asarray(np.maximum(np.asarray(self.stages, float) / 2 - 1, 0.0) * waited)
 
-    def seconds(self, knobs: Pipelining) -> Floats:
+    def seconds(self, knobs: PipelineSchedule) -> Floats:
         """All micro-batches."""
         return np.asarray(np.asarray(self.micro_batches, float) * self.turn_s(knobs) + self.bubble_s(knobs))
 
 
-def virtual(knobs: Pipelining) -> Any:
+def virtual(knobs: PipelineSchedule) -> Any:
     """Virtual stages of a GPU: one unless the schedule is interleaved."""
     return np.asarray(knobs.virtual_stages, float) if knobs.pipeline == "interleaved" else np.ones(())
 
 
-def in_flight(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike) -> tuple[Floats, Floats]:
+def in_flight(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLike) -> tuple[Floats, Floats]:
     """Micro-batches whose activations the first and the last stage keep at most."""
     p, m, v = np.asarray(stages, float), np.asarray(micro_batches, float), virtual(knobs)
     first, last = p, np.ones(())
@@ -114,7 +114,7 @@ def in_flight(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike) ->
     return np.minimum(m, first), np.minimum(m, last)
 
 
-def overlaps(knobs: Pipelining, stages: ArrayLike, micro_batches: ArrayLike, *, training: bool) -> Floats:
+def overlaps(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLike, *, training: bool) -> Floats:
     """How often exchanges of experts run beside other work, for each micro-batch: in each, in a pair of two, or in a
     pair of a forward and a backward pass.
     """

@@ -34,23 +34,32 @@ from dse.values import knob
 from simulators.costs.gemm.fitted import LARGEST_TILE
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
-from simulators.hardware.sourced import Sourced
-from simulators.steps.operators import Block, Op, Part, Platform, Product, Spent, Stream, operator_costs
+from simulators.hardware.sourced import SourcedValue
+from simulators.steps.operators import (
+    ModelBlock,
+    Op,
+    OperatorCost,
+    Platform,
+    Product,
+    StageOperator,
+    Stream,
+    operator_costs,
+)
 from simulators.workloads.model import Optimizer, Parallel, Run, Share
 
 if TYPE_CHECKING:
     from simulators.costs.pim_bursts import Events, Layers, Memory
-    from simulators.steps.operators import Part
+    from simulators.steps.operators import StageOperator
 
 Floats = NDArray[np.float64]
 
 _OTHER: Mapping[Direction, Direction] = {"lanes": "word", "word": "lanes"}
 _NEEDED = ("look_ahead", "burst_rows", "window", "blocked")
 OF_PIM = (*_NEEDED, "over", "beside", "forward_blocks")
-"""What of `Quantised` means something for units in memory alone."""
+"""What of `QuantisedWeights` means something for units in memory alone."""
 
 
-class Quantised(Sourced):
+class QuantisedWeights(SourcedValue):
     """Copies of weights: which there are, and who makes them when.
 
     backward: format of the backward pass where it differs. stored: the copies that are used, or all directions of both
@@ -77,7 +86,7 @@ class Quantised(Sourced):
     blocked: Annotated[Number, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")
-    def _says_how_units_work(self) -> Quantised:
+    def _says_how_units_work(self) -> QuantisedWeights:
         absent = [name for name in _NEEDED if self.made_by == "pim" and getattr(self, name) is None]
         if absent:
             raise ValueError(f"made_by = pim needs {', '.join(absent)}; see conf/quantised/pim.yaml")
@@ -85,13 +94,13 @@ class Quantised(Sourced):
 
 
 @dataclass(frozen=True)
-class Quantising:
+class WeightQuantiser:
     """Maker of copies: who makes them, the format of the forward pass, and the units in memory.
 
     staged_bytes: what tiles of products hold of inputs that they have not yet multiplied.
     """
 
-    quantised: Quantised
+    quantised: QuantisedWeights
     format: Format
     training: bool
     instructions: InstructionSet | None = None
@@ -129,7 +138,7 @@ class Quantising:
 
 
 @dataclass(frozen=True)
-class Made:
+class CopyCosts:
     """Costs of copies [s]: more in a micro-batch and in an iteration; of the former waited for, and slowed by bursts.
 
     busy_s: units or kernels at work, in a micro-batch. hbm_bytes, kernels: of the GPU, in a micro-batch and in an
@@ -155,11 +164,11 @@ class Stage(Protocol):
     """The iteration of one stage of a pipeline, as far as copies depend on it (see `steps.passes.MicroBatch`)."""
 
     @property
-    def weight_copies(self) -> Quantising | None:
+    def weight_copies(self) -> WeightQuantiser | None:
         """The copies; None where products read the weights themselves."""
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[ModelBlock, ...]:
         """Blocks of the model."""
 
     @property
@@ -183,7 +192,7 @@ class Stage(Protocol):
         """True if weights are updated."""
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StageOperator, ...]:
         """Operators of the stage, in order."""
 
     @property
@@ -194,13 +203,13 @@ class Stage(Protocol):
         """Sum of a number of the blocks over those of the stage."""
 
 
-def weights(block: Block) -> Any:
+def weights(block: ModelBlock) -> Any:
     """Weights of a block that have copies."""
     reads = (op for op in block.of("forward") if isinstance(op.work, Product) and op.kind != "attention")
     return _sum(elements(op) for op in reads)
 
 
-def copy_bytes(iteration: Stage, block: Block) -> Any:
+def copy_bytes(iteration: Stage, block: ModelBlock) -> Any:
     """Copies of one block that are stored, in the mean of its kind."""
     quantising = iteration.weight_copies
     if quantising is None:
@@ -208,7 +217,7 @@ def copy_bytes(iteration: Stage, block: Block) -> Any:
     return weights(block) * quantising.stored_bytes * _kept_share(iteration, block)
 
 
-def _kept_share(iteration: Stage, block: Block) -> Any:
+def _kept_share(iteration: Stage, block: ModelBlock) -> Any:
     """Share of the blocks of a kind whose copies are stored, of those that a stage of a pipeline has of them."""
     assert iteration.weight_copies is not None
     count = np.maximum(1.0, np.ceil(np.asarray(block.count, float) / np.asarray(iteration.parallel.pp, float)))
@@ -231,7 +240,7 @@ def flying_bytes(iteration: Stage) -> Any:
     return largest * (1 + np.asarray(0 if ahead is None else ahead))
 
 
-def _of_layer(quantising: Quantising, block: Block) -> Any:
+def _of_layer(quantising: WeightQuantiser, block: ModelBlock) -> Any:
     """Copies of a block that one pass has at once: its largest one where the GPU makes them."""
     passes = [block.of("forward"), block.of("recompute", "backward")]
     sizes = [[_copy_bytes(quantising, op) for op in ops] for ops in passes]
@@ -240,16 +249,16 @@ def _of_layer(quantising: Quantising, block: Block) -> Any:
     return np.maximum(*(_sum(pass_sizes) for pass_sizes in sizes))
 
 
-def _copy_bytes(quantising: Quantising, op: Op) -> Any:
+def _copy_bytes(quantising: WeightQuantiser, op: Op) -> Any:
     """The copy that an operator reads."""
     format = quantising.read(op)
     return np.zeros(()) if format is None else elements(op) * format.bytes_per_element
 
 
-def copy_costs(iteration: Stage) -> Made:
+def copy_costs(iteration: Stage) -> CopyCosts:
     """Costs that copies add to an iteration."""
     if iteration.weight_copies is None:
-        return Made()
+        return CopyCosts()
     stored = _update_costs(iteration)
     if iteration.weight_copies.quantised.made_by == "update":
         return stored
@@ -262,10 +271,10 @@ def copy_costs(iteration: Stage) -> Made:
     )
 
 
-def _update_costs(iteration: Stage) -> Made:
+def _update_costs(iteration: Stage) -> CopyCosts:
     """Costs of copies written with the update, or after it; nothing where weights stay as they are."""
     if not iteration.is_training:
-        return Made()
+        return CopyCosts()
     written = [copy_bytes(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     read = [weights(block) * _kept_share(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     apart = 1.0 if iteration.parallel.zero else 0.0
@@ -274,18 +283,18 @@ def _update_costs(iteration: Stage) -> Made:
     (cost,) = operator_costs(
         [Op("copies", "optimizer", "optimizer", Stream(moved, kernels=launched))], iteration.platform
     )
-    return Made(update_s=cost.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
+    return CopyCosts(update_s=cost.seconds, hbm_bytes=(0.0, moved), kernels=(0.0, launched))
 
 
-def _by_gpu(iteration: Stage) -> Made:
+def _by_gpu(iteration: Stage) -> CopyCosts:
     """A kernel before each product, in line with it."""
     every = [(part.times * (1 - _kept_share(iteration, part.block)), cost) for part, cost in kernels(iteration)]
     seconds, moved = (_sum(times * getattr(cost, name) for times, cost in every) for name in ("seconds", "bytes"))
     launches = _sum(times for times, _ in every)
-    return Made(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(launches, 0.0))
+    return CopyCosts(slot_s=seconds, waited_s=seconds, busy_s=seconds, hbm_bytes=(moved, 0.0), kernels=(launches, 0.0))
 
 
-def kernels(iteration: Stage) -> list[tuple[Part, Spent]]:
+def kernels(iteration: Stage) -> list[tuple[StageOperator, OperatorCost]]:
     """Products that read a copy, each with the cost of the kernel that makes it, each time."""
     quantising = iteration.weight_copies
     assert quantising is not None
@@ -303,14 +312,14 @@ def _sum(values: Iterable[Any]) -> Any:
     return sum(values, np.zeros(()))
 
 
-def _by_pim(iteration: Stage) -> Made:
+def _by_pim(iteration: Stage) -> CopyCosts:
     """Events of one micro-batch."""
     from simulators.costs.pim_bursts import turns
 
     shape = np.broadcast_shapes(*(np.shape(value) for value in _numbers(iteration)))
     every = turns(*_run(iteration, shape))
     waited, slowed, busy = (value.reshape(shape) for value in (every.waited, every.slowed, every.busy))
-    return Made(slot_s=waited + slowed, waited_s=waited, slowed_s=slowed, busy_s=busy)
+    return CopyCosts(slot_s=waited + slowed, waited_s=waited, slowed_s=slowed, busy_s=busy)
 
 
 def timeline(iteration: Stage) -> Events:
@@ -320,7 +329,7 @@ def timeline(iteration: Stage) -> Events:
     return events(*_run(iteration, ()))
 
 
-def _passes(iteration: Stage) -> list[tuple[bool, bool, list[Part]]]:
+def _passes(iteration: Stage) -> list[tuple[bool, bool, list[StageOperator]]]:
     """(whether forward, whether copies are made, operators of a block) of the blocks of each pass, in order."""
     of_block = {block.name: [part for part in iteration.parts if part.block is block] for block in iteration.blocks}
     names = list(of_block)
@@ -373,7 +382,7 @@ def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         flat = [np.broadcast_to(np.asarray(column, float), shape).reshape(designs) for column in columns]
         return np.stack(flat, axis=1)
 
-    def count(made_: bool, block: Block) -> Any:
+    def count(made_: bool, block: ModelBlock) -> Any:
         num_blocks = np.rint(iteration.counts[block.name])
         return num_blocks - quantising.stored_blocks(num_blocks) if made_ else quantising.stored_blocks(num_blocks)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.calibration.measurements import GATES
-from simulators.steps.operators import Block, Filter, Kind, Op, Product, Recurrence, Stream
+from simulators.steps.operators import Filter, Kind, ModelBlock, Op, Product, Recurrence, Stream
 from simulators.workloads.model import Passes, Run, Speech, Translation
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ _SCORES = _passes(5, 11, (3, 6))  # v . tanh(key + query + bias), a kernel each;
 _SOFTMAX = _passes(2, 3)
 
 
-def speech_blocks(model: Speech, run: Run) -> tuple[Block, ...]:
+def speech_blocks(model: Speech, run: Run) -> tuple[ModelBlock, ...]:
     """A speech recogniser's convolutions, recurrent layers and output.
 
     Sizes as run.sequence_length (frames) and run.batch: numbers or arrays that broadcast with one another. Batch norm
@@ -83,7 +83,7 @@ def speech_blocks(model: Speech, run: Run) -> tuple[Block, ...]:
     return _of_mode(blocks, run)
 
 
-def translation_blocks(model: Translation, run: Run) -> tuple[Block, ...]:
+def translation_blocks(model: Translation, run: Run) -> tuple[ModelBlock, ...]:
     """A recurrent translator's embeddings, encoder, decoder with attention, and output over the vocabulary.
 
     run.sequence_length: tokens of the source; sizes as of `speech_blocks`. The first encoder layer reads both ways, the
@@ -176,7 +176,7 @@ class _Sentences:
         return _stream(name, kind, self.bytes(steps), passes)
 
 
-def _convolutions(model: Speech, run: Run) -> tuple[list[Block], Floats, Floats]:
+def _convolutions(model: Speech, run: Run) -> tuple[list[ModelBlock], Floats, Floats]:
     """A block for each convolution; the width of what they give for each step, and the number of its steps."""
     blocks, channels = [], np.asarray(1.0)
     height, width = np.asarray(model.bins, float), np.asarray(run.sequence_length, float)
@@ -211,7 +211,7 @@ def _filters(shape: Mapping[str, ArrayLike], *, first: bool) -> Part:
     return (Op("filters", "convolution", "forward", Filter(shape, 0)),), ((weights,) if first else (data, weights))
 
 
-def _encoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
+def _encoder(sizes: _Sentences, layers: ArrayLike) -> list[ModelBlock]:
     source, b = sizes.source, sizes.element_bytes
     first, second, later = replace(sizes.layer(source), directions=2), sizes.layer(source, 2), sizes.layer(source)
     drop = sizes.stream("dropout", "norm", source, _DROPOUT)
@@ -226,7 +226,7 @@ def _encoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
     ]
 
 
-def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
+def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[ModelBlock]:
     target, b = sizes.target, sizes.element_bytes
     first, later = sizes.layer(target), sizes.layer(target, 2)
     drop = sizes.stream("dropout", "norm", target, _DROPOUT)
@@ -241,7 +241,7 @@ def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[Block]:
     ]
 
 
-def _attention(sizes: _Sentences) -> Block:
+def _attention(sizes: _Sentences) -> ModelBlock:
     """Normalised attention of Bahdanau (arXiv:1409.0473), asked by every step of the decoder on its own.
 
     What tanh gives has n t_source t_target h elements over all steps, 13 GB for 64 sentences of 200 tokens at fp32: it
@@ -325,14 +325,14 @@ def _stream(name: str, kind: Kind, tensor_bytes: ArrayLike, passes: Passes, coun
 
 def _block(
     name: str, parts: Sequence[Part], weights: Weights, kept_bytes: ArrayLike = 0.0, count: ArrayLike = 1.0
-) -> Block:
+) -> ModelBlock:
     """Parts in the order of the forward pass, then of the backward pass."""
     forward = [op for part in parts for op in part[0]]
     backward = [op for part in reversed(parts) for op in part[1]]
-    return Block(name, (*forward, *backward), count, *weights, kept_bytes)
+    return ModelBlock(name, (*forward, *backward), count, *weights, kept_bytes)
 
 
-def _of_mode(blocks: Sequence[Block], run: Run) -> tuple[Block, ...]:
+def _of_mode(blocks: Sequence[ModelBlock], run: Run) -> tuple[ModelBlock, ...]:
     """Parts of each block that the run's mode needs."""
     if run.mode == "training":
         return tuple(blocks)

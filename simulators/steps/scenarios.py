@@ -9,8 +9,8 @@ from typing import Any
 from dse.backend import Tree
 from dse.errors import ConfigError, Problems
 from simulators.steps.design import own_sections
-from simulators.steps.given import Given, with_given
-from simulators.steps.layouts import Asked, Spreading, Steps
+from simulators.steps.given import GivenPlan, with_given
+from simulators.steps.layouts import LayoutQuestion, LayoutSection, Steps
 from simulators.workloads.model_zoo import model_tree, option_tree
 
 LISTS = {
@@ -27,9 +27,9 @@ _WAYS = {
 
 
 CHOSEN = "layouts"
-"""Section that asks for layouts (`simulators.steps.layouts.Asked`)."""
+"""Section that asks for layouts (`simulators.steps.layouts.LayoutSection`)."""
 GIVEN = "given"
-"""Section of a plan that is judged as it is (`simulators.steps.given.Given`)."""
+"""Section of a plan that is judged as it is (`simulators.steps.given.GivenPlanPlan`)."""
 APART = " @ "
 """What stands between the name of a scenario and that of its layout."""
 
@@ -44,8 +44,8 @@ def check_lists(check: Problems, tree: Tree) -> None:
         fits = _is_model if name == "models" else _is_name
         if not isinstance(listed, Sequence) or isinstance(listed, str) or not all(map(fits, listed)):
             check.add(name, rule, value=listed, way_out=_WAYS[name])
-    layouts = check.model(Asked, tree.get(CHOSEN) or {}, path=CHOSEN)
-    section = check.model(Given, tree.get(GIVEN) or {}, path=GIVEN)
+    layouts = check.model(LayoutSection, tree.get(CHOSEN) or {}, path=CHOSEN)
+    section = check.model(GivenPlan, tree.get(GIVEN) or {}, path=GIVEN)
     if layouts is not None and layouts.auto and section is not None and section.plan:
         check.add(
             "layouts.auto", "chooses layouts, and a plan that is given is judged as it is", value=True, way_out=_ONE
@@ -57,19 +57,19 @@ def check_lists(check: Problems, tree: Tree) -> None:
 
 def with_layouts(trees: Mapping[str, Tree], asked: Any, steps: Steps) -> Mapping[str, Tree]:
     """The same scenarios, or where layouts are chosen, one for each of the best layouts. Raises ConfigError."""
-    layouts = Asked.model_validate(asked or {})
+    layouts = LayoutSection.model_validate(asked or {})
     if not layouts.auto:
         return trees
     return {
         f"{name}{APART}{layout.name}": layout.tree(tree)
         for name, tree in trees.items()
-        for layout in Spreading.of(tree, layouts, steps).chosen()
+        for layout in LayoutQuestion.of(tree, layouts, steps).chosen()
     }
 
 
 def with_plan(trees: Mapping[str, Tree], tree: Tree, steps: Steps) -> Mapping[str, Tree]:
     """The same scenarios, or those that judge a plan that is given (`simulators.steps.given`)."""
-    return with_given(trees, Given.model_validate(tree.get(GIVEN) or {}), apart=APART, steps=steps)
+    return with_given(trees, GivenPlan.model_validate(tree.get(GIVEN) or {}), apart=APART, steps=steps)
 
 
 def scenarios(tree: Tree) -> dict[str, Tree]:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.steps.operators import Block
+from simulators.steps.operators import ModelBlock
 from simulators.workloads.spreading import ShardedData
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def state_splits(knobs: ShardedData, dp: ArrayLike) -> tuple[Floats, Floats, Flo
     )
 
 
-def gathered_weights(knobs: ShardedData, blocks: Sequence[Block], counts: Mapping[str, Floats]) -> Any:
+def gathered_weights(knobs: ShardedData, blocks: Sequence[ModelBlock], counts: Mapping[str, Floats]) -> Any:
     """Weights that a GPU of ZeRO 3 holds whole at once: of the largest block and of the one that is gathered meanwhile,
     or of all where the forward pass leaves them.
     """
@@ -109,6 +109,6 @@ def gathered_weights(knobs: ShardedData, blocks: Sequence[Block], counts: Mappin
     return largest_block(blocks) * (2 if knobs.prefetch else 1)
 
 
-def largest_block(blocks: Sequence[Block]) -> Floats:
+def largest_block(blocks: Sequence[ModelBlock]) -> Floats:
     """Weights of the block that has most."""
     return np.asarray(np.maximum.reduce(np.broadcast_arrays(*(np.asarray(block.params, float) for block in blocks))))

@@ -43,7 +43,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.system import System, WholeNode, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
-from simulators.steps.operators import AGAIN, Exchange, Op, Platform, Product, Spent, collective
+from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
 from simulators.workloads.model_zoo import option_tree
@@ -86,7 +86,7 @@ SITES: Mapping[str, Site] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class SitePlace:
     """A site in the operators of a block: places of its GEMM, its collective, and the GEMM beside it (None: none)."""
 
     name: str
@@ -94,20 +94,20 @@ class Place:
     collective: int
     beside: int | None = None
 
-    def at(self, offset: int) -> Place:
+    def at(self, offset: int) -> SitePlace:
         """The same in a list of operators in which the block's begin at an offset."""
         beside = None if self.beside is None else self.beside + offset
-        return Place(self.name, self.gemm + offset, self.collective + offset, beside)
+        return SitePlace(self.name, self.gemm + offset, self.collective + offset, beside)
 
 
-def places(ops: Sequence[Op]) -> Iterator[Place]:
+def places(ops: Sequence[Op]) -> Iterator[SitePlace]:
     """Yield every place of every site in the operators of a block, those of what is computed again as well."""
     index = {op.name: place for place, op in enumerate(ops)}
     for place, op in enumerate(ops):
         plain, again = op.name.removesuffix(AGAIN), AGAIN if op.name.endswith(AGAIN) else ""
         for name, site in SITES.items():
             if plain in site.collectives and isinstance(op.work, Exchange) and f"{site.gemm}{again}" in index:
-                yield Place(name, index[f"{site.gemm}{again}"], place, index.get(site.beside))
+                yield SitePlace(name, index[f"{site.gemm}{again}"], place, index.get(site.beside))
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,15 @@ _groups = Memo[TensorGroup](64)
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class SiteSchedules:
     """Schedules of sites by name, on a group of GPUs."""
 
     schedules: Mapping[str, Any]
     group: TensorGroup
 
-    def costs(self, ops: Sequence[Op], costs: Sequence[Spent], platform: Platform, at: Place) -> dict[int, Spent]:
+    def costs(
+        self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace
+    ) -> dict[int, OperatorCost]:
         """Costs of the operators of a place that its schedule changes, by their places in `ops`."""
         schedule, group = self.schedules.get(at.name), replace(platform.groups["tp"], in_switch=None)
         exchange = ops[at.collective].work
@@ -201,14 +203,16 @@ class Scheduled:
             at.collective: replace(costs[at.collective], seconds=exposed, comm_cu_s=np.asarray(held)),
         }
 
-    def seconds(self, ops: Sequence[Op], costs: Sequence[Spent], platform: Platform, at: Place) -> Floats:
+    def seconds(self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace) -> Floats:
         """Time of the operators of a place with its schedule [s]. costs: of all operators, without schedules."""
         changed = self.costs(ops, costs, platform, at)
         there = (at.gemm, at.collective, at.beside)
         spent = (changed.get(place, costs[place]).seconds for place in there if place is not None)
         return np.asarray(sum(spent, np.zeros(())))
 
-    def intervals(self, ops: Sequence[Op], costs: Sequence[Spent], at: Place) -> tuple[int, list[Interval]] | None:
+    def intervals(
+        self, ops: Sequence[Op], costs: Sequence[OperatorCost], at: SitePlace
+    ) -> tuple[int, list[Interval]] | None:
         """The GEMM that a schedule runs with the collective, and its tasks, from the start of the GEMM's time on.
 
         costs: with the schedule's. Numbers are single ones. None for a serial site.
@@ -261,7 +265,7 @@ class Scheduled:
         }
         return Workload.model_construct(name=name, operators=operators)
 
-    def rules(self, ops: Sequence[Op], at: Place) -> Iterator[Rule]:
+    def rules(self, ops: Sequence[Op], at: SitePlace) -> Iterator[Rule]:
         """Rules that the schedule of a place breaks, by the paths of the site's knobs."""
         schedule, exchange = self.schedules.get(at.name), ops[at.collective].work
         if schedule is None or not isinstance(exchange, Exchange):
@@ -350,7 +354,7 @@ def _run(graph: TaskGraph, engine_name: str) -> tuple[Floats, Floats, Floats]:
     return ended, computed, held
 
 
-def site_rules(scheduled: Scheduled, blocks: Sequence[Sequence[Op]]) -> Iterator[Rule]:
+def site_rules(scheduled: SiteSchedules, blocks: Sequence[Sequence[Op]]) -> Iterator[Rule]:
     """Rules that schedules of sites break. blocks: the operators of each block."""
     met = set[str]()
     for ops in blocks:

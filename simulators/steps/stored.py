@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.steps.operators import Block, Op, Product
+from simulators.steps.operators import ModelBlock, Op, Product
 from simulators.workloads.model import Run, Transformer
 from simulators.workloads.stored import Part, Stored, WeightFormat, bytes_of_part, stored_as, weight_format
 
@@ -39,7 +39,7 @@ def cache_format(model: Transformer, run: Run) -> WeightFormat | None:
     return model.kv_format if run.kv_cache is None else weight_format(run.kv_cache)
 
 
-def in_formats(block: Block, weights: Mapping[Part, Any], model: Transformer, run: Run) -> Block:
+def in_formats(block: ModelBlock, weights: Mapping[Part, Any], model: Transformer, run: Run) -> ModelBlock:
     """The block with the bytes of its weights as they are stored, and products that read as many.
 
     weights: of one GPU by part, of those that may have a format.

@@ -27,7 +27,7 @@ from dse.values import Memo
 from simulators.steps.contention import ENGINE, GRADIENTS, group
 from simulators.steps.exchanges import LayersBeside
 from simulators.steps.iteration import Iteration
-from simulators.steps.operators import Axis, Block, Part, Spent
+from simulators.steps.operators import Axis, ModelBlock, OperatorCost, StageOperator
 from simulators.steps.quantised import kernels, timeline
 from simulators.steps.sites import places
 from simulators.steps.two_streams import TwoStreams, laws, tasks
@@ -199,7 +199,7 @@ class _Writer:
         waited = sum((layers.waited_s for layers in iteration.passes.layers_beside), np.zeros(()))
         return float(waited - iteration.passes.sum(parts) - iteration.passes.pair_saved_s + iteration.passes.saved_s)
 
-    def _forward(self, block: Block) -> Iterator[Task]:
+    def _forward(self, block: ModelBlock) -> Iterator[Task]:
         """The forward pass of all layers of a block: operator by operator, or as two streams."""
         layers = round(float(self._iteration.passes.counts[block.name]))
         if (beside := self._beside(block)) is not None:
@@ -208,10 +208,10 @@ class _Writer:
         for index in range(layers):
             yield from self._pass(block, index, forward=True)
 
-    def _beside(self, block: Block) -> LayersBeside | None:
+    def _beside(self, block: ModelBlock) -> LayersBeside | None:
         return next((layers for layers in self._iteration.passes.layers_beside if layers.block == block.name), None)
 
-    def _exposed_share(self, block: Block) -> float:
+    def _exposed_share(self, block: ModelBlock) -> float:
         """Share of the exchanges of a backward pass that the shared expert does not hide."""
         beside = self._beside(block)
         if beside is None or len(beside.streams) == 1:
@@ -219,7 +219,7 @@ class _Writer:
         moved = float(beside.streams[1].sum("exchange", beside.count))
         return 1.0 - float(beside.streams[1].saved_s(beside.count)) / moved if moved else 1.0
 
-    def _side_by_side(self, streams: TwoStreams, block: Block, layers: int) -> Iterator[Task]:
+    def _side_by_side(self, streams: TwoStreams, block: ModelBlock, layers: int) -> Iterator[Task]:
         begun = (self._last,) if self._last else ()
         lanes, last = {"gemm": _LANES[None], "transfer": _LANES["ep"]}, dict[str, str]()
         for task in tasks(streams, layers, block.name):
@@ -261,12 +261,12 @@ class _Writer:
         if gradients.gathered_s > 0:
             yield self._append(Task("all-gather weights", _LANES["dp"], "transfer", float(gradients.gathered_s), ()))
 
-    def _instances(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, int]]:
+    def _instances(self, blocks: Sequence[ModelBlock]) -> Iterator[tuple[ModelBlock, int]]:
         for block in blocks:
             for index in range(round(float(self._iteration.passes.counts[block.name]))):
                 yield block, index
 
-    def _pass(self, block: Block, index: int, *, forward: bool) -> Iterator[Task]:
+    def _pass(self, block: ModelBlock, index: int, *, forward: bool) -> Iterator[Task]:
         for part in self._iteration.passes.parts:
             if part.block is not block or part.forward != forward:
                 continue
@@ -281,7 +281,7 @@ class _Writer:
             if part.over is None or float(part.spent.seconds) > 0:
                 yield self._append(task, part.op.half)
 
-    def _stored_blocks(self, block: Block) -> float:
+    def _stored_blocks(self, block: ModelBlock) -> float:
         """Number of equal blocks whose copies are stored: the first ones."""
         quantising = self._iteration.passes.weight_copies
         return (
@@ -301,7 +301,7 @@ class _Writer:
         if turn.began > turn.reached:
             yield self._append(Task(f"{name}{WAITING}", _LANES[None], "waiting", turn.began - turn.reached, ()))
 
-    def _task(self, part: Part, where: str) -> Task:
+    def _task(self, part: StageOperator, where: str) -> Task:
         seconds, count = float(part.spent.seconds), float(part.op.count)  # type: ignore[arg-type]
         amounts = (count * float(part.spent.flop), count * float(part.spent.bytes))
         name = f"{where}: {part.op.name}"
@@ -310,13 +310,13 @@ class _Writer:
         wide_s = self._wide_s([part], count / float(part.times), count * seconds) if count else None
         return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law, wide_s=wide_s)
 
-    def _wide_s(self, parts: Sequence[Part], passes: float, seconds: float) -> float | None:
+    def _wide_s(self, parts: Sequence[StageOperator], passes: float, seconds: float) -> float | None:
         """How long operators would take in so many passes, of the time that they do, without the schedules of sites."""
         if self._undivided is None:
             return None
         return min(passes * sum(float(part.times) * (self._undivided.find(part) or 0.0) for part in parts), seconds)
 
-    def _bucket(self, block: Block, index: int) -> Iterator[Task]:
+    def _bucket(self, block: ModelBlock, index: int) -> Iterator[Task]:
         """The reduction of a block's gradients; nothing of the backward pass waits for it."""
         (bucket,) = (reduction for reduction in self._iteration.gradients.buckets if reduction.block is block)
         if bucket.seconds > 0:
@@ -350,7 +350,7 @@ def _undivided(iteration: Iteration) -> Memo[float] | None:
     return seconds
 
 
-def _amounts(parts: Sequence[Part]) -> tuple[list[Floats], list[Floats]]:
+def _amounts(parts: Sequence[StageOperator]) -> tuple[list[Floats], list[Floats]]:
     """Work [FLOP] and traffic [bytes] of some parts, in a pass over one micro-batch."""
     return [part.times * part.spent.flop for part in parts], [part.times * part.spent.bytes for part in parts]
 
@@ -374,7 +374,7 @@ def _beside(iteration: Iteration) -> Iterator[Turn]:
         yield Turn(*map(float, row))
 
 
-def _before(iteration: Iteration) -> dict[tuple[str, str], Spent]:
+def _before(iteration: Iteration) -> dict[tuple[str, str], OperatorCost]:
     """The kernel before each product that reads a copy, by block and name, where the GPU makes them."""
     if iteration.passes.weight_copies is None or iteration.passes.weight_copies.quantised.made_by != "gpu":
         return {}

@@ -27,7 +27,7 @@ from simulators.costs.chip import Chip
 from simulators.costs.collective import Group
 from simulators.costs.protocols import in_switch_seconds
 from simulators.costs.streaming import streaming_cost
-from simulators.hardware.parts import Streaming
+from simulators.hardware.parts import StreamingRates
 
 Floats = NDArray[np.float64]
 HALVES = ("A", "B")
@@ -47,7 +47,7 @@ def fused_sum_s(group: Group, payload: ArrayLike, *, normed_s: ArrayLike, ctas: 
     return np.asarray(rate.latency_s + np.maximum(wire, ordered + np.asarray(normed_s)))
 
 
-def norm_s(chip: Chip, moved: ArrayLike, *, fitted: Streaming | None, ctas: int) -> Floats:
+def norm_s(chip: Chip, moved: ArrayLike, *, fitted: StreamingRates | None, ctas: int) -> Floats:
     """Time [s] of a norm that reads and writes `moved` bytes on so many CUs, within a kernel; fitted: its constants."""
     few = replace(chip, cus=np.minimum(ctas, np.asarray(chip.cus)))
     if fitted is None:

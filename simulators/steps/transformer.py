@@ -37,7 +37,7 @@ from simulators.steps.experts import (
     weights_of_experts,
 )
 from simulators.steps.latent import cached_numbers, kept_numbers, latent_attention, latent_weights
-from simulators.steps.operators import AGAIN, Block, Exchange, Kind, Op, Phase, Product, Stream
+from simulators.steps.operators import AGAIN, Exchange, Kind, ModelBlock, Op, Phase, Product, Stream
 from simulators.steps.sizes import COPIED, Sizes, elements, gather_tokens, product, reduce_partial_sums, stream
 from simulators.steps.state_layers import state_bytes, state_layer, state_weights
 from simulators.steps.stored import in_formats
@@ -58,7 +58,7 @@ _FP32 = 4  # bytes
 _FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
 
 
-def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[Block, ...]:
+def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[ModelBlock, ...]:
     """Embedding, layers, layers of a decoder beside an encoder, and output, in the order of the forward pass."""
     sizes = Sizes(model, run, parallel, kernels)
     blocks = list(_layers(sizes))
@@ -66,12 +66,12 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
         ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
         params, tensors = _weights(sizes, attentions=2)
         kept_bytes = _kept_bytes(sizes, attentions=2)
-        block = Block("decoder layer", ops, model.decoder_layers, params, tensors, kept_bytes)
+        block = ModelBlock("decoder layer", ops, model.decoder_layers, params, tensors, kept_bytes)
         blocks.append(in_formats(block, _parts(sizes, _EQUAL, attentions=2), model, run))
     return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
 
 
-def _layers(sizes: Sizes) -> Iterator[Block]:
+def _layers(sizes: Sizes) -> Iterator[ModelBlock]:
     """Equal layers; with experts, those that have them, after the dense ones that come first.
 
     In a pipeline the busiest stage has layers with experts alone: all layers are counted as such (derived).
@@ -93,11 +93,11 @@ def _layers(sizes: Sizes) -> Iterator[Block]:
     yield replace(_layer("layer", sizes, ops, layers - dense), expert_params=expert_params(sizes))
 
 
-def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> Block:
+def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> ModelBlock:
     """`count` equal layers of these operators."""
     params, tensors = _weights(sizes)
     every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
-    block = Block(name, every, count, params, tensors, _kept_bytes(sizes))
+    block = ModelBlock(name, every, count, params, tensors, _kept_bytes(sizes))
     return in_formats(block, _parts(sizes, _EQUAL), sizes.model, sizes.run)
 
 
@@ -105,7 +105,7 @@ _EQUAL = LayerKind(count=1, mixer="attention", feed="experts")
 """A layer of a model of equal layers: with attention, and experts where there are any."""
 
 
-def _of_several_kinds(sizes: Sizes, pattern: Sequence[LayerKind]) -> Iterator[Block]:
+def _of_several_kinds(sizes: Sizes, pattern: Sequence[LayerKind]) -> Iterator[ModelBlock]:
     """Blocks of a model whose layers differ; those with attention of which there are most are called layers."""
     plain = replace(sizes, model=sizes.model.model_copy(update={"moe": None}))
     place = max(range(len(pattern)), key=lambda at: (pattern[at].mixer == "attention", int(pattern[at].count)))
@@ -115,14 +115,14 @@ def _of_several_kinds(sizes: Sizes, pattern: Sequence[LayerKind]) -> Iterator[Bl
         yield _layer_of_kind(name, of_kind, kind)
 
 
-def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> Block:
+def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> ModelBlock:
     """Equal layers of one kind."""
     ops = {"attention": _attention, "state": state_layer, "none": _no_part}[kind.mixer](sizes)
     feeds = {"dense": _feed_forward, "experts": expert_feed_forward, "none": _no_part}
     forward = (*ops, *feeds[kind.feed](sizes))
     params, tensors = _weights_of_kind(sizes, kind)
     every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
-    block = Block(name, every, kind.count, params, tensors, _kept_by_kind(sizes, kind))
+    block = ModelBlock(name, every, kind.count, params, tensors, _kept_by_kind(sizes, kind))
     if kind.feed == "experts":
         block = replace(block, expert_params=expert_params(sizes))
     return in_formats(block, _parts(sizes, kind), sizes.model, sizes.run)
@@ -431,7 +431,7 @@ def _kept_without_ups(sizes: Sizes) -> Any:
 # The ends
 
 
-def _embedding(sizes: Sizes) -> Block:
+def _embedding(sizes: Sizes) -> ModelBlock:
     """Rows of the embedding, with positions, norm and dropout; a GPU of tp holds a part of the vocabulary."""
     moved, rows = 2 * sizes.activations, sizes.kernels.norm
     dense = sizes.element * sizes.vocab * sizes.hidden
@@ -448,10 +448,10 @@ def _embedding(sizes: Sizes) -> Block:
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[0], float)
     params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + beside
     kept_bytes = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
-    return in_formats(Block("embedding", tuple(ops), 1.0, params, 4, kept_bytes), {}, sizes.model, sizes.run)
+    return in_formats(ModelBlock("embedding", tuple(ops), 1.0, params, 4, kept_bytes), {}, sizes.model, sizes.run)
 
 
-def _output(sizes: Sizes) -> Block:
+def _output(sizes: Sizes) -> ModelBlock:
     """Logits of the tokens whose output is wanted, their softmax and loss."""
     training, kernels = sizes.run.mode == "training", sizes.kernels.loss or sizes.kernels.softmax
     wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences
@@ -475,7 +475,7 @@ def _output(sizes: Sizes) -> Block:
     embedding = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
     kept_bytes = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[1], float)
-    block = Block("output", tuple(ops), 1.0, embedding + beside, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
+    block = ModelBlock("output", tuple(ops), 1.0, embedding + beside, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
     return in_formats(block, {"output": embedding}, sizes.model, sizes.run)
 
 

@@ -197,11 +197,11 @@ def instance_of(graph: TaskGraph, design: int = 0) -> Instance:
     by shares, and left out where the streams use less than there is. Raises ValueError for contention laws below 1,
     which make lengths depend on what runs beside, and for graphs that symmetry has reduced.
     """
-    return _Reading(graph.take(np.array([design]))).instance()
+    return _InstanceReader(graph.take(np.array([design]))).instance()
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _InstanceReader:
     graph: TaskGraph
 
     def instance(self) -> Instance:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from simulators.compiled import compile_lazily
 from simulators.taskgraph.graph import Floats, TaskGraph
-from simulators.taskgraph.order import Order
+from simulators.taskgraph.order import TaskOrder
 from simulators.taskgraph.timeline import Timeline, Totals
 
 _MOST_TASKS, _MOST_DURATIONS, _MOST_PATHS = 1024, 64, 64  # no closed form beyond
@@ -65,11 +65,11 @@ class Form:
     makespan: Paths
     busy: Mapping[str, Paths]
     crowds: Mapping[int, set[tuple[frozenset[int], ...]]]
-    staging: _Staging | None = None
+    staging: _StagingTasks | None = None
 
 
 @dataclass(frozen=True)
-class Alone:
+class IsolatedGraph:
     """A graph whose tasks run at their rates alone, with its durations and its closed form."""
 
     graph: TaskGraph
@@ -77,7 +77,7 @@ class Alone:
     form: Form
 
     @classmethod
-    def of(cls, graph: TaskGraph) -> Alone:
+    def of(cls, graph: TaskGraph) -> IsolatedGraph:
         """Analyse any graph; `form.refusal` gives the reason where it has no closed form."""
         seconds = Durations.among(graph)
         return cls(graph, seconds, _cached_form(graph, seconds))
@@ -134,7 +134,7 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
     if graph.num_tasks > _MOST_TASKS or nothing.shape[1] > _MOST_DURATIONS:
         size = f"more than {_MOST_TASKS} tasks or {_MOST_DURATIONS} different durations"
         return Form(f"the graph has {size}", nothing, {}, {})
-    order = Order.of(graph)
+    order = TaskOrder.of(graph)
     for pool, name in enumerate(graph.pools):
         pooled = np.flatnonzero(graph.pool == pool)
         if max(map(len, order.crowds(pooled, [0] * pooled.size)), default=0) > graph.slots[pool]:
@@ -150,7 +150,7 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
         return Form(f"tasks of kind {unknown[0]} overlap irregularly", nothing, {}, {})
     crowds = {resource: _crowds(graph, resource, order) for resource in range(len(graph.resources))}
     busy_paths = {kind: sums for kind, sums in busy.items() if sums is not None}
-    return Form("", makespan, busy_paths, crowds, _Staging.of(graph, order))
+    return Form("", makespan, busy_paths, crowds, _StagingTasks.of(graph, order))
 
 
 def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
@@ -167,7 +167,7 @@ def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
     return paths
 
 
-def _paths_to_last(order: Order, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
+def _paths_to_last(order: TaskOrder, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
     """Paths to the last of some tasks; None if they are too many."""
     last = tasks[~order.ahead[np.ix_(tasks, tasks)].any(axis=0)]
     return _prune_paths(np.concatenate([paths[task] for task in last]))
@@ -199,7 +199,7 @@ def _prune_paths(paths: Paths) -> Paths | None:
 
 
 def _busy(
-    graph: TaskGraph, kind: str, *, duration: Sequence[int], order: Order, paths: Sequence[Paths]
+    graph: TaskGraph, kind: str, *, duration: Sequence[int], order: TaskOrder, paths: Sequence[Paths]
 ) -> Paths | None:
     """Paths whose longest is the time during which a task of the kind runs; None if there is no such closed form.
 
@@ -222,7 +222,7 @@ def _total(duration: Sequence[int], tasks: NDArray[np.intp]) -> Paths:
     return np.bincount(np.asarray(duration)[tasks], minlength=max(duration) + 1)[None]
 
 
-def _crowds(graph: TaskGraph, resource: int, order: Order) -> set[tuple[frozenset[int], ...]]:
+def _crowds(graph: TaskGraph, resource: int, order: TaskOrder) -> set[tuple[frozenset[int], ...]]:
     """Uses of a resource that may be active at once; equal uses are represented by the first of them."""
     works = [bool((graph.values[column] > 0).any()) for column in graph.at["work"]]
     uses = [int(use) for use in np.flatnonzero(graph.use_resource == resource) if works[graph.use_task[use]]]
@@ -246,7 +246,7 @@ def _cu_seconds(graph: TaskGraph, seconds: Durations) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Staging:
+class _StagingTasks:
     """Tasks that may hold staged bytes at once; the total peaks when one of the S staging tasks is issued.
 
     By then the staging tasks ahead of it have been issued and the consumers ahead of it have finished: `surely` [S, Z]
@@ -266,7 +266,7 @@ class _Staging:
     freed: NDArray[np.intp]
 
     @classmethod
-    def of(cls, graph: TaskGraph, order: Order) -> _Staging:
+    def of(cls, graph: TaskGraph, order: TaskOrder) -> _StagingTasks:
         """Derive the counts from the order of the tasks."""
         tasks = _staging_tasks(graph)
         sizes, size = np.unique(graph.at["staged_bytes"][tasks], return_inverse=True)

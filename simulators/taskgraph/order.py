@@ -16,13 +16,13 @@ Places = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
-class Order:
+class TaskOrder:
     """The partial order of T tasks. ahead [T, T]: whether the second task is done before the first is issued."""
 
     ahead: Flags
 
     @classmethod
-    def of(cls, graph: TaskGraph) -> Order:
+    def of(cls, graph: TaskGraph) -> TaskOrder:
         """The transitive closure of the dependencies."""
         ahead = np.zeros((graph.num_tasks, graph.num_tasks), np.bool_)
         for task in range(graph.num_tasks):

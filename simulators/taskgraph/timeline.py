@@ -17,7 +17,7 @@ _SAME_INSTANT = 1e-12  # relative, as in the engines
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refusals:
     """Reasons why designs cannot be run exactly: code [B] is an index into `texts`, 0 for a design that can be run."""
 
     code: NDArray[np.int32]
@@ -42,7 +42,7 @@ class Totals:
     cu_s: Floats
     busy_s: Mapping[str, Floats]
     spent_s: Mapping[str, Floats]
-    refused: Refused | None = None
+    refused: Refusals | None = None
 
     def flat(self, graph: TaskGraph) -> Totals:
         """The same with every quantity as [B]."""
@@ -60,7 +60,7 @@ class Timeline:
     graph: TaskGraph
     issued: Floats
     finished: Floats
-    refused: Refused | None = None
+    refused: Refusals | None = None
 
     def reason(self, design: int) -> str:
         """Reason why a design was refused, or ''."""

@@ -63,7 +63,7 @@ class Unread(Exception):
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _QuantisedSection:
     """A section as it is read: the format of a module by its full names (None: 16 bits), and of keys and values."""
 
     format_of: Callable[[Sequence[str]], Tree | None]
@@ -79,7 +79,7 @@ def stored_tree(section: Any, model: Tree, kinds: Sequence[tuple[str, str]]) -> 
     inner = section.get("quantization")
     section = {**section, **inner} if isinstance(inner, dict) else section
     reading = _reader(section)(section)
-    skipped = _Skipped.of(section)
+    skipped = _WideModules.of(section)
     totals, amounts = dict[str, float](), dict[str, dict[str, tuple[Tree, float]]]()
     for layer, kind in enumerate(kinds):
         for part, name, weights in _modules(model, kind):
@@ -176,14 +176,14 @@ def _usual(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Skipped:
+class _WideModules:
     """Patterns of modules that keep 16 bits: those of one layer by its number, and those of any."""
 
     of_layers: Mapping[int, Sequence[str]]
     of_any: Sequence[str]
 
     @classmethod
-    def of(cls, section: Tree) -> _Skipped:
+    def of(cls, section: Tree) -> _WideModules:
         """Build from the lists of a section. Raises Unread."""
         of_layers, of_any = dict[int, list[str]](), list[str]()
         for key in _LISTS:
@@ -217,7 +217,7 @@ def _matches(pattern: str, names: Sequence[str]) -> bool:
 # Methods
 
 
-def _reader(section: Tree) -> Callable[[Tree], _Reading]:
+def _reader(section: Tree) -> Callable[[Tree], _QuantisedSection]:
     """The reader of a section's method. Raises Unread."""
     producer = section.get("producer")
     method = section.get("quant_method") or (producer.get("name") if isinstance(producer, dict) else None)
@@ -239,8 +239,8 @@ def _format_tree(name: str, **changed: Any) -> Tree:
     return {**tree, **changed}
 
 
-def _only(format: Tree, **more: Any) -> _Reading:
-    return _Reading(lambda _: format, **more)
+def _only(format: Tree, **more: Any) -> _QuantisedSection:
+    return _QuantisedSection(lambda _: format, **more)
 
 
 def _number(section: Tree, *keys: str, default: int | None = None) -> int:
@@ -251,7 +251,7 @@ def _number(section: Tree, *keys: str, default: int | None = None) -> int:
     return value
 
 
-def _fp8(section: Tree) -> _Reading:
+def _fp8(section: Tree) -> _QuantisedSection:
     """Blocks of weights with a scale, or one for a tensor."""
     block = section.get("weight_block_size")
     if block is None:
@@ -263,7 +263,7 @@ def _fp8(section: Tree) -> _Reading:
     return _only(_format_tree("fp8_block", block=block[0] * block[1]))
 
 
-def _groups(section: Tree) -> _Reading:
+def _groups(section: Tree) -> _QuantisedSection:
     """Groups of compressed-tensors, each with the modules that it is of."""
     groups = section.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -286,7 +286,7 @@ def _groups(section: Tree) -> _Reading:
         usual = (format for targets, format in read if "Linear" in targets)
         return next(specific, next(usual, None))
 
-    return _Reading(format_of, _cache(section), output=True)
+    return _QuantisedSection(format_of, _cache(section), output=True)
 
 
 def _scheme(weights: Any, packing: Any, key: str) -> Tree | None:
@@ -329,7 +329,7 @@ def _integers(bits: int, group: Any, *, zeros: bool) -> Tree:
     return {"name": f"int{bits}", "bits": bits, "scale_bits": scale, "block": block}
 
 
-def _awq(section: Tree) -> _Reading:
+def _awq(section: Tree) -> _QuantisedSection:
     """Integers in groups with scales and zero points."""
     bits, group = (
         _number(section, "bits", "w_bit", default=4),
@@ -339,7 +339,7 @@ def _awq(section: Tree) -> _Reading:
     return _only(_integers(bits, group, zeros=zeros))
 
 
-def _gptq(section: Tree) -> _Reading:
+def _gptq(section: Tree) -> _QuantisedSection:
     """Integers in groups; files hold zero points of symmetric ones, too."""
     bits, group = _number(section, "bits", default=4), _number(section, "group_size", default=128)
     if section.get("dynamic"):
@@ -347,17 +347,17 @@ def _gptq(section: Tree) -> _Reading:
     return _only(_integers(bits, group, zeros=True), output=section.get("lm_head") is True)
 
 
-def _by_algorithm(section: Tree) -> _Reading:
+def _by_algorithm(section: Tree) -> _QuantisedSection:
     """Algorithms of modelopt: one for all, or one for each module that is quantised."""
     name, layers = section.get("quant_algo"), section.get("quantized_layers")
     cache = _cache(section)
     if isinstance(layers, dict) and layers:
         formats = {_below_prefix(_usual(module)): _algorithm(entry, section) for module, entry in layers.items()}
-        return _Reading(lambda names: _of_module(formats, names), cache, output=True)
+        return _QuantisedSection(lambda names: _of_module(formats, names), cache, output=True)
     if name is None:
         return _groups(section)
     format = _algorithm({"quant_algo": name}, section)
-    return _Reading(lambda _: format, cache, output=True)
+    return _QuantisedSection(lambda _: format, cache, output=True)
 
 
 def _below_prefix(name: str) -> str:
@@ -406,7 +406,7 @@ def _cache(section: Tree) -> Tree | None:
     return _format_tree(_CACHES[str(name).upper()])
 
 
-def _bitsandbytes(section: Tree) -> _Reading:
+def _bitsandbytes(section: Tree) -> _QuantisedSection:
     """Four bits in blocks of 64, whose scales may be quantised again, or eight bits."""
     if section.get("load_in_8bit") or section.get("_load_in_8bit"):
         return _only(_format_tree("int8"))
@@ -417,12 +417,12 @@ def _bitsandbytes(section: Tree) -> _Reading:
     return _only({**_format_tree("nf4"), "name": kind, **({} if twice else {"scale_bits": 32})})
 
 
-def _mxfp4(section: Tree) -> _Reading:
+def _mxfp4(section: Tree) -> _QuantisedSection:
     """Experts alone, as gpt-oss has them."""
     return _only(_format_tree("mxfp4"), parts=("experts",))
 
 
-def _quark(section: Tree) -> _Reading:
+def _quark(section: Tree) -> _QuantisedSection:
     """One format for all layers. Raises Unread for layers with others of their own."""
     for key in ("layer_quant_config", "layer_type_quant_config"):
         if section.get(key):
@@ -441,7 +441,7 @@ def _quark(section: Tree) -> _Reading:
     return _only(_format_tree(name, **({"block": group} if isinstance(group, int) and group > 0 else {})), output=True)
 
 
-_READERS: Mapping[str, Callable[[Tree], _Reading]] = {
+_READERS: Mapping[str, Callable[[Tree], _QuantisedSection]] = {
     "fp8": _fp8,
     "fbgemm-fp8": lambda _: _only(_format_tree("fp8_row")),
     "compressed-tensors": _groups,

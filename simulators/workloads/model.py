@@ -17,9 +17,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
 from simulators.hardware.parts import Precision
-from simulators.hardware.sourced import Sourced
+from simulators.hardware.sourced import SourcedValue
 from simulators.workloads.experts import LatentAttention, MixtureOfExperts
-from simulators.workloads.spreading import Pipelining, ShardedData
+from simulators.workloads.spreading import PipelineSchedule, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers
 from simulators.workloads.stored import Stored, WeightFormat, format_names
 
@@ -211,7 +211,7 @@ class Run(Frozen):
         return 4 if self.precision == "fp32" else 2
 
 
-class Parallel(Pipelining, ShardedData):
+class Parallel(PipelineSchedule, ShardedData):
     """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first; then cp, dp and pp.
 
     ep: experts of a layer are split over ep of the tp x cp x dp GPUs that hold a stage (as Megatron-LM with expert
@@ -268,7 +268,7 @@ _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
 """Precision -> that whose update it has: weights of 16 bits are kept in 32 bits as well."""
 
 
-class Optimizer(Sourced):
+class Optimizer(SourcedValue):
     """Costs of an update for each weight. traffic_bytes: HBM traffic; state_bytes: stored beside weight and gradient.
 
     kernels_per_tensor: launched for each tensor of weights. in_backward: weights of a layer are updated as soon as
@@ -303,7 +303,7 @@ class Passes(Frozen):
     backward_kernels: Annotated[Number, Field(ge=0, le=100)]
 
 
-class Batched(Frozen):
+class BatchedGemmRates(Frozen):
     """Share of the roofline that batched GEMMs reach.
 
     It rises from `small`, for a longest side up to `small_side`, with the logarithm of that side to `large`.
@@ -333,7 +333,7 @@ class TileCasts(Frozen):
     transposes: Annotated[Number, Field(ge=0, le=100)]
 
 
-class Kernels(Sourced):
+class Kernels(SourcedValue):
     """Kernels of a framework for operators other than GEMMs.
 
     flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
@@ -356,7 +356,7 @@ class Kernels(Sourced):
     activation: Passes
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
-    batched: Batched
+    batched: BatchedGemmRates
     loss: Passes | None = None
     transposes: Annotated[Passes | None, knob(structural=True)] = None
     gradient_passes: Annotated[Number | None, knob(structural=True, ge=0, le=100)] = None

@@ -390,7 +390,7 @@ class DagList(Frozen):
         return {workload.name: workload.model_dump(mode="json", exclude={"note"}) for workload in selected}
 
 
-class Queued(Frozen):
+class QueuedGemms(Frozen):
     """GEMMs of one shape, `copies` of them."""
 
     m: Size
@@ -403,7 +403,7 @@ class Queue(Frozen):
     """Independent GEMMs in the order in which they are queued: one of each shape in turn."""
 
     name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9._+-]+$")]
-    gemms: tuple[Queued, ...] = Field(min_length=1)
+    gemms: tuple[QueuedGemms, ...] = Field(min_length=1)
     note: str = ""
 
 

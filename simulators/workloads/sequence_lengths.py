@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from dse.errors import ConfigError, Problem
 from dse.units import Fraction, Integer, Number
 from dse.values import Frozen, knob
-from simulators.hardware.sourced import Sourced
+from simulators.hardware.sourced import SourcedValue
 
 Integers = NDArray[np.int64]
 Length = Annotated[Number, Field(gt=0, le=2**31)]
@@ -37,7 +37,7 @@ class Tail(Frozen):
         return self
 
 
-class Lengths(Sourced):
+class Lengths(SourcedValue):
     """A data set's sequence lengths, and the order of an epoch.
 
     percentiles: [share of the sequences, length that they do not exceed], of share 0 to 1. per_unit: frames or tokens

@@ -23,7 +23,7 @@ other of two micro-batches.
 """
 
 
-class Pipelining(Frozen):
+class PipelineSchedule(Frozen):
     """Schedule of a pipeline (`simulators.steps.pipelines`).
 
     virtual_stages: parts of the model on each GPU, of `interleaved`. messages: between stages, which the next operator

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, Draw, Frame, Sheet, tables
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.steps.backend import iteration
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.measures import METRICS
 from simulators.steps.operators import Product
@@ -96,20 +96,20 @@ class Bert(Plain):
         """Steps whose throughput on one GPU is published."""
         return {"throughput": throughput.cases("bert_throughput", step_tree(config), _published_run)}
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on shares in the table's configurations."""
         every = _configurations(table)
         if set(_LABELLED) - set(every.get("called", ())):
-            return {claim.id: Finding(None, f"needs {', '.join(_LABELLED)}") for claim in self.claims()}
+            return {claim.id: ClaimResult(None, f"needs {', '.join(_LABELLED)}") for claim in self.claims()}
         rows = every[every["called"].isin(_LABELLED)]
         return {**_largest_class(rows), **_shares(rows), **_precision(every), **_optimizer(every)}
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on changes of one thing at a time."""
         design = _base(run)
         if design is None:
             names = ("softmax_sl2", "intensity_spread", "h_direction", "dp_tp_direction", "nmc_bound", "nmc_lamb")
-            return {f"bert.{name}": Finding(None, "needs a transformer that is trained") for name in names}
+            return {f"bert.{name}": ClaimResult(None, "needs a transformer that is trained") for name in names}
         return {**_growth(run, design), **_directions(run), **_near_memory(run)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
@@ -120,7 +120,7 @@ class Bert(Plain):
         yield "breakdown", partial(_breakdown, rows)
         yield "times", partial(_times_figure, rows)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """The roofline, shares as one thing changes, the bound of near-memory updates, and measured throughput."""
         design = _base(run)
         if design is None:
@@ -160,14 +160,14 @@ def _percentages(values: pd.Series[Any], names: pd.Series[Any]) -> str:
 # Claims from the table
 
 
-def _largest_class(rows: pd.DataFrame) -> dict[str, Finding]:
+def _largest_class(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on the largest class of operators, and on the next one."""
     columns = [f"share_{name}" for name in _LABELS if name not in _GEMMS]
     first = bool((rows["gemm"] > rows[columns].max(axis=1)).all())
     memory_bound = rows["memory_bound"]
     findings = {
-        "bert.gemm_first": Finding(first, _percentages(rows["gemm"], rows["called"])),
-        "bert.memory_bound_prominent": Finding(
+        "bert.gemm_first": ClaimResult(first, _percentages(rows["gemm"], rows["called"])),
+        "bert.memory_bound_prominent": ClaimResult(
             bool((memory_bound > _PROMINENT).all()),
             f"element-wise operators, embedding and optimizer (a yes needs {100 * _PROMINENT:g} % in all): "
             f"{_percentages(memory_bound, rows['called'])}",
@@ -177,10 +177,10 @@ def _largest_class(rows: pd.DataFrame) -> dict[str, Finding]:
     next_ = few[columns].idxmax(axis=1).map({f"share_{name}": label for name, label in _LABELS.items()})
     text = ", ".join(f"{name} {what}" for name, what in zip(few["called"], next_, strict=True))
     cause = "a GeLU by its formula takes a dozen passes here; at many tokens these weigh more than the update"
-    return {**findings, "bert.lamb_next": Finding(bool((next_ == _LABELS["optimizer"]).all()), text, cause)}
+    return {**findings, "bert.lamb_next": ClaimResult(bool((next_ == _LABELS["optimizer"]).all()), text, cause)}
 
 
-def _shares(rows: pd.DataFrame) -> dict[str, Finding]:
+def _shares(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on recalled shares: FP32 as a range over configurations, mixed precision in phase 1 with batch 32."""
     findings = {}
     values = {"lin_fc": rows["share_linear"] + rows["share_fc"], "attn_gemm": rows["share_attention"]}
@@ -194,53 +194,53 @@ def _shares(rows: pd.DataFrame) -> dict[str, Finding]:
             else:
                 ours = 100 * float(share[at_32].iloc[0]) if at_32.any() else None
             text = text if ours is not None else "needs 32 sequences of 128 tokens at this precision"
-            findings[f"bert.{name}_{end}"] = Finding(ours, text, _NO_COUNT)
+            findings[f"bert.{name}_{end}"] = ClaimResult(ours, text, _NO_COUNT)
     ends = rows["share_embedding"] + rows["share_output"]
     spread = (100 * float(ends.min()), 100 * float(ends.max()))
-    findings["bert.embed_output"] = Finding(spread, _percentages(ends, rows["called"]), _NO_COUNT)
+    findings["bert.embed_output"] = ClaimResult(spread, _percentages(ends, rows["called"]), _NO_COUNT)
     return findings
 
 
-def _precision(rows: pd.DataFrame) -> dict[str, Finding]:
+def _precision(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Effect of mixed precision on shares, all else equal."""
     both = rows.assign(rest=rows["memory_bound"]).pivot_table(
         index=["scenario", _LENGTH, _BATCH], columns=_PRECISION, values=["rest", "share_optimizer"], observed=True
     )
     if not {("rest", "fp32"), ("rest", "mixed")} <= set(both):
-        return {"bert.mp_raises_nongemm": Finding(None, "needs both precisions")}
+        return {"bert.mp_raises_nongemm": ClaimResult(None, "needs both precisions")}
     more = [both[(name, "mixed")] > both[(name, "fp32")] for name in ("rest", "share_optimizer")]
     text = ", ".join(
         f"{100 * row[('rest', 'fp32')]:.0f} to {100 * row[('rest', 'mixed')]:.0f} %" for _, row in both.iterrows()
     )
     return {
-        "bert.mp_raises_nongemm": Finding(
+        "bert.mp_raises_nongemm": ClaimResult(
             bool(all(higher.all() for higher in more)), f"element-wise operators, embedding and optimizer: {text}"
         )
     }
 
 
-def _optimizer(rows: pd.DataFrame) -> dict[str, Finding]:
+def _optimizer(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Time of the update, which must not depend on the number of tokens."""
     spread = rows.groupby(["scenario", _PRECISION], observed=True)["optimizer_s"].agg(["min", "max"])
     text = ", ".join(f"{1e3 * seconds:.2f} ms" for seconds in spread["max"])
     if not ((rows[_LENGTH].nunique() > 1) or (rows[_BATCH].nunique() > 1)):
-        return {"bert.lamb_constant": Finding(None, "needs several batches or lengths")}
+        return {"bert.lamb_constant": ClaimResult(None, "needs several batches or lengths")}
     text += "; the update depends on weights alone"
     constant = bool((spread["max"] <= spread["min"] * (1 + 1e-12)).all())
-    return {"bert.lamb_constant": Finding(constant, text, basis="by construction")}
+    return {"bert.lamb_constant": ClaimResult(constant, text, basis="by construction")}
 
 
 # Claims that change one thing at a time
 
 
-def _base(run: Finished) -> Design | None:
+def _base(run: FinishedRun) -> StepDesign | None:
     """Design of the run's configuration (by default phase 1, batch 32, FP32); None unless it trains a transformer."""
     design = legal_base(run)
     trains = design is not None and design.run.mode == "training" and design.model.kind == "transformer"
     return design if trains else None
 
 
-def _probe_rows(run: Finished, name: str) -> pd.DataFrame:
+def _probe_rows(run: FinishedRun, name: str) -> pd.DataFrame:
     """Rows of a probe at the precision of the configuration, by the value that the probe changes."""
     rows = run.probe(name)
     if rows.empty:
@@ -251,29 +251,29 @@ def _probe_rows(run: Finished, name: str) -> pd.DataFrame:
     return by_value
 
 
-def _growth(run: Finished, design: Design) -> dict[str, Finding]:
+def _growth(run: FinishedRun, design: StepDesign) -> dict[str, ClaimResult]:
     """Growth of softmax with the length, and FLOP per byte of FC layers over that of attention."""
     metrics = _probe_rows(run, "sequence_length")
     seconds = metrics["share_softmax"] * metrics["iteration_s"] if len(metrics) else metrics
-    growth = Finding(None, "needs iterations of 512 and 1,024 tokens")
+    growth = ClaimResult(None, "needs iterations of 512 and 1,024 tokens")
     if {512, 1024} <= set(metrics.index):
         exponent = float(np.log2(seconds[1024] / seconds[512]))
-        growth = Finding(bool(abs(exponent - 2) < 0.1), f"exponent {exponent:.3f} from 512 to 1,024 tokens")
+        growth = ClaimResult(bool(abs(exponent - 2) < 0.1), f"exponent {exponent:.3f} from 512 to 1,024 tokens")
     rows = [row for row in _operators(design) if row["phase"] == "forward"]
     least = min(row["intensity"] for row in rows if row["kind"] == "fc" and row["gemm"])
     most = max(row["intensity"] for row in rows if row["kind"] == "attention")
     ratio = f"{least:.0f} FLOP/B of FC against at most {most:.1f}, at {design.run.sequence_length} tokens"
-    return {"bert.softmax_sl2": growth, "bert.intensity_spread": Finding(float(least / most), ratio)}
+    return {"bert.softmax_sl2": growth, "bert.intensity_spread": ClaimResult(float(least / most), ratio)}
 
 
 def _gemm(metrics: pd.DataFrame) -> pd.Series[Any]:
     return metrics[[f"share_{kind}" for kind in _GEMMS]].sum(axis=1)
 
 
-def _directions(run: Finished) -> dict[str, Finding]:
+def _directions(run: FinishedRun) -> dict[str, ClaimResult]:
     """Direction in which shares move with width, tokens, dp and tp."""
     wide, long, dp, tp = (_probe_rows(run, name) for name in ("hidden", "batch", "dp", "tp"))
-    h_direction = Finding(None, "needs several widths and batches")
+    h_direction = ClaimResult(None, "needs several widths and batches")
     if len(wide) > 1 and len(long) > 1:
         up = {"GEMMs": np.diff(_gemm(wide)), "LAMB": np.diff(wide["share_optimizer"])}
         fewer = bool((np.diff(long["share_optimizer"]) < 0).all())
@@ -285,14 +285,14 @@ def _directions(run: Finished) -> dict[str, Finding]:
             "wide"
         )
         grows = all(bool((steps > 0).all()) for steps in up.values())
-        h_direction = Finding(grows and fewer, text, cause)
-    dp_tp_direction = Finding(None, "needs iterations on one GPU and on eight")
+        h_direction = ClaimResult(grows and fewer, text, cause)
+    dp_tp_direction = ClaimResult(None, "needs iterations on one GPU and on eight")
     if {1, 8} <= set(dp.index) and 8 in tp.index:
         dp_tp_direction = _parallel_direction(dp, tp)
     return {"bert.h_direction": h_direction, "bert.dp_tp_direction": dp_tp_direction}
 
 
-def _parallel_direction(dp: pd.DataFrame, tp: pd.DataFrame) -> Finding:
+def _parallel_direction(dp: pd.DataFrame, tp: pd.DataFrame) -> ClaimResult:
     """What eight GPUs change: replicas add reductions, slices of a layer add all-reduces and split the update."""
     (alone, apart), (split,) = dp.loc[[1, 8]].to_dict("records"), tp.loc[[8]].to_dict("records")
     ratio = float(alone["optimizer_s"] / split["optimizer_s"])
@@ -300,18 +300,18 @@ def _parallel_direction(dp: pd.DataFrame, tp: pd.DataFrame) -> Finding:
     eight = f"dp 8: {1e3 * float(apart['dp_s']):.1f} ms of reductions; tp 8: LAMB {ratio:.2f} times as fast, "
     eight += f"{1e3 * float(split['serialized_s']):.1f} ms of all-reduces"
     slow = "launches of the update, one after another for each tensor, are not split"
-    return Finding(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow)
+    return ClaimResult(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow)
 
 
 def _ends(values: pd.Series[Any]) -> str:
     return f"{100 * float(values.iloc[0]):.0f} to {100 * float(values.iloc[-1]):.0f} %"
 
 
-def _near_memory(run: Finished) -> dict[str, Finding]:
+def _near_memory(run: FinishedRun) -> dict[str, ClaimResult]:
     """Update by units at the banks: its own speed-up, and the iteration's against its bound."""
     rows = _probe_rows(run, "near_memory")
     if len(rows) < 2:
-        return dict.fromkeys(("bert.nmc_bound", "bert.nmc_lamb"), Finding(None, "needs an update with and without"))
+        return dict.fromkeys(("bert.nmc_bound", "bert.nmc_lamb"), ClaimResult(None, "needs an update with and without"))
     before, after = rows.iloc[0], rows.iloc[-1]
     update_speedup = float(before["optimizer_s"] / after["optimizer_s"])
     speedup = float(before["iteration_s"] / after["iteration_s"])
@@ -321,8 +321,8 @@ def _near_memory(run: Finished) -> dict[str, Finding]:
     )
     text += "; only the update gains"
     return {
-        "bert.nmc_bound": Finding(bool(speedup <= bound), text, basis="by construction"),
-        "bert.nmc_lamb": Finding(
+        "bert.nmc_bound": ClaimResult(bool(speedup <= bound), text, basis="by construction"),
+        "bert.nmc_lamb": ClaimResult(
             update_speedup, f"{rows.index[-1]:g} times the bandwidth, less launches", basis="by construction"
         ),
     }
@@ -331,7 +331,7 @@ def _near_memory(run: Finished) -> dict[str, Finding]:
 # Operators, changes, bounds, measured throughput
 
 
-def _operators(design: Design) -> list[dict[str, Any]]:
+def _operators(design: StepDesign) -> list[dict[str, Any]]:
     """Work, time, intensity, rate and number of runs of every operator that computes."""
     rows = []
     for part in iteration(design).passes.parts:
@@ -350,7 +350,7 @@ def _parts_of(rows: pd.DataFrame) -> list[Axis]:
     return [Axis(f"share_{name}", label, "%") for name, label in _LABELS.items() if rows[f"share_{name}"].any()]
 
 
-def _breakdown(rows: pd.DataFrame) -> Sheet:
+def _breakdown(rows: pd.DataFrame) -> FigureSheet:
     """Shares of an iteration by configuration."""
     gemms = 100 * sum(rows[f"share_{kind}"] for kind in _GEMMS)
     title = (
@@ -360,7 +360,7 @@ def _breakdown(rows: pd.DataFrame) -> Sheet:
     return tables.stacks(rows, _parts_of(rows), bar="called", label="share of an iteration", frame=frame)
 
 
-def _times_figure(rows: pd.DataFrame) -> Sheet:
+def _times_figure(rows: pd.DataFrame) -> FigureSheet:
     """Time of an iteration by part and configuration."""
     times = rows.assign(**{f"time_{name}": rows[f"share_{name}"] * rows["iteration_s"] for name in _LABELS})
     parts = [Axis(part.column.replace("share", "time"), part.label, "s") for part in _parts_of(rows)]
@@ -373,7 +373,7 @@ def _times_figure(rows: pd.DataFrame) -> Sheet:
     return tables.stacks(times, parts, bar="called", label="time of an iteration", frame=frame)
 
 
-def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
+def _roofline(rows: Sequence[Mapping[str, Any]], design: StepDesign) -> FigureSheet:
     """GEMMs of an iteration under the roofline of the GPU."""
     import pandas as pd
 
@@ -392,7 +392,7 @@ def _roofline(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
     return tables.roofline(table, (peak, bandwidth), by="kind", size=Axis("total_s", "time", "s"), frame=frame)
 
 
-def _changes(run: Finished) -> pd.DataFrame:
+def _changes(run: FinishedRun) -> pd.DataFrame:
     """Shares of an iteration as one thing changes: width, length, batch, tp, dp, micro-batches."""
     import pandas as pd
 
@@ -408,7 +408,7 @@ def _changes(run: Finished) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _changes_figure(changes: pd.DataFrame) -> Sheet:
+def _changes_figure(changes: pd.DataFrame) -> FigureSheet:
     """Shares of an iteration as one thing changes."""
     rows = changes[changes["precision"] == "mixed"]
     bar = rows["changed"].map(_CHANGED) + " " + rows["value"].map("{:,g}".format)
@@ -420,7 +420,7 @@ def _changes_figure(changes: pd.DataFrame) -> Sheet:
     )
 
 
-def _bounds(run: Finished) -> list[dict[str, Any]]:
+def _bounds(run: FinishedRun) -> list[dict[str, Any]]:
     """Speed-up of an iteration by a near-memory update, and Amdahl's bounds, of every configuration."""
     bounds = []
     for name, rows in _configurations(run.probe("near_memory_by_configuration")).groupby("called", sort=False):

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.quantities import with_unit
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from studies.common.sentences import capitalised, extremes, geometric_mean
 from studies.plain import Plain
 
@@ -44,11 +44,13 @@ class CachePolicies(Plain):
         """Claims of the paper's abstract, and recalled ones, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings of every claim."""
         metrics = _by_policy(table)
         if metrics.empty:
-            return {claim.id: Finding(None, "needs all six policies on one memory system") for claim in self.claims()}
+            return {
+                claim.id: ClaimResult(None, "needs all six policies on one memory system") for claim in self.claims()
+            }
         return {**_winners(metrics), **_combined_gap(metrics), **_mechanisms(metrics)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
@@ -67,7 +69,7 @@ class CachePolicies(Plain):
         for name, axis in _SHOWN.items():
             yield name, partial(_policies_figure, rows, axis)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Category of each application, with the ratios that decide it."""
         metrics = _by_policy(run.outputs.read_table("results"))
         if not metrics.empty:
@@ -122,7 +124,7 @@ def _categories(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({**columns, "bandwidth_share": busy, "combined_over_best": combined}).reset_index()
 
 
-def _winners(metrics: pd.DataFrame) -> dict[str, Finding]:
+def _winners(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on the best static policies, the categories and the number of applications."""
     categories = _categories(metrics)
     static = _metric(metrics, "time_s", _STATIC)
@@ -142,15 +144,15 @@ def _winners(metrics: pd.DataFrame) -> dict[str, Finding]:
     )
     beaten, cause = bool((worst.max() > _NOTICED).all()), "one static policy is within 5 % of the best everywhere"
     return {
-        "cache_policies.no_single_static": Finding(beaten, f"{slowdowns}; wins: {wins}; {shortfalls}", cause),
-        "cache_policies.three_categories": Finding(all_present, members, "a category has no member"),
-        "cache_policies.app_count": Finding(
+        "cache_policies.no_single_static": ClaimResult(beaten, f"{slowdowns}; wins: {wins}; {shortfalls}", cause),
+        "cache_policies.three_categories": ClaimResult(all_present, members, "a category has no member"),
+        "cache_policies.app_count": ClaimResult(
             float(len(metrics)), "layers and kernels of DNNMark, rocBLAS and DeepBench"
         ),
     }
 
 
-def _combined_gap(metrics: pd.DataFrame) -> dict[str, Finding]:
+def _combined_gap(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on the gap between the combined policy and the best static one."""
     times = _metric(metrics, "time_s")
     gap = times["combined"] / times[list(_STATIC)].min(axis=1)
@@ -159,12 +161,12 @@ def _combined_gap(metrics: pd.DataFrame) -> dict[str, Finding]:
     best = f"ahead by 5 % or more in {len(ahead)} (down to {gap.min():.2f}x the time: {gap.idxmin()})"
     text = f"at most {_PERCENT * (gap.max() - 1):.1f} % behind ({gap.idxmax()}), {best}; {_PREDICTOR}"
     return {
-        "cache_policies.matches_best": Finding(bool((gap <= _CLOSE).all()), text, "see the gap", "fitted"),
-        "cache_policies.matches_best_band": Finding(behind, text, "see the gap", "fitted"),
+        "cache_policies.matches_best": ClaimResult(bool((gap <= _CLOSE).all()), text, "see the gap", "fitted"),
+        "cache_policies.matches_best_band": ClaimResult(behind, text, "see the gap", "fitted"),
     }
 
 
-def _mechanisms(metrics: pd.DataFrame) -> dict[str, Finding]:
+def _mechanisms(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     """Effects of caching, allocation bypass, rinsing and the predictor on traffic, stalls, row hits and allocations."""
     reuse = _categories(metrics).set_index("scenario")["category"] == _REUSE
     moved, stalls, hits, useless = (
@@ -182,10 +184,10 @@ def _mechanisms(metrics: pd.DataFrame) -> dict[str, Finding]:
     text = f"AB: {bypass}; CR: {rinse}; PCby: lines evicted unused {saved:.2f}x"
     does = stalls["cache_rw_ab"].sum() == 0 and rinsed.mean() > 0 and saved < 1
     return {
-        "cache_policies.cacher_cuts_traffic": Finding(
+        "cache_policies.cacher_cuts_traffic": ClaimResult(
             cuts, more, "lines that are stored take the place of lines that would be loaded again"
         ),
-        "cache_policies.ab_cr_pcby": Finding(bool(does), text, "see the numbers"),
+        "cache_policies.ab_cr_pcby": ClaimResult(bool(does), text, "see the numbers"),
     }
 
 
@@ -197,7 +199,7 @@ _SHOWN = {
 }
 
 
-def _policies_figure(rows: pd.DataFrame, value: Axis) -> Sheet:
+def _policies_figure(rows: pd.DataFrame, value: Axis) -> FigureSheet:
     """A metric of every application under every policy."""
     means = rows.groupby("policy", sort=False)[value.column].agg(geometric_mean if value.centre else "mean")
     best, worst = extremes(means if value.column != "row_hit_rate" else -means)
@@ -214,7 +216,7 @@ def _full(title: str) -> str:
     return " ".join(["CacheRW", *added]) if added else title
 
 
-def _best(ok: pd.DataFrame) -> Sheet:
+def _best(ok: pd.DataFrame) -> FigureSheet:
     """Time of the best static policy over that of the combined one, by size of L2 and bandwidth of DRAM."""
     rows = ok.assign(policy=ok[_POLICY].astype(str), scenario=ok["scenario"].astype(str), size=ok[_L2].astype(float))
     rows["rate"] = [with_unit(rate, "B/s") for rate in rows[_BANDWIDTH].astype(float)]

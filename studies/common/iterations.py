@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from dse.errors import ConfigError
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.values import put
 from simulators.steps.backend import StepBackend
-from simulators.steps.design import OF_LENGTHS, Design
+from simulators.steps.design import OF_LENGTHS, StepDesign
 
 
 def step_tree(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     """Sections of a step at a single sequence length, as configured but for those that are given."""
     tree = {**config, **sections}
-    return {name: tree[name] for name in Design.model_fields if name in tree and name not in OF_LENGTHS}
+    return {name: tree[name] for name in StepDesign.model_fields if name in tree and name not in OF_LENGTHS}
 
 
-def base(run: Finished, **sections: Any) -> Design | None:
+def base(run: FinishedRun, **sections: Any) -> StepDesign | None:
     """Design of a run's configuration at a single sequence length, some sections replaced; None if it is invalid."""
     try:
         return StepBackend().design(step_tree(run.config, **sections))
@@ -26,13 +26,13 @@ def base(run: Finished, **sections: Any) -> Design | None:
         return None
 
 
-def legal_base(run: Finished, **sections: Any) -> Design | None:
+def legal_base(run: FinishedRun, **sections: Any) -> StepDesign | None:
     """The same; None if it breaks a rule, too."""
     design = base(run, **sections)
     return None if design is None or StepBackend().problems(design) else design
 
 
-def at(design: Design, values: Mapping[str, Any]) -> Design:
+def at(design: StepDesign, values: Mapping[str, Any]) -> StepDesign:
     """Return a design with numbers, or arrays, set by dotted path."""
     for path, value in values.items():
         design = put(design, path, value)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dse.config.options import list_options
-from dse.plots import Frame, Sheet, predictions
+from dse.plots import FigureSheet, Frame, predictions
 from dse.space import Case
 from simulators.hardware.machine import tree_of_gpu
 from studies.common.facts import read_rows
@@ -62,7 +62,7 @@ def table(
     return pd.DataFrame(rows)
 
 
-def figure(rows: pd.DataFrame, what: str) -> Sheet:
+def figure(rows: pd.DataFrame, what: str) -> FigureSheet:
     """Seconds of one sequence or token, measured and predicted, a panel for each kind."""
     times = rows.assign(measured_s=1 / rows["measured_per_s"], predicted_s=1 / rows["ours_per_s"], fitted=False)
     error = 100 * (predictions.median_error(times) or 0.0)

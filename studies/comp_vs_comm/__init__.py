@@ -14,12 +14,12 @@ import numpy as np
 
 from dse.plots import Draw
 from dse.results.answer import tables_of_winners
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import Case
 from simulators.steps.backend import iteration
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.projection import COMMUNICATION, Profile, Size, by_kind, project_layer
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import public
@@ -84,14 +84,14 @@ class CompVsComm(Plain):
         tree = step_tree(config)
         return {"profiled": profiled_case(tree), "models": model_cases(tree), "network": network_cases(config, tree)}
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on shares and trends, from the table."""
         ok = _training_points(table)
         if ok.empty:
             return {}
         names = {1: "band_1x", 2: "band_2x", 4: "comm_share_future"}
         findings = {f"comp_vs_comm.{name}": _band(ok, faster) for faster, name in names.items()}
-        findings["comp_vs_comm.band_4x"] = Finding(None, "the same number as comm_share_future, and judged once")
+        findings["comp_vs_comm.band_4x"] = ClaimResult(None, "the same number as comm_share_future, and judged once")
         findings["comp_vs_comm.trend_tp_h"] = _trend(ok)
         return findings | _dp_overlap(ok) | _case(ok)
 
@@ -103,11 +103,11 @@ class CompVsComm(Plain):
             return
         yield share_table(points)
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on exact counts, the projection, and slower links between servers."""
         design = _base(run)
         if design is None:
-            absent = Finding(None, "needs a transformer of any width: model=transformer")
+            absent = ClaimResult(None, "needs a transformer of any width: model=transformer")
             names = ("edge", "slack", "projection_error", "profiling_ratio", "internode_exposes_dp")
             return {f"comp_vs_comm.{name}": absent for name in names}
         table = _training_points(run.outputs.read_table("results"))
@@ -129,7 +129,7 @@ class CompVsComm(Plain):
         if rows["tokens"].nunique() > 1:
             yield "overlapped", partial(overlapped, rows)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Public models at the TP that memory forces, errors of projections, generations of hardware."""
         design = _base(run)
         if design is None:
@@ -179,10 +179,10 @@ def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
     return least_fitting(points, [WIDTH, LENGTH])
 
 
-def _band(ok: pd.DataFrame, faster: float) -> Finding:
+def _band(ok: pd.DataFrame, faster: float) -> ClaimResult:
     rows = _future(ok, faster)
     if rows.empty or rows[TP].max() < _MOST_TP:
-        return Finding(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
+        return ClaimResult(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
     shares = 100 * rows["serialized_share"]
     fits = (rows["memory_share"] <= 1).groupby(rows[WIDTH]).all()
     text = ", ".join(
@@ -191,10 +191,10 @@ def _band(ok: pd.DataFrame, faster: float) -> Finding:
     )
     cause = "GEMMs of MI210 were not measured, and the paper's TP for each width is unknown; " + _ASSUMED
     text = f"at the TP that memory forces, {_MOST_TP} at most: {text}; with kernels=fused some eight points more"
-    return Finding((float(shares.min()), float(shares.max())), text, cause)
+    return ClaimResult((float(shares.min()), float(shares.max())), text, cause)
 
 
-def _trend(ok: pd.DataFrame) -> Finding:
+def _trend(ok: pd.DataFrame) -> ClaimResult:
     """Trend of the share: it must rise with TP and fall with H, all else equal."""
     shares = ok.pivot_table(index=[LENGTH, BATCH, FASTER, WIDTH], columns=TP, values="serialized_share")
     by_tp = np.diff(shares.sort_index(axis=1).to_numpy(float), axis=1)
@@ -202,55 +202,57 @@ def _trend(ok: pd.DataFrame) -> Finding:
     by_width = np.diff(turned.sort_index(axis=1).to_numpy(float), axis=1)
     up, down = by_tp[~np.isnan(by_tp)], by_width[~np.isnan(by_width)]
     if not len(up) or not len(down):
-        return Finding(None, "needs points of several TP and widths")
+        return ClaimResult(None, "needs points of several TP and widths")
     wrong = int((up <= 0).sum()), int((down >= 0).sum())
     text = f"rises in all but {wrong[0]} of {len(up)} steps of TP, falls in all but {wrong[1]} of {len(down)} of H"
     cause = "where GEMMs are so small that waves and launches, not FLOP, decide"
-    return Finding(wrong == (0, 0), text, cause)
+    return ClaimResult(wrong == (0, 0), text, cause)
 
 
-def _dp_overlap(ok: pd.DataFrame) -> dict[str, Finding]:
+def _dp_overlap(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     """The reduction of gradients against the backward pass that should hide it."""
     tokens, share = ok[LENGTH] * ok[BATCH], 100 * ok["dp_over_backward"]
     least = {faster: float(group.max()) for faster, group in share[tokens == tokens.min()].groupby(ok[FASTER])}
     now = share[ok[FASTER] == 1]
     text = ", ".join(f"{faster:g}x {most:.0f} %" for faster, most in least.items())
     later = [most for faster, most in least.items() if faster >= 2]
-    absent = Finding(None, "needs points at flop-vs-bw 1x and beyond")
+    absent = ClaimResult(None, "needs points at flop-vs-bw 1x and beyond")
     if now.empty or not later:
         return dict.fromkeys(("comp_vs_comm.overlap_exceeds", "comp_vs_comm.overlap_range_1x"), absent)
-    exceeds = Finding(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {text}")
+    exceeds = ClaimResult(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {text}")
     cause = "the paper's lengths, batches and links of dp are unknown; ours are as fast as those of tp"
-    spread = Finding((float(now.min()), float(now.max())), f"over {len(now)} points", cause)
+    spread = ClaimResult((float(now.min()), float(now.max())), f"over {len(now)} points", cause)
     return {"comp_vs_comm.overlap_exceeds": exceeds, "comp_vs_comm.overlap_range_1x": spread}
 
 
-def _case(ok: pd.DataFrame) -> dict[str, Finding]:
+def _case(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     case = facts("comp_vs_comm")["case"]
     named = {WIDTH: "hidden", LENGTH: "sequence_length", BATCH: "batch", TP: "tp", FASTER: "flop_vs_bw"}
     rows = ok[np.logical_and.reduce([ok[path] == case[name] for path, name in named.items()])]
     if rows.empty:
-        return dict.fromkeys(("comp_vs_comm.case_serial", "comp_vs_comm.case_overlap"), Finding(None, "needs the case"))
+        return dict.fromkeys(
+            ("comp_vs_comm.case_serial", "comp_vs_comm.case_overlap"), ClaimResult(None, "needs the case")
+        )
     row = rows.iloc[0]
     serial, exposed = (float(100 * row[name]) for name in ("serialized_share", "exposed_dp_s"))
     cause = "only what is left of the last layer is exposed where dp has links as fast as tp; the paper's are unknown"
     return {
-        "comp_vs_comm.case_serial": Finding(serial),
-        "comp_vs_comm.case_overlap": Finding(exposed / float(row["iteration_s"]), "of the iteration", cause),
+        "comp_vs_comm.case_serial": ClaimResult(serial),
+        "comp_vs_comm.case_overlap": ClaimResult(exposed / float(row["iteration_s"]), "of the iteration", cause),
     }
 
 
 # Claims that need the operators
 
 
-def _base(run: Finished) -> Design | None:
+def _base(run: FinishedRun) -> StepDesign | None:
     """Design of the run's configuration; None unless it trains a transformer of any width."""
     design = base(run)
     wide = design is not None and getattr(design.model, "heads", 1) is None
     return design if design is not None and wide and design.run.mode == "training" else None
 
 
-def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
+def _counts(table: pd.DataFrame, design: StepDesign) -> dict[str, ClaimResult]:
     """Edge and slack of every point against their formulas."""
     b, h = design.run.element_bytes, table[WIDTH]
     edge = 3 * (24 * h + 4 * table[LENGTH]) / (4 * b * table[TP])
@@ -265,11 +267,11 @@ def _counts(table: pd.DataFrame, design: Design) -> dict[str, Finding]:
         plain = getattr(design.model, "ffn", 1) is None and not getattr(design.model, "gated", True)
         plain = plain and design.kernels.flash_share_of_peak is None  # flash attention recomputes scores
         holds = bool(off < _EXACT) if len(table) and plain else None
-        findings[f"comp_vs_comm.{name}"] = Finding(holds, text, basis="by construction")
+        findings[f"comp_vs_comm.{name}"] = ClaimResult(holds, text, basis="by construction")
     return findings
 
 
-def _profile(design: Design, baseline: Mapping[str, Any]) -> Profile:
+def _profile(design: StepDesign, baseline: Mapping[str, Any]) -> Profile:
     """Profile of one layer on one GPU, and of its collectives on a small ring."""
     size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
     sizes = {WIDTH: size.hidden, LENGTH: size.sequence_length, BATCH: size.batch, FASTER: 1.0, "parallel.dp": 1}
@@ -278,7 +280,7 @@ def _profile(design: Design, baseline: Mapping[str, Any]) -> Profile:
 
 
 def _against(
-    table: pd.DataFrame, design: Design, baseline: Mapping[str, Any], *, signed: bool = False
+    table: pd.DataFrame, design: StepDesign, baseline: Mapping[str, Any], *, signed: bool = False
 ) -> dict[str, float]:
     """Mean amount of the error [%] of the projected time of each group of operators over the points of a table.
 
@@ -295,10 +297,10 @@ def _against(
     return {name: 100 * float(np.mean(error if signed else np.abs(error))) for name, error in errors.items()}
 
 
-def _projection(table: pd.DataFrame, design: Design, profiled: pd.DataFrame) -> dict[str, Finding]:
+def _projection(table: pd.DataFrame, design: StepDesign, profiled: pd.DataFrame) -> dict[str, ClaimResult]:
     """Errors of the projection from the baseline, and the profiling time it saves."""
     if table.empty or profiled.empty:
-        absent = Finding(None, "needs points of the study's own space")
+        absent = ClaimResult(None, "needs points of the study's own space")
         return {"comp_vs_comm.projection_error": absent, "comp_vs_comm.profiling_ratio": absent}
     baseline = facts("comp_vs_comm")["baseline"]
     errors = _against(table, design, baseline)
@@ -311,7 +313,7 @@ def _projection(table: pd.DataFrame, design: Design, profiled: pd.DataFrame) -> 
     text += f"; the verdict rests on the batch that is profiled: {_by_batch(by_batch)}"
     text += "; which the paper profiles is unknown, ours is by choice"
     cause = "small operators of the baseline do not fill the GPU, and wait for launches and latencies"
-    worst = Finding(_worst(errors), text, cause)
+    worst = ClaimResult(_worst(errors), text, cause)
     return {
         "comp_vs_comm.projection_error": worst,
         "comp_vs_comm.profiling_ratio": _profiling_ratio(table, design, float(profiled["iteration_s"].iloc[0])),
@@ -335,7 +337,7 @@ def _worst(errors: Mapping[str, float]) -> float:
     return max(error for name, error in errors.items() if name != _ATTENTION)
 
 
-def _profiling_ratio(table: pd.DataFrame, design: Design, profiled: float) -> Finding:
+def _profiling_ratio(table: pd.DataFrame, design: StepDesign, profiled: float) -> ClaimResult:
     """Time of an iteration of all points, as deep as public models of their width, over the time profiled [s]."""
     now = table[table[FASTER] == 1].drop_duplicates([WIDTH, LENGTH, BATCH, TP])
     deep = np.array([_depth(width) for width in now[WIDTH]]) / float(np.asarray(_layers(design)))
@@ -345,10 +347,10 @@ def _profiling_ratio(table: pd.DataFrame, design: Design, profiled: float) -> Fi
     text = f"{len(now)} configurations, {total_s:.3g} s for an iteration of each; a baseline of {profiled:.3g} s; "
     text += f"a layer's backward pass with its reduction, for each of {len(first)} widths, {region:.3g} s"
     cause = "how many configurations the paper counts, how deep and at which TP, is unknown"
-    return Finding(total_s / (profiled + region), text, cause)
+    return ClaimResult(total_s / (profiled + region), text, cause)
 
 
-def _layers(design: Design) -> Any:
+def _layers(design: StepDesign) -> Any:
     return getattr(design.model, "layers", 1)
 
 
@@ -358,11 +360,11 @@ def _depth(width: float) -> int:
     return int(min(trees, key=lambda tree: abs(np.log(tree["hidden"] / width)))["layers"])
 
 
-def _internode(table: pd.DataFrame, network: pd.DataFrame, design: Design) -> dict[str, Finding]:
+def _internode(table: pd.DataFrame, network: pd.DataFrame, design: StepDesign) -> dict[str, ClaimResult]:
     """Reductions of dp that slower links between servers expose, and links inside hide."""
     now = table[table[FASTER] == table[FASTER].min()]
     if network.empty or now.empty:
-        return {"comp_vs_comm.internode_exposes_dp": Finding(None, "needs points, and a network between servers")}
+        return {"comp_vs_comm.internode_exposes_dp": ClaimResult(None, "needs points, and a network between servers")}
     slower, exposed = float(facts("comp_vs_comm")["network_slower"]), list[float]()
     for _, points in sorted(network.groupby(NETWORK), reverse=True):
         metrics = now[[*AXES[:4]]].merge(points, on=list(AXES[:4]))
@@ -371,7 +373,7 @@ def _internode(table: pd.DataFrame, network: pd.DataFrame, design: Design) -> di
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"
     )
     text += f" % over 1/{slower:g} (a yes needs {_EXPOSED:g} %, from less)"
-    return {"comp_vs_comm.internode_exposes_dp": Finding(bool(exposed[1] >= _EXPOSED > exposed[0]), text)}
+    return {"comp_vs_comm.internode_exposes_dp": ClaimResult(bool(exposed[1] >= _EXPOSED > exposed[0]), text)}
 
 
 def _sizes(table: pd.DataFrame) -> dict[str, Any]:
@@ -398,7 +400,7 @@ def _models(points: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _errors(table: pd.DataFrame, design: Design) -> pd.DataFrame:
+def _errors(table: pd.DataFrame, design: StepDesign) -> pd.DataFrame:
     """Mean errors [%] of projections from several baselines, by group of operators."""
     import pandas as pd
 

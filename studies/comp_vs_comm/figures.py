@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, Frame, Sheet, tables
-from simulators.steps.design import Design
+from dse.plots import Axis, FigureSheet, Frame, tables
+from simulators.steps.design import StepDesign
 from studies.common.facts import read_rows
 from studies.common.sentences import reach
 from studies.comp_vs_comm.cases import TP
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def serialized(points: pd.DataFrame) -> Sheet:
+def serialized(points: pd.DataFrame) -> FigureSheet:
     """Share of communication that nothing hides, over TP."""
     most = points.groupby("panel", sort=False)["serialized_share"].max()
     title = f"Communication that nothing hides takes up to {100 * most.iloc[0]:.0f} % of a step, "
@@ -24,7 +24,7 @@ def serialized(points: pd.DataFrame) -> Sheet:
     return tables.curves(points, Axis(TP, "TP"), y=share, by="hidden", frame=Frame(title, panel="panel"))
 
 
-def overlapped(rows: pd.DataFrame) -> Sheet:
+def overlapped(rows: pd.DataFrame) -> FigureSheet:
     """Reduction of gradients against the backward pass that hides it, over tokens."""
     most = rows.groupby(["panel", "hidden", "tokens"], sort=False)["dp_over_backward"].max().reset_index()
     over = int((most["dp_over_backward"] > 1).sum())
@@ -34,7 +34,7 @@ def overlapped(rows: pd.DataFrame) -> Sheet:
     return tables.curves(most, tokens, y=hidden, by="hidden", frame=Frame(title, panel="panel"))
 
 
-def models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
+def models_figure(rows: Sequence[Mapping[str, Any]], design: StepDesign) -> FigureSheet:
     """Share of communication in public models, at the TP that memory forces."""
     import pandas as pd
 
@@ -52,7 +52,7 @@ def models_figure(rows: Sequence[Mapping[str, Any]], design: Design) -> Sheet:
     return tables.heat(table, share, x=Axis("flop_vs_bw", "FLOP/s over bandwidth"), y="model", frame=frame)
 
 
-def errors_figure(errors: pd.DataFrame) -> Sheet:
+def errors_figure(errors: pd.DataFrame) -> FigureSheet:
     """Error of projections over the width of the profiled baseline."""
     least = errors.groupby("hidden", sort=False)["error"].mean()
     title = f"Projected from one profiled model, times of all points are {reach(least, ' %', digits=1)} off in the mean"
@@ -60,7 +60,7 @@ def errors_figure(errors: pd.DataFrame) -> Sheet:
     return tables.curves(errors, x, y=y, by="operators", frame=Frame(title))
 
 
-def generations_figure() -> Sheet:
+def generations_figure() -> FigureSheet:
     """FLOP, memory and links of GPUs by year, against the first of their vendor."""
     import pandas as pd
 

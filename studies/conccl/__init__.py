@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.palette import label
 from dse.plots.quantities import with_unit
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
@@ -83,11 +83,11 @@ class ConCCL(Plain):
         """Published claims of the paper and its relatives, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on the gains of strategies, of the ideal that the paper measures against: the baseline's."""
         reached, speedups = _best_by_scenario(table, _OF_BASELINE), _best_by_scenario(table, "speedup")
         if missing := [schedule for name, schedule in STRATEGIES.items() if name not in reached]:
-            absent = Finding(None, f"needs points of all strategies, and has none of {', '.join(missing)}")
+            absent = ClaimResult(None, f"needs points of all strategies, and has none of {', '.join(missing)}")
             return {f"conccl.{name}": absent for name in _COMPARING}
         ideal = table[table["status"] == "ok"].groupby("scenario")["baseline_ideal_speedup"].first()
         classes = ideal.groupby(_classes(table)).mean()
@@ -95,24 +95,24 @@ class ConCCL(Plain):
         means = [float(column.mean()) for column in order]
         text = " < ".join(f"{100 * mean:.1f} %" for mean in means)
         return {
-            "conccl.base": Finding(100 * means[0], f"{_MIX}; {_SEEN}"),
-            "conccl.base_speedup": Finding(float(speedups["base"].mean()), f"{_MIX}; {_SEEN}"),
-            "conccl.best_dual": Finding(100 * means[1], f"{_MIX}; {_SEEN}", _LATE),
-            "conccl.best_dma": Finding(100 * float(_best(reached, _BY_DMA).mean()), _FITTED, basis="fitted"),
-            "conccl.max_speedup": Finding(float(_best(speedups, _BY_DMA).max()), _FITTED, basis="fitted"),
-            "conccl.mean_ideal": Finding(float(ideal.mean()), _MIX),
-            "conccl.strategy_order": Finding(
+            "conccl.base": ClaimResult(100 * means[0], f"{_MIX}; {_SEEN}"),
+            "conccl.base_speedup": ClaimResult(float(speedups["base"].mean()), f"{_MIX}; {_SEEN}"),
+            "conccl.best_dual": ClaimResult(100 * means[1], f"{_MIX}; {_SEEN}", _LATE),
+            "conccl.best_dma": ClaimResult(100 * float(_best(reached, _BY_DMA).mean()), _FITTED, basis="fitted"),
+            "conccl.max_speedup": ClaimResult(float(_best(speedups, _BY_DMA).max()), _FITTED, basis="fitted"),
+            "conccl.mean_ideal": ClaimResult(float(ideal.mean()), _MIX),
+            "conccl.strategy_order": ClaimResult(
                 means == sorted(means) and len(set(means)) == len(means),
                 f"{text}, in the order of the claim",
                 "no relief of the caches is modelled when a GEMM runs on fewer CUs, so withholding CUs never gains",
             ),
-            "conccl.gc_equal_best": Finding(
+            "conccl.gc_equal_best": ClaimResult(
                 bool(classes.idxmax() == "GC-equal"),
                 ", ".join(f"{name} {value:.2f}x" for name, value in classes.items()),
             ),
         }
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on collectives alone, on the run's system."""
         system = system_of(run.config["system"])
         per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
@@ -124,12 +124,12 @@ class ConCCL(Plain):
         crossover = _crossover(system, "all_gather")
         trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)
         return {
-            "conccl.ag_saturation_cus": Finding(saturates["all_gather"], cause=two_tables),
-            "conccl.a2a_saturation_cus": Finding(saturates["all_to_all"], cause=two_tables),
-            "conccl.dma_size_trend": Finding(trend, f"all-gathers cross at {crossover / 2**20:.0f} MiB"),
-            "conccl.dma_small_ag": Finding(small["all_gather"], launched),
-            "conccl.dma_small_a2a": Finding(small["all_to_all"], launched),
-            "conccl.dma_large": Finding(
+            "conccl.ag_saturation_cus": ClaimResult(saturates["all_gather"], cause=two_tables),
+            "conccl.a2a_saturation_cus": ClaimResult(saturates["all_to_all"], cause=two_tables),
+            "conccl.dma_size_trend": ClaimResult(trend, f"all-gathers cross at {crossover / 2**20:.0f} MiB"),
+            "conccl.dma_small_ag": ClaimResult(small["all_gather"], launched),
+            "conccl.dma_small_a2a": ClaimResult(small["all_to_all"], launched),
+            "conccl.dma_large": ClaimResult(
                 100 * (large - 1), f"at {_LARGE / 2**30:.0f} GiB, both as fast as links go", _NO_SLOWER_LIBRARY
             ),
             "conccl.dma_power": _power(system),
@@ -152,7 +152,7 @@ class ConCCL(Plain):
         if len(swept):
             yield "cu_sweep", partial(_cu_sweep, swept)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Message-size sweep of collectives alone, and the runtime's rules with their accuracy and regret."""
         import pandas as pd
 
@@ -181,7 +181,7 @@ def _rank(name: str) -> int:
 _FRACTION = Axis(_OF_IDEAL, "fraction of the ideal gain of what moves", "%", centre=0.0)
 
 
-def _fractions(best: pd.DataFrame) -> Sheet:
+def _fractions(best: pd.DataFrame) -> FigureSheet:
     """Mean fraction of the ideal gain by class, pattern and strategy."""
     mean = best.groupby(["pattern", "class", "schedule.name"], sort=False)[_OF_IDEAL].mean().reset_index()
     mean = mean.assign(panel=mean["pattern"].map(_words), strategy=mean["schedule.name"].map(label))
@@ -194,7 +194,7 @@ def _fractions(best: pd.DataFrame) -> Sheet:
     )
 
 
-def _speedups(best: pd.DataFrame) -> Sheet:
+def _speedups(best: pd.DataFrame) -> FigureSheet:
     """Speed-up of each strategy in each scenario, a panel for each pattern."""
     rows = best.assign(
         case=best["scenario"].str.rpartition("-")[0], panel=best["pattern"].map(_words), ideal=best["ideal_speedup"]
@@ -208,7 +208,7 @@ def _speedups(best: pd.DataFrame) -> Sheet:
     return tables.dots(rows, speedup, row="case", by="schedule.name", frame=frame)
 
 
-def _losses(best: pd.DataFrame) -> Sheet:
+def _losses(best: pd.DataFrame) -> FigureSheet:
     """Where the time goes, by class and strategy."""
     sums = best.groupby(["class", "schedule.name"], sort=False)[[*_LOSSES, "ideal_s"]].sum().reset_index()
     sums = sums.assign(**{name: sums[name] / sums["ideal_s"] for name in _LOSSES}, bar=sums["schedule.name"].map(label))
@@ -219,7 +219,7 @@ def _losses(best: pd.DataFrame) -> Sheet:
     return tables.stacks(sums, parts, bar="bar", label="loss, of the ideal time", frame=frame)
 
 
-def _cu_sweep(swept: pd.DataFrame) -> Sheet:
+def _cu_sweep(swept: pd.DataFrame) -> FigureSheet:
     """Fraction of the ideal gain over the CUs of the collective."""
     cus = Axis("schedule.comm_cus", "CUs of the collective")
     rows = swept.groupby(["schedule.name", "pattern", "class", cus.column], sort=False)[_OF_IDEAL].mean().reset_index()
@@ -229,7 +229,7 @@ def _cu_sweep(swept: pd.DataFrame) -> Sheet:
     return tables.curves(rows, cus, y=_FRACTION, by="class", frame=Frame(title, panel="panel"))
 
 
-def _message_sizes(swept: pd.DataFrame) -> Sheet:
+def _message_sizes(swept: pd.DataFrame) -> FigureSheet:
     """Rate of collectives alone over the payload, by what moves them."""
     size, rate = Axis("payload_bytes", "payload", "B"), Axis("bytes_per_s", "received", "B/s")
     rates = swept.pivot_table(index=["pattern", "payload_bytes"], columns="mover", values="bytes_per_s", sort=False)
@@ -311,14 +311,14 @@ def _crossover(system: System, pattern: Pattern) -> float:
     return float(sizes[np.argmax(faster)]) if faster.any() else float("inf")
 
 
-def _power(system: System) -> Finding:
+def _power(system: System) -> ClaimResult:
     if system.gpu.power is None:
-        return Finding(None, "the system has no gpu.power")
+        return ClaimResult(None, "the system has no gpu.power")
     kernels, engines = (
         collective_w(system, TransferMode(mover, system.gpu.cu_copy.num_cus, "all_gather")) for mover in ("cu", "dma")
     )
     text = f"{kernels:.0f} W against {engines:.0f} W by an activity model whose constants are from memory: an estimate"
-    return Finding(100 * (1 - engines / kernels), text)
+    return ClaimResult(100 * (1 - engines / kernels), text)
 
 
 def _runtime_rules(ok: pd.DataFrame, grids: pd.DataFrame) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from dse.analysis.decision_tree import Feature
 from dse.errors import ConfigError
-from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.canvas import MOST_PANELS
 from dse.plots.palette import label
 from dse.plots.timelines import timeline
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.results.words import choice_in_words
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 from studies.plain import Plain
@@ -94,13 +94,13 @@ class Ficco(Plain):
         """Published claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings of every claim that a table of points can test."""
         everywhere = _name_kinds(table[table["status"] == "ok"])
         ok = everywhere[everywhere["system.node.topology"] == "mesh"]
         chunked = ok[ok["schedule.name"].isin(_KINDS)]
         return {
-            "ficco.ideal_max": Finding(float(ok["baseline_ideal_speedup"].max()), _OF_BASELINE, _FAST_GEMM),
+            "ficco.ideal_max": ClaimResult(float(ok["baseline_ideal_speedup"].max()), _OF_BASELINE, _FAST_GEMM),
             "ficco.best_max": _best(chunked),
             "ficco.chunk_fraction": _chunk_fraction(chunked),
             "ficco.no_single_winner": _no_single_winner(ok),
@@ -112,15 +112,15 @@ class Ficco(Plain):
             "ficco.dma_launch_share": _launch_share(chunked),
         }
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Accuracy of the rule by hand: share of picks of the best kind of schedule, each kind with its best knobs."""
-        from dse.analysis.contexts import Question, cases
+        from dse.analysis.contexts import ContextQuestion, cases
         from dse.analysis.rules import by_hand
 
         choose = ",".join(path for path in _CHOSEN if path in run.knobs)
-        absent = Finding(None, "needs all kinds of schedules, searched in several scenarios: study=ficco")
+        absent = ClaimResult(None, "needs all kinds of schedules, searched in several scenarios: study=ficco")
         try:
-            contexts = cases(run, Question.of(run, "makespan_s", choose), to_learn=False)
+            contexts = cases(run, ContextQuestion.of(run, "makespan_s", choose), to_learn=False)
         except ConfigError:
             return {"ficco.heuristic_accuracy": absent}
         scores = list(by_hand(contexts, self.hand_rules, run.name))
@@ -130,7 +130,7 @@ class Ficco(Plain):
         near = f"within 2 % of the best it is {100 * score.near:.0f} %"
         cause = f"the rule by hand is ours, the paper's is not published; {near}"
         text = f"{score.name}, in {len(score.regrets)} contexts, each kind with its best chunks, engine and CUs"
-        return {"ficco.heuristic_accuracy": Finding(100 * score.accuracy, text, cause)}
+        return {"ficco.heuristic_accuracy": ClaimResult(100 * score.accuracy, text, cause)}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Yield (name, what draws): speed-ups, Pareto fronts, DIL and CIL, losses, CUs, timelines of winners.
@@ -163,7 +163,7 @@ def _telling(ok: pd.DataFrame) -> list[str]:
     return list(gains.index) if len(gains) <= MOST_PANELS else [*order[:half], *order[-half:]]
 
 
-def _speedups(ok: pd.DataFrame, where: str) -> Sheet:
+def _speedups(ok: pd.DataFrame, where: str) -> FigureSheet:
     """Best speed-up of each schedule in each scenario."""
     won = best_rows(ok, ["scenario"])
     (name, times), mean = most_frequent(won["schedule.name"]), geometric_mean(won["speedup"])
@@ -182,7 +182,7 @@ def _speedups(ok: pd.DataFrame, where: str) -> Sheet:
     return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))
 
 
-def _fronts(ok: pd.DataFrame) -> Sheet:
+def _fronts(ok: pd.DataFrame) -> FigureSheet:
     axes = Axis("speedup", "speed-up over serial [x]"), _TAKEN, Axis("peak_staging_bytes", "staging buffers")
     won = best_rows(ok, ["scenario"])
     free = int((won["comm_cu_s"] == 0).sum())
@@ -190,7 +190,7 @@ def _fronts(ok: pd.DataFrame) -> Sheet:
     return fronts.pareto(ok, axes, by="schedule.name", frame=Frame(title))
 
 
-def _costs(ok: pd.DataFrame) -> Sheet:
+def _costs(ok: pd.DataFrame) -> FigureSheet:
     cost, makespan = Axis("cost_proxy", "hardware cost [of the reference]"), Axis("makespan_s", "makespan", "s")
     won = best_rows(ok, ["scenario"])
     title = f"The fastest systems cost {reach(won['cost_proxy'], 'x', digits=2)} of the reference system"
@@ -220,7 +220,7 @@ def _inefficiencies(ok: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         yield "cu_sweep", partial(_cu_sweep, cu)
 
 
-def _dil(dma: pd.DataFrame) -> Sheet:
+def _dil(dma: pd.DataFrame) -> FigureSheet:
     """Decomposition inefficiency of the GEMM over pieces."""
     pieces = "schedule.num_chunks"
     rows = dma.groupby(["schedule.name", "scenario", pieces], sort=False)["dil"].min().reset_index()
@@ -234,7 +234,7 @@ def _dil(dma: pd.DataFrame) -> Sheet:
     return tables.heat(rows, value, x=Axis(pieces, "pieces"), y="scenario", frame=frame)
 
 
-def _signatures(dma: pd.DataFrame) -> Sheet:
+def _signatures(dma: pd.DataFrame) -> FigureSheet:
     """Losses of the best of each kind."""
     least = best_rows(dma, ["scenario", "schedule.name"])
     least = least.assign(
@@ -250,7 +250,7 @@ def _signatures(dma: pd.DataFrame) -> Sheet:
     return tables.stacks(least, parts, bar="bar", label="loss, of the ideal time", frame=frame)
 
 
-def _cil(kinds: pd.DataFrame) -> Sheet:
+def _cil(kinds: pd.DataFrame) -> FigureSheet:
     """Contention inefficiency of the GEMM by what moves."""
     rows = best_rows(kinds, ["scenario", "schedule.name", "schedule.comm_engine"])
     rows = rows.assign(kind=rows["schedule.name"].map(_KINDS), panel=rows["schedule.comm_engine"].map(label))
@@ -263,7 +263,7 @@ def _cil(kinds: pd.DataFrame) -> Sheet:
     return tables.heat(rows, value, x=Axis("kind", "kind of schedule"), y="scenario", frame=Frame(title, note, "panel"))
 
 
-def _cu_sweep(cu: pd.DataFrame) -> Sheet:
+def _cu_sweep(cu: pd.DataFrame) -> FigureSheet:
     """Speed-up over the CUs of the kernels that move."""
     rows = cu.groupby(["scenario", "schedule.name", _MOVERS.column], sort=False)["speedup"].max().reset_index()
     best = rows.loc[rows.groupby("scenario", sort=False)["speedup"].idxmax()]
@@ -273,96 +273,96 @@ def _cu_sweep(cu: pd.DataFrame) -> Sheet:
     return tables.curves(rows, _MOVERS, y=speedup, by="schedule.name", frame=Frame(title, panel="scenario"))
 
 
-def _best(chunked: pd.DataFrame) -> Finding:
+def _best(chunked: pd.DataFrame) -> ClaimResult:
     if chunked.empty:
-        return Finding(None, "no FiCCO schedule was evaluated")
-    return Finding(float(chunked["speedup"].max()), cause=_MORE_SCHEDULES)
+        return ClaimResult(None, "no FiCCO schedule was evaluated")
+    return ClaimResult(float(chunked["speedup"].max()), cause=_MORE_SCHEDULES)
 
 
-def _chunk_fraction(chunked: pd.DataFrame) -> Finding:
+def _chunk_fraction(chunked: pd.DataFrame) -> ClaimResult:
     """Fraction of the tensor per transfer: a shard of 1/n is split into as many pieces as there are GPUs, 1 / n^2."""
     named = chunked[chunked["schedule.num_chunks"] == chunked["system.node.num_gpus"]]
     if named.empty:
-        return Finding(None, "no schedule with as many pieces as GPUs was evaluated")
+        return ClaimResult(None, "no schedule with as many pieces as GPUs was evaluated")
     row = named.iloc[0]
     fraction = 1 / (int(row["system.node.num_gpus"]) * int(row["schedule.num_chunks"]))
-    return Finding(fraction, "follows from the configuration: GPUs x pieces per shard")
+    return ClaimResult(fraction, "follows from the configuration: GPUs x pieces per shard")
 
 
-def _no_single_winner(ok: pd.DataFrame) -> Finding:
+def _no_single_winner(ok: pd.DataFrame) -> ClaimResult:
     if ok["scenario"].nunique() < 2:
-        return Finding(None, "needs several scenarios and a choice of schedules")
+        return ClaimResult(None, "needs several scenarios and a choice of schedules")
     best = ok.loc[ok.groupby("scenario")["makespan_s"].idxmin(), ["scenario", "schedule.name"]]
     counts = best["schedule.name"].value_counts()
-    return Finding(len(counts) > 1, "wins: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    return ClaimResult(len(counts) > 1, "wins: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
 
 
 def _by_dma(chunked: pd.DataFrame) -> pd.DataFrame:
     return chunked[(chunked["schedule.comm_engine"] == "dma") & (chunked["schedule.num_chunks"] == 8)]
 
 
-def _dil_grows(chunked: pd.DataFrame) -> Finding:
+def _dil_grows(chunked: pd.DataFrame) -> ClaimResult:
     """Decomposition loss of 8 row chunks against 64 (8 pieces of 8 shards, one GEMM each)."""
     dma = _by_dma(chunked)
     loss = dma.groupby("schedule.name")["dil"].mean()
     if not {"uniform_fused_1d", "hetero_unfused_1d"} <= set(loss.index):
-        return Finding(None, "needs 8 chunks moved by DMA, fused and unfused")
+        return ClaimResult(None, "needs 8 chunks moved by DMA, fused and unfused")
     fused, unfused = float(loss["uniform_fused_1d"]), float(loss["hetero_unfused_1d"])
-    return Finding(unfused > fused, f"mean GEMM time against undivided: 8-way {fused:.3f}x, 57-way {unfused:.3f}x")
+    return ClaimResult(unfused > fused, f"mean GEMM time against undivided: 8-way {fused:.3f}x, 57-way {unfused:.3f}x")
 
 
-def _dil_axis(chunked: pd.DataFrame) -> Finding:
+def _dil_axis(chunked: pd.DataFrame) -> ClaimResult:
     """Rank correlation of the loss with the split dimension, over scenarios, must be negative on both axes."""
     dma = _by_dma(chunked)
     rows = dma[dma["schedule.name"] == "hetero_unfused_1d"]
     slices = dma[dma["schedule.name"] == "uniform_fused_2d"]
     if min(rows["scenario"].nunique(), slices["scenario"].nunique()) < 4:
-        return Finding(None, "needs several scenarios, rows and K split into 8 chunks, moved by DMA")
+        return ClaimResult(None, "needs several scenarios, rows and K split into 8 chunks, moved by DMA")
     by_m = float(rows["dil"].corr(rows[f"{_GEMM}.m"], method="spearman"))
     by_k = float(slices["dil"].corr(slices[f"{_GEMM}.k"], method="spearman"))
-    return Finding(by_m < 0 and by_k < 0, f"Spearman correlation of loss with M {by_m:.2f}, with K {by_k:.2f}")
+    return ClaimResult(by_m < 0 and by_k < 0, f"Spearman correlation of loss with M {by_m:.2f}, with K {by_k:.2f}")
 
 
-def _cu_worse(chunked: pd.DataFrame) -> Finding:
+def _cu_worse(chunked: pd.DataFrame) -> ClaimResult:
     if chunked["schedule.comm_engine"].nunique() < 2:
-        return Finding(None, "needs transfers by DMA engines and by kernels")
+        return ClaimResult(None, "needs transfers by DMA engines and by kernels")
     best = chunked.groupby(["scenario", "schedule.comm_engine"])["speedup"].max().unstack()
     worse = (best["cu"] < best["dma"]).mean()
     ratio = float((best["dma"] / best["cu"]).mean())
-    return Finding(
+    return ClaimResult(
         bool(worse == 1.0), f"on the mesh, DMA beats CUs in {worse:.0%} of scenarios, by {ratio:.2f}x on average"
     )
 
 
-def _limiters(chunked: pd.DataFrame) -> Finding:
+def _limiters(chunked: pd.DataFrame) -> ClaimResult:
     """Losses of the schedules by DMA, each over the ideal, on average over scenarios."""
     dma = _by_dma(chunked)
     if dma.empty:
-        return Finding(None, "needs 8 chunks moved by DMA")
+        return ClaimResult(None, "needs 8 chunks moved by DMA")
     share = {name: float((dma[f"{name}_s"] / dma["ideal_s"]).mean()) for name in _CAUSES}
     text = ", ".join(f"{name} {value:.1%}" for name, value in sorted(share.items(), key=lambda item: -item[1]))
-    return Finding(min(share["decomposition"], share["contention"]) > share["launch"], f"of the ideal time: {text}")
+    return ClaimResult(min(share["decomposition"], share["contention"]) > share["launch"], f"of the ideal time: {text}")
 
 
-def _launch_share(chunked: pd.DataFrame) -> Finding:
+def _launch_share(chunked: pd.DataFrame) -> ClaimResult:
     dma = _by_dma(chunked)
     if dma.empty:
-        return Finding(None, "needs 8 chunks moved by DMA")
+        return ClaimResult(None, "needs 8 chunks moved by DMA")
     worst = dma.sort_values("setup_fraction", kind="stable").iloc[-1]
-    return Finding(100 * float(worst["setup_fraction"]), f"largest share, at {worst['scenario']}")
+    return ClaimResult(100 * float(worst["setup_fraction"]), f"largest share, at {worst['scenario']}")
 
 
-def _starvation(ok: pd.DataFrame) -> Finding:
+def _starvation(ok: pd.DataFrame) -> ClaimResult:
     """Communication time of shard-level point-to-point against that of the serial all-gather, by topology."""
     topology = "system.node.topology"
     if not {"mesh", "switch"} <= set(ok[topology]):
-        return Finding(None, "needs both topologies: +space.system.node.topology='choice(mesh,switch)'")
+        return ClaimResult(None, "needs both topologies: +space.system.node.topology='choice(mesh,switch)'")
     moved = ok[ok["schedule.comm_engine"] == "dma"].groupby([topology, "schedule.name"])["comm_s"].mean().unstack()
     if not {"shard_p2p", "serial"} <= set(moved):
-        return Finding(None, "needs serial and shard_p2p, moved by DMA")
+        return ClaimResult(None, "needs serial and shard_p2p, moved by DMA")
     ratio = moved["shard_p2p"] / moved["serial"]
     mesh, switch = float(ratio["mesh"]), float(ratio["switch"])
-    return Finding(mesh > 2 and switch < 1.5, f"against all links at once: mesh {mesh:.2f}x, switch {switch:.2f}x")
+    return ClaimResult(mesh > 2 and switch < 1.5, f"against all links at once: mesh {mesh:.2f}x, switch {switch:.2f}x")
 
 
 STUDY = Ficco()

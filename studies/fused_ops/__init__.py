@@ -16,10 +16,10 @@ import numpy as np
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.palette import label
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from studies.common.sentences import largest_row
 from studies.plain import Plain
 
@@ -66,16 +66,16 @@ class FusedOps(Plain):
         """Published claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on reductions, in the configuration declared in `conf/schedule/fused_kernels.yaml`."""
         rows = _reductions(table)
         v2 = _declared_rows(rows[rows["schedule.pairs"] == "all"])
         return self._reductions_of(rows) | _yes_or_no(v2) | _remote_first(rows)
 
-    def _reductions_of(self, rows: pd.DataFrame) -> dict[str, Finding]:
+    def _reductions_of(self, rows: pd.DataFrame) -> dict[str, ClaimResult]:
         """Findings on means and maxima of reductions, by claim."""
         v1, v2 = (_declared_rows(rows[rows["schedule.pairs"] == pairs]) for pairs in ("producer", "all"))
-        findings: dict[str, Finding] = {}
+        findings: dict[str, ClaimResult] = {}
         for name, (rows_of_version, operator, where, note) in {
             "emb_inter": (v2, "emb", _NODES, "the same in v1 and v2"),
             "emb_intra_v1": (v1, "emb", _NODE, f"v1; {_SAME}"),
@@ -95,7 +95,7 @@ class FusedOps(Plain):
         claimed = {claim.id for claim in self.claims()}
         return {name: finding for name, finding in findings.items() if name in claimed}
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings that need designs beyond the table: bounds, eliminated overheads, demand on links."""
         best, most = _bound(run)
         name, share = _eliminated_share(run)
@@ -112,21 +112,21 @@ class FusedOps(Plain):
         )
         beside = self._without_copies(run)
         return beside | {
-            "fused_ops.overlap_bound": Finding(most, f"no copies, launches or latencies; closest in {best}"),
-            "fused_ops.eliminated_work": Finding(
+            "fused_ops.overlap_bound": ClaimResult(most, f"no copies, launches or latencies; closest in {best}"),
+            "fused_ops.eliminated_work": ClaimResult(
                 share, f"copies, launches and latencies of {name}, the one that gains most", missed
             ),
-            "fused_ops.peak_link_demand": Finding(
+            "fused_ops.peak_link_demand": ClaimResult(
                 falls,
                 f"{text} and rises in {len(higher)}",
                 "where a wire is busy all the time of both, demand is its rate; a yes needs a fall in most",
             ),
-            "fused_ops.occupancy_cost": Finding(
+            "fused_ops.occupancy_cost": ClaimResult(
                 None, f"schedule.occupancy_loss, an input of the model: {loss} %", basis="input"
             ),
         }
 
-    def _without_copies(self, run: Finished) -> dict[str, Finding]:
+    def _without_copies(self, run: FinishedRun) -> dict[str, ClaimResult]:
         """Findings on reductions, with what comes out where tensors are not packed and unpacked, which is a choice."""
         findings = self._reductions_of(_reductions(run.outputs.read_table("results")))
         probe = run.probe("uncopied")
@@ -153,7 +153,7 @@ class FusedOps(Plain):
             if swept[f"schedule.{but[0]}"].nunique() > 1:
                 yield name, partial(figure, swept)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Demand on a NIC over time, and mean reductions: those of GEMV and GEMM have no published values."""
         import pandas as pd
 
@@ -176,7 +176,7 @@ class FusedOps(Plain):
 _LESS = Axis("reduction", "time removed [%]", centre=0.0)
 
 
-def _reduction_dots(declared: pd.DataFrame) -> Sheet:
+def _reduction_dots(declared: pd.DataFrame) -> FigureSheet:
     """Reduction of each case."""
     gains = declared.groupby("operator", sort=False)["reduction"].mean()
     text = ", ".join(f"{gain:.0f} % ({name})" for name, gain in gains.items())
@@ -185,7 +185,7 @@ def _reduction_dots(declared: pd.DataFrame) -> Sheet:
     return tables.dots(declared, _LESS, row="scenario", by="place", frame=frame)
 
 
-def _reduction_curves(declared: pd.DataFrame) -> Sheet:
+def _reduction_curves(declared: pd.DataFrame) -> FigureSheet:
     """Reduction over the ratio of compute to communication."""
     alike = declared["scenario"].str.replace(r"^(emb|moe)(.*)-[bt]\d+$", r"\1\2", regex=True)  # but for batch
     mean = declared.groupby(["place", "operator", alike], sort=False)[["ratio", "reduction"]].mean().reset_index()
@@ -196,7 +196,7 @@ def _reduction_curves(declared: pd.DataFrame) -> Sheet:
     return tables.curves(mean, ratio, y=_LESS, by="operator", frame=Frame(title, panel="place"))
 
 
-def _chunks_figure(swept: pd.DataFrame) -> Sheet:
+def _chunks_figure(swept: pd.DataFrame) -> FigureSheet:
     """Reduction over chunks, by the order in which they are issued."""
     rows = swept.assign(panel=swept["operator"] + ", " + swept["place"], order=swept["schedule.issue_order"].map(label))
     chunks = Axis("schedule.num_chunks", "chunks")
@@ -206,7 +206,7 @@ def _chunks_figure(swept: pd.DataFrame) -> Sheet:
     return tables.curves(mean, chunks, y=_LESS, by="order", frame=Frame(title, panel="panel"))
 
 
-def _occupancy_figure(swept: pd.DataFrame) -> Sheet:
+def _occupancy_figure(swept: pd.DataFrame) -> FigureSheet:
     """Reduction over the occupancy that a fused kernel loses."""
     loss = Axis("schedule.occupancy_loss", "occupancy lost", "%")
     mean = swept.groupby(["place", "operator", loss.column], sort=False)["reduction"].mean().reset_index()
@@ -218,7 +218,7 @@ def _occupancy_figure(swept: pd.DataFrame) -> Sheet:
     return tables.curves(mean, loss, y=_LESS, by="operator", frame=Frame(title, panel="place"))
 
 
-def _demand_figure(demand: pd.DataFrame) -> Sheet:
+def _demand_figure(demand: pd.DataFrame) -> FigureSheet:
     """Demand on a NIC over time."""
     peaks = demand.groupby(["panel", "kernel"], sort=False)["bytes_per_s"].max().unstack()
     lower = int((peaks["fused"] < 0.999 * peaks["bulk"]).sum())
@@ -265,30 +265,30 @@ def _of(rows: pd.DataFrame, operator: str, where: str) -> pd.Series[Any]:
     return selected.groupby("scenario")["reduction"].first()
 
 
-def _reduction_finding(values: pd.Series[Any], kind: str, note: str, cause: str) -> Finding:
+def _reduction_finding(values: pd.Series[Any], kind: str, note: str, cause: str) -> ClaimResult:
     if values.empty:
-        return Finding(None, "needs points of the declared configuration on this system")
+        return ClaimResult(None, "needs points of the declared configuration on this system")
     reach = f"{note}; from {values.min():.1f} % ({values.idxmin()}) to {values.max():.1f} % ({values.idxmax()})"
-    return Finding(float(values.mean() if kind == "mean" else values.max()), reach, cause)
+    return ClaimResult(float(values.mean() if kind == "mean" else values.max()), reach, cause)
 
 
-def _dlrm(values: pd.Series[Any], version: str) -> Finding:
+def _dlrm(values: pd.Series[Any], version: str) -> ClaimResult:
     """Finding on a training iteration on 128 nodes."""
     if values.empty:
-        return Finding(None, "needs points of DLRM on 128 nodes")
+        return ClaimResult(None, "needs points of DLRM on 128 nodes")
     which = "producers only" if version == "v1" else "producers and consumers"
     by_tables = ", ".join(f"{name} {value:.1f} %" for name, value in values.items())
     text = f"{version}: {which} fused, by declaration; {by_tables}"
     cause = "batch, tables, MLP split and what was fused are unknown; our all-to-alls seem to weigh more than theirs"
-    return Finding(float(values.mean()), text, cause)
+    return ClaimResult(float(values.mean()), text, cause)
 
 
-def _yes_or_no(rows: pd.DataFrame) -> dict[str, Finding]:
+def _yes_or_no(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings: all operators win, and embeddings gain more between nodes."""
     cases = (("emb", _NODE), ("emb", _NODES), ("gemv", _NODE), ("moe", _NODE))
     means = {f"{_OPERATORS[name]}, {_PLACES[where]}": _of(rows, name, where).mean() for name, where in cases}
     if any(np.isnan(mean) for mean in means.values()):
-        absent = Finding(None, "needs points of all operators in the declared configuration")
+        absent = ClaimResult(None, "needs points of all operators in the declared configuration")
         return {"fused_ops.all_win": absent, "fused_ops.inter_gt_intra": absent}
     text, losing = (
         ", ".join(f"{name} {mean:.1f} %" for name, mean in means.items()),
@@ -297,12 +297,12 @@ def _yes_or_no(rows: pd.DataFrame) -> dict[str, Finding]:
     exceptions = f"; single shapes lose, {', '.join(sorted(set(losing)))}" if len(losing) else ""
     inside, between, *_ = means.values()
     return {
-        "fused_ops.all_win": Finding(bool(min(means.values()) > 0), text + exceptions),
-        "fused_ops.inter_gt_intra": Finding(bool(between > inside), f"{between:.1f} % against {inside:.1f} %"),
+        "fused_ops.all_win": ClaimResult(bool(min(means.values()) > 0), text + exceptions),
+        "fused_ops.inter_gt_intra": ClaimResult(bool(between > inside), f"{between:.1f} % against {inside:.1f} %"),
     }
 
 
-def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
+def _remote_first(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Gain by remote_first, over points that differ in the order alone: single operators, and DLRM iterations."""
     alike = [
         "scenario",
@@ -312,13 +312,15 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, Finding]:
     ]
     pairs = rows.pivot_table(index=alike, columns="schedule.issue_order", values="makespan_s") if len(rows) else rows
     if not {"remote_first", "local_first"} <= set(pairs):
-        return {"fused_ops.remote_first": Finding(None, "needs points of both orders")}
+        return {"fused_ops.remote_first": ClaimResult(None, "needs points of both orders")}
     gain = 100 * (1 - pairs["remote_first"] / pairs["local_first"])
     is_iteration = gain.index.get_level_values("scenario").str.startswith("dlrm")
     single, iterations = gain[~is_iteration], gain[is_iteration]
     text = f"{len(single)} pairs of single operators, faster by up to {single.max():.1f} %; skew is not simulated"
     text += f"; a DLRM iteration from {iterations.min():.2f} % to {iterations.max():.1f} %" if len(iterations) else ""
-    return {"fused_ops.remote_first": Finding(bool(gain.min() >= -1e-7), text, f"slower by up to {-gain.min():.2f} %")}
+    return {
+        "fused_ops.remote_first": ClaimResult(bool(gain.min() >= -1e-7), text, f"slower by up to {-gain.min():.2f} %")
+    }
 
 
 @cache
@@ -327,7 +329,7 @@ def _option(group: str, name: str) -> dict[str, Any]:
     return tree
 
 
-def _bound(run: Finished) -> tuple[str, float]:
+def _bound(run: FinishedRun) -> tuple[str, float]:
     """Return (case, largest reduction [%]) by overlap alone, over operators and rates of wires from 1/8 to 8 times."""
     import pandas as pd
 
@@ -344,7 +346,7 @@ def _bound(run: Finished) -> tuple[str, float]:
     return f"{best['scenario']}, {_PLACES[best['system.name']]}, {best['rate']:g} x the rate", best["reduction"]
 
 
-def _eliminated_share(run: Finished) -> tuple[str, float]:
+def _eliminated_share(run: FinishedRun) -> tuple[str, float]:
     """Return (scenario of the largest gain, share [%] of its baseline that is neither compute nor transfer)."""
     seconds = run.probe("embeddings").pivot(index="scenario", columns="schedule.kernel", values="makespan_s")
     best = str((1 - seconds["fused"] / seconds["bulk"]).idxmax())
@@ -352,7 +354,7 @@ def _eliminated_share(run: Finished) -> tuple[str, float]:
     return best, 100 * float((1 - bare / seconds["bulk"])[best])
 
 
-def _demands(run: Finished) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+def _demands(run: FinishedRun) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """Yield of each embedding its demand [bytes/s], bulk and fused, over windows of the baseline's time."""
     import pandas as pd
 

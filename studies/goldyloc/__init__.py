@@ -16,14 +16,14 @@ import numpy as np
 
 from dse import plugins
 from dse.errors import Problems
-from dse.plots import Axis, Draw, Frame, Sheet, tables
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm.sharing import kernels
 from simulators.hardware.system import System
 from simulators.workloads.operators import Gemm, Workload, workloads_of
 from studies.common.sentences import geometric_mean, largest_row
-from studies.goldyloc.predictor import Floats, Predictor, Queue, score_choices
+from studies.goldyloc.predictor import DegreePredictor, Floats, GemmQueue, score_choices
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Goldyloc(Plain):
         """Published claims of the paper, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of every claim, with GOLDYLOC at the degrees that its predictor picks."""
         queue_run = _load_run(run)
         if queue_run is None:
-            absent = Finding(None, "needs isolated, shared and best kernels at degrees from 1 to 16")
+            absent = ClaimResult(None, "needs isolated, shared and best kernels at degrees from 1 to 16")
             return dict.fromkeys((claim.id for claim in self.claims()), absent)
         return {**_speedups(queue_run), **_kernels(queue_run, run)}
 
@@ -71,7 +71,7 @@ class Goldyloc(Plain):
         yield "degrees", partial(_degrees, ok)
         yield "queues", partial(_queues_figure, ok)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Picks of the predictor for each queue, and their scores."""
         queue_run = _load_run(run)
         if queue_run is not None:
@@ -82,7 +82,7 @@ class Goldyloc(Plain):
 _SPEEDUP = Axis("speedup", "speed-up over one after the other [x]", centre=1.0)
 
 
-def _degrees(ok: pd.DataFrame) -> Sheet:
+def _degrees(ok: pd.DataFrame) -> FigureSheet:
     """Mean and least speed-up over the number of GEMMs at once."""
     import pandas as pd
 
@@ -95,7 +95,7 @@ def _degrees(ok: pd.DataFrame) -> Sheet:
     return tables.curves(pd.concat(rows), at_once, y=_SPEEDUP, by=_KERNELS, frame=Frame(title, panel="panel"))
 
 
-def _queues_figure(ok: pd.DataFrame) -> Sheet:
+def _queues_figure(ok: pd.DataFrame) -> FigureSheet:
     """Best speed-up of every queue by kernels, ranked."""
     best = ok.groupby(["scenario", _KERNELS], sort=False)["speedup"].max().reset_index()
     gains = best.groupby("scenario")["speedup"].max()
@@ -108,7 +108,7 @@ def _queues_figure(ok: pd.DataFrame) -> Sheet:
 class _Run:
     """Times [Q, D] of a run's queues by kernels, and the picks of a predictor that was not trained on them."""
 
-    def __init__(self, seconds: Mapping[str, pd.DataFrame], gpu_queues: tuple[System, Mapping[str, Queue]]) -> None:
+    def __init__(self, seconds: Mapping[str, pd.DataFrame], gpu_queues: tuple[System, Mapping[str, GemmQueue]]) -> None:
         self.system, queues = gpu_queues
         self.names = list(seconds["shared"].index)
         self.degrees = [int(degree) for degree in seconds["shared"].columns.tolist()]
@@ -121,7 +121,7 @@ class _Run:
         self.judged = score_choices(self.seconds["shared"], self.sequential, self.places)
 
     @classmethod
-    def of(cls, run: Finished) -> _Run | None:
+    def of(cls, run: FinishedRun) -> _Run | None:
         """From a finished run; None where a degree or a choice of kernels is absent, or the system is not one GPU."""
         table = run.outputs.read_table("results")
         ok = table[table["status"] == "ok"]
@@ -156,30 +156,30 @@ class _Run:
 
 
 @lru_cache(maxsize=1)
-def _load_run(run: Finished) -> _Run | None:
+def _load_run(run: FinishedRun) -> _Run | None:
     """Cached `_Run.of` of the latest run."""
     return _Run.of(run)
 
 
-def _queues(tree: Mapping[str, Any]) -> dict[str, Queue]:
+def _queues(tree: Mapping[str, Any]) -> dict[str, GemmQueue]:
     """Queues of a workload by name."""
     queues = {}
     for name, workload in workloads_of(Problems(), tree).items():
         gemms = [Gemm.model_validate(op) for op in workload["operators"].values()]
         shapes = np.array([(op.m, op.n, op.k) for op in gemms], float)
-        queues[name] = Queue(shapes, gemms[0].precision)
+        queues[name] = GemmQueue(shapes, gemms[0].precision)
     return queues
 
 
-def _train_predictor(system: System, degrees: list[int]) -> Predictor:
+def _train_predictor(system: System, degrees: list[int]) -> DegreePredictor:
     """Train a predictor on queues of random shapes, simulated by the same engine."""
     random = np.random.default_rng(_SEED)
     low, high = np.log2(np.array(_SIZES, float)).T
     sizes = 2 ** random.uniform(low, high, (_LEARNED, 3))
     shapes = np.maximum(_WHOLE, np.round(sizes / _WHOLE) * _WHOLE)
     seconds = [_alike(system, degree, shapes) for degree in degrees]
-    features = [Queue(np.repeat(shape[None], _COPIES, axis=0), _PRECISION).features(system.gpu) for shape in shapes]
-    return Predictor.learn(np.stack(features), np.stack(seconds, axis=1), degrees)
+    features = [GemmQueue(np.repeat(shape[None], _COPIES, axis=0), _PRECISION).features(system.gpu) for shape in shapes]
+    return DegreePredictor.learn(np.stack(features), np.stack(seconds, axis=1), degrees)
 
 
 def _alike(system: System, degree: int, shapes: Floats) -> Floats:
@@ -196,7 +196,7 @@ def _alike(system: System, degree: int, shapes: Floats) -> Floats:
 # Claims
 
 
-def _speedups(run: _Run) -> dict[str, Finding]:
+def _speedups(run: _Run) -> dict[str, ClaimResult]:
     over, beside = run.sequential / run.goldyloc, run.default / run.goldyloc
     default = run.sequential / run.default
     note = f"at the degree that is picked, {len(run.names)} queues"
@@ -204,15 +204,15 @@ def _speedups(run: _Run) -> dict[str, Finding]:
     worst = run.judged["worst_against_sequential"]
     text = f"all {run.degrees[-1]} at once: {len(losing)} of {len(run.names)} queues lose, {_least(run, default)}"
     return {
-        "goldyloc.vs_sequential": Finding(100 * (geometric_mean(over) - 1), note, _UNKNOWN),
-        "goldyloc.vs_sequential_max": Finding(float(over.max()), _most(run, over), _UNKNOWN),
-        "goldyloc.vs_default": Finding(100 * (geometric_mean(beside) - 1), note, _UNKNOWN),
-        "goldyloc.vs_default_max": Finding(float(beside.max()), _most(run, beside), _UNKNOWN),
-        "goldyloc.default_vs_sequential": Finding(
+        "goldyloc.vs_sequential": ClaimResult(100 * (geometric_mean(over) - 1), note, _UNKNOWN),
+        "goldyloc.vs_sequential_max": ClaimResult(float(over.max()), _most(run, over), _UNKNOWN),
+        "goldyloc.vs_default": ClaimResult(100 * (geometric_mean(beside) - 1), note, _UNKNOWN),
+        "goldyloc.vs_default_max": ClaimResult(float(beside.max()), _most(run, beside), _UNKNOWN),
+        "goldyloc.default_vs_sequential": ClaimResult(
             100 * (geometric_mean(default) - 1), f"all at once; {note}", _UNKNOWN
         ),
-        "goldyloc.default_can_lose": Finding(bool(losing and geometric_mean(default) > 1), text),
-        "goldyloc.never_worse": Finding(bool(worst <= 1.05), f"at most {worst:.3f} of the sequential time"),
+        "goldyloc.default_can_lose": ClaimResult(bool(losing and geometric_mean(default) > 1), text),
+        "goldyloc.never_worse": ClaimResult(bool(worst <= 1.05), f"at most {worst:.3f} of the sequential time"),
     }
 
 
@@ -224,7 +224,7 @@ def _least(run: _Run, ratio: Floats) -> str:
     return f"{run.names[int(ratio.argmin())]} most, {ratio.min():.2f}x"
 
 
-def _kernels(run: _Run, finished: Finished) -> dict[str, Finding]:
+def _kernels(run: _Run, finished: FinishedRun) -> dict[str, ClaimResult]:
     """Findings on kernels: the best ones differ under concurrency; those tuned for a half and a quarter suffice."""
     gpu, names = run.system.gpu, []
     for name, queue in _queues(finished.config["workload"]).items():
@@ -245,8 +245,8 @@ def _kernels(run: _Run, finished: Finished) -> dict[str, Finding]:
     enough = f"of the gain that the best of all tiles gives (a yes needs {100 * _ENOUGH:.0f} %): {shares}"
     first = f"the first GEMM of {len(names)} of {len(run.names)} queues has a faster tile at {_COPIES} at once"
     return {
-        "goldyloc.isolated_not_concurrent": Finding(bool(names), first),
-        "goldyloc.half_quarter_suffice": Finding(bool(min(gains.values()) >= _ENOUGH), enough, cause),
+        "goldyloc.isolated_not_concurrent": ClaimResult(bool(names), first),
+        "goldyloc.half_quarter_suffice": ClaimResult(bool(min(gains.values()) >= _ENOUGH), enough, cause),
     }
 
 

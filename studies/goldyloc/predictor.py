@@ -23,7 +23,7 @@ _NEAR = 1.02
 
 
 @dataclass(frozen=True)
-class Queue:
+class GemmQueue:
     """GEMMs [G, 3] of (m, n, k) in a queue, and their precision."""
 
     shapes: Floats
@@ -45,14 +45,14 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class DegreePredictor:
     """Trained model, and the degrees [D] it chooses from."""
 
     model: Any
     degrees: Floats
 
     @classmethod
-    def learn(cls, features: Floats, seconds: Floats, degrees: Sequence[float]) -> Predictor:
+    def learn(cls, features: Floats, seconds: Floats, degrees: Sequence[float]) -> DegreePredictor:
         """Fit to features [Q, F] of queues and their times [Q, D] at each degree."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, Draw, Frame, Sheet, predictions, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
 from dse.progress import bar
 from dse.results.answer import tables_of_winners
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import get_path, set_path
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.convolutions import ConvolutionPass
-from simulators.memory.design import SECTIONS, Design
+from simulators.memory.design import SECTIONS, MemoryDesign
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
-from simulators.memory.measures import Simulated, measure, simulate
+from simulators.memory.measures import SimulatedApplication, measure, simulate
 from simulators.memory.phases import Phase, lanes, phases
 from simulators.memory.simulation import SimulatedCost
 from simulators.workloads.model_zoo import option_tree
@@ -68,7 +68,7 @@ class Gpgpusim(Plain):
         yield from tables_of_winners(outputs, table)
         if (table["status"] != "ok").all():
             return
-        run = Finished(outputs.folder)
+        run = FinishedRun(outputs.folder)
         errors_by_system = errors(beside) if len(beside := _against(run, _rows(run))) else {}
         for system, by in errors_by_system.items():
             for hashed, by_group in by.items():
@@ -78,7 +78,7 @@ class Gpgpusim(Plain):
         if not errors_by_system:
             yield "times: nothing that was measured is among these points"
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of every claim."""
         rows = _rows(run)
         return {
@@ -94,7 +94,7 @@ class Gpgpusim(Plain):
         if {_DIRECTION, _ALGORITHM, _HASH} <= set(ok) and len(ok):
             yield "camping", partial(_camping_figure, ok)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Predictions and errors, kernels, phases, and activity over time."""
         rows = _rows(run)
         beside = _against(run, rows)
@@ -111,7 +111,7 @@ class Gpgpusim(Plain):
         yield from _camping_extras(run, rows)
 
 
-def _rows(run: Finished) -> pd.DataFrame:
+def _rows(run: FinishedRun) -> pd.DataFrame:
     """Points with a result; direction, algorithm and hash are '' where an application has none."""
     table = run.outputs.read_table("results")
     ok = table[table["status"] == "ok"].copy()
@@ -120,12 +120,12 @@ def _rows(run: Finished) -> pd.DataFrame:
     return ok
 
 
-def _against(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
+def _against(run: FinishedRun, rows: pd.DataFrame) -> pd.DataFrame:
     """Measured convolutions of the run's devices beside simulated ones."""
     return against(*_measured_sources(run), rows)
 
 
-def _measured_sources(run: Finished) -> tuple[Sequence[str], str | None]:
+def _measured_sources(run: FinishedRun) -> tuple[Sequence[str], str | None]:
     """Memory systems whose measured convolutions are scenarios, and the folder of tables."""
     return run.config.get("measured") or [], get_path(run.config, "study.data_dir")
 
@@ -133,7 +133,7 @@ def _measured_sources(run: Finished) -> tuple[Sequence[str], str | None]:
 # Claims and pictures
 
 
-def _correlation(beside: pd.DataFrame) -> dict[str, Finding]:
+def _correlation(beside: pd.DataFrame) -> dict[str, ClaimResult]:
     """Correlation of per-kernel times: not testable; its text has the errors against the reference that there is."""
     text = "needs the paper's kernels on its GPU, for which there are no times"
     if len(beside):
@@ -146,7 +146,7 @@ def _correlation(beside: pd.DataFrame) -> dict[str, Finding]:
         numbers = ", ".join(f"{name} {_error_text(error)}" for name, error in by_system.items())
         reference = "median error and correlation of logarithms against measured convolutions, not the paper's"
         text = f"{text}; {reference}: {numbers}"
-    return {"gpgpusim.kernel_corr": Finding(None, text)}
+    return {"gpgpusim.kernel_corr": ClaimResult(None, text)}
 
 
 def _error_text(error: Mapping[str, float]) -> str:
@@ -164,8 +164,8 @@ class _ApplicationRun:
 
     scenario: str
     algorithm: str
-    design: Design
-    simulated: Simulated
+    design: MemoryDesign
+    simulated: SimulatedApplication
     metrics: Mapping[str, float]
     phases: tuple[Phase, ...]
 
@@ -181,13 +181,13 @@ class _ApplicationRun:
 
 
 @lru_cache(maxsize=1)
-def _trees(run: Finished) -> Mapping[str, Mapping[str, Any]]:
+def _trees(run: FinishedRun) -> Mapping[str, Mapping[str, Any]]:
     """Sections of every scenario."""
     sections = {name: run.config[name] for name in (*SECTIONS, "applications", "measured") if name in run.config}
     return MemoryBackend().scenarios({**sections, "data_dir": get_path(run.config, "study.data_dir")})
 
 
-def _design(run: Finished, scenario: str, changes: Mapping[str, Any]) -> Design | None:
+def _design(run: FinishedRun, scenario: str, changes: Mapping[str, Any]) -> MemoryDesign | None:
     """Design of a scenario with the knobs of a point; None where it breaks a rule."""
     backend, tree = MemoryBackend(), copy.deepcopy(dict(_trees(run)[scenario]))
     for path, value in changes.items():
@@ -200,7 +200,7 @@ def _design(run: Finished, scenario: str, changes: Mapping[str, Any]) -> Design 
     return None if backend.problems(design) else design
 
 
-def _simulate_application(run: Finished, scenario: str, changes: Mapping[str, Any]) -> _ApplicationRun | None:
+def _simulate_application(run: FinishedRun, scenario: str, changes: Mapping[str, Any]) -> _ApplicationRun | None:
     design = _design(run, scenario, changes)
     if design is None:
         return None
@@ -210,7 +210,7 @@ def _simulate_application(run: Finished, scenario: str, changes: Mapping[str, An
 
 
 @lru_cache(maxsize=1)
-def _application_runs(run: Finished) -> tuple[_ApplicationRun, ...]:
+def _application_runs(run: FinishedRun) -> tuple[_ApplicationRun, ...]:
     """Simulate scenarios that are not measured layers, by each algorithm searched, as completely as possible."""
     rows, layers = _rows(run), scenarios(*_measured_sources(run))
     points = rows[~rows["scenario"].isin(list(layers))]
@@ -251,7 +251,7 @@ def _kernels(app_runs: tuple[_ApplicationRun, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _camping_figure(ok: pd.DataFrame) -> Sheet:
+def _camping_figure(ok: pd.DataFrame) -> FigureSheet:
     """Largest camping of each algorithm, by direction and hash."""
     named = {name: ok[path].astype(str) for name, path in (("hash", _HASH), ("algorithm", _ALGORITHM))}
     direction = ok[_DIRECTION].astype(object)
@@ -267,7 +267,7 @@ def _camping_figure(ok: pd.DataFrame) -> Sheet:
     return tables.heat(most, axis, x=Axis("hash", "hash of channels"), y="algorithm", frame=frame)
 
 
-def _scatter(beside: pd.DataFrame) -> Sheet:
+def _scatter(beside: pd.DataFrame) -> FigureSheet:
     """Predicted against measured times of convolutions."""
     rows = beside.assign(kind=beside["system"])
     error = predictions.median_error(rows)
@@ -304,23 +304,23 @@ def _busy(app_runs: list[_ApplicationRun], place: int) -> str:
     return reach([_PERCENT * float(np.mean(app_run.lanes[place])) for app_run in app_runs], " %")
 
 
-def _raster(panels: Mapping[str, Any], by: Mapping[str, _ApplicationRun], *, lane: str, frame: Frame) -> Sheet:
+def _raster(panels: Mapping[str, Any], by: Mapping[str, _ApplicationRun], *, lane: str, frame: Frame) -> FigureSheet:
     seconds = {name: by[name].simulated.machine.activity().seconds for name in panels}
     marks = {name: [phase.end_s for phase in by[name].phases[:-1]] for name in panels}
     return tables.raster(panels, seconds, lane=lane, frame=frame, marks=marks)
 
 
-def _lenet(run: Finished) -> dict[str, Finding]:
+def _lenet(run: FinishedRun) -> dict[str, ClaimResult]:
     """Share of launches in LeNet's time; its time itself has no reference."""
-    absent = {name: Finding(None, _NO_REFERENCE) for name in ("gpgpusim.lenet_v1", "gpgpusim.lenet_ispass")}
+    absent = {name: ClaimResult(None, _NO_REFERENCE) for name in ("gpgpusim.lenet_v1", "gpgpusim.lenet_ispass")}
     app_run = next((app_run for app_run in _application_runs(run) if app_run.scenario == _LENET), None)
     if app_run is None:
-        return {**absent, "gpgpusim.floors": Finding(None, f"needs applications=[{_LENET}]")}
+        return {**absent, "gpgpusim.floors": ClaimResult(None, f"needs applications=[{_LENET}]")}
     share, time_s, gpu = app_run.metrics["launch_share"], app_run.metrics["time_s"], app_run.design.system.gpu
     roofline_s = sum(_roof(app_run, cost) * times for cost, times in app_run.simulated.costs)
     launched = f"{app_run.metrics['kernels']:.0f} launches of {gpu.launch_s * 1e6:.1f} us, by {app_run.algorithm}"
     text = f"{launched}; with all that is above the roofline {_PERCENT * (1 - roofline_s / time_s):.0f} %"
-    return {**absent, "gpgpusim.floors": Finding(_PERCENT * share, text, "kernels are longer than their launches")}
+    return {**absent, "gpgpusim.floors": ClaimResult(_PERCENT * share, text, "kernels are longer than their launches")}
 
 
 def _roof(app_run: _ApplicationRun, cost: SimulatedCost) -> float:
@@ -334,17 +334,19 @@ def _dram_bytes(app_run: _ApplicationRun, cost: SimulatedCost) -> float:
     return float(cost.totals[READS] + cost.totals[WRITES]) * app_run.design.system.gpu.line_bytes
 
 
-def _phase_finding(app_runs: tuple[_ApplicationRun, ...]) -> dict[str, Finding]:
+def _phase_finding(app_runs: tuple[_ApplicationRun, ...]) -> dict[str, ClaimResult]:
     """Phases of convolutions: most must have two that differ both in SM and in DRAM activity."""
     calls = [app_run for app_run in app_runs if isinstance(app_run.design.application, ConvolutionPass)]
     if len(calls) < _CALLS:
-        return {"gpgpusim.phases": Finding(None, f"needs {_CALLS} convolutions, such as conv_3x3 by all algorithms")}
+        return {
+            "gpgpusim.phases": ClaimResult(None, f"needs {_CALLS} convolutions, such as conv_3x3 by all algorithms")
+        }
     several = [app_run for app_run in calls if _differ(app_run.phases)]
     counts = ", ".join(f"{app_run.scenario} by {app_run.algorithm} {len(app_run.phases)}" for app_run in calls)
     points = f"{_PERCENT * _DIFFERS:.0f} points"
     text = f"{len(several)} of {len(calls)} calls have two that differ by {points} in SMs and in DRAM; phases: {counts}"
     most = 2 * len(several) > len(calls)
-    return {"gpgpusim.phases": Finding(most, text, "most calls are alike from beginning to end")}
+    return {"gpgpusim.phases": ClaimResult(most, text, "most calls are alike from beginning to end")}
 
 
 def _differ(run_phases: tuple[Phase, ...]) -> bool:
@@ -359,7 +361,7 @@ def _differ(run_phases: tuple[Phase, ...]) -> bool:
 # Camping
 
 
-def _camping_by_hash(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
+def _camping_by_hash(run: FinishedRun, rows: pd.DataFrame) -> pd.DataFrame:
     """Table `camping`: camping and time of each point with a hash, and those without (`plain`, `plain_s`)."""
     keys = ["scenario", "direction", "algorithm", *_other_knobs(run)]
     ours = rows[[*keys, "hash", "camping", "time_s"]].astype({"scenario": str})
@@ -367,28 +369,28 @@ def _camping_by_hash(run: Finished, rows: pd.DataFrame) -> pd.DataFrame:
     return ours[ours["hash"] != "none"].merge(plain, on=keys).reset_index(drop=True)
 
 
-def _other_knobs(run: Finished) -> list[str]:
+def _other_knobs(run: FinishedRun) -> list[str]:
     """Knobs searched beside direction, algorithm and hash."""
     return [path for path in run.knobs if path not in (_DIRECTION, _ALGORITHM, _HASH)]
 
 
-def _camping_findings(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
+def _camping_findings(run: FinishedRun, rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Largest camping of convolutions without a hash, and camping of the same ones with a hash."""
     names = ("gpgpusim.camping", "gpgpusim.camping_no_hash", "gpgpusim.camping_hash")
     points = _camping_by_hash(run, rows)
     if points.empty or not run.config.get("measured"):
         absent = f"needs {_HASH} searched (none, and a hash) and measured convolutions, such as measured=[p100]"
-        return dict.fromkeys(names, Finding(None, absent))
+        return dict.fromkeys(names, ClaimResult(None, absent))
     least, even = _bound(names[1], 0), _bound(names[2], 1)
     worst, camps = points.sort_values("plain").iloc[-1], points[points["plain"] > least]
     text = f"{_place(worst)}; {len(camps)} of {len(points)} camp by more than {least:g}"
     cause = "no stride of these layers meets few channels"
     findings = {
-        names[0]: Finding(not camps.empty, text, cause),
-        names[1]: Finding(float(worst["plain"]), text, cause),
+        names[0]: ClaimResult(not camps.empty, text, cause),
+        names[1]: ClaimResult(float(worst["plain"]), text, cause),
     }
     if camps.empty:
-        return {**findings, names[2]: Finding(None, "nothing camps without a hash")}
+        return {**findings, names[2]: ClaimResult(None, "nothing camps without a hash")}
     gain, left = camps["plain_s"] / camps["time_s"], camps.sort_values("camping").iloc[-1]
     within, hashes = int((camps["camping"] <= even).sum()), ", ".join(sorted(set(points["hash"])))
     text = (
@@ -396,7 +398,7 @@ def _camping_findings(run: Finished, rows: pd.DataFrame) -> dict[str, Finding]:
         f"{gain.min():.2f} to {gain.max():.2f}x as fast; of all {len(points)}, up to {points['camping'].max():.2f}"
     )
     cause = "the hash does not spread the strides of this call"
-    return {**findings, names[2]: Finding(float(left["camping"]), text, cause)}
+    return {**findings, names[2]: ClaimResult(float(left["camping"]), text, cause)}
 
 
 def _bound(claim_id: str, end: int) -> float:
@@ -410,7 +412,7 @@ def _place(point: pd.Series[Any]) -> str:
     return " ".join(filter(None, [f"{point['scenario']},", point["direction"], f"by {point['algorithm']}"]))
 
 
-def _camping_extras(run: Finished, rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+def _camping_extras(run: FinishedRun, rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     """Camping of every point by hash, and the channels of the one that camps most."""
     points = _camping_by_hash(run, rows)
     if points.empty:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulators.calibration.predictions import Errors
-from simulators.memory.measured import PASSES, Measured, load_measured_systems
+from simulators.memory.measured import PASSES, MeasuredConvolutions, load_measured_systems
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def against(systems: Sequence[str], folder: str | None, rows: pd.DataFrame) -> p
     return pd.concat(parts, ignore_index=True)
 
 
-def _times(measured: Measured) -> pd.DataFrame:
+def _times(measured: MeasuredConvolutions) -> pd.DataFrame:
     """Table of a system's measured times, a row each."""
     import pandas as pd
 

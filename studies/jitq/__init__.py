@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.backend import Interval
-from dse.plots import Axis, Draw, Frame, Sheet, fronts, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.timelines import timeline
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.costs.capacity import Base, Copies, grid
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.task_graph import WAITING, intervals
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
@@ -78,11 +78,11 @@ class JitQ(Plain):
         every = ((case, way) for case in facts("jitq")["systems"] for way in _WAYS)
         return {"systems": {_label(case, way): _case_of(config, case, way) for case, way in every}}
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of every claim."""
         table = _searched_points(run.outputs.read_table("results"))
         rows = _as_configured(table, run)
-        absent = Finding(
+        absent = ClaimResult(
             None, "needs copies that are stored, made by the GPU and made by units, on the configured hardware"
         )
         findings = {claim.id: absent for claim in self.claims()} | _of_parts()
@@ -99,7 +99,7 @@ class JitQ(Plain):
         if not ok.empty:
             yield "front", partial(_front, ok)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Accountings of memory, shares that bursts cost, other memories, and turns of GPU and memory."""
         import pandas as pd
 
@@ -122,7 +122,7 @@ def _searched_points(table: pd.DataFrame) -> pd.DataFrame:
     return ok if set(ok) >= _NEEDED else ok.iloc[:0]
 
 
-def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
+def _as_configured(table: pd.DataFrame, run: FinishedRun, *searched: str) -> pd.DataFrame:
     """Points with the configured hardware, bursts and look-ahead; knobs in `searched` are free."""
     if table.empty:
         return table
@@ -143,11 +143,11 @@ def _as_configured(table: pd.DataFrame, run: Finished, *searched: str) -> pd.Dat
     return table.loc[fits]
 
 
-def _names(run: Finished) -> list[str]:
+def _names(run: FinishedRun) -> list[str]:
     return [str(name) for name in run.config.get("models") or []]
 
 
-def _designs(run: Finished) -> dict[str, Design]:
+def _designs(run: FinishedRun) -> dict[str, StepDesign]:
     """Designs of the configuration's models that break no rule, by model."""
     designs = {}
     for name in _names(run):
@@ -160,7 +160,7 @@ def _designs(run: Finished) -> dict[str, Design]:
 # Claims
 
 
-def _of_parts() -> dict[str, Finding]:
+def _of_parts() -> dict[str, ClaimResult]:
     """Findings on gains of units in memory over its interface, and the time of a published example."""
     pims = {name: _pim(name) for name in _PARTS}
     gains = {name: float(pim.gain) for name, pim in pims.items()}
@@ -171,11 +171,11 @@ def _of_parts() -> dict[str, Finding]:
     text = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
     ends = (round(min(gains.values()), 2), round(max(gains.values()), 2))
     return {
-        "jitq.pim_gain": Finding(ends, f"{text}, rows being open: the parts' timing", basis="by construction"),
-        "jitq.samsung_pim_gain": Finding(
+        "jitq.pim_gain": ClaimResult(ends, f"{text}, rows being open: the parts' timing", basis="by construction"),
+        "jitq.samsung_pim_gain": ClaimResult(
             round(gains["hbm2_pim"], 9), "from the timing of its simulator", basis="by construction"
         ),
-        "jitq.genie_row_time": Finding(1e6 * seconds, "rows are opened and read, no more", basis="by construction"),
+        "jitq.genie_row_time": ClaimResult(1e6 * seconds, "rows are opened and read, no more", basis="by construction"),
     }
 
 
@@ -183,7 +183,7 @@ def _pim(name: str) -> Pim:
     return Pim.model_validate(option_tree("pim", name)["gpu"]["pim"])
 
 
-def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, Finding]:
+def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, ClaimResult]:
     """Throughput lost on the configured hardware, by units in memory and by the GPU's own kernels, where memory fits.
 
     around: knob -> points with that knob free.
@@ -202,8 +202,8 @@ def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, F
     spans = {name: _span(both[name]) for name in ("by_gpu", "throughput_lost")}
     beside = f"in {int(dearer.sum())} of {len(both)} points: the GPU loses {spans['by_gpu']}"
     return {
-        "jitq.throughput_loss": Finding(float(worst.max()), text, _SLOWED),
-        "jitq.gpu_quantise_costs_more": Finding(
+        "jitq.throughput_loss": ClaimResult(float(worst.max()), text, _SLOWED),
+        "jitq.gpu_quantise_costs_more": ClaimResult(
             bool(dearer.all()), f"{beside}, with units in memory {spans['throughput_lost']}", _SLOWED
         ),
     }
@@ -220,7 +220,7 @@ def _span(values: pd.Series[Any]) -> str:
     return f"{_PERCENT * values.min():.2f} to {_PERCENT * values.max():.2f} %"
 
 
-def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
+def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, ClaimResult]:
     """Memory saved by the accounting of the configured optimizer and copies, beside all other accountings."""
     pim = rows[rows[_WAY] == "pim"]
     saved = _PERCENT * pim.groupby(pim[_STORED].astype(str))["capacity_saved"].max()
@@ -229,10 +229,10 @@ def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, Finding]:
     least, most = min(value for _, value in every), max(value for _, value in every)
     text = ", ".join(f"{value:.1f} % of {_COPIES[str(name)]}" for name, value in saved.items())
     grid_ = f"{len(every)} accountings give {least:.0f} to {most:.0f} %, {published:g} %: {near}"
-    return {"jitq.capacity_saved": Finding(float(saved.max()), f"{text}; {grid_}", _ACCOUNT)}
+    return {"jitq.capacity_saved": ClaimResult(float(saved.max()), f"{text}; {grid_}", _ACCOUNT)}
 
 
-def _fits(table: pd.DataFrame) -> dict[str, Finding]:
+def _fits(table: pd.DataFrame) -> dict[str, ClaimResult]:
     """Lowest degree of TP at which an iteration fits, against the one with stored copies."""
     texts, lower = list[str](), False
     for stored, fitting in table[table["memory_share"] <= 1].groupby(table[_STORED].astype(str)):
@@ -248,18 +248,18 @@ def _fits(table: pd.DataFrame) -> dict[str, Finding]:
             f"beside {_COPIES[str(stored)]}: {', '.join(degrees) or 'none at a lower TP'}, {more:.0f} % more weights"
         )
     cause = "degrees of the space are too few for what is saved to matter"
-    return {"jitq.bigger_or_lower_tp": Finding(lower, "; ".join(texts), cause)}
+    return {"jitq.bigger_or_lower_tp": ClaimResult(lower, "; ".join(texts), cause)}
 
 
 def _degree(value: float) -> str:
     return f"{value:.0f}" if np.isfinite(value) else "at any of the space"
 
 
-def _pace(run: Finished) -> dict[str, Finding]:
+def _pace(run: FinishedRun) -> dict[str, ClaimResult]:
     """Judge whether the GPU waits for copies of the first layer of a pass alone."""
     designs = {name: design for name, design in _designs(run).items() if _by_pim(design)}
     if not designs:
-        return {"jitq.keeps_pace": Finding(None, "needs units in memory that make copies")}
+        return {"jitq.keeps_pace": ClaimResult(None, "needs units in memory that make copies")}
     behind, shares = list[str](), list[str]()
     for name, design in designs.items():
         step = iteration(design)
@@ -270,7 +270,9 @@ def _pace(run: Finished) -> dict[str, Finding]:
         )
     text = f"units are busy for a share of a micro-batch: {', '.join(shares)}; copies of a pass begin with it"
     text = f"{text}; the GPU waits: {', '.join(behind)}" if behind else text
-    return {"jitq.keeps_pace": Finding(not behind, text, "units are slower than the products that read their copies")}
+    return {
+        "jitq.keeps_pace": ClaimResult(not behind, text, "units are slower than the products that read their copies")
+    }
 
 
 def _late(intervals: list[Interval]) -> list[str]:
@@ -290,7 +292,7 @@ def _is_backward(name: str) -> bool:
     return " dX" in name or " again" in name
 
 
-def _by_pim(design: Design) -> bool:
+def _by_pim(design: StepDesign) -> bool:
     return design.quantised is not None and design.quantised.made_by == "pim"
 
 
@@ -310,7 +312,7 @@ def _accounts() -> list[dict[str, Any]]:
     return [{**row, "base": f"{row['base']}: {row['base_bytes']:g} B"} for row in grid(bases, sets)]
 
 
-def _front(ok: pd.DataFrame) -> Sheet:
+def _front(ok: pd.DataFrame) -> FigureSheet:
     """Time for copies against bytes for a weight."""
     way = ok[_WAY].astype(str)
     by = way.map(_WAYS).fillna(way) + ok[_SET].astype(str).radd(", ").add(" instructions").where(way == "pim", "")
@@ -325,7 +327,7 @@ def _front(ok: pd.DataFrame) -> Sheet:
     return fronts.pareto(ok.assign(copies=by), axes, by="copies", frame=Frame(title, "the least of each way"))
 
 
-def _capacity_figure(accounts: pd.DataFrame) -> Sheet:
+def _capacity_figure(accounts: pd.DataFrame) -> FigureSheet:
     """Memory saved, by what else is stored and by which copies there are."""
     saving = reach(100 * accounts["saved"], " %")
     title = f"Copies made just in time save {saving} of the memory for weights, by what is counted"
@@ -334,7 +336,7 @@ def _capacity_figure(accounts: pd.DataFrame) -> Sheet:
     return tables.heat(accounts, saved, x=Axis("copies", "copies that need not be stored"), y="base", frame=frame)
 
 
-def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Draw]]:
+def _losses(table: pd.DataFrame, run: FinishedRun) -> Iterator[tuple[str, Draw]]:
     """Throughput lost where an iteration fits into memory: by bursts, instructions and operators beside; by units.
 
     Each model has its lowest TP that fits and the most micro-batches, all else as configured; of further knobs that
@@ -347,7 +349,7 @@ def _losses(table: pd.DataFrame, run: Finished) -> Iterator[tuple[str, Draw]]:
         yield "units", partial(_units_figure, units)
 
 
-def _bursts_figure(bursts: pd.DataFrame) -> Sheet:
+def _bursts_figure(bursts: pd.DataFrame) -> FigureSheet:
     """Throughput lost over the rows of a burst."""
     where = bursts[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
     named = bursts.assign(instructions=bursts[_SET].astype(str) + ", " + where)
@@ -362,7 +364,7 @@ def _bursts_figure(bursts: pd.DataFrame) -> Sheet:
     )
 
 
-def _units_figure(units: pd.DataFrame) -> Sheet:
+def _units_figure(units: pd.DataFrame) -> FigureSheet:
     """Throughput lost by units of a bank and their rate of commands."""
     named = units.assign(commands=units[_RATE].map("{:g} commands a tCCDL".format))
     named["panel"] = named["panel"] + ", " + named[_SET].astype(str)
@@ -375,7 +377,7 @@ def _units_figure(units: pd.DataFrame) -> Sheet:
     return tables.heat(rows, least, x=Axis(_UNITS, "units for a bank"), y="commands", frame=frame)
 
 
-def _lowest_fitting(table: pd.DataFrame, run: Finished, *searched: str) -> pd.DataFrame:
+def _lowest_fitting(table: pd.DataFrame, run: FinishedRun, *searched: str) -> pd.DataFrame:
     """Points of units in memory as configured, knobs in `searched` free, each model at its lowest TP that fits."""
     rows = _as_configured(table, run, *searched)
     fitting = rows[(rows[_WAY].astype(str) == "pim") & (rows["memory_share"] <= 1)]
@@ -394,7 +396,7 @@ def _contention(rows: pd.DataFrame) -> pd.DataFrame:
     return columns.rename(columns={"slowed_share": "mu"})
 
 
-def _systems(run: Finished) -> pd.DataFrame:
+def _systems(run: FinishedRun) -> pd.DataFrame:
     """Iterations with each memory that computes, on a device that may have it: copies stored, by GPU, by units."""
     import pandas as pd
 
@@ -422,7 +424,7 @@ def _case_of(config: Mapping[str, Any], case: Mapping[str, Any], way: str) -> Ca
     return Case(step_tree(config, **sections))
 
 
-def _turns(design: Design) -> Sheet:
+def _turns(design: StepDesign) -> FigureSheet:
     """Timeline of the first layers of an iteration: operators of the GPU, and copies in its memory meanwhile."""
     import pandas as pd
 

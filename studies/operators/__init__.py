@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.config.options import conf_dir
-from dse.plots import Draw, Frame, Sheet
+from dse.plots import Draw, FigureSheet, Frame
 from dse.plots import predictions as charts
 from dse.plots.palette import label
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.space import get_path
 from simulators.calibration.backend import rows_of, tables
 from simulators.calibration.calibrate import large_median, table_of, told_errors
 from simulators.calibration.measurements import FLOAT_BYTES
-from simulators.calibration.predictions import MODELS, Errors, Predicted, predicted_by
+from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
@@ -56,11 +56,11 @@ class Operators(Plain):
         """Claims about measured values of hardware, retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of every claim: on MI300X from its system file, on measured GEMMs from the tables of the run."""
         return {**_mi300x(), **_measured_gemms(_predict_rows(run)["fitted"])}
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`errors.json`, every row with its predictions, and the figures."""
         predicted = _predict_rows(run)
         rows = _table(predicted["fitted"])
@@ -76,7 +76,7 @@ class Operators(Plain):
         yield "errors_by_model", partial(_errors_by_model, table[table["status"] == "ok"])
 
 
-def _errors_by_model(ok: pd.DataFrame) -> Sheet:
+def _errors_by_model(ok: pd.DataFrame) -> FigureSheet:
     """Median signed errors of each model on each device."""
     names = ok["scenario"].str.rsplit(n=1, expand=True)
     rows = ok.assign(device=names[0], kind=names[1].map(_KINDS), model=ok["predict.model"])
@@ -88,7 +88,7 @@ def _errors_by_model(ok: pd.DataFrame) -> Sheet:
     return charts.errors(rows, MODELS, frame=Frame(title, "of the medians by device and kind"))
 
 
-def _scatter(rows: pd.DataFrame) -> Sheet:
+def _scatter(rows: pd.DataFrame) -> FigureSheet:
     """Predicted against measured times of all rows."""
     sets = rows["device"].where(rows["precision"] == "fp32", rows["device"] + " " + rows["precision"])
     error = charts.median_error(rows)
@@ -99,7 +99,7 @@ def _scatter(rows: pd.DataFrame) -> Sheet:
     )
 
 
-def _allreduce(reduced: pd.DataFrame) -> Sheet:
+def _allreduce(reduced: pd.DataFrame) -> FigureSheet:
     """Bus bandwidth of all-reduces over payload."""
     unseen = reduced[~reduced["fitted"].astype(bool)]
     error = (unseen["predicted_bytes_per_s"] / unseen["measured_bytes_per_s"] - 1).abs().median()
@@ -107,7 +107,7 @@ def _allreduce(reduced: pd.DataFrame) -> Sheet:
     return charts.bandwidths(reduced, frame=Frame(title))
 
 
-def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
+def _predict_rows(run: FinishedRun) -> dict[str, dict[str, list[PredictedRows]]]:
     """Predictions of the measured rows: model -> device -> rows."""
     folder = str(get_path(run.config, "study.data_dir") or conf_dir() / "data")
     devices = [device_of(tree_of(name), name) for name in run.config["devices"]]
@@ -125,14 +125,14 @@ def _predict_rows(run: Finished) -> dict[str, dict[str, list[Predicted]]]:
     }
 
 
-def _table(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
+def _table(predicted: Mapping[str, Sequence[PredictedRows]]) -> pd.DataFrame:
     import pandas as pd
 
     parts = [table_of(predictions, name) for name, predictions in predicted.items() if predictions]
     return pd.concat(parts, ignore_index=True)
 
 
-def _errors(predicted: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[str, Any]:
+def _errors(predicted: Mapping[str, Mapping[str, Sequence[PredictedRows]]]) -> dict[str, Any]:
     """Content of `errors.json`: the worst device by kind, and errors by device, precision, kind and model.
 
     The worst device is taken at fp32, at which all were measured; the worst at any precision is written beside it.
@@ -160,7 +160,7 @@ def _errors(predicted: Mapping[str, Mapping[str, Sequence[Predicted]]]) -> dict[
     }
 
 
-def _by_payload(predicted: Mapping[str, Sequence[Predicted]]) -> list[dict[str, Any]]:
+def _by_payload(predicted: Mapping[str, Sequence[PredictedRows]]) -> list[dict[str, Any]]:
     """Median and largest error of all-reduces by payload, over devices and numbers of GPUs that were not fitted on."""
     rows = _bandwidths(predicted)
     if rows.empty:
@@ -178,7 +178,7 @@ def _by_payload(predicted: Mapping[str, Sequence[Predicted]]) -> list[dict[str, 
     ]
 
 
-def _bandwidths(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
+def _bandwidths(predicted: Mapping[str, Sequence[PredictedRows]]) -> pd.DataFrame:
     """Table of all-reduces, a row each: times, and bus bandwidths 2 (n - 1) / n S / t."""
     import pandas as pd
 
@@ -196,32 +196,32 @@ def _bandwidths(predicted: Mapping[str, Sequence[Predicted]]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _mi300x() -> dict[str, Finding]:
+def _mi300x() -> dict[str, ClaimResult]:
     """Judge the costs of collectives for 8 x MI300X."""
     system = system_of(tree_of(_OVERLAP_SYSTEM))
     gpu, node = system.gpu, system.node
     peers = node.num_gpus - 1
-    findings: dict[str, Finding] = {}
+    findings: dict[str, ClaimResult] = {}
     floor = gpu.cu_copy.setup_s * _LOW_LATENCY / 2  # two steps, each with the latency floor of short messages
     group = Group(node.num_gpus, peers * node.link_bytes_per_s * gpu.cu_copy.link_efficiency, floor)
     for name, payload in _REDUCED.items():
         cost = collective_cost("all_reduce", "direct", payload, group)
         rests = {"1MB": "rests on the floor of short messages", "16GB": "rests on the rate at 16 GB"}.get(name, "")
         ours = float(cost.wire_bytes / cost.seconds / 1e9)
-        findings[f"hardware.mi300x_allreduce_{name}"] = _input_finding(ours, rests) if rests else Finding(ours)
+        findings[f"hardware.mi300x_allreduce_{name}"] = _input_finding(ours, rests) if rests else ClaimResult(ours)
     cap = _conditions()["mi300x_all_gather_link_bytes_per_s"]
     capped = Group(node.num_gpus, peers * cap, 0.0)
     text = f"a CU a channel, on links of {cap / 1e9:g} GB/s"
     for channels in _CHANNELS:
         moved = capped.by_cus(channels, gpu.cu_copy.bytes_per_s_per_cu * cap / node.link_bytes_per_s)
         rate = float(np.asarray(moved.bytes_per_s)) / peers / 1e9
-        findings[f"hardware.mi300x_ag_perlink_{channels}ch"] = Finding(rate, text, _OTHER_COLLECTIVE)
+        findings[f"hardware.mi300x_ag_perlink_{channels}ch"] = ClaimResult(rate, text, _OTHER_COLLECTIVE)
     assert gpu.dma.phases is not None
     for name, size in _COPIES.items():
         shares = copy_phases(size, gpu.dma.phases, node.link_bytes_per_s).shares
         split = tuple(float(100 * share) for share in shares)
         derived = _input_finding(split, "the phases were derived from this row")
-        findings[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else Finding(split)
+        findings[f"hardware.dma_phase_{name}"] = derived if name == "1KB" else ClaimResult(split)
     findings["hardware.mi300x_link"] = _input_finding(node.link_bytes_per_s / 1e9, _OWN_CONSTANT)
     sustained = gpu.num_cus * gpu.matrix_flop_per_s_per_cu / 1e12
     text = f"{_OWN_CONSTANT}; {sustained:.3f} rounded as it was published"
@@ -229,9 +229,9 @@ def _mi300x() -> dict[str, Finding]:
     return findings
 
 
-def _input_finding(ours: float | tuple[float, ...], why: str) -> Finding:
+def _input_finding(ours: float | tuple[float, ...], why: str) -> ClaimResult:
     """Finding that is no prediction: the published value, or a constant taken from it, is an input."""
-    return Finding(ours, f"{_INPUT}: {why}", basis="input")
+    return ClaimResult(ours, f"{_INPUT}: {why}", basis="input")
 
 
 def _conditions() -> dict[str, float]:
@@ -239,7 +239,7 @@ def _conditions() -> dict[str, float]:
     return {row["name"]: float(row["value"]) for row in read_rows("conditions")}
 
 
-def _measured_gemms(predicted: Mapping[str, Sequence[Predicted]]) -> dict[str, Finding]:
+def _measured_gemms(predicted: Mapping[str, Sequence[PredictedRows]]) -> dict[str, ClaimResult]:
     """Judge rates of measured GEMMs, our errors, and scaling from one point."""
     gemms = {
         prediction.rows.device: prediction
@@ -255,12 +255,12 @@ def _measured_gemms(predicted: Mapping[str, Sequence[Predicted]]) -> dict[str, F
     }
 
 
-_ABSENT = Finding(None, "the tables hold too few such rows: study.data_dir=<folder of the full tables>")
+_ABSENT = ClaimResult(None, "the tables hold too few such rows: study.data_dir=<folder of the full tables>")
 _FEW = 30  # rows; with fewer, a claim about a whole table is not judged
 _LARGE_N, _WIDE_N = 1000, 24_000
 
 
-def _large_rate(gemms: Predicted | None) -> Finding:
+def _large_rate(gemms: PredictedRows | None) -> ClaimResult:
     """Mean predicted rate [TFLOP/s] of GEMMs with a large n and A as it is stored, not fitted on."""
     if gemms is None:
         return _ABSENT
@@ -269,19 +269,19 @@ def _large_rate(gemms: Predicted | None) -> Finding:
     measured = (gemms.flop / gemms.rows.seconds)[large, 0] / 1e12
     if len(rates) < _FEW:
         return _ABSENT
-    return Finding(float(rates.mean()), f"over {len(rates)} GEMMs, measured {measured.mean():.2f}")
+    return ClaimResult(float(rates.mean()), f"over {len(rates)} GEMMs, measured {measured.mean():.2f}")
 
 
-def _plain_error(gemms: Predicted | None) -> Finding:
+def _plain_error(gemms: PredictedRows | None) -> ClaimResult:
     """Median error [%] on GEMMs whose A is not transposed, not fitted on."""
     plain = None if gemms is None else (gemms.rows.shape["ta"] == 0) & ~gemms.fitted
     if gemms is None or plain is None or plain.sum() < _FEW:
         return _ABSENT
     errors = np.abs(gemms.seconds[plain, 0] / gemms.rows.seconds[plain, 0] - 1)
-    return Finding(100 * float(np.median(errors)), f"our model on {len(errors)} GEMMs not fitted on")
+    return ClaimResult(100 * float(np.median(errors)), f"our model on {len(errors)} GEMMs not fitted on")
 
 
-def _scaling_error(gemms: Predicted | None) -> Finding:
+def _scaling_error(gemms: PredictedRows | None) -> ClaimResult:
     """Mean error [%] of scaling measured times (3 H, N, H) with H^2 N from one of them, averaged over its choice."""
     if gemms is None:
         return _ABSENT
@@ -294,7 +294,7 @@ def _scaling_error(gemms: Predicted | None) -> Finding:
     errors = 100 * off.sum(axis=1) / (len(rate) - 1)
     spread = f"{errors.min():.1f} to {errors.max():.1f} %, depending on the point scaled from"
     text = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
-    return Finding(
+    return ClaimResult(
         float(errors.mean()), text, cause="the source does not say from which point the published value is scaled"
     )
 

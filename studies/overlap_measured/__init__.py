@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.config.options import conf_dir
-from dse.plots import Axis, Draw, Frame, Sheet, tables
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.space import get_path
 from simulators.calibration.contention import TIMES, Overlaps, fit_contention, table
 from simulators.costs.transfer import TransferMode, alone, library_cus
@@ -61,7 +61,7 @@ class OverlapMeasured(Plain):
         """Claims that the coefficients are held against, beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on errors of the coefficients of the run's system."""
         system = system_of(run.config["system"])
         rows = _residuals(system)
@@ -73,23 +73,23 @@ class OverlapMeasured(Plain):
             signed = 100 * rows[f"{what}_error"]
             unseen_rows = f"{len(unseen)} rows, farthest {_farthest(signed[~fit]):+.0f} %"
             findings |= {
-                f"overlap.{what}_unseen": Finding(float(unseen.median()), unseen_rows, cause=_SMALL),
-                f"overlap.{what}_fitted": Finding(
+                f"overlap.{what}_unseen": ClaimResult(float(unseen.median()), unseen_rows, cause=_SMALL),
+                f"overlap.{what}_fitted": ClaimResult(
                     float(error[fit].max()),
                     f"{_FITTED}; farthest {_farthest(signed[fit]):+.1f} %",
                     cause=_UNLIKE,
                     basis="fitted",
                 ),
-                f"overlap.{what}_left_out": Finding(
+                f"overlap.{what}_left_out": ClaimResult(
                     float(left[fit].max()),
                     "each predicted by a fit to the others, farthest "
                     f"{100 * _farthest(rows.loc[fit, f'{what}_error_left_out']):+.1f} %",
                     cause=_ONE_SIZE,
                 ),
-                f"overlap.{what}_other_channels": Finding(
+                f"overlap.{what}_other_channels": ClaimResult(
                     float(error[~fit & swept].max()), _worst(rows[~fit & swept], what), cause=_STEAL
                 ),
-                f"overlap.{what}_other_sizes": Finding(
+                f"overlap.{what}_other_sizes": ClaimResult(
                     float(sizes.median()),
                     f"{len(sizes)} rows, farthest {_farthest(signed[~fit & ~swept]):+.0f} %",
                     cause=_SMALL,
@@ -97,7 +97,7 @@ class OverlapMeasured(Plain):
             }
         return findings
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`residuals` and `coefficients`, and figures of both and of the predictions; overlaps of other projects."""
         system = system_of(run.config["system"])
         rows = _residuals(system)
@@ -131,7 +131,7 @@ class OverlapMeasured(Plain):
 _CHANNELS = Axis(_CUS, "CUs of the collective")
 
 
-def _speedups(ok: pd.DataFrame) -> Sheet:
+def _speedups(ok: pd.DataFrame) -> FigureSheet:
     """Speed-up over the CUs of the collective."""
     best = ok.groupby("scenario", sort=False)["speedup"].max()
     title = f"Overlap gains in {int((best > 1).sum())} of {len(best)} scenarios, "
@@ -140,7 +140,7 @@ def _speedups(ok: pd.DataFrame) -> Sheet:
     return tables.curves(ok, _CHANNELS, y=speedup, by="library", frame=Frame(title, panel="panel"))
 
 
-def _slowdowns(ok: pd.DataFrame) -> Sheet:
+def _slowdowns(ok: pd.DataFrame) -> FigureSheet:
     """Slow-down of the GEMM over the CUs of the collective."""
     most = ok.groupby("library")["cil"].median()
     text = ", ".join(f"{value:.2f}x its time by {name}" for name, value in most.items())
@@ -149,7 +149,7 @@ def _slowdowns(ok: pd.DataFrame) -> Sheet:
     return tables.curves(ok, _CHANNELS, y=slower, by="library", frame=Frame(title, "in the median", "panel"))
 
 
-def _fit_figure(rows: pd.DataFrame) -> Sheet:
+def _fit_figure(rows: pd.DataFrame) -> FigureSheet:
     """Measured and predicted times over channels."""
     drawn = _long(rows[_sweep(rows)])
     fitted = ", ".join(map(str, sorted(drawn.loc[drawn["basis"] == "fitted", "channels"].unique())))
@@ -163,7 +163,7 @@ def _fit_figure(rows: pd.DataFrame) -> Sheet:
     return tables.curves(drawn, channels, y=time, by="library", frame=Frame(title, panel="what"))
 
 
-def _errors_figure(predicted: pd.DataFrame) -> Sheet:
+def _errors_figure(predicted: pd.DataFrame) -> FigureSheet:
     """Signed errors of the rows that nothing was fitted on, ranked."""
     import pandas as pd
 
@@ -205,13 +205,13 @@ def _sweep(rows: pd.DataFrame) -> Any:
     return cases == rows.groupby(["size", "payload_mib"])["channels"].nunique().idxmax()
 
 
-def _bounds(system: System, points: pd.DataFrame) -> Finding:
+def _bounds(system: System, points: pd.DataFrame) -> ClaimResult:
     """Bounds of all overlaps with collectives by kernels: not faster than the longer of the two alone, and not slower
     than both in sequence with the launch of the GEMM.
     """
     ok = points[(points["status"] == "ok") & (points["schedule.name"] != "serial") & points[_CUS].notna()]
     if ok.empty:
-        return Finding(None, "needs overlaps with collectives by kernels: schedule=c3_sp")
+        return ClaimResult(None, "needs overlaps with collectives by kernels: schedule=c3_sp")
     size = ok["workload.operators.gather.rows"] * ok["workload.operators.gather.cols"] * ELEMENT_BYTES["bf16"]
     kernels = zip(ok[_CUS], ok[_PATTERN], strict=True)
     by = [TransferMode("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in kernels]
@@ -221,7 +221,7 @@ def _bounds(system: System, points: pd.DataFrame) -> Finding:
     low = float((makespans / np.maximum(moved, multiplied)).min())
     high = float((makespans / (moved + multiplied + system.gpu.kernel_launch_s)).max())
     text = f"{len(ok)} points: at least {low:.3f} times the longer, at most {high:.3f} times both"
-    return Finding(bool(low >= 1 - _EXACT and high <= 1 + _EXACT), text)
+    return ClaimResult(bool(low >= 1 - _EXACT and high <= 1 + _EXACT), text)
 
 
 def _worst(rows: pd.DataFrame, what: str) -> str:

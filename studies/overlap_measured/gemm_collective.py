@@ -37,7 +37,7 @@ class UnpredictableError(Exception):
 
 
 @dataclass(frozen=True)
-class Overlap:
+class MeasuredOverlap:
     """A measured row and its prediction.
 
     measured: times [s] of baseline and overlap (None: not given) and the speed-up. predicted: times [s] of both. parts:
@@ -71,7 +71,7 @@ def holds_overlaps(columns: tuple[str, ...]) -> bool:
     return set(NEEDED) <= set(columns)
 
 
-def predict_overlaps(file: Path) -> tuple[list[Overlap], dict[str, int]]:
+def predict_overlaps(file: Path) -> tuple[list[MeasuredOverlap], dict[str, int]]:
     """Predict the rows of a table; the others are counted by the reason why not. Raises ConfigError for a bad table."""
     predicted, skipped = [], dict[str, int]()
     for _, cells in read_csv(file, needed=NEEDED).rows:
@@ -126,7 +126,7 @@ def _method(cells: Mapping[str, str]) -> Mapping[str, Any] | None:
     return None
 
 
-def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None) -> Overlap:
+def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None) -> MeasuredOverlap:
     """Predict a row. changes: of the shipped machine's tree. Raises UnpredictableError where it cannot be predicted."""
     if reason := _unpredictable(cells):
         raise UnpredictableError(reason)
@@ -140,7 +140,7 @@ def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | No
     if baseline is not None:
         times = min(readings, key=lambda reading: abs(math.log(reading[0] / baseline)))
     measured = baseline, overlapped, float(cells["speedup"])
-    return Overlap(cells, measured, times[:2], times[2:], _is_fitted(cells))
+    return MeasuredOverlap(cells, measured, times[:2], times[2:], _is_fitted(cells))
 
 
 def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.files import csv_columns, read_csv
-from dse.plots import Axis, Frame, Sheet, predictions, tables
+from dse.plots import Axis, FigureSheet, Frame, predictions, tables
 from simulators.costs.chip import Chip
 from simulators.costs.collective import Group
 from simulators.hardware.device import device_of
 from simulators.hardware.machine import tree_of
 from simulators.steps.token_splits import fused_sum_s, norm_s
-from studies.overlap_measured.gemm_collective import Overlap, holds_overlaps, predict_overlaps
+from studies.overlap_measured.gemm_collective import MeasuredOverlap, holds_overlaps, predict_overlaps
 from studies.overlap_measured.prefills import (
     BASELINE,
     NO_SUMS,
@@ -61,7 +61,7 @@ def overlap_extras(folder: Path) -> Iterator[tuple[str, Any]]:
             yield from draw[name](rows)
 
 
-def _overlaps(rows: list[Overlap]) -> Iterator[tuple[str, Any]]:
+def _overlaps(rows: list[MeasuredOverlap]) -> Iterator[tuple[str, Any]]:
     import pandas as pd
 
     table = pd.DataFrame([_overlap(row) for row in rows])
@@ -69,7 +69,7 @@ def _overlaps(rows: list[Overlap]) -> Iterator[tuple[str, Any]]:
     yield "gemm_collective_speedups", partial(_speedups_figure, table)
 
 
-def _speedups_figure(table: pd.DataFrame) -> Sheet:
+def _speedups_figure(table: pd.DataFrame) -> FigureSheet:
     """Measured and predicted speed-ups, ours beside naive predictions."""
     import pandas as pd
 
@@ -82,7 +82,7 @@ def _speedups_figure(table: pd.DataFrame) -> Sheet:
     return predictions.ratios(drawn, gain, by="method", frame=Frame(title))
 
 
-def _overlap(row: Overlap) -> dict[str, Any]:
+def _overlap(row: MeasuredOverlap) -> dict[str, Any]:
     """A row of the table: what was measured, ours, and naive predictions from our times of GEMM and collective."""
     (baseline, overlapped, speedup), (gemm_s, comm_s) = row.measured, row.parts
     named = {name: row.row[name] for name in ("gpu", "op", "m", "n", "k", "dtype", "method")}
@@ -114,7 +114,7 @@ def _prefills(rows: list[Prefill]) -> Iterator[tuple[str, Any]]:
     yield "prefill_gains", partial(_gains_figure, pd.DataFrame(gains))
 
 
-def _gains_figure(gains: pd.DataFrame) -> Sheet:
+def _gains_figure(gains: pd.DataFrame) -> FigureSheet:
     """Time of a prefill saved, over its tokens."""
     points = (100 * (gains["gain"] - gains["measured"])[gains["kind"] == _KINDS[0]]).abs().median()
     title = f"What overlap saves of a prefill is predicted to {points:.1f} points in the median"
@@ -172,7 +172,7 @@ def _sums_by_ctas(rows: list[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     yield "sums_in_the_switch", partial(_sums_figure, table)
 
 
-def _sums_figure(table: pd.DataFrame) -> Sheet:
+def _sums_figure(table: pd.DataFrame) -> FigureSheet:
     """Time of all-reduces in the switch over CTAs, of every third number of tokens."""
     few = table[table["tokens"].isin(sorted(table["tokens"].unique())[::3])]
     few = few.assign(tokens=few["tokens"].map("{:.0f} tokens".format))

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems
-from dse.plots import Axis, Draw, Frame, Sheet, tables, timelines
-from dse.results.finished_run import Finished
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
@@ -24,7 +24,7 @@ from simulators.steps.backend import StepBackend
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
 from simulators.steps.iteration import Iteration
-from simulators.steps.layouts import Asked, Layout, Spreading, usual
+from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from simulators.steps.sites import SERIAL, read_schedule
 from simulators.steps.task_graph import intervals
 from studies.plain import Plain
@@ -34,7 +34,7 @@ from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
-from studies.plan.step_plan import MEMORY, TIME, Plan, plans, rates_of_a_gpu
+from studies.plan.step_plan import MEMORY, TIME, StepPlan, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PlanStudy(Plain):
         if len(rows):
             yield "gains", partial(_gains_figure, rows)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`plan.yaml`, and one layer before and after."""
         table = run.outputs.read_table("results")
         if is_judged(table):
@@ -91,7 +91,7 @@ class PlanStudy(Plain):
                 yield "layer", partial(_layer_figure, plan)
 
 
-def _before_and_after(plan: Plan) -> str:
+def _before_and_after(plan: StepPlan) -> str:
     before, best = plan.before, plan.best
     memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
     rate = f" ({before['tokens_per_s']:,.0f} to {best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
@@ -99,7 +99,7 @@ def _before_and_after(plan: Plan) -> str:
     return f"{plan.name}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
 
 
-def _in_layouts(plan: Plan) -> str:
+def _in_layouts(plan: StepPlan) -> str:
     """The layouts before and after, where they were chosen."""
     if not plan.chooses_layouts:
         return ""
@@ -109,11 +109,11 @@ def _in_layouts(plan: Plan) -> str:
     return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
 
 
-def _choices_table(plan: Plan) -> Table:
+def _choices_table(plan: StepPlan) -> Table:
     """A row for each choice, and one for the layout."""
     from rich.table import Table
 
-    flipping = _Flipping(plan)
+    flipping = _ChoiceFlips(plan)
     shown = Table(box=None, pad_edge=False)
     for name, justify in _COLUMNS if flipping.is_stated else _COLUMNS[:-1]:
         shown.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -149,10 +149,10 @@ def _hidden(limiter: str, before: float, after: float) -> list[str]:
     return [times, limiter if after > 0.1 * before and after > 0 else "compute"]
 
 
-class _Flipping:
+class _ChoiceFlips:
     """Where the plan's choices flip within the intervals that the study states (`studies.plan.flips`)."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StepPlan) -> None:
         stated = get_path(plan.config, "study.uncertainty") or {}
         self._plan, self._uncertain = plan, Uncertain(plan.design(plan.best), stated)
         self.is_stated = bool(self._uncertain.nominal)
@@ -171,12 +171,12 @@ def _later(share: float) -> str:
     return f"a tie ({100 * share:.1f} %)" if share < _TIE else f"{100 * share:.1f} % slower"
 
 
-def _other_layouts(plan: Plan) -> Iterator[str]:
+def _other_layouts(plan: StepPlan) -> Iterator[str]:
     """Yield what the usual layout would take."""
     if not plan.chooses_layouts:
         return
     tree = plan.base_tree()
-    spreading = Spreading.of(tree, Asked.model_validate(plan.config["layouts"]), StepBackend().steps)
+    spreading = LayoutQuestion.of(tree, LayoutSection.model_validate(plan.config["layouts"]), StepBackend().steps)
     layout = usual(spreading)
     if layout is not None:
         seconds = _seconds(spreading, layout)
@@ -185,12 +185,12 @@ def _other_layouts(plan: Plan) -> Iterator[str]:
         yield f"usual (Takeaways 1 and 2 of arXiv:2104.04473) with serial sites: {text}"
 
 
-def _seconds(spreading: Spreading, layout: Layout) -> float:
+def _seconds(spreading: LayoutQuestion, layout: Layout) -> float:
     step, _ = spreading.steps.step(spreading.steps.make(layout.tree(spreading.tree)))
     return float(step.seconds)
 
 
-def ways_today(plan: Plan) -> list[str]:
+def ways_today(plan: StepPlan) -> list[str]:
     """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
     families = {read_schedule(text).family for text in plan.sites.values() if text != SERIAL}
     lines = list[str]()
@@ -207,14 +207,14 @@ def ways_today(plan: Plan) -> list[str]:
     return lines
 
 
-def _is_chosen(plan: Plan, knob: str | None) -> bool:
+def _is_chosen(plan: StepPlan, knob: str | None) -> bool:
     """Tell whether a plan has another value of a knob than that where nothing is done."""
     if knob == "parallel.zero":
         return plan.chooses_layouts and plan.layout(plan.best).zero > 0
     return any(knob in choice.off and not plan.is_off(choice) for choice in plan.choices)
 
 
-def _is_of(entry: Mapping[str, Any], plan: Plan) -> bool:
+def _is_of(entry: Mapping[str, Any], plan: StepPlan) -> bool:
     """Tell whether an entry is of the value that a plan chose, and of its mode, where it names them."""
     mode = get_path(plan.config, "run.mode")
     of_value = "values" not in entry or plan.best[entry["knob"]] in entry["values"]
@@ -232,7 +232,7 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _gains_figure(rows: pd.DataFrame) -> Sheet:
+def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     together = rows[rows["choice"] == "all together"]
     most = together.sort_values("gain").iloc[-1]
     gain = gain_in_words(most["gain"])
@@ -243,7 +243,7 @@ def _gains_figure(rows: pd.DataFrame) -> Sheet:
     )
 
 
-def _layer_figure(plan: Plan) -> Sheet:
+def _layer_figure(plan: StepPlan) -> FigureSheet:
     """One layer of the forward pass, serial and as planned."""
     import pandas as pd
 
@@ -290,7 +290,7 @@ def command(words: Sequence[str]) -> int:
 
 def _all_fit(folder: Path) -> bool:
     """Tell whether each scenario of a run fits in some point, and a plan that was given as it is."""
-    run = Finished(folder)
+    run = FinishedRun(folder)
     table = run.outputs.read_table("results")
     return all(plan.fits for plan in (judgements(table, {}) if is_judged(table) else plans(table, run.config)))
 

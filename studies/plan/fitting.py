@@ -16,9 +16,9 @@ from dse.errors import ConfigError
 from dse.space import get_path
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.choices import OFF
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.given import with_values
-from simulators.steps.layouts import PATHS, Asked, Layout, Spreading
+from simulators.steps.layouts import PATHS, Layout, LayoutQuestion, LayoutSection
 from studies.plan.step_plan import MEMORY
 
 _TIMES = (1, 2, 4, 8, 16, 32)  # as many GPUs
@@ -53,7 +53,7 @@ def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
     present = {path: get_path(tree, path) for path in (*PATHS, _SPLIT)}
     for times in _TIMES:
         try:
-            spreading = Spreading.of(connected, Asked(auto=True, gpus=times * gpus), backend.steps)
+            spreading = LayoutQuestion.of(connected, LayoutSection(auto=True, gpus=times * gpus), backend.steps)
         except ConfigError:
             return ""
         lean = spreading.candidates(**_LEAN).memory_share
@@ -105,7 +105,7 @@ def _formats(tree: Mapping[str, Any], share: float) -> str:
     return f"weights in other formats: {', '.join(texts)}" if texts else "weights have the narrowest format already"
 
 
-def _bits(design: Design, metrics: Mapping[str, float]) -> str:
+def _bits(design: StepDesign, metrics: Mapping[str, float]) -> str:
     """Memory that the step would take with weights of fewer bits, in words."""
     weights = metrics["state_bytes"] / metrics["bytes_per_parameter"] * design.run.element_bytes
     if design.parallel.zero == 3:

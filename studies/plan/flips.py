@@ -18,7 +18,7 @@ from dse.space import get_path
 from dse.units import quantity_text
 from dse.values import put
 from simulators.steps.backend import iteration
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 
 _ROUNDING = 1e-9  # of a step
 
@@ -40,7 +40,7 @@ class Flip:
 class Uncertain:
     """A step whose machine's constants are uncertain. half_widths: path -> share of it by which it may be off."""
 
-    best: Design
+    best: StepDesign
     half_widths: Mapping[str, float]
 
     @cached_property
@@ -59,18 +59,18 @@ class Uncertain:
             design = put(design, path, value * factors)
         return design.system
 
-    def _seconds(self, design: Design) -> NDArray[np.float64]:
+    def _seconds(self, design: StepDesign) -> NDArray[np.float64]:
         return np.asarray(iteration(design.model_copy(update={"system": self._system})).seconds, float)
 
     @cached_property
     def _best_s(self) -> NDArray[np.float64]:
         return self._seconds(self.best)
 
-    def flips(self, rival: Design) -> list[Flip]:
+    def flips(self, rival: StepDesign) -> list[Flip]:
         """Where a rival becomes the faster one, the nearest first."""
         return sorted(self._flips(rival), key=lambda flip: abs(flip.share))
 
-    def _flips(self, rival: Design) -> Iterator[Flip]:
+    def _flips(self, rival: StepDesign) -> Iterator[Flip]:
         later = np.broadcast_to(self._seconds(rival) - self._best_s, (1 + 2 * len(self.nominal),))
         now = max(0.0, float(later[0]))
         for place, (path, value) in enumerate(self.nominal.items()):

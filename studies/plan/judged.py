@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dse.plots import Axis, Frame, Sheet, tables
+from dse.plots import Axis, FigureSheet, Frame, tables
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.choices import CHOICES
-from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, Given
+from simulators.steps.given import AS_GIVEN, AS_SERIAL, BY_DEFAULT, WITHOUT, GivenPlan
 from simulators.steps.iteration import Iteration
 from simulators.steps.scenarios import APART
 from simulators.steps.scenarios import GIVEN as SECTION
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Judged:
+class PlanJudgement:
     """A given plan of one scenario. rows: variant -> its point. config: of the run."""
 
     name: str
@@ -88,16 +88,16 @@ def is_judged(table: pd.DataFrame) -> bool:
     return bool(table["scenario"].astype(str).str.endswith(f"{APART}{AS_GIVEN}").any())
 
 
-def judgements(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Judged]:
+def judgements(table: pd.DataFrame, config: Mapping[str, Any]) -> list[PlanJudgement]:
     """The judgement of each scenario whose plan has a result, whether it fits or not."""
     by_name: dict[str, dict[str, Any]] = {}
     for _, row in table[table[TIME].notna()].iterrows():
         name, _, variant = str(row["scenario"]).rpartition(APART)
         by_name.setdefault(name, {}).setdefault(variant, row)
-    return [Judged(name, rows, config) for name, rows in by_name.items() if AS_GIVEN in rows]
+    return [PlanJudgement(name, rows, config) for name, rows in by_name.items() if AS_GIVEN in rows]
 
 
-def answer(plan: Judged) -> Iterator[Table | str]:
+def answer(plan: PlanJudgement) -> Iterator[Table | str]:
     """Yield the time of the plan as it is, what it is compared with, a row for each choice, and what loses most."""
     yield from _left_out(plan)
     yield _first_line(plan)
@@ -107,16 +107,16 @@ def answer(plan: Judged) -> Iterator[Table | str]:
         yield loses_most(plan)
 
 
-def _left_out(plan: Judged) -> Iterator[str]:
+def _left_out(plan: PlanJudgement) -> Iterator[str]:
     """Yield which sites of the file this step does not have."""
-    section = Given.model_validate(plan.config[SECTION])
+    section = GivenPlan.model_validate(plan.config[SECTION])
     schedules = ((path, text) for path, text in section.plan.items() if path.startswith("sites.") and text != SERIAL)
     absent = [f"{path} = {text}" for path, text in schedules if get_path(plan.trees[AS_GIVEN], path) == SERIAL]
     if absent:
         yield f"left out, as this step has no such site: {', '.join(absent)}"
 
 
-def _first_line(plan: Judged) -> str:
+def _first_line(plan: PlanJudgement) -> str:
     point, file = plan.point, plan.config[SECTION].get("file", "")
     memory = f", {100 * point[MEMORY]:.0f} % of the memory" if MEMORY in point else ""
     rate = f" ({point['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in point else ""
@@ -126,7 +126,7 @@ def _first_line(plan: Judged) -> str:
     )
 
 
-def _against(plan: Judged, variant: str) -> str:
+def _against(plan: PlanJudgement, variant: str) -> str:
     """Say how much faster or slower the plan is than a variant."""
     gain, name = gain_in_words(float(plan.rows[variant][TIME] / plan.point[TIME])), _title(variant)
     return f"{gain} {'as' if gain == AS_FAST else 'than'} {name}"
@@ -142,7 +142,7 @@ def _title(variant: str) -> str:
     )
 
 
-def _comparison(plan: Judged) -> Table:
+def _comparison(plan: PlanJudgement) -> Table:
     """A row for the plan, and for each step that it is compared with; tools that take as long share one."""
     from rich.table import Table
 
@@ -160,11 +160,11 @@ def _comparison(plan: Judged) -> Table:
     return shown
 
 
-def _time_cells(plan: Judged, seconds: float, *, is_own: bool = False) -> tuple[str, str]:
+def _time_cells(plan: PlanJudgement, seconds: float, *, is_own: bool = False) -> tuple[str, str]:
     return cell(seconds, "s"), "" if is_own else gain_in_words(seconds / float(plan.point[TIME]))
 
 
-def _choices(plan: Judged) -> Table:
+def _choices(plan: PlanJudgement) -> Table:
     """A row for each choice of the plan, those that lose most first; of a site, its GEMM and collective in a step."""
     from rich.table import Table
 
@@ -181,7 +181,7 @@ def _choices(plan: Judged) -> Table:
     return shown
 
 
-def loses_most(plan: Judged) -> str:
+def loses_most(plan: PlanJudgement) -> str:
     """Say which site of a plan loses most, and which other choice loses more than it."""
     losing = [name for name, lost in plan.losses.items() if lost > 0]
     if not losing:
@@ -192,14 +192,14 @@ def loses_most(plan: Judged) -> str:
     return "; ".join(texts)
 
 
-def _loss(plan: Judged, name: str) -> str:
+def _loss(plan: PlanJudgement, name: str) -> str:
     without, lost = cell(plan.rows[f"{WITHOUT}{name}"][TIME], "s"), cell(plan.losses[name], "s")
     return f"{name} ({plan.choice(name)}), without which a step takes {without}, {lost} less"
 
 
 def given_plan(config: Mapping[str, Any]) -> dict[str, Any]:
     """The plan of a run that judged one, as it was given."""
-    section = Given.model_validate(config[SECTION])
+    section = GivenPlan.model_validate(config[SECTION])
     tree: dict[str, Any] = {"tool": section.tool} if section.tool else {}
     for path, value in section.plan.items():
         put_in(tree, path, value)
@@ -218,7 +218,7 @@ def times(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def times_figure(table: pd.DataFrame) -> Sheet:
+def times_figure(table: pd.DataFrame) -> FigureSheet:
     """Times of all variants over that of the plan as given."""
     plans, rows = judgements(table, {}), times(table)
     first = max(plans, key=lambda plan: next(iter(plan.losses.values()), 0.0) / float(plan.point[TIME]))

@@ -18,7 +18,7 @@ from dse.space import get_path, set_path
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.choices import CHOICES as KNOBS
 from simulators.steps.choices import DECIDING
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import PATHS, Layout, path_of
@@ -99,7 +99,7 @@ CHOICES: Sequence[Choice] = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """The plan of one scenario. table: its points with a result. config: of the run.
 
     rivals: points of the same step in other layouts, where layouts were chosen.
@@ -232,7 +232,7 @@ class Plan:
             tree["model"] = model_tree(self.scenario.partition(" ")[0])
         return {**tree, **{name: dict(tree[name]) for name in ("parallel", "run", "optimizer")}}
 
-    def design(self, row: Any) -> Design:
+    def design(self, row: Any) -> StepDesign:
         """The design of a point."""
         return StepBackend().design(self.point_tree(row))
 
@@ -273,9 +273,9 @@ class Plan:
         return {path: value for path, value in self.chosen(choice).items() if get_path(self.config, path) != value}
 
 
-def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Plan]:
+def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[StepPlan]:
     """The plan of each scenario, in its best layout: of points that fit, or of all with a result if none does."""
-    of_scenarios = list[Plan]()
+    of_scenarios = list[StepPlan]()
     if table.empty or TIME not in table:
         return of_scenarios
     names = table["scenario"].astype(str).str.partition(APART)[0]
@@ -286,7 +286,7 @@ def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[Plan]:
             continue
         scenario = str(least(finished)["scenario"])
         own = finished["scenario"].astype(str) == scenario
-        of_scenarios.append(Plan(scenario, finished[own], config, None if own.all() else finished[~own]))
+        of_scenarios.append(StepPlan(scenario, finished[own], config, None if own.all() else finished[~own]))
     return of_scenarios
 
 

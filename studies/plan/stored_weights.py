@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from simulators.steps.blocks import ModelWeights, model_weights
-from simulators.steps.design import Design
+from simulators.steps.design import StepDesign
 from simulators.steps.stored import cache_format
 from simulators.workloads.model import Transformer
 
 _16_BITS = ("bf16", "fp16", "fp32")  # precisions that are formats, too
 
 
-def stored_line(design: Design, metrics: Mapping[str, float]) -> str:
+def stored_line(design: StepDesign, metrics: Mapping[str, float]) -> str:
     """Parameters and their formats, and what they and keys and values take of a GPU. metrics: of the step."""
     state, cache = (float(metrics[name]) / 1e9 for name in ("state_bytes", "activation_bytes"))
     counted = model_weights(design.model, design.run, design.kernels)
@@ -26,12 +26,12 @@ def _parameters(number: float) -> str:
     return f"{number / 1e6:,.1f} M" if number < 1e9 else f"{number / 1e9:,.{3 if number < 1e10 else 2}f} B"
 
 
-def _usual(design: Design) -> str:
+def _usual(design: StepDesign) -> str:
     """The format of what has none of its own."""
     return design.run.precision if design.run.precision in _16_BITS else f"{8 * design.run.element_bytes} bits"
 
 
-def _formats(design: Design, weights: ModelWeights) -> str:
+def _formats(design: StepDesign, weights: ModelWeights) -> str:
     """Formats by their shares of all weights."""
     shares = {name: count / weights.number for name, count in weights.formats.items()}
     unformatted = 1 - sum(shares.values())
@@ -45,7 +45,7 @@ def _formats(design: Design, weights: ModelWeights) -> str:
     return f"{next(iter(shares), _usual(design))}{why}"
 
 
-def _cache(design: Design) -> str:
+def _cache(design: StepDesign) -> str:
     model = design.model
     format = cache_format(model, design.run) if isinstance(model, Transformer) else None
     return _usual(design) if format is None else format.name

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from dse.plots import Axis, Draw, Frame, Sheet, predictions, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
 from dse.plots.quantities import number
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.calibration.backend import tables as measured_tables
 from simulators.calibration.predictions import predicted_by
 from simulators.hardware.device import device_of
-from simulators.steps.design import OF_LENGTHS, Design
+from simulators.steps.design import OF_LENGTHS, StepDesign
 from simulators.steps.scenarios import scenarios
 from simulators.steps.seqpoint import Iterations, Sample, choose
 from simulators.workloads.model import Run
@@ -82,19 +82,19 @@ class SeqPoint(Plain):
         trained = throughput.cases("gnmt_throughput", _published_sections(), _published_run)
         return {"iterations": singles, "throughput": trained}
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on errors and profiling time saved."""
         ok = _points_with_result(table)
-        findings: dict[str, Finding] = {}
+        findings: dict[str, ClaimResult] = {}
         for network, scenario in _NETWORKS.items():
             findings |= _network(ok[(ok["scenario"] == scenario)], network)
         return {**findings, **_cuts(ok), "seqpoint.baselines_worse": _worse(ok)}
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings that need the single iterations."""
         epochs = _epochs(run)
         if set(_NETWORKS.values()) - set(epochs):
-            absent = Finding(None, f"needs {' and '.join(_NETWORKS.values())}")
+            absent = ClaimResult(None, f"needs {' and '.join(_NETWORKS.values())}")
             return {"seqpoint.spread": absent, "seqpoint.k_grows_on_demand": absent}
         spread = {network: float(np.ptp(np.log2(epochs[scenario].seconds))) for network, scenario in _NETWORKS.items()}
         times = {network: 2**doublings for network, doublings in spread.items()}
@@ -105,10 +105,10 @@ class SeqPoint(Plain):
         text = "; ".join(f"{name}: {', '.join(map(str, counts))} points" for name, counts in grows.items())
         bounds = ", ".join(f"{100 * bound:g}" for bound in _BOUNDS)
         return {
-            "seqpoint.spread": Finding(
+            "seqpoint.spread": ClaimResult(
                 bool(times["ds2"] > 2 and times["gnmt"] > 10), f"longest over shortest: {ratios}"
             ),
-            "seqpoint.k_grows_on_demand": Finding(
+            "seqpoint.k_grows_on_demand": ClaimResult(
                 ascending, f"at errors of {bounds} %: {text}", basis="by construction"
             ),
         }
@@ -124,7 +124,7 @@ class SeqPoint(Plain):
             yield "errors", partial(_errors_figure, rows, Axis("projection_error", time, "%", centre=0.0))
             yield "speedup_errors", partial(_errors_figure, rows, Axis("speedup_error", speedup, "%", centre=0.0))
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Iteration times with their representatives, points against the allowed error, and measured times."""
         epochs = _epochs(run)
         if epochs:
@@ -150,13 +150,13 @@ def _points_with_result(table: pd.DataFrame) -> pd.DataFrame:
 # Claims from the table
 
 
-def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
+def _network(rows: pd.DataFrame, network: str) -> dict[str, ClaimResult]:
     """Errors of SeqPoint's projection of one network, and profiling time saved with all points at once."""
     names = (f"time_error_{network}", f"speedup_error_{network}", f"cut_{network}", f"parallel_reading_{network}")
     seqpoint = rows[rows[_METHOD] == _OWN] if len(rows) else rows
     others = seqpoint[seqpoint[_SYSTEM] != _PLAIN] if len(seqpoint) else seqpoint
     if others.empty or len(seqpoint) == len(others):
-        return {f"seqpoint.{name}": Finding(None, f"needs SeqPoint on {_PLAIN} and other GPUs") for name in names}
+        return {f"seqpoint.{name}": ClaimResult(None, f"needs SeqPoint on {_PLAIN} and other GPUs") for name in names}
     plain = seqpoint[seqpoint[_SYSTEM] == _PLAIN].iloc[0]
     time, speed = (_percent(seqpoint["projection_error"]), _percent(others["speedup_error"]))
     points = f"{plain['profiled']:.0f} of {plain['iterations']:.0f} iterations, {len(seqpoint)} GPUs"
@@ -167,10 +167,10 @@ def _network(rows: pd.DataFrame, network: str) -> dict[str, Finding]:
     text = f"{plain['iterations']:.0f} iterations over {plain['cut_parallel']:.0f}x; the longest of all is "
     text += f"{plain['longest_over_mean']:.2f} times the mean"
     findings = (
-        Finding(time, f"at most {at_most[0]}; {points}; {_NOISE}"),
-        Finding(speed, f"at most {at_most[1]}; {points}"),
-        Finding(float(plain["cut_parallel"]), f"all points at once; {both}", _TAIL),
-        Finding(reading, text, _TAIL),
+        ClaimResult(time, f"at most {at_most[0]}; {points}; {_NOISE}"),
+        ClaimResult(speed, f"at most {at_most[1]}; {points}"),
+        ClaimResult(float(plain["cut_parallel"]), f"all points at once; {both}", _TAIL),
+        ClaimResult(reading, text, _TAIL),
     )
     return {f"seqpoint.{name}": finding for name, finding in zip(names, findings, strict=True)}
 
@@ -181,16 +181,16 @@ def _percent(errors: pd.Series[Any]) -> float:
     return 100 * (geometric_mean(errors) if len(positive) == len(errors) else float(errors.mean()))
 
 
-def _cuts(ok: pd.DataFrame) -> dict[str, Finding]:
+def _cuts(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     plain = ok[ok["scenario"].isin(_NETWORKS.values()) & (ok[_METHOD] == _OWN) & (ok[_SYSTEM] == _PLAIN)]
     if len(plain) < len(_NETWORKS):
-        return {"seqpoint.cut_sequential": Finding(None, f"needs SeqPoint of both networks on {_PLAIN}")}
+        return {"seqpoint.cut_sequential": ClaimResult(None, f"needs SeqPoint of both networks on {_PLAIN}")}
     cuts = plain["cut_sequential"]
     text = ", ".join(f"{name} {cut:.0f}x" for name, cut in zip(plain["scenario"], cuts, strict=True))
-    return {"seqpoint.cut_sequential": Finding((float(cuts.min()), float(cuts.max())), text, _TAIL)}
+    return {"seqpoint.cut_sequential": ClaimResult((float(cuts.min()), float(cuts.max())), text, _TAIL)}
 
 
-def _worse(ok: pd.DataFrame) -> Finding:
+def _worse(ok: pd.DataFrame) -> ClaimResult:
     """Judge whether each simpler choice errs several times as much, on epochs ordered by length or bucket."""
     rows = ok[ok["scenario"].isin(_NETWORKS.values())]
     errors = {key: _percent(group) for key, group in rows.groupby(["scenario", _METHOD])["projection_error"]}
@@ -198,10 +198,10 @@ def _worse(ok: pd.DataFrame) -> Finding:
     for scenario in _NETWORKS.values():
         for method in _SIMPLER:
             if (scenario, method) not in errors or (scenario, _OWN) not in errors:
-                return Finding(None, "needs all choices of both networks")
+                return ClaimResult(None, "needs all choices of both networks")
             ratios[f"{scenario.split()[0]} {method}"] = errors[scenario, method] / errors[scenario, _OWN]
     text = ", ".join(f"{name} {ratio:.0f}x" for name, ratio in ratios.items())
-    return Finding(bool(min(ratios.values()) > _WORSE), f"times SeqPoint's error: {text}")
+    return ClaimResult(bool(min(ratios.values()) > _WORSE), f"times SeqPoint's error: {text}")
 
 
 # Iterations one by one
@@ -209,7 +209,7 @@ def _worse(ok: pd.DataFrame) -> Finding:
 
 def _epoch_trees(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Sections of the scenarios that are epochs, as configured; none where the configuration describes no steps."""
-    sections = {name: config[name] for name in (*Design.model_fields, "models") if name in config}
+    sections = {name: config[name] for name in (*StepDesign.model_fields, "models") if name in config}
     try:
         return {name: tree for name, tree in scenarios(sections).items() if tree.get("lengths")}
     except (ConfigError, KeyError):
@@ -260,7 +260,7 @@ class _Epoch:
 
 
 @lru_cache(maxsize=1)
-def _epochs(run: Finished) -> dict[str, _Epoch]:
+def _epochs(run: FinishedRun) -> dict[str, _Epoch]:
     """Epochs of the run by scenario; none where it has single iterations."""
     singles = run.probe("iterations")
     by_scenario = dict(list(singles.groupby("scenario", observed=True))) if len(singles) else {}
@@ -277,7 +277,7 @@ def _by_bound(epoch: _Epoch) -> list[tuple[float, Sample]]:
     ]
 
 
-def _errors_figure(rows: pd.DataFrame, error: Axis) -> Sheet:
+def _errors_figure(rows: pd.DataFrame, error: Axis) -> FigureSheet:
     """Errors of every choice of iterations on every GPU, as dots from 0."""
     most = 100 * rows[error.column].abs().groupby(rows[_METHOD].map(_CHOICES).fillna(rows[_METHOD])).max()
     texts = ", ".join(f"{number(float(f'{value:.2g}'))} % by {name}" for name, value in most.sort_values().items())
@@ -287,7 +287,7 @@ def _errors_figure(rows: pd.DataFrame, error: Axis) -> Sheet:
     return tables.dots(few, error, row="gpu", by="choice", frame=Frame(title, panel="panel"))
 
 
-def _representatives(epochs: Mapping[str, _Epoch]) -> Sheet:
+def _representatives(epochs: Mapping[str, _Epoch]) -> FigureSheet:
     """Time of an iteration over its sequence length, with its representatives."""
     import pandas as pd
 
@@ -306,7 +306,7 @@ def _representatives(epochs: Mapping[str, _Epoch]) -> Sheet:
     return tables.marked_lines(pd.concat(parts), x, y=y, weight=weight, frame=frame)
 
 
-def _bounds(epochs: Mapping[str, _Epoch]) -> Sheet:
+def _bounds(epochs: Mapping[str, _Epoch]) -> FigureSheet:
     """Number of points against the allowed error."""
     import pandas as pd
 
@@ -323,7 +323,7 @@ def _bounds(epochs: Mapping[str, _Epoch]) -> Sheet:
     return tables.curves(rows, x, y=y, by="scenario", frame=Frame(title, "on the GPU as it is"))
 
 
-def _recurrent_figure(measured: pd.DataFrame, device: str) -> Sheet:
+def _recurrent_figure(measured: pd.DataFrame, device: str) -> FigureSheet:
     """Predicted against measured times of recurrent layers."""
     rows = measured.assign(kind="recurrent layers")
     error = predictions.median_error(rows)
@@ -331,7 +331,7 @@ def _recurrent_figure(measured: pd.DataFrame, device: str) -> Sheet:
     return predictions.scatter(rows, by="pass", frame=Frame(f"Recurrent layers on {device}: {off}"))
 
 
-def _recurrent_layers(run: Finished) -> pd.DataFrame:
+def _recurrent_layers(run: FinishedRun) -> pd.DataFrame:
     """Measured and predicted recurrent layers of the run's device, on which iteration times rest."""
     import pandas as pd
 

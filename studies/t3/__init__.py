@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, Draw, Frame, Sheet, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.quantities import with_unit
-from dse.results.claims import Claim, Finding, read
-from dse.results.finished_run import Finished
-from search_spaces.triggered import Triggered, traffic
+from dse.results.claims import Claim, ClaimResult, read
+from dse.results.finished_run import FinishedRun
+from search_spaces.triggered import TriggeredSchedule, traffic
 from simulators.costs.gemm.stages import stage_gemm
 from simulators.hardware.system import System, system_of
 from simulators.workloads.operators import ShapeList, Workload
@@ -99,19 +99,22 @@ class T3(Plain):
         """Claims of the paper and of public notes on it, as retyped beside this module."""
         return read(Path(__file__).with_name("claims.yaml"))
 
-    def findings(self, table: pd.DataFrame) -> Mapping[str, Finding]:
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on the gains of configurations, on the ring as T3's default reading has it."""
-        context = Finding(None, _CONTEXT)
+        context = ClaimResult(None, _CONTEXT)
         findings = {f"t3.cais_over_{name}": context for name in ("t3_inf", "fused_inf", "t3_train", "fused_train")}
-        findings |= {"t3.in_switch": context, "t3.ring_validation": Finding(None, "its measurements are not public")}
+        findings |= {
+            "t3.in_switch": context,
+            "t3.ring_validation": ClaimResult(None, "its measurements are not public"),
+        }
         speedups, saved, exposed = (_cases(table, column) for column in ("speedup", "hbm_bytes", "exposed_comm_s"))
         if set(CONFIGURATIONS.values()) - set(speedups) or speedups.isna().any(axis=None):
-            absent = Finding(None, "needs points of all configurations, of both models with 8 and 16 GPUs")
+            absent = ClaimResult(None, "needs points of all configurations, of both models with 8 and 16 GPUs")
             return findings | {f"t3.{name}": absent for name in _POINTS}
         judged = _judge_configurations(speedups, saved, exposed) | _judge_arbitration(table, speedups)
         return findings | {f"t3.{name}": finding for name, finding in judged.items()}
 
-    def further(self, run: Finished) -> Mapping[str, Finding]:
+    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Traffic by component, reads with and without bypass, resources, and shares of communication."""
         system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
         parts, tracker = _traffic(system, shapes), system.gpu.tracker
@@ -123,9 +126,9 @@ class T3(Plain):
             "t3.rs_read_formula": _identity(_ratio_holds(parts, "RS reads", lambda n: (2 * n - 1) / (n - 2))),
             "t3.write_formula": _identity(_ratio_holds(parts, "writes", lambda n: 2 * n / (2 * n - 2))),
             "t3.ag_traffic_same": _identity(_same_gather(parts)),
-            "t3.gemm_read_ratio": Finding(geometric_mean(main_ratios) if len(main_ratios) else None, _CACHE),
-            "t3.tracker_entries": Finding(None, f"an input of the model: {entries}", basis="input"),
-            "t3.tracker_bytes": Finding(None, f"an input of the model: {size} KB", basis="input"),
+            "t3.gemm_read_ratio": ClaimResult(geometric_mean(main_ratios) if len(main_ratios) else None, _CACHE),
+            "t3.tracker_entries": ClaimResult(None, f"an input of the model: {entries}", basis="input"),
+            "t3.tracker_bytes": ClaimResult(None, f"an input of the model: {size} KB", basis="input"),
         }
         return findings | _comm_shares(run.outputs.read_table("results"))
 
@@ -143,7 +146,7 @@ class T3(Plain):
         if len(swept.drop_duplicates(["schedule.arbitration", "schedule.occupancy_threshold"])) > 1:
             yield "arbitration", partial(_policies_figure, swept)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """DRAM traffic by component of every sub-layer on the study's own system, of the shipped configurations, and
         projections of whole models, each with its figure.
         """
@@ -164,7 +167,7 @@ _SHOWN = [CONFIGURATIONS[name] for name in ("t3_ideal", "t3_ideal_nmc", "t3", "t
 _SPEEDUP = Axis("speedup", "sub-layer speed-up over sequential [x]", centre=1.0)
 
 
-def _sublayers(rows: pd.DataFrame, link: float) -> Sheet:
+def _sublayers(rows: pd.DataFrame, link: float) -> FigureSheet:
     """Speed-up of each sub-layer by configuration, a panel for each model."""
     best = rows.groupby(["of", "sub", "configuration"], sort=False)["speedup"].max().reset_index()
     means = best.groupby("configuration", sort=False)["speedup"].agg(geometric_mean)
@@ -176,7 +179,7 @@ def _sublayers(rows: pd.DataFrame, link: float) -> Sheet:
     return tables.dots(best, _SPEEDUP, row="sub", by="configuration", frame=frame)
 
 
-def _policies_figure(swept: pd.DataFrame) -> Sheet:
+def _policies_figure(swept: pd.DataFrame) -> FigureSheet:
     """Speed-up of tracking by the policy of the memory controller."""
     policies = list(zip(swept["schedule.arbitration"], swept["schedule.occupancy_threshold"], strict=True))
     first = [0.0 if name != "compute_first" else float(limit) for name, limit in policies]
@@ -191,7 +194,7 @@ def _policies_figure(swept: pd.DataFrame) -> Sheet:
     return tables.heat(best, _SPEEDUP, x=x, y="sub", frame=Frame(title, panel="of"))
 
 
-def _traffic_figure(parts: pd.DataFrame) -> Sheet:
+def _traffic_figure(parts: pd.DataFrame) -> FigureSheet:
     """DRAM traffic by component, a panel for each model."""
     kinds = [str(name) for name in parts if str(name).split(" ")[0] in ("GEMM", "RS", "AG")]
     total = parts.assign(total=parts[kinds].sum(axis=1)).pivot_table(
@@ -205,7 +208,7 @@ def _traffic_figure(parts: pd.DataFrame) -> Sheet:
     return tables.stacks(parts, stacked, bar="case", label="DRAM traffic of a GPU", frame=Frame(title, panel="of"))
 
 
-def _projection(projected: pd.DataFrame) -> Sheet:
+def _projection(projected: pd.DataFrame) -> FigureSheet:
     """Speed-up of whole models by Amdahl's law, a panel for each phase."""
     rows = projected.sort_values("configuration", key=lambda column: column.map(_rank), kind="stable")
     rows = rows[rows["configuration"].isin(_SHOWN)]
@@ -249,7 +252,9 @@ def _cases(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return cases
 
 
-def _judge_configurations(speedups: pd.DataFrame, traffic_: pd.DataFrame, exposed: pd.DataFrame) -> dict[str, Finding]:
+def _judge_configurations(
+    speedups: pd.DataFrame, traffic_: pd.DataFrame, exposed: pd.DataFrame
+) -> dict[str, ClaimResult]:
     ideal, near, plain, mca = (speedups[CONFIGURATIONS[n]] for n in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca"))
     saved = 100 * (1 - traffic_["T3"] / traffic_["sequential"])
     gap, sub = 100 * (ideal / plain - 1), speedups.index.str.split("-").str[-1]
@@ -258,31 +263,31 @@ def _judge_configurations(speedups: pd.DataFrame, traffic_: pd.DataFrame, expose
     degree = speedups.index.str.extract(r"tp(\d+)", expand=False).astype(int)
     shrinks = [bool((series.diff().dropna() < 0).all()) for series in _by_degree(helps, degree)]
     return {
-        "ideal_geomean": Finding(100 * (geometric_mean(ideal) - 1), f"{len(ideal)} cases"),
-        "ideal_max": Finding(float(100 * (ideal.max() - 1)), f"best: {ideal.idxmax()}"),
-        "mca_max": Finding(float(100 * (mca.max() - 1)), f"best: {mca.idxmax()}", _STORES_FIRST),
-        "mca_gap_to_ideal": Finding(
+        "ideal_geomean": ClaimResult(100 * (geometric_mean(ideal) - 1), f"{len(ideal)} cases"),
+        "ideal_max": ClaimResult(float(100 * (ideal.max() - 1)), f"best: {ideal.idxmax()}"),
+        "mca_max": ClaimResult(float(100 * (mca.max() - 1)), f"best: {mca.idxmax()}", _STORES_FIRST),
+        "mca_gap_to_ideal": ClaimResult(
             100 * (geometric_mean(ideal) - geometric_mean(mca)), "of the two geometric means", _STORES_FIRST
         ),
-        "order": Finding(
+        "order": ClaimResult(
             ordered and bool((late <= 1e-9).all()),
             f"T3 {geometric_mean(plain):.3f}, T3-MCA {geometric_mean(mca):.3f}, ideal + NMC {geometric_mean(near):.3f}",
             f"T3 is up to {100 * late.max():.1f} % ahead of T3-MCA ({late.idxmax()}), behind in "
             f"{(late < 0).sum()} cases; {_STORES_FIRST}",
         ),
-        "traffic_geomean": Finding(100 * (1 - geometric_mean(1 - saved / 100))),
-        "traffic_max": Finding(float(saved.max()), f"best: {saved.idxmax()}", _SAVED),
-        "fc_gap": Finding(*_spread(gap[sub.isin(["fc1", "fc2"])]), cause=_BURSTS),
-        "op_gap": Finding(*_spread(gap[sub == "op"]), cause=_BURSTS),
-        "serial_ag_bound": Finding(float(speedups.max().max()), "the largest of all configurations", _BYPASS),
-        "nmc_adds": Finding(
+        "traffic_geomean": ClaimResult(100 * (1 - geometric_mean(1 - saved / 100))),
+        "traffic_max": ClaimResult(float(saved.max()), f"best: {saved.idxmax()}", _SAVED),
+        "fc_gap": ClaimResult(*_spread(gap[sub.isin(["fc1", "fc2"])]), cause=_BURSTS),
+        "op_gap": ClaimResult(*_spread(gap[sub == "op"]), cause=_BURSTS),
+        "serial_ag_bound": ClaimResult(float(speedups.max().max()), "the largest of all configurations", _BYPASS),
+        "nmc_adds": ClaimResult(
             100 * float((near - ideal).max()), f"mean {100 * float((near - ideal).mean()):.1f}", _BYPASS
         ),
-        "nmc_shrinks_with_tp": Finding(all(shrinks) if shrinks else None, "of the time that RS and AG take"),
+        "nmc_shrinks_with_tp": ClaimResult(all(shrinks) if shrinks else None, "of the time that RS and AG take"),
     }
 
 
-def _judge_arbitration(table: pd.DataFrame, speedups: pd.DataFrame) -> dict[str, Finding]:
+def _judge_arbitration(table: pd.DataFrame, speedups: pd.DataFrame) -> dict[str, ClaimResult]:
     """Finding on T3's arbitration, with what each threshold and other policies of the controller give."""
     mca, fair, plain = (speedups[CONFIGURATIONS[name]] for name in ("t3_mca", "t3_fair", "t3"))
     column = "schedule.occupancy_threshold"
@@ -295,7 +300,7 @@ def _judge_arbitration(table: pd.DataFrame, speedups: pd.DataFrame) -> dict[str,
     others = (
         f"alone: {text}; with plain T3 where it is faster {either:.1f} %; fair shares, no arbitration, {shared:.1f} %"
     )
-    return {"mca_geomean": Finding(gain, f"{_BEST}; {others}")}
+    return {"mca_geomean": ClaimResult(gain, f"{_BEST}; {others}")}
 
 
 def _limit_text(limit: float) -> str:
@@ -315,7 +320,7 @@ def _by_degree(helps: pd.Series[Any], degree: Any) -> list[pd.Series[Any]]:
 
 def _graph_traffic(system: System, workload: Workload, reduction: str, near_memory: bool) -> dict[str, float]:
     how: dict[str, Any] = {"arbitration": "fcfs" if reduction == "tracked" else None, "near_memory": near_memory}
-    knobs = Triggered(name="traffic", family="triggered", reduction=reduction, **how)
+    knobs = TriggeredSchedule(name="traffic", family="triggered", reduction=reduction, **how)
     if any(rule.broken for rule in knobs.rules(system, workload)):
         return {}
     return traffic(knobs.lower(system, workload))
@@ -343,8 +348,8 @@ def _fill_shards(tree: Mapping[str, Any], system: System) -> Workload:
     return Workload.model_validate({**tree, "operators": operators})
 
 
-def _identity(holds: bool | None) -> Finding:
-    return Finding(holds, _COUNTED, basis="by construction")
+def _identity(holds: bool | None) -> ClaimResult:
+    return ClaimResult(holds, _COUNTED, basis="by construction")
 
 
 def _ratio_holds(parts: list[dict[str, Any]], what: str, formula: Any) -> bool | None:
@@ -439,7 +444,7 @@ def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
                     yield {**labels, "model_speedup": total / (total - saved)}
 
 
-def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
+def _comm_shares(table: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on the largest shares of communication in a layer: of run time, and of sliced sub-layers beside it.
 
     Those of models beyond the listed ones are not tested.
@@ -451,14 +456,14 @@ def _comm_shares(table: pd.DataFrame) -> dict[str, Finding]:
             if _whole(rows):
                 shares[str(of)] = _layer_shares(_layer(rows, phase, faster))
         if not shares:
-            findings[f"t3.{claim}"] = Finding(None, "needs all four sub-layers of a model")
+            findings[f"t3.{claim}"] = ClaimResult(None, "needs all four sub-layers of a model")
             continue
         most = max(shares, key=lambda name: shares[name][0])
         of_time, of_sliced = (100 * share for share in shares[most])
         text = f"{most}: {of_time:.1f} % of run time, {of_sliced:.1f} % of sliced sub-layers"
         listed = set(models) == set(_MAIN)
-        untested = Finding(None, f"{text}, the largest of the listed models; {_UNKNOWN}")
-        findings[f"t3.{claim}"] = Finding(of_time, f"{text}; {_READING}", _ASSUMED) if listed else untested
+        untested = ClaimResult(None, f"{text}, the largest of the listed models; {_UNKNOWN}")
+        findings[f"t3.{claim}"] = ClaimResult(of_time, f"{text}; {_READING}", _ASSUMED) if listed else untested
     return findings
 
 

@@ -29,7 +29,7 @@ _PRINTED = ("stdout.txt", "stderr.txt")
 
 
 @dataclass(frozen=True)
-class Ended(Generic[Case]):
+class CommandEnd(Generic[Case]):
     """How a command ended. code: exit code, negative for a signal, None where it was stopped."""
 
     case: Case
@@ -68,7 +68,7 @@ class Commands(Generic[Case]):
             os._exit(inside(folder, lambda: main(words)))
         self.running[os.pidfd_open(child)] = (case, folder, child, time.monotonic())
 
-    def ended(self) -> Iterator[Ended[Case]]:
+    def ended(self) -> Iterator[CommandEnd[Case]]:
         """The commands that ended since, after waiting for one; those that take too long are stopped."""
         poll = select.poll()
         for descriptor in self.running:
@@ -86,14 +86,14 @@ class Commands(Generic[Case]):
                 yield _ended(case, folder, child, taken, late=late)
 
 
-def _ended(case: Case, folder: Path, child: int, seconds: float, *, late: bool) -> Ended[Case]:
+def _ended(case: Case, folder: Path, child: int, seconds: float, *, late: bool) -> CommandEnd[Case]:
     _, status, used = os.wait4(child, 0)
     with suppress(ProcessLookupError):  # of what it started nothing may go on
         os.killpg(child, signal.SIGKILL)
     paths = [folder / name for name in _PRINTED]
     output, errors = (path.read_text("utf-8", "replace") if path.exists() else "" for path in paths)
     code = None if late else os.waitstatus_to_exitcode(status)
-    return Ended(case, folder, code, used.ru_maxrss / 1024, seconds, output, errors)
+    return CommandEnd(case, folder, code, used.ru_maxrss / 1024, seconds, output, errors)
 
 
 def inside(folder: Path, work: Callable[[], int]) -> int:

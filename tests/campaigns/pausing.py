@@ -46,7 +46,7 @@ def pause_s(x: int, y: int) -> float:
     return 0.01 + 0.02 * ((37 * x + 101 * y) % 97) / 96
 
 
-class Pausing:
+class PausingBackend:
     """One design per call."""
 
     metrics: Mapping[str, Metric] = {"time_s": Metric("s", "smaller is better"), "cost": Metric("x", "smaller, too")}
@@ -113,4 +113,4 @@ def _one(design: BaseModel) -> Result:
     return Result("ok", metrics, engine="formula") if metrics else Result("infeasible", reason="x and y do not fit")
 
 
-BACKEND = Pausing
+BACKEND = PausingBackend

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from dse.errors import Problems
 from dse.search.genes import Genes, Rows
-from dse.search.question import Outcome, Question
+from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment
 from dse.units import Fraction, Integer
 from dse.values import Frozen
@@ -25,7 +25,7 @@ from dse.values import Frozen
 _ROUNDS = 8  # of children, before uniform draws; and of uniform draws
 
 
-class Options(Frozen):
+class ArchiveOptions(Frozen):
     """initial: uniform draws before the first child. crossover: share of children with two parents.
 
     changes: mean number of genes that a child changes. steps: share of changes of an ordered knob that are steps.
@@ -42,7 +42,7 @@ class Options(Frozen):
 class Archive:
     """The search method."""
 
-    def __init__(self, question: Question, options: Options) -> None:
+    def __init__(self, question: SearchQuestion, options: ArchiveOptions) -> None:
         self._question, self._options = question, options
         self._genes = Genes(question.space)
         self._random = np.random.default_rng(question.seed)
@@ -136,10 +136,10 @@ class Archive:
         return np.where(step, np.where(sizes > 0, stepped, near), self._genes.values(columns, random))
 
 
-def make(question: Question, options: Mapping[str, Any]) -> Archive:
+def make(question: SearchQuestion, options: Mapping[str, Any]) -> Archive:
     """Make the method from its options. Raises ConfigError."""
     check = Problems()
-    settings = check.model(Options, options, path="search.options")
+    settings = check.model(ArchiveOptions, options, path="search.options")
     check.done()
     assert settings is not None
     return Archive(question, settings)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.search.genes import Genes, Rows
-from dse.search.question import Outcome, Question
+from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment, Space
 from dse.units import Integer
 from dse.values import Frozen
@@ -32,7 +32,7 @@ Places = tuple[int, ...]
 Values = tuple[int, ...]
 
 
-class Options(Frozen):
+class CoordinateOptions(Frozen):
     """most: values of each knob that are tried again around a new best point, those that did best before."""
 
     most: Annotated[Integer, Field(ge=1, le=1000)] = 6
@@ -43,7 +43,7 @@ class Coordinate:
 
     finishes = True
 
-    def __init__(self, question: Question, options: Options) -> None:
+    def __init__(self, question: SearchQuestion, options: CoordinateOptions) -> None:
         self._question, self._options, self._genes = question, options, Genes(question.space)
         for knob in self._genes.knobs:
             if not knob.values:
@@ -184,10 +184,10 @@ def _groups(space: Space, paths: Sequence[str], sizes: NDArray[np.intp]) -> tupl
     return [number for number in left if paths[number] in deciding], sorted([*together, *alone])
 
 
-def make(question: Question, options: Mapping[str, object]) -> Coordinate:
+def make(question: SearchQuestion, options: Mapping[str, object]) -> Coordinate:
     """Make the method from its options. Raises ConfigError."""
     check = Problems()
-    settings = check.model(Options, options, path="search.options")
+    settings = check.model(CoordinateOptions, options, path="search.options")
     check.done()
     assert settings is not None
     return Coordinate(question, settings)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from dse.errors import Problems
 from dse.search.methods import samplers, screened
-from dse.search.question import Method, Outcome, Question
+from dse.search.question import Outcome, SearchMethod, SearchQuestion
 from dse.space import Assignment
 from dse.units import Fraction, Integer
 from dse.values import Frozen, Memo
@@ -25,7 +25,7 @@ from dse.values import Frozen, Memo
 _BEYOND = 0.1  # distance of the reference point beyond the front, as a share of its range
 
 
-class Options(Frozen):
+class PortfolioOptions(Frozen):
     """initial: points of the Latin hypercube. least: least share of the points that a method proposes.
 
     forget: share of the gains that is forgotten per batch. dear: number of known points up to which expensive methods
@@ -41,7 +41,9 @@ class Options(Frozen):
 class Portfolio:
     """The search method. methods: `num_cheap` cheap ones, then expensive ones; the first draws the initial points."""
 
-    def __init__(self, question: Question, options: Options, methods: Sequence[Method], *, num_cheap: int) -> None:
+    def __init__(
+        self, question: SearchQuestion, options: PortfolioOptions, methods: Sequence[SearchMethod], *, num_cheap: int
+    ) -> None:
         self._options, self._methods, self._cheap = options, methods, num_cheap
         self._earned = np.zeros(len(self._methods))
         self._asked = np.zeros(len(self._methods))
@@ -93,7 +95,7 @@ class Portfolio:
 class _Front:
     """Front of the feasible points. num_known: points that were evaluated or refused."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: SearchQuestion) -> None:
         self._question = question
         self._values = np.empty((0, len(question.goals)))
         self.num_known = 0
@@ -118,10 +120,10 @@ class _Front:
         return (volumes[-1] - (volumes[0] if len(before) else 0.0)) / float(beyond.prod())
 
 
-def make(question: Question, options: Mapping[str, Any]) -> Portfolio:
+def make(question: SearchQuestion, options: Mapping[str, Any]) -> Portfolio:
     """Make the method from its options: `screened`, and the expensive `tpe`. Raises ConfigError."""
     check = Problems()
-    settings = check.model(Options, options, path="search.options")
+    settings = check.model(PortfolioOptions, options, path="search.options")
     check.done()
     assert settings is not None
     methods = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dse.errors import ConfigError, Problem, Problems
-from dse.search.question import MakeMethod, Method, Outcome, Question, constraints
+from dse.search.question import MakeMethod, Outcome, SearchMethod, SearchQuestion, constraints
 from dse.space import Assignment, Knob
 from dse.values import Memo
 
@@ -24,12 +24,12 @@ def sampler(name: str, *, needs: str = "", all_knobs: bool = False, **defaults: 
     knobs beforehand, active or not.
     """
 
-    def method(question: Question, options: Mapping[str, Any]) -> Method:
+    def method(question: SearchQuestion, options: Mapping[str, Any]) -> SearchMethod:
         _check_plain(options)
         library = make_sampler(lambda: _optuna(needs), options)
         kind = getattr(library.samplers, name)
         instance = make_sampler(lambda: kind(seed=question.seed, **{**defaults, **options}), options)
-        return Sampled(library, question, instance, all_knobs=all_knobs)
+        return StudySampler(library, question, instance, all_knobs=all_knobs)
 
     return method
 
@@ -64,10 +64,10 @@ def make_sampler(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
         raise ConfigError([Problem("search", rule, way_out=f"pip install {error.name}")]) from error
 
 
-class Sampled:
+class StudySampler:
     """A sampler with its study; ordered values are passed to it as integers, their places."""
 
-    def __init__(self, library: Any, question: Question, sampler: Any, *, all_knobs: bool) -> None:
+    def __init__(self, library: Any, question: SearchQuestion, sampler: Any, *, all_knobs: bool) -> None:
         self._library, self._question = library, question
         self._study = library.create_study(directions=list(question.goals.values()), sampler=sampler)
         self._knobs = {knob.path: knob for knob in question.space.knobs}

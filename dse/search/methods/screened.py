@@ -24,7 +24,7 @@ from scipy.stats import qmc
 from dse.errors import Problems
 from dse.search.genes import Rows
 from dse.search.methods import archive
-from dse.search.question import Question
+from dse.search.question import SearchQuestion
 from dse.search.surrogate import Surrogate
 from dse.units import Fraction, Integer
 
@@ -33,7 +33,7 @@ _GROWN = 1.1  # growth of the number of known points after which the process's r
 _CELLS = 1 << 20  # points times members of the front to compare at a time
 
 
-class Options(archive.Options):
+class ScreenedOptions(archive.ArchiveOptions):
     """Options of `archive`, and: pool: children to screen for each batch. even: share of them that are uniform draws.
 
     learned: points that the process learns from, half of them the best, half a uniform sample.
@@ -45,15 +45,15 @@ class Options(archive.Options):
     learned: Annotated[Integer, Field(ge=16, le=2000)] = 160
 
 
-class Screened(archive.Archive):
+class ScreenedSearch(archive.Archive):
     """The search method."""
 
-    def __init__(self, question: Question, options: Options) -> None:
+    def __init__(self, question: SearchQuestion, options: ScreenedOptions) -> None:
         super().__init__(question, options)
         self._most, self._surrogate = options, Surrogate(self._genes)
         spread = qmc.LatinHypercube(len(self._genes.knobs), rng=np.random.default_rng(question.seed))
         self._first = spread.random(options.initial)
-        self._learned = _Learned.none(len(self._genes.knobs), len(question.goals))
+        self._learned = _TrainingPoints.none(len(self._genes.knobs), len(question.goals))
         self._front = np.empty((0, len(question.goals)))  # objectives of the best points within the limits
         self._num_learned = self._tuned = 0
         self._failures, self._validity = _Failures(options.learned // 2), Surrogate(self._genes)
@@ -62,7 +62,9 @@ class Screened(archive.Archive):
         """Add points with an outcome."""
         super()._learn(rows, outcomes)
         margins = [max(self._question.excess(outcome).values(), default=-1.0) for outcome in outcomes]
-        fresh = _Learned(rows, self._question.values(outcomes), np.array(margins), self._random.random(len(rows)))
+        fresh = _TrainingPoints(
+            rows, self._question.values(outcomes), np.array(margins), self._random.random(len(rows))
+        )
         front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])
         self._front = front[moocore.is_nondominated(front)] if len(front) else front
         self._learned = self._learned.join(fresh).some(self._most.learned // 2)
@@ -125,7 +127,7 @@ class Screened(archive.Archive):
 
 
 @dataclass(frozen=True)
-class _Learned:
+class _TrainingPoints:
     """Training points: rows [B, genes], objectives [B, M], excess over the worst limit [B], and a random number [B] for
     each; the points with the smallest numbers are a uniform sample."""
 
@@ -135,19 +137,21 @@ class _Learned:
     lots: NDArray[np.float64]
 
     @classmethod
-    def none(cls, genes: int, objectives: int) -> _Learned:
+    def none(cls, genes: int, objectives: int) -> _TrainingPoints:
         return cls(np.empty((0, genes)), np.empty((0, objectives)), np.empty(0), np.empty(0))
 
-    def join(self, other: _Learned) -> _Learned:
+    def join(self, other: _TrainingPoints) -> _TrainingPoints:
         """Concatenate with other points."""
-        return _Learned(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return _TrainingPoints(
+            *(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
-    def some(self, half: int) -> _Learned:
+    def some(self, half: int) -> _TrainingPoints:
         """Select the best `half`, and a uniform sample of `half` of the others."""
         rank = moocore.pareto_rank(self.values)
         best = np.lexsort((self.lots, rank, np.maximum(0.0, self.margins)))
         order = np.concatenate([best[:half], best[half:][np.argsort(self.lots[best[half:]], kind="stable")][:half]])
-        return _Learned(*(part[order] for part in vars(self).values()))
+        return _TrainingPoints(*(part[order] for part in vars(self).values()))
 
 
 class _Failures:
@@ -187,13 +191,13 @@ def _scale(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
     return np.where(signs != 0, signs * np.log(np.where(signs != 0, np.abs(values), 1.0)), values), signs
 
 
-def make(question: Question, options: Mapping[str, Any]) -> Screened:
+def make(question: SearchQuestion, options: Mapping[str, Any]) -> ScreenedSearch:
     """Make the method from its options. Raises ConfigError."""
     check = Problems()
-    settings = check.model(Options, options, path="search.options")
+    settings = check.model(ScreenedOptions, options, path="search.options")
     check.done()
     assert settings is not None
-    return Screened(question, settings)
+    return ScreenedSearch(question, settings)
 
 
 METHOD = make

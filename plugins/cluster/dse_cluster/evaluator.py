@@ -29,7 +29,7 @@ from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.evaluators import EvaluatorKind, MakeEvaluator, Services
 from dse.evaluation.parts import Part, Piece, batched_parts, look_up, parts_of
 from dse.evaluation.settings import Executor
-from dse.evaluation.signals import Interrupted
+from dse.evaluation.signals import SignalInterrupt
 from dse.results.provenance import code_version
 from dse.space import Evaluated
 from dse.store.contract import Session
@@ -411,7 +411,7 @@ class _Flow:
 
     def _check(self) -> None:
         if self._own.services.stopping():
-            raise Interrupted
+            raise SignalInterrupt
         self._own.crew.count()
         present = self._own.crew.present
         gone = [future for future, chunk in self._sent.items() if chunk.only and present.isdisjoint(chunk.only)]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dse.plots import Axis, Frame, Sheet, fronts, tables
+from dse.plots import Axis, FigureSheet, Frame, fronts, tables
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def front(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
+def front(points: pd.DataFrame, existing: pd.DataFrame) -> FigureSheet:
     """Speed of machines against their cost, with existing machines."""
     import pandas as pd
 
@@ -28,7 +28,7 @@ def front(points: pd.DataFrame, existing: pd.DataFrame) -> Sheet:
     return fronts.pareto(rows, axes, by="kind", frame=Frame(title, note))
 
 
-def worth(rows: pd.DataFrame) -> Sheet:
+def worth(rows: pd.DataFrame) -> FigureSheet:
     """Dollars that features take, and that they may take until they do not pay."""
     import pandas as pd
 
@@ -39,7 +39,7 @@ def worth(rows: pd.DataFrame) -> Sheet:
     return tables.dots(pd.concat(parts), axis, row="feature", by="kind", frame=frame)
 
 
-def elasticities(rows: pd.DataFrame) -> Sheet:
+def elasticities(rows: pd.DataFrame) -> FigureSheet:
     """What 1 % more of each number of the robust machine does to its speed, cost and power."""
     import pandas as pd
 
@@ -53,7 +53,7 @@ def elasticities(rows: pd.DataFrame) -> Sheet:
     return tables.dots(pd.concat(parts), axis, row="number", by="kind", frame=frame)
 
 
-def break_even(rows: pd.DataFrame) -> Sheet:
+def break_even(rows: pd.DataFrame) -> FigureSheet:
     """Throughput for a dollar over memory and links; above 1 a machine does more for a dollar than the robust one."""
     best = rows.iloc[rows["value"].argmax()]
     title = f"Most throughput for a dollar: {best['memory']:g}x of the robust machine's HBM and {best['links']}"
@@ -62,7 +62,7 @@ def break_even(rows: pd.DataFrame) -> Sheet:
     return tables.heat(rows, axis, x=memory, y="links", frame=Frame(title))
 
 
-def roofline(rows: pd.DataFrame, roof: tuple[float, float]) -> Sheet:
+def roofline(rows: pd.DataFrame, roof: tuple[float, float]) -> FigureSheet:
     """Steps of all workloads under the roof of the robust machine."""
     reached: pd.Series[float] = rows["rate"] / np.minimum(roof[0], roof[1] * rows["intensity"])
     highest = rows.iloc[reached.argmax()]

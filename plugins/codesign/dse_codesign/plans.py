@@ -21,7 +21,7 @@ from simulators.hardware.device import ScheduledDevice
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import ScheduledDesign
 from simulators.steps.iteration import Iteration
-from simulators.steps.sites import SERIAL, SITES, Scheduled, TensorGroup, read_schedule
+from simulators.steps.sites import SERIAL, SITES, SiteSchedules, TensorGroup, read_schedule
 
 Floats = NDArray[np.float64]
 Systems = Callable[[NDArray[np.intp]], ScheduledDevice]
@@ -160,7 +160,7 @@ class _Planner:
         design, legal = self._check(plan, places)
         if not legal.any():
             return np.full(legal.shape, np.inf)
-        scheduled = Scheduled(design.sites or {name: None}, self._group(design.system))
+        scheduled = SiteSchedules(design.sites or {name: None}, self._group(design.system))
         parts, seconds = serial_step.passes.parts, np.zeros(())
         ops, costs = [part.op for part in parts], [part.spent for part in parts]
         with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
@@ -181,7 +181,7 @@ class CodesignStudy(Plain):
         yield from _slopes_table(machines)
         yield from _existing_table(machines)
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """Tables of worth, contributions, odds and existing machines, and the figures that need them."""
         machines = Machines.of(run.config, run.outputs.read_table("results"))
         if machines.table.empty:

@@ -16,7 +16,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.space import get_path
 from dse.values import leaves
 from dse_codesign import DATA
@@ -449,7 +449,7 @@ def test_the_study_names_machines_for_each_workload_and_a_robust_one(
     ):
         assert part in told
     folder = next((tmp_path / "outputs" / "codesign").glob("2*"))
-    found = Machines.of(Finished(folder).config, pd.read_parquet(folder / "results.parquet"))
+    found = Machines.of(FinishedRun(folder).config, pd.read_parquet(folder / "results.parquet"))
     assert (found.regret >= 0).all()
     assert found.regret[found.chosen["robust"]] == found.regret.min()
     assert {"worth.parquet", "slopes.parquet", "contributions.parquet", "existing_machines.parquet"} <= {

@@ -41,7 +41,7 @@ from dse_collectives.explicit import (
 from dse_collectives.msccl import schedule_of_xml, xml_of
 from dse_collectives.of_steps import collective_of_steps
 from dse_collectives.topology import MOST_GPUS
-from search_spaces.synthesised import Synthesised
+from search_spaces.synthesised import SynthesisedSchedule
 from simulators.hardware.network import Node
 
 _MOST_BYTES = 64 << 20
@@ -104,7 +104,7 @@ _MEND = "mend the messages of that chunk, or start from a schedule that `dse col
 def _schedule_of_steps(tree: dict[str, Any], node: Node | None, pattern: str | None) -> CollectiveSchedule:
     """The moves among the steps of a file of the `schedule` group."""
     check = Problems()
-    plan = check.model(Synthesised, {"name": "steps", "family": "synthesised", **tree}, path="schedule")
+    plan = check.model(SynthesisedSchedule, {"name": "steps", "family": "synthesised", **tree}, path="schedule")
     if node is None or node.topology is None or pattern is None or not is_collective(pattern):
         check.add("pattern", "is missing: which collective the steps are of", way_out="write pattern=all_gather")
     else:

@@ -17,9 +17,9 @@ from dse_deploy.command import is_of_plan, keep, nearest, tool_named, with_words
 from dse_deploy.planned_step import (
     BESIDE_A_PLAN,
     DEGREES,
-    Exporting,
     LeftOut,
     PlannedStep,
+    ToolPlan,
     check_target,
 )
 from dse_deploy.settings import Tool, Written, tools
@@ -56,7 +56,7 @@ def export(words: Sequence[str]) -> int:
     return 0
 
 
-def _export_plan(name: str, file: Path, words: Sequence[str]) -> Exported:
+def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
     """A plan as a tool says it. words: values beside the plan, and of the step that it is of. Raises ConfigError."""
     step = PlannedStep.of(file, words)
     read = read_plan(file)
@@ -65,12 +65,12 @@ def _export_plan(name: str, file: Path, words: Sequence[str]) -> Exported:
     if step is None:
         _check_beside(words)
         check_target(name, plan, None)
-        return Exported(name, plan, plan, write_all(tools()[name], plan, file.name))
+        return ToolFiles(name, plan, plan, write_all(tools()[name], plan, file.name))
     plan = step.with_context(plan)
     check_target(name, plan, step)
     planned = step.plan_tree(plan, read.tool)
-    written_plan, left_out = Exporting(name, step, planned).without_losses(plan)
-    return Exported(
+    written_plan, left_out = ToolPlan(name, step, planned).without_losses(plan)
+    return ToolFiles(
         name, plan, written_plan, write_all(tools()[name], written_plan, file.name), step, planned, left_out
     )
 
@@ -85,7 +85,7 @@ def _check_beside(words: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ToolFiles:
     """A plan in the files of a tool. reduced: what of it is written. step: that the plan is of, where that is known;
     planned: its tree with the plan. left_out: settings without which the step is faster.
     """
@@ -99,7 +99,7 @@ class Exported:
     left_out: Sequence[LeftOut] = ()
 
 
-def answer(exported: Exported) -> Iterator[Table | str]:
+def answer(exported: ToolFiles) -> Iterator[Table | str]:
     """Yield the settings, what each says, what the step takes with them, and what the tool cannot say."""
     tool, plan = tools()[exported.tool], exported.plan
     yield _settings_table(exported.written)
@@ -126,7 +126,7 @@ def _settings_table(written: Mapping[str, Written]) -> Table:
     return shown
 
 
-def _times(exported: Exported, by_tool: Plan) -> Iterator[Table | str]:
+def _times(exported: ToolFiles, by_tool: Plan) -> Iterator[Table | str]:
     """Yield what the step takes as planned, as the tool runs it, and serial, in all and by site."""
     step, name = exported.step, tools()[exported.tool].name
     assert step is not None

@@ -21,7 +21,7 @@ from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import Written, tools
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.choices import OFF
-from simulators.steps.given import Given, ToolDefaults, given_tree, serial_tree, with_values
+from simulators.steps.given import GivenPlan, ToolDefaults, given_tree, serial_tree, with_values
 from simulators.steps.iteration import Iteration
 from simulators.steps.scenarios import scenarios
 from studies.plan.judged import composed_design
@@ -87,7 +87,7 @@ class PlannedStep:
         that breaks a rule.
         """
         bare = with_values(self.tree, OFF)
-        section = Given(plan=dict(leaves_of(plan)), tool=tool, tools=_defaults(tool) if tool else {})
+        section = GivenPlan(plan=dict(leaves_of(plan)), tool=tool, tools=_defaults(tool) if tool else {})
         tree = given_tree(bare, section, self.backend.steps)
         if problems := self.backend.problems(self.backend.design(tree)):
             raise ConfigError(problems)
@@ -96,7 +96,7 @@ class PlannedStep:
     def by(self, tool: str, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
         """Tree of a planned step with what a tool's files say in place of the choices of the plan."""
         choices = {path: value for path, value in leaves_of(plan) if path not in BESIDE_A_PLAN}
-        section = Given(
+        section = GivenPlan(
             tool=tool, plan=choices or {"parallel.tp": get_path(planned, "parallel.tp")}, tools=_defaults(tool)
         )
         return given_tree(planned, section, self.backend.steps)
@@ -128,7 +128,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Exporting:
+class ToolPlan:
     """A plan as a tool can say it. tool: its name. step: that the plan is of."""
 
     tool: str

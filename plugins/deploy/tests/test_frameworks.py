@@ -18,8 +18,8 @@ from dse.cli import main
 from dse.errors import ConfigError
 from dse_deploy import user_buffers
 from dse_deploy.command import nearest, write_all
-from dse_deploy.export import Exported, answer
-from dse_deploy.planned_step import Exporting, PlannedStep
+from dse_deploy.export import ToolFiles, answer
+from dse_deploy.planned_step import PlannedStep, ToolPlan
 from dse_deploy.reading import read
 from dse_deploy.settings import tools
 from dse_deploy.shell import read_script
@@ -303,7 +303,7 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
     words = ["model=llama3_8b", "run.mode=training", "run.sequence_length=2048"]
     step = PlannedStep.of(Path("plan.yaml"), words)
     assert step is not None
-    exporting = Exporting(name, step, step.plan_tree(plan))
+    exporting = ToolPlan(name, step, step.plan_tree(plan))
     reduced, left_out = exporting.without_losses(plan)
     seconds = float(step.step(exporting.tree(reduced)).seconds)
     for other in ({"parallel": {"tp": 8}}, plan):
@@ -314,7 +314,7 @@ def test_what_is_written_is_never_slower_than_what_the_tool_does_by_itself(plan:
 def test_defaults_of_a_tool_need_no_setting() -> None:
     knobs = {"reductions": "beside", "split_ctas": 0, "dp": 4, "messages": "beside"}
     plan = {"parallel": {"tp": 8, **knobs}, "run": {"mode": "training"}}
-    (*lines,) = map(str, answer(Exported("torch", plan, plan, write_all(tools()["torch"], plan, "plan.yaml"))))
+    (*lines,) = map(str, answer(ToolFiles("torch", plan, plan, write_all(tools()["torch"], plan, "plan.yaml"))))
     assert "not expressible there: parallel.messages = beside" in lines
     (by_itself,) = (line for line in lines if line.startswith("needs no setting there: "))
     assert "parallel.reductions = beside" in by_itself

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dse.plots import Draw, Frame, Sheet
+from dse.plots import Draw, FigureSheet, Frame
 from dse.plots import predictions as charts
 from studies.plain import Plain
 
@@ -33,7 +33,7 @@ class Peers(Plain):
             yield "errors_by_simulator", partial(_errors_by_simulator, ok)
 
 
-def _errors_by_simulator(ok: pd.DataFrame) -> Sheet:
+def _errors_by_simulator(ok: pd.DataFrame) -> FigureSheet:
     rows = ok.assign(device=ok["table.kind"].str.replace("_", "-"), kind=ok["table.device"])
     rows = rows.assign(model=ok[_MODEL].map(_NAMES))
     rows = rows.assign(median=ok["median_error"], p90=ok["p90_error"], signed=ok["signed_error"])

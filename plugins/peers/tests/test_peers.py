@@ -18,10 +18,10 @@ from dse.errors import ConfigError
 from dse.study.plan import plan
 from dse_peers import astra_sim, simgrid
 from simulators.calibration.backend import MeasuredBackend
-from simulators.calibration.measurements import Rows
+from simulators.calibration.measurements import MeasuredRows
 from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
-from simulators.overlap.design import Design
+from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from tests.support import ENGINES, REPOSITORY, backend, design, design_tree, lower, results, shipped
 
@@ -76,7 +76,7 @@ def node_of(schedule: str, system: str | None = None) -> TaskGraph:
     if system is not None:
         tree["system"] = shipped("system")[system]
     point = backend("fluid").design(tree)
-    assert isinstance(point, Design)
+    assert isinstance(point, OverlapDesign)
     return point.schedule.lower(WholeNode.of(point.system, 0.0), point.workload)
 
 
@@ -164,7 +164,7 @@ def test_a_peer_that_fails_is_told_and_the_others_are_compared(
     with pytest.raises(RuntimeError, match="ASTRA-sim cannot be run"):
         seconds("all_reduce", 1 << 20)
     shape = {"gpus": np.array([8.0]), "bytes": np.array([2.0**24])}
-    rows = Rows("h100", "any", "all_reduce", shape, np.array([[1e-4]]), ("one",), (1,), ("",))
+    rows = MeasuredRows("h100", "any", "all_reduce", shape, np.array([[1e-4]]), ("one",), (1,), ("",))
     monkeypatch.setattr(peers, "measured_rows", lambda data: {"all_reduce": rows})
     monkeypatch.setattr(simgrid.ENGINE, "absence", lambda: "not here")
     assert peers.main(["--data", str(tmp_path)]) == 0

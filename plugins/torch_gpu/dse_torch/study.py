@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.errors import ConfigError
-from dse.plots import Frame, Sheet
+from dse.plots import FigureSheet, Frame
 from dse.plots import predictions as charts
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from simulators.calibration.calibrate import calibrate_rows, read_table, table_of
 from simulators.engines.fluid import ENGINE
 from simulators.hardware.machine import tree_of
@@ -41,7 +41,7 @@ class MeasureMyGpu(Plain):
         *("kernel.collective", "kernel.gpus"),
     )
 
-    def extras(self, run: Finished) -> Iterator[tuple[str, Any]]:
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`gemms.csv`, `collectives.csv`, `overlaps`, and with a machine its calibrated file, errors and a figure."""
         table = run.outputs.read_table("results")
         ok = table[table["status"] == "ok"]
@@ -115,7 +115,7 @@ def _both_s(row: dict[Any, Any], memory_bytes_per_s: float) -> float:
     return float(ENGINE.run(build.build()).makespan[0])
 
 
-def _overlaps_figure(rows: pd.DataFrame) -> Sheet:
+def _overlaps_figure(rows: pd.DataFrame) -> FigureSheet:
     error = float(np.median(np.abs(rows["predicted_s"] / rows["measured_s"] - 1)))
     title = f"A GEMM and a copy at once are predicted to {100 * error:.0f} % in the median"
     by: Any = "by " + rows["mover"] + np.where(rows["free_sms"] > 0, ", SMs left free", "")
@@ -123,7 +123,7 @@ def _overlaps_figure(rows: pd.DataFrame) -> Sheet:
     return charts.scatter(rows.assign(kind="GEMM and copy", by=by), by="by", frame=Frame(title, note))
 
 
-def _calibrate(run: Finished, machine: str) -> Iterator[tuple[str, Any]]:
+def _calibrate(run: FinishedRun, machine: str) -> Iterator[tuple[str, Any]]:
     """The machine with constants fitted to some of the GEMMs, and its errors on the others."""
     tree = tree_of(machine)
     try:
@@ -143,7 +143,7 @@ def _calibrate(run: Finished, machine: str) -> Iterator[tuple[str, Any]]:
     yield "gemms_predicted", partial(_gemms_figure, table_of(done.found["fitted"], done.device.name))
 
 
-def _gemms_figure(rows: pd.DataFrame) -> Sheet:
+def _gemms_figure(rows: pd.DataFrame) -> FigureSheet:
     error = charts.median_error(rows)
     title = f"GEMMs of the calibrated machine are {100 * (error or 0.0):.0f} % off in the median"
     frame = Frame("All GEMMs were fitted on: none is left to judge" if error is None else title, "hollow: fitted on")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.errors import ConfigError, Problem
-from dse.results.finished_run import Finished
+from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
 from dse_traces.critical_path import critical_path
@@ -79,7 +79,7 @@ def explained(name: str, options: Mapping[str, str], profiles: Mapping[str, Prof
         beside = [other for of, other in profiles.items() if of != name and other is not None]
         return of_profile(name, profile, beside, system=options.get("system", ""))
     run, _, key = name.rpartition(":")
-    return of_point(Finished.find(Path(options.get("output_dir", "outputs")), run, path="explain").outputs, key)
+    return of_point(FinishedRun.find(Path(options.get("output_dir", "outputs")), run, path="explain").outputs, key)
 
 
 def profile_of(name: str) -> Profile | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots import Axis, Draw, Frame, Sheet, comparisons, fronts
+from dse.plots import Axis, Draw, FigureSheet, Frame, comparisons, fronts
 from dse.results.words import cell, choice_in_words
 from studies.plain import Plain
 
@@ -89,7 +89,7 @@ def _row(scenario: str, point: Any, usual: Mapping[str, Any]) -> dict[str, Any]:
     return {"scenario": scenario, "change": words, "changes": int(point["changes"]), **times, **named}
 
 
-def _gains_figure(rows: pd.DataFrame) -> Sheet:
+def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     """Dots with intervals: the best plan and single changes of each scenario."""
     several = rows["scenario"].nunique() > 1
     worth = rows[(rows["gain"].abs() > _WORTH * rows["before_s"]) | (rows["changes"] > 1)]
@@ -125,7 +125,7 @@ def conclusion(best: Any) -> str:
     return "{}: {} gains {:.1f} % of the run ({:.1f} to {:.1f} %)".format(best["scenario"], best["change"], *shares)
 
 
-def _front_figure(points: pd.DataFrame, rows: pd.DataFrame) -> Sheet:
+def _front_figure(points: pd.DataFrame, rows: pd.DataFrame) -> FigureSheet:
     """Time of the run against the time of SMs that collectives hold."""
     best = rows.sort_values("gain", ascending=False).iloc[0]
     title = f"From {cell(best['before_s'], 's')} to {cell(best['with_s'], 's')}: {best['change']}"

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.chip import Chip, camped_doublings
 from simulators.costs.gemm.cost import GemmCost, GemmKernel, GemmShape
 from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_kernels, sustained
-from simulators.costs.gemm.tiles import KernelTime, Menu, Products, Tiling, fastest, tile_seconds
+from simulators.costs.gemm.tiles import KernelTime, Menu, Products, TileShape, fastest, tile_seconds
 from simulators.costs.gemm.waves import count_waves
 from simulators.hardware.shared import shared_constants
 
@@ -66,7 +66,7 @@ class _Launch:
     shape: GemmShape
     taken: Floats
     alone_s: Floats
-    tile: Tiling
+    tile: TileShape
     time_of: Callable[[Floats, Floats], KernelTime]
 
     @cached_property
@@ -104,7 +104,7 @@ class _Launch:
         return count_waves(self._groups, chip.cus, self.taken, assignment=chip.assignment, engines=chip.engines)
 
 
-def _pick(chip: Chip, shape: GemmShape) -> tuple[Floats, Tiling, Callable[[Floats, Floats], KernelTime]]:
+def _pick(chip: Chip, shape: GemmShape) -> tuple[Floats, TileShape, Callable[[Floats, Floats], KernelTime]]:
     """Time alone [s] of the kernel that the library picks, its tile, and its time on so many CUs, in so many waves."""
     m, n, k, batch = shape.sizes
     if chip.tiles is not None:
@@ -145,7 +145,7 @@ def products_of(
     )
 
 
-def quickest(products: Products) -> tuple[Floats, Tiling]:
+def quickest(products: Products) -> tuple[Floats, TileShape]:
     """Seconds without launch, and the kernel: one of those for few columns where there are few, else of the others."""
     return fastest(products, MENU, MENU_FOR_FEW)
 

@@ -37,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.compiled import compile_lazily
 from simulators.costs.chip import Chip, camped_doublings
 from simulators.costs.gemm.cost import GemmShape
-from simulators.costs.gemm.tiles import KernelTime, Tiling
+from simulators.costs.gemm.tiles import KernelTime, TileShape
 from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
@@ -93,7 +93,7 @@ def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
     )
 
 
-def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, Tiling]:
+def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, TileShape]:
     """Time T [s] of the fastest kernel for each GEMM, and that kernel; the first of several that are as fast."""
     columns = [np.asarray(column) for column in vars(gemms).values()]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
@@ -106,10 +106,10 @@ def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tup
     limits = float(bounds.least_depth), float(bounds.most_splits), float(bounds.most_waves)
     _pick(table, (sides, places.reshape(-1, 2)), limits, picks)
     seconds, rows, cols, splits = (row.reshape(shape) for row in picks)
-    return seconds, Tiling(rows, cols, splits)
+    return seconds, TileShape(rows, cols, splits)
 
 
-def kernel_seconds(gemms: LibraryGemms, kernels: Tiling, *, waves: ArrayLike | None = None) -> KernelTime:
+def kernel_seconds(gemms: LibraryGemms, kernels: TileShape, *, waves: ArrayLike | None = None) -> KernelTime:
     """Time of given kernels for given GEMMs, by the equations above in plain NumPy. waves: q, where it is known."""
     p: Any = LibraryGemms(**{name: np.asarray(value, float) for name, value in vars(gemms).items()})
     rows, cols, splits = kernels.rows, kernels.cols, kernels.splits

@@ -42,7 +42,7 @@ _BUFFERS = 2.0  # of operands in the LDS: one is filled while the other one is r
 
 
 @dataclass(frozen=True)
-class Kernel:
+class SharedGemms:
     """Kernels of GEMMs, arrays [...] or, before one is chosen, [..., T] over the tiles of a library.
 
     workgroups. each_s: CU-seconds of a workgroup among others. alone_s: of all on the busiest CU. llc_bytes, hbm_bytes.
@@ -77,7 +77,7 @@ class Kernel:
         """Shape a number of the GPU or of the design to broadcast with the tiles, if there are several."""
         return _column(value) if self.tiled else np.asarray(value, float)
 
-    def at(self, places: NDArray[np.intp]) -> Kernel:
+    def at(self, places: NDArray[np.intp]) -> SharedGemms:
         """Select a tile for each GEMM by its index [...], which broadcasts with the GEMMs."""
         shape = np.broadcast_shapes(places.shape, *(value.shape[:-1] for value in self._numbers.values()))
         where = np.broadcast_to(places, shape)[..., None]
@@ -85,7 +85,7 @@ class Kernel:
             name: np.take_along_axis(np.broadcast_to(value, (*shape, value.shape[-1])), where, axis=-1)[..., 0]
             for name, value in self._numbers.items()
         }
-        return Kernel(**picked, tiled=False)
+        return SharedGemms(**picked, tiled=False)
 
     @property
     def _numbers(self) -> dict[str, Floats]:
@@ -99,7 +99,7 @@ def kernels(
     precision: str,
     share: ArrayLike = 1.0,
     degree: ArrayLike = 1,
-) -> Kernel:
+) -> SharedGemms:
     """All kernels [..., T] of a GEMM of (m, n, k) on a share of the CUs and of the LLC, as one of `degree` at once.
 
     Raises ValueError for a GPU without what occupancy and sharing need (`lacks`).
@@ -129,7 +129,7 @@ def kernels(
         workgroups * k * (rows + cols) * element_bytes,
         operands.sum(axis=0) + again,
     )
-    return Kernel(workgroups, workgroup_s, alone, through, traffic, rows, cols, occupancy)
+    return SharedGemms(workgroups, workgroup_s, alone, through, traffic, rows, cols, occupancy)
 
 
 def chosen(
@@ -139,7 +139,7 @@ def chosen(
     precision: str,
     degree: ArrayLike = 1,
     choice: Choice = "isolated",
-) -> Kernel:
+) -> SharedGemms:
     """Choose the kernel [...] of each GEMM that runs beside degree - 1 others.
 
     choice: isolated, the library's; shared, the globally optimised one; best, the one of all that would be fastest

@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedGemm:
     """One GEMM on all CUs, arrays of the arguments' broadcast shape.
 
     compute_s: of all waves [s]. read_bytes, write_bytes: at the HBM. flop. elapsed: share of the output (0 to 1) ->
@@ -74,7 +74,7 @@ class Staged:
 
 def stage_gemm(
     gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, bypass: bool
-) -> Staged:
+) -> StagedGemm:
     """C[m, n] = A[m, k] B[k, n]. shape: (m, n, k). bypass: whether outputs pass by the cache.
 
     Raises ValueError for a GPU without `llc` or `gemm.workgroups_per_cu`.
@@ -94,7 +94,7 @@ def stage_gemm(
     missed = reads / np.where(orders[0] <= orders[1], *asked)
     wave_bytes = np.minimum(element_bytes * wave * kernel.rows * kernel.cols, outputs)
     elapsed = _completion_shares(gpu, kernel, (m, n), wave)
-    return Staged(kernel.compute_s, reads, outputs, cost.flop, elapsed, np.minimum(missed, 1.0), wave_bytes)
+    return StagedGemm(kernel.compute_s, reads, outputs, cost.flop, elapsed, np.minimum(missed, 1.0), wave_bytes)
 
 
 def _completion_shares(

@@ -80,7 +80,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class TileShape:
     """Tile rows and columns, and parts of K, of the kernels of products; arrays that broadcast with the products."""
 
     rows: Floats
@@ -88,7 +88,7 @@ class Tiling:
     splits: Floats
 
 
-def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> tuple[Floats, Tiling]:
+def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> tuple[Floats, TileShape]:
     """Time [s] of the fastest kernel of a menu for each product, without launch, and that kernel.
 
     for_few: menu for few columns. The first of several that are as fast counts, one that does not split k before one
@@ -104,7 +104,7 @@ def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> tupl
     shared = shared_constants().gemm
     _fastest(table, menus, (float(shared.reread), float(shared.across_hbm)), picks)
     seconds, rows, cols, splits = (row.reshape(shape) for row in picks)
-    return seconds, Tiling(rows, cols, splits)
+    return seconds, TileShape(rows, cols, splits)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class KernelTime:
     hbm_bytes: Floats
 
 
-def tile_seconds(products: Products, kernels: Tiling, *, waves: ArrayLike | None = None) -> KernelTime:
+def tile_seconds(products: Products, kernels: TileShape, *, waves: ArrayLike | None = None) -> KernelTime:
     """Time of given kernels for given products, by the equations above in plain NumPy. waves: q, where it is known."""
     p: Any = Products(**{name: np.asarray(value, float) for name, value in vars(products).items()})
     rows, cols, splits, shared = kernels.rows, kernels.cols, kernels.splits, shared_constants().gemm

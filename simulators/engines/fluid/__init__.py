@@ -41,12 +41,12 @@ class FluidEngine:
     def run(self, graph: TaskGraph) -> Timeline:
         """Simulate each design of the batch. Raises RuntimeError if tasks wait for ever."""
         issued, finished = (np.empty((graph.num_designs, graph.num_tasks)) for _ in range(2))
-        Prepared.of(graph).run(graph.table(), issued, finished)
+        KernelGraph.of(graph).run(graph.table(), issued, finished)
         return Timeline(graph, issued, finished)
 
     def totals(self, graph: TaskGraph) -> Totals:
         """Compute the totals of each design without its timeline. Raises RuntimeError if tasks wait for ever."""
-        return Prepared.of(graph).totals(graph.columns().T)
+        return KernelGraph.of(graph).totals(graph.columns().T)
 
 
 class _Lockstep:
@@ -64,14 +64,14 @@ class _Lockstep:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class KernelGraph:
     """Structure of a graph in the kernel's form, to be run with any number of tables of columns."""
 
     kinds: tuple[str, ...]
     structure: tuple[Indices, ...]
 
     @classmethod
-    def of(cls, graph: TaskGraph) -> Prepared:
+    def of(cls, graph: TaskGraph) -> KernelGraph:
         """Prepare any graph, independent of the numbers in its columns."""
         classes = classes_of(graph)
         kinds = tuple(dict.fromkeys(graph.kinds))

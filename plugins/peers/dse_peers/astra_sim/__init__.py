@@ -17,7 +17,7 @@ from dse_peers.astra_sim.program import GIB, Setup, absence, simulate
 from dse_peers.astra_sim.traces import Unfit, setup_of, spread, steps_of, traces_of
 from simulators.taskgraph.chakra import TraceNode
 from simulators.taskgraph.graph import Floats, TaskGraph
-from simulators.taskgraph.timeline import Refused, Timeline, Totals
+from simulators.taskgraph.timeline import Refusals, Timeline, Totals
 
 VALIDATED: dict[str, Any] = load_yaml(Path(__file__).with_name("validated.yaml"))
 """Its validated configurations, by the name of the GPU in tables of measured times."""
@@ -44,7 +44,7 @@ class AstraSimEngine:
             except Unfit as why:
                 texts = list(dict.fromkeys([*texts, str(why)]))
                 code[design] = texts.index(str(why))
-        refused = Refused(code, tuple(texts)) if code.any() else None
+        refused = Refusals(code, tuple(texts)) if code.any() else None
         return Timeline(graph, times[:, 0], times[:, 1], refused)
 
     def totals(self, graph: TaskGraph) -> Totals:
