@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import moocore
@@ -340,30 +340,36 @@ class Store:
             return [], np.empty((0, len(goals)))
         places, signs = [made_in.metrics.index(name) for name in goals], _signs(goals)
         row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])
-        best = np.empty(0, row)
-        for part in self._result_bytes(study, made_in):
-            rows = np.concatenate([best, np.frombuffer(part, row)])
-            for start in range(0, len(rows), _CHUNK):  # the front of fronts: cheaper than one of all rows
-                best = (
-                    rows[start : start + _CHUNK] if not start else np.concatenate([best, rows[start : start + _CHUNK]])
-                )
-                best = best[moocore.is_nondominated(best["metrics"][:, places] * signs, keep_weakly=True)]
+        parts = _result_bytes(self.database, study, self.number(made_in))
+        best = _nondominated((np.frombuffer(part, row) for part in parts), np.empty(0, row), places, signs)
         return [bytes(key).hex() for key in best["key"]], best["metrics"][:, places]
 
-    def _result_bytes(self, study: int, made_in: Context) -> Iterator[bytes]:
-        """Keys and metrics of all results with metrics of a study, as bytes, in sixteen parts by key."""
-        number = self.number(made_in)
-        row_bytes = results.c.key.concat(results.c.metrics)
-        lite = self.database.dialect.name == "sqlite"  # its group_concat takes bytes as a text of the same bytes
-        joined = cast(func.group_concat(row_bytes, ""), Blob) if lite else func.string_agg(row_bytes, b"")
-        ends = [bytes([16 * part]) for part in range(16)]
-        for low, high in itertools.pairwise([*ends, b"\xff" * 17]):
-            mine = (results.c.study == study, results.c.context == number, results.c.metrics != b"")
-            query = select(joined).where(*mine, results.c.key >= low, results.c.key < high)
-            yield self._bytes(query)
 
-    def _bytes(self, query: Any) -> bytes:
-        return self.database.read(lambda connection: connection.execute(query).scalar()) or b""
+def _nondominated(parts: Iterable[Any], best: Any, places: Sequence[int], signs: Any) -> Any:
+    """Rows of parts whose metrics at `places`, times signs, no other row's dominate."""
+    for part in parts:
+        rows = np.concatenate([best, part])
+        for start in range(0, len(rows), _CHUNK):  # the front of fronts: cheaper than one of all rows
+            chunk = rows[start : start + _CHUNK]
+            best = np.concatenate([best, chunk]) if start else chunk
+            best = best[moocore.is_nondominated(best["metrics"][:, places] * signs, keep_weakly=True)]
+    return best
+
+
+def _result_bytes(database: Database, study: int, context: int) -> Iterator[bytes]:
+    """Keys and metrics of all results with metrics of a study, as bytes, in sixteen parts by key."""
+    row_bytes = results.c.key.concat(results.c.metrics)
+    lite = database.dialect.name == "sqlite"  # its group_concat takes bytes as a text of the same bytes
+    joined = cast(func.group_concat(row_bytes, ""), Blob) if lite else func.string_agg(row_bytes, b"")
+    ends = [bytes([16 * part]) for part in range(16)]
+    for low, high in itertools.pairwise([*ends, b"\xff" * 17]):
+        mine = (results.c.study == study, results.c.context == context, results.c.metrics != b"")
+        query = select(joined).where(*mine, results.c.key >= low, results.c.key < high)
+        yield database.read(functools.partial(_scalar, query)) or b""
+
+
+def _scalar(query: Any, connection: Connection) -> Any:
+    return connection.execute(query).scalar()
 
 
 def schema_of(connection: Connection) -> int:

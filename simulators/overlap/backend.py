@@ -27,7 +27,7 @@ from simulators.overlap.metrics import (
     relate,
 )
 from simulators.overlap.reader import DesignReader
-from simulators.overlap.simulation import Simulation, replace_results
+from simulators.overlap.simulation import OverlapSimulation, replace_results
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.symmetry import reduce_graph
@@ -52,7 +52,9 @@ class OverlapBackend(Backend):
     laws = LAWS
 
     def __init__(self, engine: str, fallback: str | None = None, *, gpus: str = "one", imbalance: float = 0.0) -> None:
-        self._simulation = Simulation([name for name in (engine, fallback) if name], gpus=gpus, imbalance=imbalance)
+        self._simulation = OverlapSimulation(
+            [name for name in (engine, fallback) if name], gpus=gpus, imbalance=imbalance
+        )
         self._reader = DesignReader()
         self._bounds = Memo[Floats | None](_MOST_SEEN)
         self.batch = self._simulation.engines[0][1].batch
@@ -137,9 +139,8 @@ class OverlapBackend(Backend):
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
         settled = [self._settled(batch) for batch in batches]
-        results = iter(
-            results_by_batch([part for parts in settled for part in parts], OverlapDesign, self._evaluate_grid)
-        )
+        batches = [part for parts in settled for part in parts]
+        results = iter(results_by_batch(batches, OverlapDesign, self._evaluate_grid))
         return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
 
     def _settled(self, batch: Batch) -> list[Batch]:

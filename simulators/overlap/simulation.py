@@ -25,7 +25,7 @@ _Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refusals | Non
 _ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
 
 
-class Simulation:
+class OverlapSimulation:
     """Engines, the first of which runs designs and the next what it refuses, on one GPU or a whole node.
 
     gpus, imbalance: as of `OverlapBackend`. Raises ConfigError where these do not fit.
