@@ -23,7 +23,7 @@ class AnalyticEngine:
     """
 
     version = "2"
-    batch = 524288
+    batch = 524288  # a few arrays over the grid, so that large batches pay
     exact = True
 
     def run(self, graph: TaskGraph) -> Timeline:
@@ -40,10 +40,11 @@ class AnalyticEngine:
 def _refusals(graph: TaskGraph, form: Form) -> Refusals | None:
     """Refusals of designs in which a resource might be over-subscribed, or of all where there is no closed form."""
     if form.refusal:
+        # a property of the structure: no design of the batch has one
         why = f"{form.refusal}: the closed form is not exact"
         return Refusals(np.ones(graph.num_designs, np.int32), ("", why))
     rates, code, texts = [rate for _, rate in graph.alone()], np.zeros(graph.shape, np.int32), [""]
-    if len(graph.slowed):
+    if len(graph.slowed):  # factors of 1 are no law; any other might act, as activity is not known here
         law = np.zeros((1,) * len(graph.shape), np.bool_)
         for column in set(graph.at["factor"].tolist()):
             law = law | (graph.values[column] != 1.0)
@@ -60,10 +61,11 @@ def _refusals(graph: TaskGraph, form: Form) -> Refusals | None:
         over = np.zeros((1,) * len(graph.shape), np.bool_)
         for crowd in crowds:
             most = [functools.reduce(np.maximum, [demand[use] for use in group]) for group in crowd]
+            # then a resource that is exactly full counts as over-subscribed
             faint = functools.reduce(np.minimum, most) < _FAINT * capacity  # the capacity left may be 0
             over = over | (sum(most) > capacity * np.where(faint & (len(most) > 1), 1 - _SLACK, 1 + _SLACK))
         if over.any():
-            code = np.where((code == 0) & over, np.int32(len(texts)), code)
+            code = np.where((code == 0) & over, np.int32(len(texts)), code)  # the first reason stands
             texts.append(f"{graph.resources[resource]} may be over-subscribed: the closed form is not exact")
     return Refusals(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
 

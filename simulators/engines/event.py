@@ -20,7 +20,7 @@ from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.timeline import Timeline, Totals
 
 Floats = NDArray[np.float64]
-_SAME_INSTANT = 1e-12
+_SAME_INSTANT = 1e-12  # relative: ends that differ by rounding are one instant, or ties would be broken by it
 _LAST = EventPriority(9)  # SimPy runs simultaneous events by priority; this one is the last
 
 
@@ -28,7 +28,7 @@ class EventEngine:
     """Discrete-event engine, exact for every task graph."""
 
     version = "1"
-    batch = 16
+    batch = 16  # each design runs in Python: larger batches save nothing
     exact = True
 
     def run(self, graph: TaskGraph) -> Timeline:
@@ -60,7 +60,9 @@ class _Machine:
         self.work, self.delay = numbers["work"], numbers["delay"]
         self.cap, self.weight = numbers["cap"], numbers["weight"]
         self.capacity, self.factor = numbers["capacity"], numbers["factor"]
+        # dense, for clarity; the compiled engines keep incidence rows
         self.use = np.zeros((tasks, len(graph.resources)))
+        # adds up where a task names a resource twice
         np.add.at(self.use, (graph.use_task, graph.use_resource), numbers["use"])
         self.free = [int(slots) for slots in graph.slots]
         self.issued, self.finished = np.zeros(tasks), np.zeros(tasks)
@@ -79,16 +81,17 @@ class _Machine:
     def task(self, task: int) -> Generator[simpy.Event, Any, None]:
         """Process of a task: wait for the predecessors, a slot, the delay and the work."""
         yield self.env.all_of([self.done[before] for before in self.graph.predecessors(task)])
+        # every task asks, even without a pool: the clock issues all of them in one order
         yield self.expect(self.waiting, task, self.instant)
         self.issued[task] = self.env.now
-        if self.delay[task] > 0:
+        if self.delay[task] > 0:  # no event for nothing: it would cost a round
             yield self.expect(self.delays, task, self.env.now + self.delay[task])
         if self.work[task] > 0:
             yield self.expect(self.active, task, self.work[task])
         self.finished[task] = self.env.now
         if self.graph.pool[task] >= 0:
             self.free[self.graph.pool[task]] += 1
-        self.done[task].succeed()
+        self.done[task].succeed()  # after the slot is free, so that a follower may take it in the same instant
 
     def expect(self, where: dict[int, tuple[float, simpy.Event]], task: int, value: float) -> simpy.Event:
         """Event that the clock triggers."""
@@ -100,14 +103,14 @@ class _Machine:
         """Process of the clock: settle rounds until no slot is granted, solve the rates once, go to the next end."""
         yield self.settle()
         while True:
-            while self.grant():
+            while self.grant():  # granted tasks may end at once, which frees slots and readies others
                 yield self.settle()
             rates = self.rates()
-            if not self.delays and not self.active:
+            if not self.delays and not self.active:  # all have ended
                 return
             ends = self.ends(rates)
             now = min(ends.values())
-            yield self.env.timeout(max(0.0, now - self.env.now))
+            yield self.env.timeout(max(0.0, now - self.env.now))  # rounding of an end before now
             self.instant += 1
             self.finish([t for t, end in ends.items() if end <= now + _SAME_INSTANT * now], rates, now)
             yield self.settle()
@@ -115,17 +118,18 @@ class _Machine:
     def settle(self) -> simpy.Event:
         """Event that occurs now, after all events already triggered."""
         event = simpy.Event(self.env)
-        event._ok, event._value = True, None
+        event._ok, event._value = True, None  # triggered without `succeed`, which would schedule it at normal priority
         self.env.schedule(event, priority=_LAST)
         return event
 
     def grant(self) -> bool:
         """Grant free slots to waiting tasks in (instant became ready, index) order; return whether any was granted."""
         granted = []
+        # the first of a pool blocks only those of that pool
         for task in sorted(self.waiting, key=lambda t: (self.waiting[t][0], t)):
             pool = self.graph.pool[task]
             if pool >= 0 and self.free[pool] == 0:
-                continue
+                continue  # no slot; tasks without a pool need none
             if pool >= 0:
                 self.free[pool] -= 1
             granted.append(task)
@@ -140,7 +144,7 @@ class _Machine:
         solution = fair_rates(
             self.use[tasks],
             capacity=self.capacity,
-            cap=self.cap[tasks] * self.slowdown(tasks),
+            cap=self.cap[tasks] * self.slowdown(tasks),  # a law acts on the cap, not on the resource
             weight=self.weight[tasks],
             priority=self.graph.priority[tasks],
         )
@@ -165,7 +169,7 @@ class _Machine:
     def finish(self, ended: list[int], rates: dict[int, float], now: float) -> None:
         """Progress all active tasks to `now`, then end those that are due."""
         step = now - self.last
-        for task, (left, event) in self.active.items():
+        for task, (left, event) in self.active.items():  # values are replaced while iterating, keys are not
             self.active[task] = (left - rates[task] * step, event)
         self.last = now
         self.trigger(self.delays, [task for task in ended if task in self.delays])
@@ -175,7 +179,7 @@ class _Machine:
 
     @staticmethod
     def trigger(where: dict[int, tuple[float, simpy.Event]], tasks: Iterable[int]) -> None:
-        for task in sorted(tasks):
+        for task in sorted(tasks):  # a fixed order, whatever that of the dictionary
             where.pop(task)[1].succeed()
 
 

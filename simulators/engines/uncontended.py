@@ -23,8 +23,8 @@ class UncontendedEngine:
     """Runs every task graph without contention, and refuses none."""
 
     version = "1"
-    batch = 262144
-    exact = False
+    batch = 262144  # a few arrays over the grid, so that large batches pay
+    exact = False  # a lower bound of the makespan; searches use it for a first look
 
     def run(self, graph: TaskGraph) -> Timeline:
         """Time every task alone on its longest path."""
@@ -38,12 +38,12 @@ class UncontendedEngine:
 
 def _free(graph: TaskGraph) -> TaskGraph:
     """Copy of the graph without pools of slots and contention laws."""
-    return replace(graph, pool=np.full_like(graph.pool, -1), slowed=graph.slowed[:0])
+    return replace(graph, pool=np.full_like(graph.pool, -1), slowed=graph.slowed[:0])  # -1: no pool
 
 
 def _by_timelines(engine: UncontendedEngine, graph: TaskGraph) -> Totals:
     """Totals of all designs, in batches whose timelines fit into memory."""
-    most = max(1, _MOST_CELLS // graph.num_tasks)
+    most = max(1, _MOST_CELLS // graph.num_tasks)  # at least one design, however many tasks
     places = np.arange(graph.num_designs)
     parts = [engine.run(graph.take(places[start : start + most])).totals() for start in range(0, len(places), most)]
 

@@ -58,7 +58,7 @@ class _Lockstep:
     def pays(cls, tasks: int) -> bool:
         """True if designs of so many tasks are to be taken in lockstep."""
         if is_compiled(few_classes.run_together):
-            return True
+            return True  # compiled before, here or on disk: nothing to lose
         cls.tasks += tasks
         return cls.tasks > _TASKS_OF_A_COMPILATION
 
@@ -74,19 +74,20 @@ class KernelGraph:
     def of(cls, graph: TaskGraph) -> KernelGraph:
         """Prepare any graph, independent of the numbers in its columns."""
         classes = classes_of(graph)
-        kinds = tuple(dict.fromkeys(graph.kinds))
+        kinds = tuple(dict.fromkeys(graph.kinds))  # in order of first use, which is that of the rows of totals
         parts = (*_flow(graph), _tasks(graph, classes, kinds), *_machine(graph, classes), *_law(graph, classes))
         return cls(kinds, tuple(_indices(part) for part in parts))
 
     def totals(self, table: Floats) -> Totals:
         """Compute the totals for columns [B, K]. Raises RuntimeError if tasks wait for ever."""
         tasks = self.structure[_PREDECESSORS].size
-        scratch = np.empty((2, 1, tasks))
+        scratch = np.empty((2, 1, tasks))  # one row that all designs overwrite, as no timeline is kept
         if len(table) < _MANY or not _Lockstep.pays(tasks * len(table)):
             rows = self.run(table, scratch[0], scratch[1])
         else:
             rows, left, _ = self.together(table)
             if left.any():
+                # those that lockstep gave up, or did not take
                 rows[:, left] = self.run(table[left], scratch[0], scratch[1])
         busy, spent = np.split(rows[3:], 2)
         return Totals(
@@ -105,16 +106,17 @@ class KernelGraph:
         """
         rows, left = np.empty((3 + 2 * len(self.kinds), len(table))), np.ones(len(table), np.bool_)
         pays = len(table) >= _MANY and _LONG <= self.structure[_PREDECESSORS].size <= _TOO_LONG
+        # lockstep knows no slots, and classes beyond its digits cannot be counted
         if not pays or self.structure[_SLOTS].size or self._classes > few_classes.MOST_CLASSES:
             return rows, left, 0
         columns = np.ascontiguousarray(table.T)
         order, alike = self._similar_first(columns)
-        if not alike:
+        if not alike:  # a zero decides whether a task works at all, which must be one answer for all lanes
             return rows, left, 0
         found, crowded = np.empty_like(rows), np.zeros(len(table), np.bool_)
-        columns = np.take(columns, order, axis=1)
+        columns = np.take(columns, order, axis=1)  # neighbours share a group for long, and part late
         steps = few_classes.run_together(*self.structure, columns.reshape(-1), found.reshape(-1), crowded)
-        _check(starved=steps < 0)
+        _check(starved=steps < 0)  # -1 where tasks wait for ever
         rows[:, order], left[order] = found, crowded
         return rows, left, steps
 
@@ -128,10 +130,12 @@ class KernelGraph:
         The share of the first class in the time that all tasks take at their caps decides what overtakes what.
         """
         shape = (self._classes, len(columns), len(columns))
+        # tasks with the same class, work and delay take the same time: sum them once
         used, counts = np.unique(np.ravel_multi_index(self.structure[_TASKS][:, 1:4].T, shape), return_counts=True)
         of, work, delay = np.unravel_index(used, shape)
         taken = counts[:, None] * (columns[delay] + columns[work] / columns[self.structure[_CAP][of]])
         total, first = taken.sum(axis=0), taken[of == of[0]].sum(axis=0)
+        # designs without any time for the first class keep 0
         share = np.divide(first, total, out=np.zeros_like(total), where=first > 0)
         positive = columns[np.unique([work, delay])] > 0
         return np.argsort(share, kind="stable"), bool((positive == positive[:, :1]).all())
@@ -147,8 +151,8 @@ class KernelGraph:
             return totals
         crowded = np.zeros(len(table), np.bool_)
         _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
-        if (left := np.flatnonzero(crowded)).size:
-            lines = left if len(issued) == len(table) else slice(None)
+        if (left := np.flatnonzero(crowded)).size:  # too many tasks of a class at once, or too many different rates
+            lines = left if len(issued) == len(table) else slice(None)  # without timelines there is the one scratch row
             parts = [np.ascontiguousarray(part) for part in (issued[lines], finished[lines], totals[:, left])]
             _check(starved=many_classes.run(*self.structure, table[left], *parts) > 0)
             issued[lines], finished[lines], totals[:, left] = parts
@@ -179,6 +183,7 @@ def _tasks(graph: TaskGraph, classes: Classes, kinds: tuple[str, ...]) -> NDArra
     Work, delay, CUs and staged bytes are indices of columns; CUs and staged bytes that are always 0 are -1.
     """
     at, kind = graph.at, np.array([kinds.index(kind) for kind in graph.kinds])
+    # a constant 0 over the whole grid, not a column with zeros in some designs
     nothing = np.array([value.size == 1 and value.item() == 0.0 for value in graph.values])
     cus, staged = (np.where(nothing[at[name]], -1, at[name]) for name in ("cus", "staged_bytes"))
     rows = (graph.pool, classes.of, at["work"], at["delay"], kind, cus, staged, graph.consumer)
@@ -191,6 +196,7 @@ def _machine(graph: TaskGraph, classes: Classes) -> tuple[NDArray[Any], ...]:
     return (
         *(offsets(np.bincount(classes.of, minlength=first.size)), classes.ptr, graph.use_resource[uses]),
         classes.use_class,
+        # ranks: kernels compare priorities only, and keep the largest number for none
         np.unique(graph.priority[first], return_inverse=True)[1],
         *(graph.at["cap"][first], graph.at["weight"][first], graph.at["use"][uses], graph.at["capacity"]),
     )

@@ -23,7 +23,8 @@ Indices = NDArray[np.uint32]
 Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
-MOST_CLASSES = 6
+MOST_CLASSES = 6  # 8 bits of a 64-bit word for each, so up to 8 would fit
+# far below 255, the most that a digit of 8 bits counts: an instant may exceed it before it is checked
 _MOST_ACTIVE = np.uint32(32)  # tasks of one class at once
 WIDTH = 128  # designs that are taken together: their numbers stay in the nearest cache
 _FEW = np.uint64(10)  # designs that take as long one by one as a group of them
@@ -53,8 +54,10 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     fresh: Floats,
 ) -> None:
     """Weighted max-min fair rates `fresh` [C] of classes with `size` active tasks each, priority after priority."""
+    # index -1 as an unsigned number: no group, no priority left
     none, unit, zero, inf = np.uint32(0xFFFFFFFF), np.uint32(1), np.uint32(0), np.inf
     classes, resources, uses, laws = size.size, capacity.size, use_res.size, factor.size
+    # group numbers: each law names two groups, so there are at most twice as many as laws
     for group in range(2 * laws):
         active[group] = False
     for g in range(classes):
@@ -67,11 +70,12 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     for g in range(classes):
         fresh[g] = 0.0
         rising[g] = False
+        # below any rate, so that a class without tasks is never taken for one at its bound
         bound[g] = -1.0  # not active
         if size[g] > zero:
-            best = cap[g]
+            best = cap[g]  # of one task, as if its class had the machine for itself
             if laws > 0 and group_of[g] != none:
-                for s in range(laws):
+                for s in range(laws):  # factors of several active groups multiply
                     if slowed[s, 0] == group_of[g] and active[slowed[s, 1]]:
                         best *= factor[s]
             for v in range(use_ptr[g], use_ptr[g + unit]):
@@ -82,6 +86,7 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 load[use_res[v]] += size[g] * best * use[v]
     contended = False
     for res in range(resources):
+        # rounding: a resource used to exactly its capacity is not short
         over[res] = load[res] > capacity[res] * (1.0 + 1e-11)
         if not over[res] and load[res] > capacity[res] * (1.0 - 1e-11):
             # just saturated: a class with a small demand may get far less than its bound
@@ -91,13 +96,14 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 over[res] = over[res] or (use_res[v] == res and size[g] > zero and faint)
         contended = contended or over[res]
     if contended:
+        # only classes on a short resource need filling; all others keep their bounds
         for v in range(uses):
             g = use_class[v]
-            if over[use_res[v]] and size[g] > zero and fresh[g] >= 0.0:
+            if over[use_res[v]] and size[g] > zero and fresh[g] >= 0.0:  # once, however many short resources it uses
                 fresh[g] = -1.0
                 unsolved += 1
     while unsolved > 0:
-        served = none
+        served = none  # the largest number: any priority is before it
         for g in range(classes):
             if fresh[g] < 0.0 and priority[g] < served:
                 served = priority[g]
@@ -106,6 +112,7 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             rising[g] = fresh[g] < 0.0 and priority[g] == served
             num_rising += rising[g]
         unsolved -= num_rising
+        # progressive filling: all rates rise with their weights until a cap or a resource stops some
         while num_rising > 0:
             water = inf  # level: the rate over the weight
             for res in range(resources):
@@ -117,13 +124,14 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         demand[use_res[v]] += size[g] * weight[g] * use[v]
             for res in range(resources):
                 if over[res] and demand[res] > 0.0:
-                    water = min(water, left[res] / demand[res])
-            limit = water * (1.0 + 1e-12)
+                    water = min(water, left[res] / demand[res])  # the level at which this resource is exhausted
+            limit = water * (1.0 + 1e-12)  # what stops within rounding of this level stops at it, not in a further pass
             for res in range(resources):  # a negative demand marks an exhausted resource
                 if over[res] and demand[res] > 0.0 and left[res] <= limit * demand[res]:
                     demand[res] = -1.0
             for g in range(classes):
                 if rising[g]:
+                    # a class at its bound gets it to the last bit, not the level times its weight
                     full = bound[g] <= limit * weight[g]
                     fresh[g] = bound[g] if full else water * weight[g]
                     for v in range(use_ptr[g], use_ptr[g + unit]):
@@ -133,10 +141,11 @@ def _solve(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         num_rising -= 1
                         for v in range(use_ptr[g], use_ptr[g + unit]):
                             res = use_res[v]
+                            # rounding must not leave a negative capacity
                             left[res] = max(0.0, left[res] - size[g] * fresh[g] * use[v])
             for res in range(resources):
                 if demand[res] < 0.0:
-                    left[res] = 0.0
+                    left[res] = 0.0  # exactly, so that later priorities get nothing of it
 
 
 @compile_lazily
@@ -177,7 +186,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     pools, uses, laws = slots.size, use_res.size, factor_at.size
     kinds = (totals.shape[0] - 3) // 2
     inf = np.inf
-    pending = np.empty(tasks, np.uint32)
+    pending = np.empty(tasks, np.uint32)  # predecessors that have not ended
     cap, weight, use, capacity = np.empty(classes), np.empty(classes), np.empty(uses), np.empty(resources)
     # classes: rate, 1 / rate, virtual time, time of its last update, number of active tasks
     rate, pace, virtual, updated = np.empty(classes), np.empty(classes), np.empty(classes), np.empty(classes)
@@ -185,22 +194,25 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     heap_key, heap_task = np.empty(tasks), np.empty(tasks, np.uint32)  # virtual finish times, a segment per class
     end, is_touched = np.empty(classes), np.empty(classes, np.bool_)  # next end of a class
     # rates that were solved: by a hash of the counts, with the counts and the design that they are of
-    entries = np.uint64(128)
+    entries = np.uint64(128)  # 2 ** 7: the top 7 bits of a hash
     known, known_in = np.zeros(entries, np.uint64), np.full(entries, -1, np.int64)
     solved_rate, solved_pace = np.empty((entries, classes)), np.empty((entries, classes))
     digit = np.empty(classes, np.uint64)
     for g in range(classes):
-        digit[g] = np.uint64(1) << np.uint64(8 * g)
+        digit[g] = np.uint64(1) << np.uint64(8 * g)  # the count of class g is byte g of `counts`
     bound, fresh, rising = np.empty(classes), np.empty(classes), np.empty(classes, np.bool_)
     load, left, demand = np.empty(resources), np.empty(resources), np.empty(resources)
+    # scratch of `_solve`, allocated once for all designs
     factor, over = np.empty(laws), np.empty(resources, np.bool_)
     active = np.zeros(2 * laws, np.bool_)  # groups with an active class; a law names two groups
     later_key, later_task = np.empty(tasks), np.empty(tasks, np.uint32)  # heap of delays
     queue, first, last = np.empty(tasks, np.uint32), np.empty(pools, np.uint32), np.empty(pools, np.uint32)
     since, free = np.empty(tasks, np.int64), np.empty(pools, np.int64)
+    # one entry to spare: an append writes before it knows whether it counts
     done, ready = np.empty(tasks, np.uint32), np.empty(tasks + 1, np.uint32)
+    # tasks of each kind in flight, and since when there are any
     running, begun = np.zeros(kinds, np.int64), np.empty(kinds)
-    busy, spent = np.empty(kinds), np.empty(kinds)
+    busy, spent = np.empty(kinds), np.empty(kinds)  # union of the intervals of a kind, and their sum
     freed_bytes = np.empty(tasks)  # staged bytes that the end of a task frees
 
     for design in range(values.shape[0]):
@@ -217,10 +229,10 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             size[g] = 0
             weight[g] = row[weight_at[g]]
             cap[g] = row[cap_at[g]]
-            rate[g] = 0.0
+            rate[g] = 0.0  # of an idle class
         end[:] = inf
         is_touched[:] = False
-        counts = solved = np.uint64(0)
+        counts = solved = np.uint64(0)  # counts that the present rates are of
         solves = 0
         for pool in range(pools):
             free[pool] = slots[pool]
@@ -231,7 +243,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             spent[kind] = 0.0
         most = zero
         now, instant = 0.0, 0
-        level = peak = cu_s = 0.0
+        level = peak = cu_s = 0.0  # staged bytes now and at most, and the integral of occupied CUs over time
         num_later = num_done = completed = num_ready = 0
         for t in range(tasks):
             pending[t] = num_pred[t]
@@ -243,16 +255,17 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         while True:
             # ---- rounds of one instant: completions and newly ready tasks, then grants
             while True:
+                # `info`: pool, class, work, delay, kind, CUs, staged bytes, consumer, members
                 for i in range(num_done):
                     task = done[i]
                     finished[task] = now
                     span = now - issued[task]
                     kind = info[task, 4]
                     running[kind] -= 1
-                    if running[kind] == 0:
+                    if running[kind] == 0:  # the last of its kind: an interval of the union closes
                         busy[kind] += now - begun[kind]
-                    spent[kind] += info[task, 8] * span
-                    if info[task, 5] != none:
+                    spent[kind] += info[task, 8] * span  # a task stands for that many identical ones
+                    if info[task, 5] != none:  # tasks that never occupy a CU have no column
                         cu_s += row[info[task, 5]] * span
                     level -= freed_bytes[task]
                     pool = info[task, 0]
@@ -262,10 +275,12 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         follower = succ[j]
                         pending[follower] -= unit
                         ready[num_ready] = follower
+                        # without a branch: written always, counted once no predecessor is left
                         num_ready += pending[follower] == zero
                 completed += num_done
                 num_done = 0
                 # pooled tasks queue in (instant became ready, index) order; other tasks are issued at once
+                # a graph without pools needs no queues
                 if pools > 0:
                     keep = 0
                     for i in range(num_ready):
@@ -278,6 +293,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             since[task] = instant
                             spot = last[pool]
                             while spot > first[pool]:
+                                # earlier instants stay ahead; in one instant, lower indices do
                                 ahead = queue[spot - unit]
                                 if since[ahead] != instant or ahead < task:
                                     break
@@ -301,12 +317,12 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     running[kind] += 1
                     if info[task, 6] != none:
                         level += row[info[task, 6]]
-                        if info[task, 7] != none:
+                        if info[task, 7] != none:  # without a consumer, staged bytes are never freed
                             freed_bytes[info[task, 7]] += row[info[task, 6]]
                     delay, work = row[info[task, 3]], row[info[task, 2]]
                     if delay > 0.0:
                         key = now + delay
-                        at = num_later
+                        at = num_later  # sift up
                         num_later += 1
                         while at > 0 and later_key[(at - 1) >> 1] > key:
                             later_key[at] = later_key[(at - 1) >> 1]
@@ -317,12 +333,15 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     elif work > 0.0:
                         g = info[task, 1]
                         base = class_ptr[g]
+                        # virtual time begins anew for an idle class, so that it stays small and keeps its digits
                         if size[g] == zero:
                             virtual[g] = 0.0
                             heap_key[base] = work
                             heap_task[base] = task
                         else:
+                            # lazily: a class progresses only when it is touched
                             virtual[g] += rate[g] * (now - updated[g])
+                            # in virtual time, keys of running tasks do not change when rates do
                             key = virtual[g] + work
                             slot = size[g]
                             while slot > zero:
@@ -339,7 +358,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         counts += digit[g]
                         updated[g] = now
                         is_touched[g] = True
-                    else:
+                    else:  # neither delay nor work: it ends in this instant, which takes another round
                         done[num_done] = task
                         num_done += 1
                 num_ready = 0
@@ -348,13 +367,17 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             peak = max(peak, level)
 
             # ---- the rates of these counts: known, or weighted max-min fair, priority after priority
+            # digits of the counts may have overflowed: all that follows would be wrong
             if most > _MOST_ACTIVE:
                 break
             if counts != solved:
                 solved = counts
+                # multiplicative hashing (Knuth, TAOCP 3, 6.4): 2 ** 64 over the golden ratio; 57 = 64 - 7 bits
                 entry = (counts * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(57)
+                # the same counts of another design have other rates
                 if known[entry] != counts or known_in[entry] != design:
                     solves += 1
+                    # new counts in more than every fourth instant: memory does not pay
                     if solves > 64 and 4 * solves > instant:
                         most = _MOST_ACTIVE + unit
                         break
@@ -365,8 +388,10 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     )  # fmt: skip
                     for g in range(classes):
                         solved_rate[entry, g] = fresh[g]
+                        # a quotient once, a product at each end
                         solved_pace[entry, g] = 1.0 / fresh[g] if fresh[g] > 0.0 else inf
                 for g in range(classes):
+                    # equal rates need no update, whose rounding would change bits
                     if size[g] > zero and solved_rate[entry, g] != rate[g]:
                         virtual[g] += rate[g] * (now - updated[g])
                         updated[g] = now
@@ -376,6 +401,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             upcoming = inf
             for g in range(classes):
                 if is_touched[g]:
+                    # ends of other classes stand: neither their rates nor their first tasks have changed
                     is_touched[g] = False
                     end[g] = inf
                     if size[g] > zero and rate[g] > 0.0:
@@ -385,23 +411,24 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             # ---- the next instant, and everything that ends in it
             if num_later > 0:
                 upcoming = min(upcoming, later_key[0])
-            if upcoming == inf:
+            if upcoming == inf:  # all have ended, or those that are left wait for ever; told apart below
                 break
             now = upcoming
-            instant += 1
-            latest = now + 1e-12 * now
+            instant += 1  # counted, because two instants may share one value of the clock
+            latest = now + 1e-12 * now  # one canonical instant, as in the event engine
             for g in range(classes):
                 if end[g] > latest:
                     continue
                 base = class_ptr[g]
                 while size[g] > zero:
+                    # the next in the heap may end in this instant, too
                     if updated[g] + (heap_key[base] - virtual[g]) * pace[g] > latest:
                         break
                     done[num_done] = heap_task[base]
                     num_done += 1
                     counts -= digit[g]
                     size[g] -= unit
-                    if size[g] > zero:
+                    if size[g] > zero:  # the last of the heap sifts down from its root
                         key, task = heap_key[base + size[g]], heap_task[base + size[g]]
                         slot = zero
                         while True:
@@ -417,7 +444,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             slot = child
                         heap_key[base + slot] = key
                         heap_task[base + slot] = task
-                virtual[g] += rate[g] * (now - updated[g])
+                virtual[g] += rate[g] * (now - updated[g])  # at the old rate, which held until now
                 updated[g] = now
                 is_touched[g] = True
             while num_later > 0 and later_key[0] <= latest:
@@ -439,7 +466,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 later_key[at] = key
                 later_task[at] = moved
                 work = row[info[task, 2]]
-                if work > 0.0:
+                if work > 0.0:  # the delay is over, and work begins
                     g = info[task, 1]
                     base = class_ptr[g]
                     if size[g] == zero:
@@ -467,6 +494,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 else:
                     done[num_done] = task
                     num_done += 1
+            # insertion sort: a few, often in order; completions then do not depend on classes or heaps
             for i in range(1, num_done):  # in order of their indices
                 task, at = done[i], i
                 while at > 0 and done[at - 1] > task:
@@ -475,9 +503,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 done[at] = task
         if most > _MOST_ACTIVE:
             crowded[design] = True
-            running[:] = 0
+            running[:] = 0  # abandoned in the middle; a design that ends leaves zeros
             continue
-        if completed != tasks:
+        if completed != tasks:  # a higher priority takes all of a resource for ever
             return 1
         totals[0, design], totals[1, design], totals[2, design] = now, peak, cu_s
         for kind in range(kinds):
@@ -526,6 +554,7 @@ def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
 
     Where no resource is short, each class gets its bound, in vector lanes; the other lanes are solved one by one.
     """
+    # words of 64 bits throughout: numba turns mixed signs into floats
     none, one, zero, inf = np.uint32(0xFFFFFFFF), np.uint64(1), np.uint64(0), np.inf
     classes, resources = np.uint64(priority.size), np.uint64(capacity.size)
     uses, laws = np.uint64(use_res.size), np.uint64(factor.size)
@@ -549,12 +578,13 @@ def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
                 of_factor = column_row + np.uint64(factor_at[law]) * width
                 for i in range(start, stop):
                     numbers[rate + i] *= numbers[of_factor + i]
-        count = np.float64(size[g])
+        count = np.float64(size[g])  # as a float, or lanes would convert it one by one
         for v in range(use_ptr[g], use_ptr[g + one]):
             of_use = column_row + np.uint64(use_at[v]) * width
             of_capacity = column_row + np.uint64(capacity_at[use_res[v]]) * width
             for i in range(start, stop):
                 limit, least = numbers[of_capacity + i] / (count * numbers[of_use + i]), numbers[rate + i]
+                # as `min` of `_solve`, but a select, which vectorises
                 numbers[rate + i] = limit if limit < least else least
         for v in range(use_ptr[g], use_ptr[g + one]):
             of_use, of_load = column_row + np.uint64(use_at[v]) * width, np.uint64(use_res[v]) * width
@@ -565,9 +595,10 @@ def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
     for res in range(resources):
         of_load, of_capacity = res * width, column_row + np.uint64(capacity_at[res]) * width
         for i in range(start, stop):
+            # a lane near or above a capacity; `_solve` decides whether it is short indeed
             short[i] |= np.uint64(loads[of_load + i] > numbers[of_capacity + i] * (1.0 - 1e-11))
     for i in range(start, stop):
-        if short[i] == zero:
+        if short[i] == zero:  # most lanes: bounds are the rates
             continue
         for res in range(resources):
             capacity[res] = numbers[column_row + np.uint64(capacity_at[res]) * width + i]
@@ -587,6 +618,7 @@ def _solve_together(  # noqa: C901, PLR0912, PLR0913, PLR0917
     for g in range(classes):
         rate, pace = rate_row + g * width, pace_row + g * width
         for i in range(start, stop):
+            # for all lanes, zero rates included: a select follows, and branches would stop vectorisation
             inverse = 1.0 / numbers[rate + i]
             numbers[pace + i] = inverse if numbers[rate + i] > 0.0 else inf
 
@@ -610,7 +642,7 @@ def _reorder(  # noqa: PLR0913, PLR0917
             spare[i] = numbers[row + order[i]]
         for i in range(start, stop):
             numbers[row + i] = spare[i]
-    for line in range(np.uint64(3)):
+    for line in range(np.uint64(3)):  # the three rows of words: design, code of the next ends, solved counts
         row = line * width
         for i in range(start, stop):
             spare_index[i] = of_design[row + order[i]]
@@ -654,6 +686,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     tasks, classes, resources = np.uint64(num_pred.size), np.uint64(priority.size), np.uint64(capacity_at.size)
     uses, laws, designs = np.uint64(use_res.size), np.uint64(factor_at.size), np.uint64(crowded.size)
     kinds = (np.uint64(totals.size) // designs - np.uint64(3)) // np.uint64(2)
+    # one bit of a word for each running task and for each vector of counts: both must be at most 64
     most, places, most_counts = min(np.uint64(WIDTH), designs), np.uint64(48), np.uint64(32)
     width = most + np.uint64(8)
     num_columns, solved_rows = np.uint64(columns.size) // designs, most_counts * classes
@@ -669,6 +702,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     pace_row = rate_row + solved_rows * width
     key_row = pace_row + solved_rows * width
     issued_row = key_row + places * width
+    # one array of rows, so that each lane loop runs over one piece of memory
     numbers = np.empty(issued_row + places * width)
     rows = column_row // width
     moved = np.empty(numbers.size // width, np.uint64)  # rows in use whose numbers differ from lane to lane
@@ -692,13 +726,15 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     ready, is_now = np.empty(tasks + one, np.uint32), np.zeros(classes, np.bool_)
     digit = np.empty(classes, np.uint64)
     for g in range(classes):
-        digit[g] = one << (np.uint64(8) * g)
+        digit[g] = one << (np.uint64(8) * g)  # as in `run`
     stage_ptr = np.zeros(tasks + one, np.uint32)
     token = np.empty(np.uint64(2) * tasks, np.uint64)  # what a task that works, or ended, adds to the mark of a group
     for t in range(np.uint64(2) * tasks):
+        # splitmix64 (Steele et al., OOPSLA 2014), so that marks of different groups hardly ever agree
         bits = (t + one) * np.uint64(0x9E3779B97F4A7C15)
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        # Zobrist hashing: the mark of a group is the exclusive or of tokens, in whatever order tasks end
         token[t] = bits ^ (bits >> np.uint64(31))
     for t in range(tasks):
         if info[t, 6] != none and info[t, 7] != none:
@@ -707,6 +743,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     for t in range(tasks):
         freeing[num_freeing] = t
         num_freeing += np.uint64(stage_ptr[t + one] > unit)
+    # counts to offsets (CSR)
     for t in range(tasks):
         stage_ptr[t + one] += stage_ptr[t]
     cap, weight, use, capacity = np.empty(classes), np.empty(classes), np.empty(uses), np.empty(resources)
@@ -722,7 +759,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         for i in range(num_lanes):
             of_design[i] = block + i
             of_design[code + i] = zero
-            of_design[solved_in + i] = one
+            of_design[solved_in + i] = one  # bit 0: the rates of no active tasks, which are filled in below
         num_moved = rows
         for line in range(rows):
             moved[line] = line * width
@@ -738,16 +775,16 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 numbers[row + i] = columns[column * designs + block + i]
             for i in range(num_lanes):
                 differing += np.uint64(numbers[row + i] != numbers[row])
-            moved[num_moved] = row
+            moved[num_moved] = row  # a column that is equal in all lanes need not move with them
             num_moved += np.uint64(differing > zero)
-        at, num_counts, most_places = zero, one, zero
+        at, num_counts, most_places = zero, one, zero  # entry 0 is for no active tasks
         for t in range(tasks):
             pending[at, t] = num_pred[t]
             staged[at, t] = 0
         size[at, :] = 0
         running[at, :] = 0
         for k in range(places):
-            free[at, k] = places - k - one
+            free[at, k] = places - k - one  # a stack, the lowest place on top, so that few rows come into use
         first[at], last[at], num_running[at], num_frees[at] = zero, num_lanes, zero, places
         counts[at] = completed[at] = progress[at] = mark[at] = alone[at] = entry_of[at] = zero
         live[0], num_live, is_solved[at] = at, one, one
@@ -764,16 +801,18 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             # ---- the group that is least far
             chosen = zero
             for k in range(one, num_live):
+                # the least far first: others wait for it, so that groups can meet and merge
                 if progress[live[k]] < progress[live[chosen]]:
                     chosen = k
             at = live[chosen]
             low, high = first[at], last[at]
             num_steps += 1
-            num_alike += high - low
+            num_alike += high - low  # lanes that took this step together, to judge whether lockstep pays
 
             # ---- where not all designs do alike, the group parts
             differing = zero
             for i in range(low, high):
+                # another set of running tasks ends next
                 differing += np.uint64(of_design[code + i] != of_design[code + low])
             if differing > zero:
                 num_like = high - low - differing
@@ -791,6 +830,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         else:
                             order[back] = i
                             back += one
+                    # like ones first, each side in its old order
                     _reorder(numbers, of_design, moved[:num_moved], order, width, start, stop, spare, spare_index)
                 high = low + num_like
                 num_unused -= one
@@ -814,6 +854,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 first[new], last[new], num_running[new] = high, last[at], num_running[at]
                 counts[new], completed[new], progress[new] = counts[at], completed[at], progress[at]
                 mark[new], num_frees[new], entry_of[new] = mark[at], num_frees[at], entry_of[at]
+                # both start to count anew how long they are alone
                 is_solved[new], alone[new], alone[at] = is_solved[at], zero, zero
                 last[at] = high
 
@@ -823,26 +864,28 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             now_counts, num_ended, state = counts[at], completed[at], mark[at]
             for k in range(num_active):
                 task, place = np.uint64(run_task[at, k]), run_place[at, k]
-                ends_now, g = (ended_code >> k) & one == one, np.uint64(info[task, 1])
+                ends_now, g = (ended_code >> k) & one == one, np.uint64(info[task, 1])  # bit k: the running task k ends
                 if ends_now and not is_later[at, k]:
                     now_counts -= digit[g]
                     size[at, g] -= unit
                     is_now[g] = True
-                if ends_now and not (
+                if ends_now and not (  # a delay that is over ends its task only if there is no work
                     is_later[at, k] and numbers[column_row + np.uint64(info[task, 2]) * width + low] > 0.0
                 ):
                     done[num_done], done_place[num_done] = task, place
                     num_done += one
                     continue
                 if ends_now:
-                    order[num_begun] = still
+                    order[num_begun] = still  # `order` is free here, and serves as scratch
                     num_begun += one
+                    # a task that works, not one that waits: groups that differ in this do not merge
                     state ^= token[tasks + task]
                 run_task[at, still], run_place[at, still] = task, place
                 is_later[at, still] = is_later[at, k] and not ends_now
                 still += one
             num_active = still
             of_rate = rate_row + entry_of[at] * classes * width
+            # classes that lose a task progress to now at the rates of until now
             for g in range(classes):
                 if is_now[g]:
                     virtual, updated, rate = virtual_row + g * width, updated_row + g * width, of_rate + g * width
@@ -880,7 +923,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     kind, members = np.uint64(info[task, 4]), np.float64(info[task, 8])
                     state ^= token[task]
                     running[at, kind] -= 1
-                    if place < places:
+                    if place < places:  # tasks without delay and work took no place, and last no time
                         issued, busy = issued_row + place * width, busy_row + kind * width
                         begun, spent = begun_row + kind * width, spent_row + kind * width
                         if running[at, kind] == 0:
@@ -895,6 +938,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         free[at, num_free] = place
                         num_free += one
                     if staged[at, task] > np.uint32(0):
+                        # summed in the order of issue, then subtracted at once: the order of `run`, and so its bits
                         for i in range(low, high):
                             spare[i] = 0.0
                         for j in range(staged[at, task]):
@@ -934,16 +978,17 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         done[num_done], done_place[num_done] = task, places
                         num_done += one
                         continue
-                    if num_free == zero:
+                    if num_free == zero:  # `places` tasks run
                         is_over = True  # too many tasks at once
                         break
                     num_free -= one
                     place, g = free[at, num_free], np.uint64(info[task, 1])
-                    if place == most_places:
+                    if place == most_places:  # its first use: from now on its rows move with the lanes
                         moved[num_moved], moved[num_moved + one] = key_row + place * width, issued_row + place * width
                         num_moved += np.uint64(2)
                         most_places += one
                     issued = issued_row + place * width
+                    # by index, so that ties end in the order of `run`
                     spot = num_active
                     while spot > zero and run_task[at, spot - one] > task:
                         run_task[at, spot], run_place[at, spot] = run_task[at, spot - one], run_place[at, spot - one]
@@ -959,12 +1004,12 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             numbers[key + i] = numbers[i] + numbers[delay + i]
                         continue
                     key, virtual, updated = key_row + place * width, virtual_row + g * width, updated_row + g * width
-                    if size[at, g] == np.uint32(0):
+                    if size[at, g] == np.uint32(0):  # an idle class: as in `run`
                         for i in range(low, high):
                             numbers[virtual + i] = 0.0
                             numbers[key + i] = numbers[work + i]
                             numbers[updated + i] = numbers[i]
-                    elif is_now[g]:
+                    elif is_now[g]:  # its virtual time is at now already
                         for i in range(low, high):
                             numbers[key + i] = numbers[virtual + i] + numbers[work + i]
                     else:
@@ -976,13 +1021,13 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     is_now[g] = True
                     size[at, g] += unit
                     now_counts += digit[g]
-                    is_over = is_over or size[at, g] > _MOST_ACTIVE
+                    is_over = is_over or size[at, g] > _MOST_ACTIVE  # digits must not overflow
                 num_ready = zero
                 if num_done == zero or is_over:
                     break
             num_ready = num_done = zero
             if rises:
-                for i in range(low, high):
+                for i in range(low, high):  # once an instant, after its rounds: bytes freed in it do not count
                     peak, level = numbers[peak_row + i], numbers[level_row + i]
                     numbers[peak_row + i] = level if level > peak else peak
 
@@ -992,7 +1037,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 while entry < num_counts and known[entry] != now_counts:
                     entry += one
                 if entry == num_counts:
-                    is_over = num_counts == most_counts
+                    is_over = num_counts == most_counts  # no entry is left: designs with that many rates are not alike
                     if not is_over:
                         known[entry] = now_counts
                         num_counts += one
@@ -1003,9 +1048,10 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                                 num_moved += np.uint64(2)
                 if not is_over:
                     here, of_new = one << entry, rate_row + entry * classes * width
-                    if is_solved[at] & here == zero:
+                    if is_solved[at] & here == zero:  # not solved in all lanes of this group
                         is_solved[at] |= here
                         start, stop = low, high
+                        # after a merge, lanes at either side may be solved; only those between are solved again
                         while start < stop and of_design[solved_in + start] & here > zero:
                             start += one
                         while start < stop and of_design[solved_in + stop - one] & here > zero:
@@ -1026,6 +1072,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                                 changes = numbers[new_rate + i] != numbers[rate + i]
                                 passed = numbers[i] - numbers[updated + i]
                                 gone = numbers[virtual + i] + numbers[rate + i] * passed
+                                # lanes whose rate stays are not updated, as in `run`: equal bits
                                 numbers[virtual + i] = gone if changes else numbers[virtual + i]
                                 numbers[updated + i] = numbers[i] if changes else numbers[updated + i]
                     entry_of[at] = entry
@@ -1033,7 +1080,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 is_now[g] = False
 
             # ---- the next instant, and what ends in it
-            if num_active == zero and not is_over:
+            if num_active == zero and not is_over:  # nothing runs: the group is at its end
                 if num_ended != tasks:
                     return -1
                 for i in range(low, high):
@@ -1055,6 +1102,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     line, key = k * width, key_row + run_place[at, k] * width
                     if is_later[at, k]:
                         for i in range(low, high):
+                            # the key of a delay is a time, not a virtual time
                             ended, soonest = numbers[key + i], spare[i]
                             ends[line + i] = ended
                             spare[i] = ended if ended < soonest else soonest
@@ -1067,24 +1115,26 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                                 (numbers[updated + i] + (numbers[key + i] - numbers[virtual + i]) * numbers[pace + i]),
                                 spare[i],
                             )
+                            # the pace of a rate of 0 is infinite; infinity times 0 would be no number
                             ended = ended if numbers[rate + i] > 0.0 else inf
                             ends[line + i] = ended
                             spare[i] = ended if ended < soonest else soonest
                 waiting = zero
                 for i in range(low, high):
                     waiting += np.uint64(spare[i] == inf)
-                    numbers[i] = spare[i]
+                    numbers[i] = spare[i]  # row 0 is the clock of each lane
                     spare[i] += 1e-12 * spare[i]
-                if waiting > zero:
+                if waiting > zero:  # in some lane, nothing ends any more
                     return -1
                 for i in range(low, high):
-                    of_design[code + i] = one
+                    of_design[code + i] = one  # one running task ends in any case
                 if num_active > one:
                     for i in range(low, high):
                         of_design[code + i] = zero
                     for k in range(num_active):
                         line, here = k * width, one << k
                         for i in range(low, high):
+                            # bit k in each lane where task k ends in this instant
                             of_design[code + i] |= here if ends[line + i] <= spare[i] else zero
             progress[at] += num_ended - completed[at]
             counts[at], completed[at], mark[at] = now_counts, num_ended, state
@@ -1094,6 +1144,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             # ---- a group that is alone for as long as its designs would take one by one is left to `run`
             lanes = high - low
             if not is_over and num_active > zero:
+                # its designs one by one, from their start, take less than the steps that are left
                 is_over = alone[at] * _FEW >= lanes * tasks and lanes * tasks < _FEW * (tasks - num_ended)
             if is_over or num_active == zero:
                 for i in range(low, high):
@@ -1107,17 +1158,20 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             # ---- a group that is at the same point becomes one with it
             for k in range(num_live):
                 other = live[k]
+                # cheap tests first; equal marks may collide, so all is compared below
                 if other == at or mark[other] != state or progress[other] != progress[at]:
                     continue
                 is_same = num_running[other] == num_active
                 for t in range(tasks):
-                    is_same &= pending[other, t] == pending[at, t]
+                    is_same &= pending[other, t] == pending[at, t]  # the same tasks have ended
                     is_same &= staged[other, t] == staged[at, t]
                 for j in range(num_active):
+                    # and the same run, in the same phase
                     is_same &= run_task[other, j] == run_task[at, j] and is_later[other, j] == is_later[at, j]
                 for c in range(num_freeing):
                     t = freeing[c]
                     for j in range(stage_ptr[t], stage_ptr[t] + staged[at, t]):
+                        # bytes are freed in the order of issue: another order, other bits
                         is_same &= stager[other, j] == stager[at, j]
                 if not is_same:
                     continue
@@ -1147,7 +1201,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             last[group] += lanes
                 first[at] = min(first[at], first[other])
                 last[at] = before + lanes
-                is_solved[at] &= is_solved[other]
+                is_solved[at] &= is_solved[other]  # only rates that all lanes of both have
                 alone[at] = zero
                 num_live -= one
                 live[k] = live[num_live]
@@ -1155,6 +1209,7 @@ def run_together(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 num_unused += one
                 break
         block += most
+        # fewer than ten lanes to a step in this block: single runs are as fast
         if num_alike < _FEW * np.uint64(num_steps - begun_at):  # so will it be with the others
             for i in range(block, designs):
                 crowded[i] = True

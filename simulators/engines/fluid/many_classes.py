@@ -44,14 +44,14 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
 
     all_issued, all_finished: [B, T], or one row as scratch. totals: rows [3 + 2 kinds, B].
     """
-    none = np.uint32(0xFFFFFFFF)
+    none = np.uint32(0xFFFFFFFF)  # index -1 as an unsigned number: no pool, no column, no group
     unit = np.uint32(1)
     zero = np.uint32(0)
     tasks, classes, resources = num_pred.size, priority.size, capacity_at.size
     pools, uses, laws = slots.size, use_res.size, factor_at.size
     kinds = (totals.shape[0] - 3) // 2
     inf = np.inf
-    pending = np.empty(tasks, np.uint32)
+    pending = np.empty(tasks, np.uint32)  # predecessors that have not ended
     cap, weight, use = np.empty(classes), np.empty(classes), np.empty(uses)
     capacity = np.empty(resources)
     # classes: count, change of count over the instant, rate, 1 / rate, virtual time, time of its last update
@@ -76,13 +76,17 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
     part, in_part = np.empty(resources, np.uint32), np.zeros(resources, np.bool_)
     parties, in_parties = np.empty(classes, np.uint32), np.zeros(classes, np.bool_)
     left, demand, fresh = np.empty(resources), np.empty(resources), np.empty(classes)
+    # classes whose rates still rise in progressive filling
     rising = np.empty(classes, np.bool_)
     later_key, later_task = np.empty(tasks), np.empty(tasks, np.uint32)  # heap of delays
     queue, first, last = np.empty(tasks, np.uint32), np.empty(pools, np.uint32), np.empty(pools, np.uint32)
+    # instant in which a task became ready, and free slots of each pool
     since, free = np.empty(tasks, np.int64), np.empty(pools, np.int64)
+    # one entry to spare: an append writes before it knows whether it counts
     done, ready = np.empty(tasks, np.uint32), np.empty(tasks + 1, np.uint32)
+    # tasks of each kind in flight, and since when there are any
     running, begun = np.zeros(kinds, np.int64), np.empty(kinds)
-    busy, spent = np.empty(kinds), np.empty(kinds)
+    busy, spent = np.empty(kinds), np.empty(kinds)  # union of the intervals of a kind, and their sum
     freed_bytes = np.empty(tasks)  # staged bytes that the end of a task frees
 
     for design in range(values.shape[0]):
@@ -114,9 +118,9 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         for kind in range(kinds):
             busy[kind] = 0.0
             spent[kind] = 0.0
-        soonest[:] = inf
+        soonest[:] = inf  # leaves beyond the last class stay at infinity, and never win
         now, instant = 0.0, 0
-        level = peak = cu_s = 0.0
+        level = peak = cu_s = 0.0  # staged bytes now and at most, and the integral of occupied CUs over time
         num_later = num_touched = num_done = completed = num_ready = 0
         for t in range(tasks):
             pending[t] = num_pred[t]
@@ -128,15 +132,16 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         while True:
             # ---- rounds of one instant: completions and newly ready tasks, then grants
             while True:
+                # `info`: pool, class, work, delay, kind, CUs, staged bytes, consumer, members
                 for i in range(num_done):
                     task = done[i]
                     finished[task] = now
                     span = now - issued[task]
                     kind = info[task, 4]
                     running[kind] -= 1
-                    if running[kind] == 0:
+                    if running[kind] == 0:  # the last of its kind: an interval of the union closes
                         busy[kind] += now - begun[kind]
-                    spent[kind] += info[task, 8] * span
+                    spent[kind] += info[task, 8] * span  # a task stands for that many identical ones
                     if info[task, 5] != none:
                         cu_s += row[info[task, 5]] * span
                     level -= freed_bytes[task]
@@ -146,6 +151,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     for j in range(succ_ptr[task], succ_ptr[task + unit]):
                         follower = succ[j]
                         pending[follower] -= unit
+                        # without a branch: written always, counted once no predecessor is left
                         ready[num_ready] = follower
                         num_ready += pending[follower] == zero
                 completed += num_done
@@ -162,6 +168,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         else:
                             since[task] = instant
                             spot = last[pool]
+                            # insertion from the end: earlier instants stay ahead, in one instant lower indices do
                             while spot > first[pool]:
                                 ahead = queue[spot - unit]
                                 if since[ahead] != instant or ahead < task:
@@ -186,14 +193,14 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     running[kind] += 1
                     if info[task, 6] != none:
                         level += row[info[task, 6]]
-                        if info[task, 7] != none:
+                        if info[task, 7] != none:  # without a consumer, staged bytes are never freed
                             freed_bytes[info[task, 7]] += row[info[task, 6]]
                     delay, work = row[info[task, 3]], row[info[task, 2]]
                     if delay > 0.0:
                         key = now + delay
                         at = num_later
                         num_later += 1
-                        while at > 0 and later_key[(at - 1) >> 1] > key:
+                        while at > 0 and later_key[(at - 1) >> 1] > key:  # sift up
                             later_key[at] = later_key[(at - 1) >> 1]
                             later_task[at] = later_task[(at - 1) >> 1]
                             at = (at - 1) >> 1
@@ -202,11 +209,13 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     elif work > 0.0:
                         g = info[task, 1]
                         base = class_ptr[g]
+                        # virtual time begins anew for an idle class, so that it stays small and keeps its digits
                         if size[g] == zero:
                             virtual[g] = 0.0
                             heap_key[base] = work
                             heap_task[base] = task
                         else:
+                            # lazily: a class progresses only when it is touched
                             virtual[g] += rate[g] * (now - updated[g])
                             key = virtual[g] + work
                             slot = size[g]
@@ -226,7 +235,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             is_touched[g] = True
                             touched[num_touched] = g
                             num_touched += 1
-                    else:
+                    else:  # neither delay nor work: it ends in this instant, which takes another round
                         done[num_done] = task
                         num_done += 1
                 num_ready = 0
@@ -240,7 +249,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             for i in range(num_touched):
                 g = touched[i]
                 delta = change[g]
-                if delta == 0:
+                if delta == 0:  # as many came as went: rates stay
                     continue
                 change[g] = 0
                 old = count[g]
@@ -248,21 +257,23 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 is_shifted[g] = True
                 shifted[num_shifted] = g
                 num_shifted += 1
+                # the class itself became active or idle, which may switch its group
                 if laws > 0 and group_of[g] != none and (old == 0 or count[g] == 0):
                     group = group_of[g]
                     before_it = active[group]
                     active[group] += 1 if old == 0 else -1
+                    # the group became active or idle: caps of other groups may change
                     flipped = flipped or before_it == 0 or active[group] == 0
                 for v in range(use_ptr[g], use_ptr[g + unit]):
                     res = use_res[v]
                     users[res] += delta
-                    if old == 0:
+                    if old == 0:  # the class became active: its uses enter the lists
                         after[v] = head[res]
                         before[v] = none
                         if head[res] != none:
                             before[head[res]] = np.uint32(v)
                         head[res] = np.uint32(v)
-                    elif count[g] == 0:
+                    elif count[g] == 0:  # it became idle: they leave them
                         if before[v] != none:
                             after[before[v]] = after[v]
                         else:
@@ -270,6 +281,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         if after[v] != none:
                             before[after[v]] = before[v]
             if flipped:
+                # which classes the law names is not asked: flips are rare, and an equal bound changes nothing below
                 for other in range(classes):
                     if count[other] > 0 and group_of[other] != none and not is_shifted[other]:
                         is_shifted[other] = True
@@ -286,20 +298,22 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     for s in range(laws):
                         if slowed[s, 0] == group_of[g] and active[slowed[s, 1]] > 0:
                             best *= row[factor_at[s]]
-                members = max(count[g], 1)
+                members = max(count[g], 1)  # an idle class keeps a finite bound, and adds no load
                 for v in range(use_ptr[g], use_ptr[g + unit]):
                     best = min(best, capacity[use_res[v]] / (members * use[v]))
+                # the last test: filling had held it below its bound, and may do so no longer
                 if best != bound[g] or count[g] == 0 or flow[g] != count[g] * best or rate[g] != best:
-                    if updated[g] < now and count[g] > 0:
+                    if updated[g] < now and count[g] > 0:  # progress at the old rate, before it is replaced
                         virtual[g] += rate[g] * (now - updated[g])
                         updated[g] = now
                     bound[g] = best
-                    rate[g] = best
+                    rate[g] = best  # until filling says otherwise, for classes on a short resource alone
                     pace[g] = 1.0 / best
                     more = count[g] * best - flow[g]
                     flow[g] = count[g] * best
                     for v in range(use_ptr[g], use_ptr[g + unit]):
                         res = use_res[v]
+                        # exactly 0 without users, so that rounding of added differences does not pile up
                         load[res] = load[res] + more * use[v] if users[res] > 0 else 0.0
                         if not is_dirty[res]:
                             is_dirty[res] = True
@@ -316,6 +330,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 res = dirty[i]
                 is_dirty[res] = False
                 was = over[res]
+                # rounding: a resource used to exactly its capacity is not short
                 over[res] = load[res] > capacity[res] * (1.0 + 1e-11)
                 if not over[res] and load[res] > capacity[res] * (1.0 - 1e-11):
                     # just saturated: a class with a small demand may get far less than its bound, so solve for it
@@ -325,15 +340,16 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             over[res] = True
                             break
                         use_of = after[use_of]
-                if was or over[res]:
+                if was or over[res]:  # what was short and is no longer releases its users
                     in_part[res] = True
                     part[num_part] = res
                     num_part += 1
+            # breadth first: users of those resources, and the short resources that these also use
             i = 0
             while i < num_part:
                 use_of = head[part[i]]
                 i += 1
-                while use_of != none:
+                while use_of != none:  # an unsaturated resource couples nothing, and is not followed
                     g = use_class[use_of]
                     if not in_parties[g]:
                         in_parties[g] = True
@@ -352,10 +368,10 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 for i in range(num_part):
                     left[part[i]] = capacity[part[i]]
                 for i in range(num_parties):
-                    fresh[parties[i]] = -1.0
+                    fresh[parties[i]] = -1.0  # below any rate: not yet solved
                 unsolved = num_parties
                 while unsolved > 0:
-                    served = none
+                    served = none  # the largest number: any priority is before it
                     for i in range(num_parties):
                         g = parties[i]
                         if fresh[g] < 0.0 and priority[g] < served:
@@ -375,6 +391,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         for i in range(num_parties):
                             g = parties[i]
                             if rising[g]:
+                                # what is left until it meets its bound
                                 rise = min(rise, (bound[g] - fresh[g]) / weight[g])
                                 for v in range(use_ptr[g], use_ptr[g + unit]):
                                     res = use_res[v]
@@ -384,6 +401,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             res = part[i]
                             if demand[res] > 0.0:
                                 rise = min(rise, left[res] / demand[res])
+                        # what stops within rounding of this rise stops with it, not in a further pass
                         limit = rise * (1.0 + 1e-12)
                         for i in range(num_part):  # a negative demand marks an exhausted resource
                             res = part[i]
@@ -395,11 +413,12 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                             g = parties[i]
                             if rising[g]:
                                 room = bound[g] - fresh[g]
-                                full = room <= limit * weight[g]
+                                full = room <= limit * weight[g]  # at its bound it gets that to the last bit
                                 fresh[g] = bound[g] if full else fresh[g] + rise * weight[g]
                                 for v in range(use_ptr[g], use_ptr[g + unit]):
                                     res = use_res[v]
                                     if in_part[res] and over[res] and demand[res] < 0.0:
+                                        # rising any further would take more than a resource has
                                         full = True
                                 if full:
                                     rising[g] = False
@@ -407,12 +426,12 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 for i in range(num_parties):
                     g = parties[i]
                     in_parties[g] = False
-                    if fresh[g] != rate[g]:
+                    if fresh[g] != rate[g]:  # equal rates need no update, whose rounding would change bits
                         if updated[g] < now:
                             virtual[g] += rate[g] * (now - updated[g])
                             updated[g] = now
                         rate[g] = fresh[g]
-                        pace[g] = 1.0 / fresh[g] if fresh[g] > 0.0 else inf
+                        pace[g] = 1.0 / fresh[g] if fresh[g] > 0.0 else inf  # a quotient once, a product at each end
                         if not is_touched[g]:
                             is_touched[g] = True
                             touched[num_touched] = g
@@ -421,6 +440,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 in_part[part[i]] = False
             for i in range(num_touched):
                 g = touched[i]
+                # only classes whose rate or first task changed play again
                 is_touched[g] = False
                 end = inf
                 base = class_ptr[g]
@@ -430,6 +450,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 soonest[node], champion[node] = end, heap_task[base]
                 while node > 1:  # without branches, which would be unpredictable
                     other = soonest[node ^ 1]
+                    # the sibling where it is earlier; ties stay with this class
                     winner = champion[node ^ np.int64(other < best)]
                     best = min(best, other)
                     node >>= 1
@@ -438,16 +459,16 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             num_touched = 0
 
             # ---- the next instant, and everything that ends in it
-            upcoming = soonest[1]
+            upcoming = soonest[1]  # the root
             if num_later > 0:
                 upcoming = min(upcoming, later_key[0])
-            if upcoming == inf:
+            if upcoming == inf:  # all have ended, or those that are left wait for ever; told apart below
                 break
             now = upcoming
-            instant += 1
-            latest = now + 1e-12 * now
+            instant += 1  # counted, because two instants may share one value of the clock
+            latest = now + 1e-12 * now  # one canonical instant, as in the event engine
             height, top = 0, np.int64(1)
-            while soonest[top] <= latest:
+            while soonest[top] <= latest:  # down from the root, into each part that holds an end of this instant
                 task = champion[top]
                 g = info[task, 1]
                 node = leaves + np.int64(g)
@@ -457,12 +478,12 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         height += 1
                     node >>= 1
                 base = class_ptr[g]
-                while True:
+                while True:  # further tasks of the class may end in the instant, too
                     done[num_done] = task
                     num_done += 1
                     change[g] -= 1
                     size[g] -= unit
-                    if size[g] > zero:
+                    if size[g] > zero:  # the last of the heap sifts down from its root
                         key, task = heap_key[base + size[g]], heap_task[base + size[g]]
                         slot = zero
                         while True:
@@ -481,7 +502,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     if size[g] == zero or updated[g] + (heap_key[base] - virtual[g]) * pace[g] > latest:
                         break
                     task = heap_task[base]
-                if size[g] > zero:
+                if size[g] > zero:  # what is left has progressed at the rate that held until now
                     virtual[g] += rate[g] * (now - updated[g])
                     updated[g] = now
                 if not is_touched[g]:
@@ -492,7 +513,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     break
                 height -= 1
                 top = np.int64(stack[height])
-            while num_later > 0 and later_key[0] <= latest:
+            while num_later > 0 and later_key[0] <= latest:  # delays that are over
                 task = later_task[0]
                 num_later -= 1
                 key, moved = later_key[num_later], later_task[num_later]
@@ -541,7 +562,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                 else:
                     done[num_done] = task
                     num_done += 1
-        if completed != tasks:
+        if completed != tasks:  # a higher priority takes all of a resource for ever
             return 1
         totals[0, design], totals[1, design], totals[2, design] = now, peak, cu_s
         for kind in range(kinds):
