@@ -57,12 +57,13 @@ _FUSED = 1.5  # transforms inside a Winograd kernel, over its multiplications (c
 _GRADIENT = 1.15  # of the filter pass: index arithmetic on both operands (as in simulators.costs.convolution)
 _FFT_WORK = 4.0  # of butterflies, over that of multiplications with additions (as in simulators.costs.convolution)
 _FILL = 4  # workgroups of a CU up to which a filter gradient is split
+# of sums of a workgroup, from the widest reuse to the least
 _TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (32, 32), (8, 128))
-_FUSED_TILES = ((64, 64), (32, 128), (32, 32))
-_COMPLEX_TILES = ((64, 64), (64, 32), (32, 64), (32, 32), (64, 16))
+_FUSED_TILES = ((64, 64), (32, 128), (32, 32))  # a fused Winograd kernel needs registers for its transforms, too
+_COMPLEX_TILES = ((64, 64), (64, 32), (32, 64), (32, 32), (64, 16))  # a complex sum takes two registers
 _REGISTERS = 256  # of a thread, where a CU holds one workgroup
 _OTHER_REGISTERS = 40  # of a thread, beside its sums
-_FFT_SIDES = (16, 32, 64, 128, 256)
+_FFT_SIDES = (16, 32, 64, 128, 256)  # of whole images; larger ones are tiled
 _LDS_POINTS = 4096  # of an FFT's tiles in a workgroup
 
 Tensors = dict[str, tuple[int, ...]]
@@ -124,7 +125,7 @@ class ConvolutionPass(Frozen):
 def unsupported_reason(layer: ConvolutionPass) -> str:
     """Why an algorithm does not serve a shape; '' where it does."""
     name = layer.algorithm
-    if min(layer.h + 2 * layer.pad_h - layer.r, layer.w + 2 * layer.pad_w - layer.s) < 0:
+    if min(layer.h + 2 * layer.pad_h - layer.r, layer.w + 2 * layer.pad_w - layer.s) < 0:  # no output pixel at all
         return f"the filter of {layer.r} x {layer.s} is larger than the padded image"
     if name in ("gemm", "implicit_gemm"):
         return ""
@@ -134,17 +135,19 @@ def unsupported_reason(layer: ConvolutionPass) -> str:
 
 
 def _no_winograd(layer: ConvolutionPass) -> str:
-    if layer.taps != (3, 3):
+    if layer.taps != (3, 3):  # F(2x2, 3x3) and F(4x4, 3x3) are what libraries have
         return f"{layer.algorithm} is for filters of 3 x 3, not {layer.r} x {layer.s}"
     fused = layer.algorithm == "winograd" and layer.direction == "backward_filter"
     return "winograd has no filter pass" if fused else ""
 
 
 def _no_fft(layer: ConvolutionPass) -> str:
-    if max(layer.taps) < 3:
+    if max(layer.taps) < 3:  # transforms would cost more than they save
         return f"{layer.algorithm} is for filters of 3 and more on a side"
     if layer.algorithm == "fft_tiling":
+        # less than half a tile would be output
         return "filters are larger than half a tile of 32" if max(layer.taps) > 16 else ""
+    # zeros around, so that the cyclic convolution equals the linear one
     side, most = max(layer.h + 2 * layer.pad_h, layer.w + 2 * layer.pad_w), _FFT_SIDES[-1]
     return f"padded images have {side} pixels on a side, and the largest transform {most}" if side > most else ""
 
@@ -178,6 +181,7 @@ def _layer(kernel: Convolution, application: Application) -> ConvolutionPass:
     (n, c, h, w), (k, _, r, s) = application.tensors[kernel.x], application.tensors[kernel.w]
     sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "pad_h": kernel.pad[0], "pad_w": kernel.pad[1]}
     strides = {"stride_v": kernel.stride[0], "stride_h": kernel.stride[1]}
+    # the name of its output tells layers apart
     return ConvolutionPass(name=kernel.y, algorithm=application.algorithm, **sizes, **strides)
 
 
@@ -191,6 +195,7 @@ def written_out(application: Application, cus: int) -> Application:
                 layer = kernels(_layer(kernel, application), cus)
                 count += 1
                 names = {"x": kernel.x, "w": kernel.w, "y": kernel.y}
+                # scratch tensors of several layers must not share a name
                 names |= {name: f"{name} of convolution {count}" for name in layer.tensors if name not in names}
                 tensors |= {names[name]: sizes for name, sizes in layer.tensors.items()}
                 group_kernels += [_rename_tensors(part, names) for part in layer.groups[0].kernels]
@@ -210,7 +215,7 @@ def _rename_tensors(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
 
 def feed(rows: float, cols: float) -> float:
     """e(a, b): the time of a tile's arithmetic over that of the widest tile."""
-    return (1 + _FEED * (16 / rows + 16 / cols)) / (1 + _FEED / 4)
+    return (1 + _FEED * (16 / rows + 16 / cols)) / (1 + _FEED / 4)  # 1 for a tile of 128 x 128, the widest
 
 
 def _chosen(groups: Callable[[int, int], int], cus: int, tiles: Iterable[tuple[int, int]], wide: int = 1) -> Any:
@@ -219,14 +224,15 @@ def _chosen(groups: Callable[[int, int], int], cus: int, tiles: Iterable[tuple[i
     def busiest(tile: tuple[int, int]) -> float:
         return math.ceil(groups(*tile) / cus) * tile[0] * tile[1] * feed(wide * tile[0], wide * tile[1])
 
-    return min(tiles, key=busiest)
+    return min(tiles, key=busiest)  # ties go to the wider tile, which is listed first
 
 
 def _loop(tile: tuple[int, int], depth: float, wide: int = 1) -> dict[str, Any]:
     """Fields of a tile's inner loop over `depth` steps: its work, and the workgroups that a CU holds."""
-    sums = tile[0] * tile[1] * wide / 256
+    sums = tile[0] * tile[1] * wide / 256  # threads of a workgroup
+    # registers, not waves, limit how many workgroups a CU holds
     workgroups = max(1, int(_REGISTERS / (sums + _OTHER_REGISTERS)))
-    work = feed(wide * tile[0], wide * tile[1]) * (1 + _PROLOGUE / depth)
+    work = feed(wide * tile[0], wide * tile[1]) * (1 + _PROLOGUE / depth)  # weighs most where the loop is short
     return {"tile": tile, "held": workgroups, "work": work}
 
 
@@ -247,8 +253,9 @@ def _pass(layer: ConvolutionPass, cus: int) -> Made:
     if layer.direction == "forward":
         fields = _implicit(("x", "w", "y"), (layer.k, layer.n * layer.oh * layer.ow, layer.c), layer.taps, cus)
     else:
+        # data: the roles of x and y change, and filters and channels
         fields = _implicit(("y", "w", "x"), (layer.c, layer.n * layer.h * layer.w, layer.k), layer.taps, cus)
-        pads = (max(layer.r - 1 - layer.pad_h, 0), max(layer.s - 1 - layer.pad_w, 0))
+        pads = (max(layer.r - 1 - layer.pad_h, 0), max(layer.s - 1 - layer.pad_w, 0))  # of the transposed convolution
         geometry = {**geometry, "pad": pads, "backward": layer.is_strided}
     return _images(layer), [ImplicitGemm(**fields, **geometry)]
 
@@ -268,7 +275,7 @@ def _gradient(
 ) -> Made:
     """The filters' gradient from y and x, or from y and columns. shape: of y; images: the other's name and channels."""
     name, channels = images
-    direct = name == "x"
+    direct = name == "x"  # by windows of the images; else by columns that lie in memory
     geometry: dict[str, Any] = {"taps": (1, 1)}
     if direct:
         strides, pads = (layer.stride_v, layer.stride_h), (layer.pad_h, layer.pad_w)
@@ -280,14 +287,15 @@ def _gradient(
         chunks, parts = _parts(groups, shape, cus)
         return chunks * tile[0] * tile[1] * feed(*tile), parts
 
+    # a tile of columns holds all taps of a channel at least
     fit = [tile for tile in _TILES if tile[1] >= area] or [_TILES[0]]
     tile = min(fit, key=busiest)
-    parts = busiest(tile)[1]
+    parts = busiest(tile)[1]  # again for the best tile: `busiest` chose them with it
     several = math.prod(parts)
     loop = _loop(tile, max(1.0, pixels / several))
     loop["work"] *= _GRADIENT if direct else 1.0
     fields: dict[str, Any] = {**geometry, **loop, "parts": parts, "multiplies": float(area)}
-    into = "parts" if several > 1 else "w"
+    into = "parts" if several > 1 else "w"  # sums of parts need a tensor of their own, and a kernel that adds them
     gradient_kernels: list[Kernel] = [FilterGradient(kind="filter_gradient", x=name, y="y", w=into, **fields)]
     if several > 1:
         tensors = {**tensors, "parts": (several, *tensors["w"])}
@@ -301,11 +309,14 @@ def _parts(groups: int, shape: tuple[int, int, int, int], cus: int) -> tuple[int
     """
     n, _, high, wide = shape
     chunks = math.ceil(high / pixel_tile((1, high, wide), CHUNK)[1])
+    # no split where the tiles alone fill the CUs
     most, choices = max(1, _FILL * cus // groups), list[tuple[int, int, tuple[int, int]]]()
+    # each number of parts that changes how many turns the largest takes
     for images in {math.ceil(n / turns) for turns in range(1, n + 1)}:
         for rows in {math.ceil(chunks / turns) for turns in range(1, chunks + 1)}:
             if images * rows <= most:
                 turns = math.ceil(n / images) * math.ceil(chunks / rows)
+                # the busiest CU's chunks, then the fewest parts
                 choices.append((math.ceil(groups * images * rows / cus) * turns, images * rows, (images, rows)))
     least, _, parts = min(choices)
     return least, parts
@@ -313,7 +324,7 @@ def _parts(groups: int, shape: tuple[int, int, int, int], cus: int) -> tuple[int
 
 def _explicit(layer: ConvolutionPass, cus: int) -> Made:
     """Columns in memory: products are convolutions of 1 x 1 on them."""
-    if layer.pointwise:
+    if layer.pointwise:  # nothing to unroll
         return _pass(layer, cus)
     tensors, depth, pixels = _images(layer), layer.c * layer.r * layer.s, layer.n * layer.oh * layer.ow
     tensors["columns"] = (layer.n, depth, layer.oh, layer.ow)
@@ -336,13 +347,14 @@ def _winograd_fused(layer: ConvolutionPass, cus: int) -> Made:
     """F(2x2, 3x3) in one kernel: 16 multiplications for the 36 of four pixels; ragged tiles are computed whole."""
     tensors, pass_kernels = _pass(layer, cus)
     (kernel,) = pass_kernels
-    assert isinstance(kernel, ImplicitGemm)
+    assert isinstance(kernel, ImplicitGemm)  # `winograd` has no filter pass
     n, filters, high, wide = tensors[kernel.y]
     channels = tensors[kernel.x][1]
     tiles = math.ceil(high / 2) * math.ceil(wide / 2)
     tile = _chosen(lambda a, b: math.ceil(filters / a) * math.ceil(4 * n * tiles / b), cus, _FUSED_TILES)
     work = _FUSED * (1 + _PROLOGUE / (9 * channels))
-    multiplies = 16.0 * tiles / (high * wide)
+    multiplies = 16.0 * tiles / (high * wide)  # 16 for a tile of four pixels, whole tiles also at ragged ends
+    # a tile of pixels covers pairs of rows
     changed = {"tile": tile, "held": 2, "work": work, "multiplies": multiplies, "rows": 2}
     return tensors, [kernel.model_copy(update=changed)]
 
@@ -361,7 +373,7 @@ class _Points(Frozen):
 
 def _planes(layer: ConvolutionPass, by: _Points, cus: int) -> Made:
     """Two operands transformed, products of planes of points, and the third transformed back."""
-    t = layer.n * by.tiles[0] * by.tiles[1]
+    t = layer.n * by.tiles[0] * by.tiles[1]  # tiles of all images
     c, k, pair = layer.c, layer.k, (2,) if by.complex else ()
     planes: Tensors = {"px": (c, t), "pw": (c, k), "py": (k, t)}
     tensors = {**_images(layer), **{name: (by.points, *two, *pair) for name, two in planes.items()}}
@@ -372,7 +384,7 @@ def _planes(layer: ConvolutionPass, by: _Points, cus: int) -> Made:
     tile = _chosen(lambda high, low: by.points * math.ceil(m / high) * math.ceil(n / low), cus, menu, wide)
     full = math.ceil(m / tile[0]) * tile[0] * math.ceil(n / tile[1]) * tile[1]
     loop = _loop(tile, depth, wide)
-    loop["work"] *= full / _clipped_elements(m, n, tile)
+    loop["work"] *= full / _clipped_elements(m, n, tile)  # a tile that is cut short computes as long as a whole one
     product = MatrixProduct(
         kind="gemm", a=a, b=b, c=into, m=m, n=n, k=depth, batch=by.points, complex=by.complex, runs=8,
         **transposed, **loop,
@@ -398,7 +410,7 @@ def _transform(by: _Points, planes: str, *, backward: bool = False) -> Transform
     image = planes[1]
     names = ((planes,), (image,)) if backward else ((image,), (planes,))
     fields: dict[str, Any] = {"tiles": by.tiles, "tile": by.tile, "reach": by.reach}
-    if image == "w":
+    if image == "w":  # a filter is one tile
         fields = {"tiles": (1, 1), "tile": (1, 1), "reach": (1, 1)}
     return Transform(
         kind="transform", reads=names[0], writes=names[1], together=by.together, flop=by.flop, complex=by.complex,
@@ -408,6 +420,7 @@ def _transform(by: _Points, planes: str, *, backward: bool = False) -> Transform
 
 def _winograd_nonfused(layer: ConvolutionPass, cus: int) -> Made:
     tiles = math.ceil(layer.oh / 4), math.ceil(layer.ow / 4)
+    # additions of the transforms, about four for each of 36 points
     by = _Points(points=36, tiles=tiles, tile=(4, 4), reach=(6, 6), flop=4.0 * 36, together=64, complex=False)
     return _planes(layer, by, cus)
 
@@ -415,15 +428,16 @@ def _winograd_nonfused(layer: ConvolutionPass, cus: int) -> Made:
 def _fft(layer: ConvolutionPass, cus: int) -> Made:
     """The whole image in one tile (`fft`), or tiles of 32 x 32."""
     height, width = layer.h + 2 * layer.pad_h, layer.w + 2 * layer.pad_w
-    side, tiles, tile = 32, (1, 1), (height, width)
+    side, tiles, tile = 32, (1, 1), (height, width)  # the whole image, unless tiled
     if layer.algorithm == "fft":
         side = next(length for length in _FFT_SIDES if length >= max(height, width))
     else:
-        tile = 33 - layer.r, 33 - layer.s
+        tile = 33 - layer.r, 33 - layer.s  # outputs of a tile of 32 with filters of r x s: overlap-save
         tiles = math.ceil(layer.oh / tile[0]), math.ceil(layer.ow / tile[1])
-    flop = _FFT_WORK * 2.5 * side**2 * math.log2(side**2)
+    flop = _FFT_WORK * 2.5 * side**2 * math.log2(side**2)  # FLOP of a real transform of N points: 2.5 N log2 N
     reach = min(side, height), min(side, width)
     together = max(1, _LDS_POINTS // side**2)
+    # half the plane: the transform of real numbers is symmetric
     by = _Points(
         points=side * (side // 2 + 1), tiles=tiles, tile=tile, reach=reach, flop=flop, together=together, complex=True
     )

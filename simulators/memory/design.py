@@ -34,6 +34,7 @@ class Extent(Frozen):
 
 def _sort(application: Any) -> str:
     """Sort of an application: `kernels` if it lists its kernels, `layer` for a layer of a convolution."""
+    # a mapping as typed, or a model that was validated before
     keys = set(application) if isinstance(application, Mapping) else set(type(application).model_fields)
     return "kernels" if keys & {"tensors", "groups"} else "layer"
 
@@ -57,6 +58,7 @@ SECTIONS = tuple(MemoryDesign.model_fields)
 
 def build_kernels(design: MemoryDesign) -> Application:
     """The kernels of a design's application. Raises ValueError of a layer that its algorithm does not serve."""
+    # tiles depend on the number of CUs, so that kernels are those of this system
     application, cus = design.application, design.system.gpu.num_cus
     return kernels(application, cus) if isinstance(application, ConvolutionPass) else written_out(application, cus)
 
@@ -73,12 +75,14 @@ def rules(design: MemoryDesign) -> Iterator[Rule]:
         text = "is not a power of two, or less than a line ({0})"
         yield Rule(path, not whole_power(size / line), text, size, (line,), "take another size")
     text = "holds more than 62 lines of {0}"
+    # the index of dirty rows keeps a bit for each in a signed word of 64 bits
     yield Rule("system.gpu.dram.row_bytes", row / line > 62, text, row, (line,), "take shorter rows, or longer lines")
     for path, count in (
         ("system.gpu.dram.banks", system.gpu.dram.banks),
         ("system.gpu.dram.queue", system.gpu.dram.queue),
     ):
         yield Rule(path, not whole_power(count), "is not a power of two", count, way_out="take 16, 32 or 64")
+    # its tables divide by a polynomial of as many bits as channels have
     odd = system.gpu.mapping.channel_hash == "polynomial" and not (whole_power(channels) and 2 <= channels <= 128)
     text = "needs 2, 4, ... 128 channels (system.gpu.dram.channels = {0})"
     yield Rule("system.gpu.mapping.channel_hash", odd, text, "polynomial", (channels,), "take xor")
@@ -98,7 +102,7 @@ def _of_application(design: MemoryDesign) -> Iterator[Rule]:
         if reason:
             way = "take implicit_gemm, which serves every shape"
             yield Rule("application.algorithm", True, f"does not serve {layer.name}: {reason}", way_out=way)
-            return
+            return  # the kernels could not be built
     application = build_kernels(design)
     precision = application.precision
     if precision not in dict(design.system.gpu.flop_per_s):
@@ -113,4 +117,5 @@ def _of_application(design: MemoryDesign) -> Iterator[Rule]:
         way_out="take smaller ones",
     )
     used = sum(len(list(touched_tensors(kernel))) for group in application.groups for kernel in group.kernels)
+    # each load and store has a counter of its own
     yield Rule("application.groups", used > PCS, f"have more than {PCS} loads and stores", used, way_out="split it")

@@ -15,12 +15,13 @@ from dse.values import Frozen
 
 Algorithm = Literal["gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused"]
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp64": 8, "fp16": 2}
-Size = Annotated[Integer, Field(ge=1, le=2**40)]
+Size = Annotated[Integer, Field(ge=1, le=2**40)]  # bytes that tags can tell apart: nothing is larger
 Small = Annotated[Integer, Field(ge=1, le=4096)]
 Factor = Annotated[Number, Field(gt=0, le=1e4)]
 Sides = tuple[Small, Small]
 Pads = tuple[Annotated[Integer, Field(ge=0, le=4096)], Annotated[Integer, Field(ge=0, le=4096)]]
 Names = Annotated[tuple[str, ...], Field(max_length=8)]
+# sides of images, and of filters
 _MOST_SIDE, _MOST_TAPS = 4096, 64  # of a layer
 Side = Annotated[Integer, Field(ge=1, le=_MOST_SIDE)]
 Tap = Annotated[Integer, Field(ge=1, le=_MOST_TAPS)]
@@ -270,6 +271,7 @@ class Application(Frozen):
     @model_validator(mode="after")
     def _says_how_its_convolutions_run(self) -> Self:
         convolutions = [kernel for group in self.groups for kernel in group.kernels if isinstance(kernel, Convolution)]
+        # one without the other would be ignored, or could not be written out
         if bool(convolutions) != (self.algorithm is not None):
             raise ValueError("algorithm belongs to kernels of kind convolution, and they need it")
         for kernel in convolutions:
@@ -279,13 +281,14 @@ class Application(Frozen):
 
 def _fits(layer: Convolution, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> None:
     """Raise ValueError where the sizes of a layer's tensors are not those of a convolution."""
-    if {len(x), len(w), len(y)} != {4}:
+    if {len(x), len(w), len(y)} != {4}:  # the lengths are compared first: unpacking needs them
         raise ValueError(f"convolution of {layer.x}: x [n, c, h, w], w [k, c, r, s], y [n, k, oh, ow] have four sizes")
     if max(*x, *w[:2]) > _MOST_SIDE or max(w[2:]) > _MOST_TAPS:
         raise ValueError(f"convolution of {layer.x}: sizes go up to {_MOST_SIDE}, filters to {_MOST_TAPS} a side")
     if w[1] != x[1]:
         raise ValueError(f"convolution of {layer.x}: {layer.w} has {w[1]} channels, {layer.x} has {x[1]}")
     sides = zip(x[2:], w[2:], layer.pad, layer.stride, strict=True)
+    # as the pass defines it: floor of the last window that fits
     sizes = (x[0], w[0], *((side + 2 * pad - tap) // stride + 1 for side, tap, pad, stride in sides))
     if sizes != tuple(y):
         raise ValueError(f"convolution of {layer.x} makes {list(sizes)}, and {layer.y} is {list(y)}")

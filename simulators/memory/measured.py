@@ -40,6 +40,7 @@ class MeasuredConvolutions:
     def application(self, row: int) -> Tree:
         """The layer of a row, as a section of a design."""
         fields = {name: int(values[row]) for name, values in self.rows.shape.items()}
+        # what cuDNN and MIOpen tables time here
         fixed = {"direction": "forward", "algorithm": "implicit_gemm", "precision": self.rows.precision}
         sizes = {name: value for name, value in fields.items() if name in ConvolutionPass.model_fields}
         return {"name": self.rows.names[row], **fixed, **sizes}
@@ -53,13 +54,14 @@ def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterato
         system = check.model(MemorySystem, tree, path=f"measured: {name}")
         if system is None:
             continue
-        if system.name in seen:
+        if system.name in seen:  # scenarios are named by system, and would fall together
             check.add("measured", "names a system twice", value=name, way_out="list it once")
         seen.add(system.name)
         device = check.model(Device, tree, path=f"measured: {name}")
         if device is None:
             continue
         precisions = sorted(set(dict(system.gpu.flop_per_s)) & set(ELEMENT_BYTES))
+        # rows of other precisions too, to say what there is instead
         every = [rows for rows in measured_tables if (rows.device, rows.kind) == (device.gpu.measured_as, "conv")]
         usable = [rows for rows in every if rows.precision in precisions]
         if not usable:
@@ -69,6 +71,7 @@ def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterato
             )
             check.add("measured", rule, value=name, way_out="study.data_dir=<folder of a table that has some>")
         for rows in usable:
+            # rows that helped to fit are no test of the model
             fitted = frozenset(device.gpu.fitted_on.get(rows.precision, {}).get("conv", ()))
             measured = MeasuredConvolutions(system.name, tree, rows, fitted)
             for row, line in enumerate(rows.lines):

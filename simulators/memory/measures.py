@@ -20,6 +20,7 @@ from simulators.memory.traces import program
 
 Floats = NDArray[np.float64]
 
+# with fewer, an even spread looks uneven by chance
 _ENOUGH = 16  # lines a channel, in which camping is looked for
 
 
@@ -36,6 +37,7 @@ class SimulatedApplication:
 
     def sum_cost(self, name: str) -> float:
         """One number of the costs, over all launches."""
+        # exact, whatever the order of kernels
         return math.fsum(getattr(cost, name) * times for cost, times in self.costs)
 
 
@@ -45,19 +47,20 @@ def programs(design: MemoryDesign) -> list[list[Program]]:
     regions, end = dict[str, Region](), 0
     for name, sizes in application.tensors.items():
         regions[name] = Region(end, sizes, ELEMENT_BYTES[application.precision])
-        end = -(-regions[name].end // page) * page
+        end = -(-regions[name].end // page) * page  # tensors begin with a page, as allocators place them
     pc, programs_by_group = 0, list[list[Program]]()
     for group in application.groups:
         programs_by_group.append([])
         for kernel in group.kernels:
             programs_by_group[-1].append(program(kernel, regions, pc))
-            pc += len(list(touched_tensors(kernel)))
+            pc += len(list(touched_tensors(kernel)))  # numbers of instructions go on, so that each has its own counter
     return programs_by_group
 
 
 def simulate(design: MemoryDesign, *, per_set: bool = False) -> SimulatedApplication:
     """Run a design that breaks no rule. Raises OverflowError where a kernel runs longer than the clock can tell."""
     group_programs, gpu, run = programs(design), design.system.gpu, design.run
+    # no more than a CU has waves, and no more than any kernel uses
     places = min(gpu.waves, max(kernel.held for group in group_programs for kernel in group))
     machine, costs = (
         Simulation(design.system, design.policy, held=places, per_set=per_set),
@@ -67,6 +70,7 @@ def simulate(design: MemoryDesign, *, per_set: bool = False) -> SimulatedApplica
     for group, kernels in zip(build_kernels(design).groups, group_programs, strict=True):
         turns = min(group.repeat, run.repeats)
         for turn in range(turns):
+            # the last repetition stands for those that are not simulated
             alike = 1 + (group.repeat - turns if turn == turns - 1 else 0)
             costs += [(machine.launch(kernel, rate, run.requests, run.most), alike) for kernel in kernels]
     return SimulatedApplication(machine, tuple(costs))
@@ -115,16 +119,20 @@ def measure(design: MemoryDesign, simulated: SimulatedApplication) -> dict[str, 
     """Every metric of a design that was simulated."""
     system, total, stalled = design.system, simulated.total("totals"), simulated.total("stalled")
     launches, kernels_s = sum(times for _, times in simulated.costs), simulated.sum_cost("seconds")
+    # the clock stands still between kernels, so launches are added here
     launch_s, cus = launches * system.gpu.launch_s, system.gpu.num_cus
+    # a merged request needs no further access
     at_l1, at_l2 = total[e.L1_HITS] + total[e.L1_MERGED], total[e.L2_HITS] + total[e.L2_MERGED]
     moved = (total[e.READS] + total[e.WRITES]) * system.gpu.line_bytes
     activity = simulated.machine.activity()
+    # mean over CUs, and over slices
     blocked = stalled[e.L1_STALLED] / cus + stalled[e.L2_STALLED] / system.gpu.dram.channels
     return {
         "time_s": kernels_s + launch_s,
         "dram_bytes": moved,
         "dram_read_bytes": total[e.READS] * system.gpu.line_bytes,
         "dram_write_bytes": total[e.WRITES] * system.gpu.line_bytes,
+        # no access to DRAM at all
         "row_hit_rate": total[e.ROW_HITS] / max(total[e.ROW_HITS] + total[e.ACTIVATIONS], 1.0),
         "bandwidth_share": moved / (kernels_s * system.gpu.dram.bytes_per_s),
         "l1_hit_rate": at_l1 / total[e.REQUESTS],
@@ -141,6 +149,7 @@ def measure(design: MemoryDesign, simulated: SimulatedApplication) -> dict[str, 
         "compute_share": simulated.sum_cost("busy_s") / (cus * kernels_s),
         "launch_share": launch_s / (kernels_s + launch_s),
         "kernels": float(launches),
+        # mean over launches, each weighed alike
         "simulated": simulated.sum_cost("share") / launches,
     }
 
@@ -152,9 +161,10 @@ def partition_camping(lines: NDArray[np.int64]) -> float:
     """
     total, channels = float(lines.sum()), lines.shape[1]
     if not total:
-        return 1.0
-    before = np.concatenate([[0], np.cumsum(lines.sum(axis=1))[:-1]])
+        return 1.0  # nothing moved: even by definition
+    before = np.concatenate([[0], np.cumsum(lines.sum(axis=1))[:-1]])  # lines moved before each bin
     num_parts = max(1, int(total // (_ENOUGH * channels)))
-    part = np.minimum(before * num_parts // total, num_parts - 1)
+    part = np.minimum(before * num_parts // total, num_parts - 1)  # equal shares of the lines, in the order of time
+    # bins where the part changes begin one; parts without a bin vanish
     joined = np.add.reduceat(lines, np.flatnonzero(np.diff(part, prepend=-1)), axis=0)
     return float(joined.max(axis=1).sum() * channels / total)

@@ -24,7 +24,7 @@ from simulators.memory.simulation import Activity
 Floats = NDArray[np.float64]
 
 _LEAST_NOISE = 0.02  # of what the machine could do, below which no difference is looked at
-_LEAST_SHARE = 1 / 32
+_LEAST_SHARE = 1 / 32  # of the time: shorter stretches are not phases
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def lanes(activity: Activity, system: MemorySystem) -> tuple[Floats, Floats, Flo
     """Utilisation of each lane: requests of each CU in a cycle [bins, CUs], its time computing
     [bins, CUs], each channel's bandwidth [bins, channels].
     """
-    scale = system.gpu.cycle_s / activity.seconds
+    scale = system.gpu.cycle_s / activity.seconds  # cycles of a bin
+    # lines that a channel moves in a bin at its peak
     most = activity.seconds * system.gpu.dram.bytes_per_s / (system.gpu.dram.channels * system.gpu.line_bytes)
     return np.asarray(activity.requests * scale), activity.computing, np.asarray(activity.channels / most)
 
@@ -65,21 +66,25 @@ def phases(activity: Activity, system: MemorySystem) -> list[Phase]:
 def cuts(series: Floats) -> list[int]:
     """Ends of the stretches of series [B, F], B last."""
     bins, count = series.shape
+    # differences of independent neighbours have twice the variance
     noise = np.sqrt((np.diff(series, axis=0) ** 2).mean(axis=0) / 2) if bins > 1 else np.zeros(count)
     scaled = series / np.maximum(noise, _LEAST_NOISE)
+    # Bayesian information: each stretch adds a mean and an end for F series
     penalty, least = 2 * count * math.log(max(bins, 2)), max(1, math.floor(bins * _LEAST_SHARE))
+    # prefix sums, so that the deviation of any stretch takes constant time
     sums = np.vstack([np.zeros(count), np.cumsum(scaled, axis=0)])
     squares = np.concatenate([[0.0], np.cumsum((scaled**2).sum(axis=1))])
     best, last = np.full(bins + 1, np.inf), np.zeros(bins + 1, np.int64)
     best[0] = 0.0
     for end in range(least, bins + 1):
         first = np.arange(end - least + 1)
+        # sum of squares less the squared sum over the length
         inside = squares[end] - squares[first] - ((sums[end] - sums[first]) ** 2).sum(axis=1) / (end - first)
         cost = best[: len(first)] + inside + penalty
-        last[end] = int(np.argmin(cost))
+        last[end] = int(np.argmin(cost))  # ties go to the earlier cut
         best[end] = cost[last[end]]
     ends, end = list[int](), bins
-    while end > 0:
+    while end > 0:  # backwards from the end, as the recursion found them
         ends.append(end)
         end = int(last[end])
     return ends[::-1]

@@ -46,10 +46,12 @@ Cells = tuple[NDArray[Any], NDArray[np.bool_]]
 COLUMNS = ("address", "cu", "store", "bytes", "pc", "time_ns")
 ADDRESS, CU, STORE, BYTES, PC, TIME = range(6)
 """Columns of `RequestRecording.rows`."""
-_CHUNK = 1 << 16
+_CHUNK = 1 << 16  # rows read, sorted or written at once: a few MB
+# beyond any address, access and time that could be meant, so that sums fit 64 bits
 _MOST_ADDRESS, _MOST_BYTES, _MOST_NS = accelsim.MOST_ADDRESS, 1 << 20, 10**15
+# moved by whole GiB: sets, banks and channels of an address stay as they are
 _KEPT_BITS = 30  # of addresses that are moved down
-_WORDS = {"false": 0, "true": 1}
+_WORDS = {"false": 0, "true": 1}  # booleans as CSV writers put them
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,12 @@ def read(
     kind = _kind(path)
     check = Problems()
     with tempfile.TemporaryFile(dir=folder) as file:
-        spool = _Spool(file)
+        spool = _Spool(file)  # to a file: traces need not fit into memory
         if kind == "accelsim":
             _spool_kernels(spool, path, system, check)
         else:
             _spool_table(spool, path, system.gpu.num_cus, check)
-        check.done()
+        check.done()  # all problems of the data at once
         return spool.finish(path.name, system, policy, at_once)
 
 
@@ -93,6 +95,7 @@ def replay_recording(
 
     Raises OverflowError where a part takes longer than the engine's clock can tell.
     """
+    # before the first part, so that counters go on from part to part
     machine.introduce(enumerate(recording.stores.tolist()))
     first, began, costs = 0, machine.now, []
     for name, end in recording.parts:
@@ -103,9 +106,10 @@ def replay_recording(
                 if len(part)
                 else np.zeros((0, 5), np.int64)
             )
+            # times of a recording go on over parts, while the machine's clock says what has passed
             begins = _laid_out(part, room, machine.system.gpu.num_cus, machine.now - began)
             costs.append(machine.replay(name, room, begins))
-            del room
+            del room  # the mapping must go before its file is closed
         first = end
     return costs
 
@@ -113,6 +117,7 @@ def replay_recording(
 def _laid_out(rows: Ints, room: Ints, cus: int, elapsed: float) -> Ints:
     """Write rows [R, 6] by CU, as the engine takes them, into room [R, 5]; return where CUs begin [CUs + 1]."""
     chunks = range(0, len(rows), _CHUNK)
+    # chunk by chunk: the rows are mapped, not read
     counts = sum(
         (np.bincount(rows[begin : begin + _CHUNK, CU], minlength=cus) for begin in chunks), np.zeros(cus, np.int64)
     )
@@ -120,12 +125,12 @@ def _laid_out(rows: Ints, room: Ints, cus: int, elapsed: float) -> Ints:
     after = begins[:-1].copy()
     for begin in chunks:
         chunk = rows[begin : begin + _CHUNK]
-        chunk = chunk[np.argsort(chunk[:, CU], kind="stable")]
+        chunk = chunk[np.argsort(chunk[:, CU], kind="stable")]  # requests of a CU keep their order
         counts_of_cus = np.bincount(chunk[:, CU], minlength=cus)
         rank = np.arange(len(chunk)) - np.repeat(np.cumsum(counts_of_cus) - counts_of_cus, counts_of_cus)
         place = after[chunk[:, CU]] + rank
         room[place] = chunk[:, (ADDRESS, BYTES, PC, STORE, TIME)]
-        room[place, 4] = np.maximum(chunk[:, TIME] - int(elapsed), 0)
+        room[place, 4] = np.maximum(chunk[:, TIME] - int(elapsed), 0)  # late already: at once
         after += counts_of_cus
     return begins
 
@@ -137,7 +142,7 @@ class _Spool:
     file: IO[bytes]
     ends: list[tuple[str, int]] = field(default_factory=list)
     count: int = 0
-    least: Ints = field(default_factory=lambda: np.full(6, _MOST_ADDRESS, np.int64))
+    least: Ints = field(default_factory=lambda: np.full(6, _MOST_ADDRESS, np.int64))  # so that any row is less
     most: Ints = field(default_factory=lambda: np.zeros(6, np.int64))
     numbers: dict[tuple[str, int, int], int] = field(default_factory=dict)
     crowded: bool = False
@@ -147,8 +152,8 @@ class _Spool:
         """Take rows [N, 6]; instructions of a kernel are its own."""
         if not len(rows):
             return
-        pcs, which = np.unique(rows[:, PC], return_inverse=True)
-        keys = np.unique(2 * which + rows[:, STORE])
+        pcs, which = np.unique(rows[:, PC], return_inverse=True)  # few instructions in many rows: numbered once each
+        keys = np.unique(2 * which + rows[:, STORE])  # a load and a store of one pc are two instructions
         table = np.zeros(2 * len(pcs), np.int64)
         for key in keys.tolist():
             table[key] = self._number((kernel, int(pcs[key // 2]), key % 2))
@@ -158,7 +163,7 @@ class _Spool:
         self.count += len(rows)
 
     def _number(self, key: tuple[str, int, int]) -> int:
-        if key not in self.numbers and len(self.numbers) >= PCS:
+        if key not in self.numbers and len(self.numbers) >= PCS:  # a problem only where a predictor asks for counters
             self.crowded = True
             return 0
         return self.numbers.setdefault(key, len(self.numbers))
@@ -176,12 +181,14 @@ class _Spool:
                 way_out=way,
             )
         span = reach(system)
+        # addresses that fit stay as they are
         base = 0 if self.most[ADDRESS] + _MOST_BYTES < span else int(self.least[ADDRESS]) >> _KEPT_BITS << _KEPT_BITS
         if self.count and self.most[ADDRESS] + _MOST_BYTES - base >= span:
             text = f"addresses from {self.least[ADDRESS]:#x} to {self.most[ADDRESS]:#x} span more than {span >> 30} GiB"
             check.add(name, text, way_out="that is what 32 bits of a tag hold; move regions closer to one another")
         check.done()
         self.file.flush()
+        # in place: addresses and times are shifted without reading all
         rows = np.memmap(self.file, np.int64, "r+", shape=(self.count, 6))
         for begin in range(0, self.count, _CHUNK):
             rows[begin : begin + _CHUNK, ADDRESS] -= base
@@ -204,7 +211,7 @@ def _split_parts(ends: Sequence[tuple[str, int]], at_once: int) -> Iterator[tupl
     """Parts of at most so many rows."""
     first = 0
     for name, end in ends:
-        inner = range(first + at_once, end, at_once) if at_once else ()
+        inner = range(first + at_once, end, at_once) if at_once else ()  # whole kernels, unless parts are asked for
         yield from ((name, inner_end) for inner_end in inner)
         yield name, end
         first = end
@@ -227,7 +234,8 @@ def _spool_kernels(spool: _Spool, path: Path, system: MemorySystem, check: Probl
         kernel = accelsim.TracedKernel(file, system.gpu.line_bytes, check)
         for number, block in enumerate(kernel.blocks()):
             rows = np.zeros((len(block), 6), np.int64)
-            rows[:, (ADDRESS, PC, STORE)] = block
+            rows[:, (ADDRESS, PC, STORE)] = block  # the columns that a trace has
+            # blocks go to CUs in turn, as they would be dispatched
             rows[:, BYTES], rows[:, CU] = system.gpu.line_bytes, number % system.gpu.num_cus
             spool.add(rows, kernel.name)
         spool.ends.append((kernel.name, spool.count))
@@ -243,13 +251,14 @@ def _spool_table(spool: _Spool, path: Path, cus: int, check: Problems) -> None:
 def _rows(lines: Sequence[str], columns: Mapping[str, Cells], cus: int, check: Problems) -> Ints:
     """Rows [N, 6] of a chunk; cells that are wrong are noted and 0."""
     rows = np.zeros((len(lines), len(COLUMNS)), np.int64)
-    rows[:, BYTES] = 1
+    rows[:, BYTES] = 1  # the line that holds the address
     for name, (values, missing) in columns.items():
         numbers, right = _times(values) if name == "time_ns" else _integers(values, _WORDS if name == "store" else {})
         low, high = _range(name, cus)
         right &= (numbers >= low) & (numbers <= high) & ~missing
+        # a legal number in place of a wrong one, so that checks of other columns go on
         rows[:, COLUMNS.index(name)] = np.where(right, numbers, low)
-        for place in np.flatnonzero(~right)[: accelsim.MOST_TOLD]:
+        for place in np.flatnonzero(~right)[: accelsim.MOST_TOLD]:  # a few examples say as much as all
             rule, value = ("is missing", None) if missing[place] else (_rule(name, cus), _plain(values[place]))
             _note(check, f"{lines[place]}, {name}", rule, value=value, way_out=_way_out(name, value))
     return rows
@@ -290,14 +299,17 @@ def _plain(value: Any) -> object:
 
 def _integers(values: NDArray[Any], words: Mapping[str, int]) -> tuple[Ints, NDArray[np.bool_]]:
     """(whole numbers [N], marks [N] of the values that are such)."""
+    # by type of NumPy: booleans, integers, unsigned, floats; else texts
     kind = values.dtype.kind
     if kind in "bi":
         return values.astype(np.int64), np.ones(len(values), bool)
     if kind in "uf":
+        # beyond, floats skip integers
         right = values <= 2**62 if kind == "u" else (np.abs(values) <= 2**53) & (np.floor(values) == values)
         return np.where(right, values, 0).astype(np.int64), right
-    with suppress(ValueError, OverflowError):
+    with suppress(ValueError, OverflowError):  # fast for columns of decimal texts
         return values.astype(np.int64), np.ones(len(values), bool)
+    # one by one: hexadecimal, words, or wrong
     integers = [_integer(str(value).strip().lower(), words) for value in values.tolist()]
     return np.array([integer or 0 for integer in integers], np.int64), np.array(
         [integer is not None for integer in integers]
@@ -306,7 +318,7 @@ def _integers(values: NDArray[Any], words: Mapping[str, int]) -> tuple[Ints, NDA
 
 def _integer(text: str, words: Mapping[str, int]) -> int | None:
     with suppress(ValueError):
-        number = int(text, 16 if text.startswith("0x") else 10)
+        number = int(text, 16 if text.startswith("0x") else 10)  # 0x or decimal; a leading zero is no octal
         return number if abs(number) <= 2**62 else None
     return words.get(text)
 
@@ -324,7 +336,7 @@ def _times(values: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
 def _number(text: str) -> float:
     with suppress(ValueError):
         return float(text)
-    return float("nan")
+    return float("nan")  # fails each range, and is told as wrong
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
@@ -347,13 +359,16 @@ def _csv(path: Path, check: Problems) -> Iterator[Chunk]:
         try:
             names = [name.strip() for name in next(reader, [])]
             _check_names(names, f"{path.name}, line 1")
+            # blank lines, also at the end
             lines = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
             while chunk := list(islice(lines, _CHUNK)):
                 for line, cells in chunk:
                     if len(cells) != len(names):
                         _note(check, f"{path.name}, line {line}", f"has {len(cells)} cells, not {len(names)}")
+                # rows of another length are told, and left out
                 complete = [(line, cells) for line, cells in chunk if len(cells) == len(names)]
                 columns = [np.array(column) for column in zip(*(cells for _, cells in complete), strict=True)]
+                # an empty cell is a missing value
                 cells_by_name = {name: (column, column == "") for name, column in zip(names, columns, strict=False)}
                 yield [f"{path.name}, line {line}" for line, _ in complete], cells_by_name
         except csv.Error as error:
@@ -370,6 +385,7 @@ class _RowNames(Sequence[str]):
         return self._count
 
     def __getitem__(self, place: Any) -> Any:
+        # names of millions of rows are not made: only those with problems are asked for
         return f"{self._name}, row {self._first + place}"
 
 
@@ -382,7 +398,7 @@ def _parquet(path: Path, check: Problems) -> Iterator[Chunk]:
         with open_plain_file(path, "data", most=accelsim.MOST_BYTES) as binary, pq.ParquetFile(binary) as file:
             _check_names(file.schema_arrow.names, path.name)
             first = 1
-            for batch in file.iter_batches(batch_size=_CHUNK):
+            for batch in file.iter_batches(batch_size=_CHUNK):  # a table may be larger than memory
                 cells_by_name = {
                     name: _cells(batch.column(name), f"{path.name}, {name}") for name in batch.schema.names
                 }
@@ -397,13 +413,14 @@ def _cells(column: Any, where: str) -> Cells:
     import pyarrow as pa
     import pyarrow.types as kinds
 
-    if kinds.is_dictionary(column.type):
+    if kinds.is_dictionary(column.type):  # texts as categories
         column = column.dictionary_decode()
     missing: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    if kinds.is_null(column.type):
+    if kinds.is_null(column.type):  # no value at all in this chunk
         return np.zeros(len(column), np.int64), missing
     accepted = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_large_string)
     if not any(is_kind(column.type) for is_kind in accepted):
         raise ConfigError([Problem(where, f"holds {column.type}", way_out="write integers")])
+    # missing cells are marked; any value of the type will do
     fill = pa.scalar("" if kinds.is_string(column.type) or kinds.is_large_string(column.type) else 0).cast(column.type)
     return column.fill_null(fill).to_numpy(zero_copy_only=False), missing

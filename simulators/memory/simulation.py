@@ -21,13 +21,14 @@ from simulators.memory.policy import Policy
 from simulators.memory.program import Program
 
 Floats = NDArray[np.float64]
-_NS = 1e9
-_BIN_NS = 100.0
+_NS = 1e9  # the engine counts in ns
+_BIN_NS = 100.0  # to begin with; the engine doubles it as often as a run needs
 _LONGEST_NS = 0.13e9  # what 32 bits of 1/16 ns hold
-_ROWS = 1 << 14
+_ROWS = 1 << 14  # entries of the index of dirty rows
+# between kernels; beyond the second, orders of use with 5 bits of ways overflow 32 bits
 _RENUMBER, _MOST_STAMPS = 1 << 22, 1 << 26
-_FILLS = 16
-_LEAST_TURNS = 4
+_FILLS = 16  # times L2 is filled before a kernel is taken to go on alike
+_LEAST_TURNS = 4  # of a loop that is cut, so that its start does not weigh too much
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class SimulatedCost:
     def times(self, turns: float) -> SimulatedCost:
         """Cost of `turns` times the work, as a smaller simulated share."""
         scaled = {name: getattr(self, name) * turns for name in ("seconds", "busy_s", "totals", "stalled")}
+        # a whole kernel keeps its exact numbers
         return replace(self, share=self.share / turns, **scaled) if turns > 1 else self
 
 
@@ -72,7 +74,7 @@ class Simulation:
         for kind, parts in sizes.items():
             end = 0
             for name, size in parts.items():
-                places[name], end = end, end + -(-size // 16) * 16
+                places[name], end = end, end + -(-size // 16) * 16  # whole cache lines, so that parts do not share one
             room[kind] = end
         self.o = Machine(**numbers, **places, held=held, per_set=int(per_set))
         self.w, self.m, self.t = np.zeros(room["w"], np.int32), np.zeros(room["m"], np.int64), np.zeros(room["t"])
@@ -91,10 +93,10 @@ class Simulation:
             self.part(name)[:] = -1
         for name, ways in (("one_used", self.o.l1_ways), ("two_used", self.o.l2_ways)):
             part = self.part(name)
-            part[:] = np.arange(len(part)) % ways
+            part[:] = np.arange(len(part)) % ways  # distinct ways in the low bits from the start
         for name in ("bank_act", "bank_last", "bin_from"):
-            self.part(name)[:] = -1e300 if name == "bin_from" else -1e9
-        self.part("key")[:] = np.inf
+            self.part(name)[:] = -1e300 if name == "bin_from" else -1e9  # long before the run: banks are idle
+        self.part("key")[:] = np.inf  # two more entries than CUs, which the horizon reads
         self.part("refresh")[:] = self.o.trefi
         self.part("width")[:] = _BIN_NS
         self.part("fold")[:] = Folds.of(system.gpu.mapping.channel_hash, system.gpu.dram.channels).table
@@ -109,22 +111,25 @@ class Simulation:
         """
         gpu = self.system.gpu
         workgroups = max(1, min(program.held, gpu.waves // program.waves, self._sizes["ready"] // gpu.num_cus))
+        # lines of L2
         least = _FILLS * self._sizes["two_tag"]  # or filling L2 would count as what goes on
+        # and every place of every CU is filled four times
         enough = max(4.0 * workgroups * gpu.num_cus, max(requests, least) / lines(program, self.system.gpu.line_bytes))
         most = math.ceil(min(program.workgroups, enough))
+        # the second half shows how the rest will go on
         marks = [most] if most == program.workgroups else [most // 2, most]
         program, turns = _shorten_loops(
             program, max(longest, least) / (most * lines(program, self.system.gpu.line_bytes))
         )
         touching = program.code[np.isin(program.code[:, engine.OP], (engine.LOAD, engine.STORE))]
         self.introduce((int(row[engine.PC]), bool(row[engine.OP] == engine.STORE)) for row in touching)
-        work = program.flop * (gpu.num_cus / flop_per_s * _NS)
+        work = program.flop * (gpu.num_cus / flop_per_s * _NS)  # a CU has its share of the machine's rate
         return self._run(program, work, _NOTHING, np.array(marks, np.int64), workgroups).times(turns)
 
     def introduce(self, instructions: Iterable[tuple[int, bool]]) -> None:
         """Give the predictor's counters of those that are new their first values: pc, and whether it stores."""
         predictor = self.policy.predictor
-        if predictor is not None:
+        if predictor is not None:  # counters that have learnt keep what they have
             new = {pc: store for pc, store in instructions if pc not in self._known}
             self._known.update(new)
             self.part("weight")[list(new)] = [predictor.stores if store else predictor.loads for store in new.values()]
@@ -132,10 +137,13 @@ class Simulation:
     def replay(self, name: str, listed: NDArray[np.int64], begins: NDArray[np.int64]) -> SimulatedCost:
         """Make the requests listed [R, 5] of each CU, begins [CUs + 1], in order (as `engine.run` takes them)."""
         code = np.zeros((3, engine.FIELDS), np.int64)
+        # no tensor bounds a recorded address
         code[0, engine.OP], code[0, engine.ROWS], code[0, engine.HIGH] = engine.LISTED, 1, np.iinfo(np.int64).max
+        # without a count: as often as the list of the CU is long
         code[1, engine.OP], code[1, engine.LEVEL] = engine.LOOP, 3
         code[2, engine.OP] = engine.END
         cus = self.system.gpu.num_cus
+        # one workgroup for each CU, which is the owner of its list
         program = Program(name, code, np.zeros(3), (1, 1, 1, cus), 1, 1)
         return self._run(program, np.zeros(3), (listed, begins), np.array([cus]), 1)
 
@@ -146,27 +154,30 @@ class Simulation:
         seen = np.zeros((len(marks), engine.TOTALS + 1))
         total, stalled, busy = (self.part(name) for name in ("total", "spent", "busy"))
         before = total.astype(float), stalled.copy(), busy.sum()
+        # no list: lengths of 0
         begins = listed[1] if listed[1].size else np.zeros(self.system.gpu.num_cus + 1, np.int64)
         arguments = (program.code, work, np.array(program.extent), listed[0], begins, marks, seen, self.now)
         end = engine.run(*arguments, self.w, self.m, self.t, self.o._replace(held=workgroups))
-        if end - self.now > _LONGEST_NS:
+        if end - self.now > _LONGEST_NS:  # ticks have overflowed by then, so that the result is wrong
             seconds = (end - self.now) / _NS
             raise OverflowError(f"{program.name} runs for {seconds:g} s at once; simulate fewer requests")
         if self.part("total")[engine.STAMP] >= _MOST_STAMPS:
             raise OverflowError(f"{program.name} makes too many requests at once: lower run.requests, or held")
         elapsed, totals, share = end - self.now, total - before[0], marks[-1] / program.workgroups
-        if len(marks) > 1:
+        if len(marks) > 1:  # extrapolated at the rate of the second half
             slope = seen[1] - seen[0]
+            # requests that were not simulated, in slopes of the second half
             missing = totals[engine.REQUESTS] * (1 / share - 1) / max(slope[engine.REQUESTS], 1.0)
             elapsed, totals = elapsed + missing * slope[engine.TOTALS], totals + missing * slope[: engine.TOTALS]
         self.now = end
+        # the engine's sums go on from kernel to kernel
         waited, computed = (stalled - before[1]) / share / _NS, (busy.sum() - before[2]) / share / _NS
         return SimulatedCost(program.name, elapsed / _NS, computed, share, totals, waited)
 
     def activity(self) -> Activity:
         """Activity of channels and CUs over time, up to now."""
         width, cus = float(self.part("width")[0]), self.system.gpu.num_cus
-        bins = max(1, math.ceil(self.now / width))
+        bins = max(1, math.ceil(self.now / width))  # bins beyond the present are empty
         channels, requests, busy = (self.part(name) for name in ("bins_dram", "bins_cu", "busy"))
         of_cus = (engine.BINS, cus)
         return Activity(
@@ -182,10 +193,11 @@ class Simulation:
             return
         for name, ways in (("one_used", self.o.l1_ways), ("two_used", self.o.l2_ways)):
             part = self.part(name)
+            # twice sorted: ranks within each set, which keep the order of use
             order = np.argsort(part.reshape(-1, ways), axis=1, kind="stable")
             ranks = np.argsort(order, axis=1, kind="stable")
             part[:] = ((ranks << 5) + np.arange(ways)).reshape(-1)
-        self.part("total")[engine.STAMP] = max(self.o.l1_ways, self.o.l2_ways)
+        self.part("total")[engine.STAMP] = max(self.o.l1_ways, self.o.l2_ways)  # after every rank
 
 
 _Listed = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -197,12 +209,14 @@ def _shorten_loops(program: Program, share: float) -> tuple[Program, float]:
     these turns it has.
     """
     loops = [place for place, row in enumerate(program.code) if row[engine.OP] == engine.LOOP]
+    # the first loop at level 0 closes the first nest
     last = next((place for place in loops if not program.code[place, engine.LEVEL]), -1)
     code, cut = program.code.copy(), 1.0
+    # loops are listed where they close, inner ones first
     for place in reversed(loops[: loops.index(last) + 1] if share < 1 and loops else []):
         turns = int(code[place, engine.TIMES])
         code[place, engine.TIMES] = fewer = min(turns, max(_LEAST_TURNS, math.ceil(turns * share * cut)))
-        cut *= turns / fewer
+        cut *= turns / fewer  # what outer loops have lost already, inner ones need not lose
     return replace(program, code=code), cut
 
 
@@ -211,6 +225,7 @@ def lines(program: Program, line_bytes: int) -> float:
     num_lines = 0.0
     for place, row in enumerate(program.code):
         if row[engine.OP] in (engine.LOAD, engine.STORE):
+            # loops that close after the operation and begin before it
             loops = [
                 loop for loop in program.code[place:] if loop[engine.OP] == engine.LOOP and loop[engine.TARGET] <= place
             ]
@@ -231,6 +246,7 @@ def _times(system: MemorySystem) -> dict[str, float]:
     }
     times |= {"trc": dram.tras_s + dram.trp_s, "to_write": dram.to_write_s, "to_read": dram.to_read_s}
     times |= {"cycle": gpu.cycle_s, "l1_hit": l1.hit_s, "hop": l2.hop_s, "l2_hit": l2.hit_s, "far": dram.hop_s}
+    # of one channel: a line at its share of the bandwidth
     burst = system.gpu.line_bytes * dram.channels / dram.bytes_per_s
     return times | {"lookup": l2.lookup_s, "fill": l2.fill_s, "burst": burst}
 
@@ -263,6 +279,7 @@ def _choices(policy: Policy) -> dict[str, int]:
     learnt = (
         {"sampled": predictor.sampled_sets, "reward": predictor.reward, "most": predictor.most} if predictor else {}
     )
+    # no predictor: every set would be sampled, and nothing is learnt
     choices = {"sampled": 1, "reward": 0, "most": 0, **switches, **learnt, "predict": predictor is not None}
     return {name: int(value) for name, value in choices.items()}
 
@@ -304,5 +321,6 @@ def _sizes(system: MemorySystem, workgroups: int) -> dict[str, dict[str, int]]:
     }  # fmt: skip
     of_places = dict.fromkeys(("place", "row_at", "line_at", "ready", "done", "fence"), places)
     of_places |= dict.fromkeys(("order", "head", "issue", "alu"), cus) | {"key": cus + 2}
+    # a number for each channel, unless said otherwise
     sizes = {**dict.fromkeys((name for names in _NAMES.values() for name in names), channels), **of_places, **several}
     return {kind: {name: sizes[name] for name in names} for kind, names in _NAMES.items()}

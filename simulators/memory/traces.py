@@ -37,9 +37,9 @@ from simulators.memory.kernels import (
 )
 from simulators.memory.program import Program, Region, Touch, Writer
 
-_THREADS, _WAVE, _VECTOR_BYTES = 256, 64, 16
-_WINDOW_ROWS = 4
-_PIXELS = 256
+_THREADS, _WAVE, _VECTOR_BYTES = 256, 64, 16  # of a workgroup and of a wave; bytes that a thread loads at once
+_WINDOW_ROWS = 4  # a wave each
+_PIXELS = 256  # a thread each
 _DEPTH = 16  # channels x taps of a row in a step of an implicit GEMM
 CHUNK = 32  # pixels in a step of a filter gradient
 _FEW, _FEW_POINTS = 8, 4  # runs of an instruction: the engine makes all requests of one before those of another CU
@@ -54,14 +54,14 @@ def program(kernel: Kernel, regions: Regions, pc: int) -> Program:
 
 
 def _over(size: int, part: int) -> int:
-    return -(-size // part)
+    return -(-size // part)  # ceiling
 
 
 @program.register
 def _elementwise(kernel: ElementwiseKernel, regions: Regions, pc: int) -> Program:
     size = _THREADS * _VECTOR_BYTES
     reads, writes = ([Touch(regions[name], size, grid=(size,)) for name in of] for of in (kernel.reads, kernel.writes))
-    first = regions[(kernel.reads + kernel.writes)[0]]
+    first = regions[(kernel.reads + kernel.writes)[0]]  # sizes of all tensors are alike
     writer = Writer(pc).load(*reads).wait().compute(kernel.flop * size / first.element).store(*writes)
     return writer.program("elementwise", (_over(first.end - first.base, size),))
 
@@ -71,7 +71,7 @@ def _window(kernel: Window, regions: Regions, pc: int) -> Program:
     """Grid: images and channels, tiles of rows, tiles of columns, of the output."""
     out = regions[kernel.writes[0]]
     n, c, height, width = out.sizes
-    element, lanes = out.element, min(_WAVE, width)
+    element, lanes = out.element, min(_WAVE, width)  # a narrow image fills part of a wave
     writer = Writer(pc)
     (_load_covering_rows if kernel.backward else _load_windows)(
         writer, kernel, [regions[name] for name in kernel.reads], lanes
@@ -91,6 +91,7 @@ def _load_windows(writer: Writer, kernel: Window, sources: list[Region], lanes: 
     writer.repeat(kernel.rows)
     for region in sources:
         rows, cols = region.sizes[2:]
+        # columns that the windows of all lanes cover
         row, wide = cols * region.element, ((lanes - 1) * kernel.stride + kernel.cols) * region.element
         down = kernel.stride * row
         steps = (rows * row, _WINDOW_ROWS * down, lanes * kernel.stride * region.element)
@@ -100,6 +101,7 @@ def _load_windows(writer: Writer, kernel: Window, sources: list[Region], lanes: 
 
 def _load_covering_rows(writer: Writer, kernel: Window, sources: list[Region], lanes: int) -> None:
     """Loads of a window's backward pass: the rows whose windows hold a tile, once."""
+    # windows that hold a row of the tile, and rows of windows
     high = _over(_WINDOW_ROWS, kernel.stride) + _over(kernel.rows, kernel.stride) - 1
     for region in sources:
         rows, cols = region.sizes[2:]
@@ -114,6 +116,7 @@ def _channels(kernel: Channels, regions: Regions, pc: int) -> Program:
     n, channels, height, width = first.sizes
     plane, size = height * width * first.element, _PIXELS * first.element
     touched = {
+        # from image to image, and along a plane
         name: Touch(regions[name], size, grid=(channels * plane, size), loops=(plane,))
         for name in (*kernel.reads, *kernel.writes)
     }
@@ -125,22 +128,25 @@ def _channels(kernel: Channels, regions: Regions, pc: int) -> Program:
 @program.register
 def _passes(kernel: ReductionPasses, regions: Regions, pc: int) -> Program:
     first = regions[kernel.reads[0]]
+    # trailing sizes are one row
     rows, cols = first.sizes[0], first.elements // first.sizes[0]
     element, row = first.element, cols * first.element
     parts = _over(row, _THREADS * element)
-    size = _over(cols, parts) * element
-    if kernel.along == "rows":
+    size = _over(cols, parts) * element  # equal parts of a row, at most a load of 256 threads each
+    if kernel.along == "rows":  # what a workgroup keeps is the grid, what it goes along the loop
         extent, steps, grid, loops = (rows,), parts, (row,), (0, size)
     else:
         extent, steps, grid, loops = (parts,), rows, (size,), (0, row)
 
     def touches(names: tuple[str, ...], *, last: bool) -> list[Touch]:
+        # the last pass is outside of the loop over passes
         return [Touch(regions[name], size, grid=grid, loops=loops[1:] if last else loops) for name in names]
 
     writer, flop = Writer(pc), kernel.flop * size / element
-    if kernel.passes > 1:
+    if kernel.passes > 1:  # passes before the last load and sum, and write nothing
         writer.repeat(kernel.passes - 1).repeat(steps).load(*touches(kernel.reads, last=False)).compute(flop).close()
         writer.wait().close()
+    # stores depend on loads of this step, the next loads go on
     writer.repeat(steps).load(*touches(kernel.reads, last=True)).fence().compute(flop)
     writer.store(*touches(kernel.writes, last=True)).close()
     return writer.program("passes", extent)
@@ -151,14 +157,15 @@ def _gemm(kernel: MatrixProduct, regions: Regions, pc: int) -> Program:
     """Grid: products, tiles of n, tiles of m, the last runs fastest."""
     a, b, c = regions[kernel.a], regions[kernel.b], regions[kernel.c]
     m, n, k, depth = kernel.m, kernel.n, kernel.k, min(kernel.depth, kernel.k)
+    # a complex product with an addition is 8 FLOP
     element, flop = a.element * (2 if kernel.complex else 1), (8.0 if kernel.complex else 2.0) * kernel.work
-    high, wide = min(kernel.tile[0], m), min(kernel.tile[1], n)
+    high, wide = min(kernel.tile[0], m), min(kernel.tile[1], n)  # tiles are cut to the product
     left = _operand(a, (m, k, element), (high, depth), across=kernel.transposed_a)
-    top = _operand(b, (n, k, element), (wide, depth), across=not kernel.transposed_b)
+    top = _operand(b, (n, k, element), (wide, depth), across=not kernel.transposed_b)  # B [k, n] has n along its rows
     sizes, row = (m * k * element, n * k * element, m * n * element), n * element
     writer = Writer(pc).repeat(_over(k, depth))
     for operand in (replace(left, grid=(sizes[0], 0, *left.grid)), replace(top, grid=(sizes[1], *top.grid, 0))):
-        few = _even(operand.rows, kernel.runs)
+        few = _even(operand.rows, kernel.runs)  # few runs an instruction, so that CUs interleave as they would
         part = replace(operand, rows=few, loops=(*operand.loops, few * operand.step))
         writer.repeat(_over(operand.rows, few)).load(part).close() if few < operand.rows else writer.load(operand)
     writer.fence().compute(flop * high * wide * depth).close()
@@ -175,9 +182,11 @@ def _operand(region: Region, sizes: tuple[int, int, int], tile: tuple[int, int],
     """
     element = sizes[2]
     if across:
+        # stored [k, m]: runs of m, k apart
         row = sizes[0] * element
         runs = tile[0] * element
         return Touch(region, runs, tile[1], row, _pitch(row, runs), grid=(runs,), loops=(tile[1] * row,))
+    # stored [m, k]: runs of k, m apart
     row = sizes[1] * element
     runs = tile[1] * element
     return Touch(region, runs, tile[0], row, _pitch(row, runs), grid=(tile[0] * row,), loops=(runs,))
@@ -185,19 +194,19 @@ def _operand(region: Region, sizes: tuple[int, int, int], tile: tuple[int, int],
 
 def _pitch(row: int, run: int) -> int:
     """The row that a run of a tile must not cross, where rows are no whole number of tiles."""
-    return row if row % run else 0
+    return row if row % run else 0  # else a ragged tile would go on in the next row
 
 
 def pixel_tile(sizes: tuple[int, int, int], pixels: int, least: int = 1) -> tuple[int, int, int]:
     """Images, rows and cols of n x oh x ow that about so many pixels take, as evenly as may be. least: rows."""
     images, high, wide = sizes
-    cols = _even(wide, pixels // least)
+    cols = _even(wide, pixels // least)  # whole rows first, then rows of an image, then images
     rows = _even(high, pixels // cols) if cols == wide else min(high, least)
     return (_even(images, pixels // (high * wide)) if rows == high and cols == wide else 1), rows, cols
 
 
 def _even(size: int, most: int) -> int:
-    return _over(size, _over(size, max(1, most)))
+    return _over(size, _over(size, max(1, most)))  # parts as equal as may be, none larger than `most`
 
 
 @program.register
@@ -207,6 +216,7 @@ def _implicit(kernel: ImplicitGemm, regions: Regions, pc: int) -> Program:
     n, filters, high, wide = y.sizes
     channels, element, (r, s) = x.sizes[1], x.element, kernel.taps
     tile = images, rows, cols = pixel_tile((n, high, wide), kernel.tile[1], kernel.rows)
+    # channels in a step, so that with a row of taps it is about 16 deep
     tile_filters, depth = _even(filters, kernel.tile[0]), _even(channels, max(1, _DEPTH // s))
     blocks = _over(channels, depth)
     tap_row = s * filters * element
@@ -217,14 +227,16 @@ def _implicit(kernel: ImplicitGemm, regions: Regions, pc: int) -> Program:
     )  # fmt: skip
     writer = Writer(pc).repeat(blocks).repeat(r).repeat(depth)
     writer.load(into, _pixels(kernel, x, tile, depth)).close()
+    # a ragged tile of filters computes as long as a whole one
     flop = 2.0 * kernel.tile[0] * images * rows * cols * channels * kernel.multiplies * kernel.work
     writer.fence().compute(flop / (blocks * r)).close().close()
     plane, line = high * wide * element, wide * element
     spread = (images * filters * plane, rows * line, cols * element, tile_filters * plane)
+    # whole rows are one run of a plane
     size, runs, step = (rows * line, images, filters * plane) if cols == wide else (cols * element, rows, line)
     pitch = plane if cols == wide else _pitch(line, size)
     out = Touch(y, size, runs, step, pitch, grid=spread, loops=(plane,))
-    writer.repeat(tile_filters).store(out).close()
+    writer.repeat(tile_filters).store(out).close()  # one filter's plane after another
     extent = (_over(n, images), _over(high, rows), _over(wide, cols), _over(filters, tile_filters))
     return writer.program("implicit_gemm", extent, held=kernel.held)
 
@@ -236,22 +248,25 @@ def _pixels(kernel: ImplicitGemm, x: Region, tile: tuple[int, int, int], depth: 
     element, (sv, sh) = x.element, kernel.stride
     row, plane = width * element, height * width * element
     if kernel.backward:
+        # a pixel of x looks at every sv-th row and sh-th column of the smaller image
         down, reach, ahead = _over(row, sv), (_over(cols, sh) + _over(kernel.taps[1], sh)) * element, 0
         across, tap = _over(cols * element, sh), _over(row, sv)
     else:
         down, reach = sv * row, ((cols - 1) * sh + kernel.taps[1]) * element
         ahead, across, tap = kernel.pad[0] * row + kernel.pad[1] * element, cols * sh * element, row
+    # dense rows: one run over all of them loads hardly more than runs of each
     if images > 1 or rows == 1 or (down <= row and reach + sh * element >= row):
         size, runs, step = (rows - 1) * down + reach, images, channels * plane
     else:
         size, runs, step = reach, rows, down
     spread = (images * channels * plane, rows * down, across, 0)
+    # the first window begins in the padding; what lies before the tensor is not asked for
     return Touch(x, size, runs, step, offset=-ahead, grid=spread, loops=(depth * plane, tap, plane))
 
 
 def column_tile(channels: int, taps: int, columns: int) -> tuple[int, int]:
     """(channels of a tile of so many columns (c r s), number of tiles)."""
-    tile_channels = _even(channels, columns // taps)
+    tile_channels = _even(channels, columns // taps)  # all taps of a channel in one tile
     return tile_channels, _over(channels, tile_channels)
 
 
@@ -281,6 +296,7 @@ def _filters(kernel: FilterGradient, regions: Regions, pc: int) -> Program:
         .close()
     )
     writer.repeat(tile_channels).load(_around(kernel, x, (rows, cols), (turns[0], turns[1], tile_channels))).close()
+    # columns that the tiles compute, ragged ones whole
     charged = _over(channels * taps, kernel.tile[1]) * kernel.tile[1] / tiles
     flop = 2.0 * kernel.tile[0] * charged * rows * cols * kernel.multiplies / taps * kernel.work
     writer.fence().compute(flop).close().close().close()
@@ -298,9 +314,10 @@ def _around(kernel: FilterGradient, x: Region, chunk: tuple[int, int], turns: tu
     element, (sv, sh), (r, s) = x.element, kernel.stride, kernel.taps
     row, plane = width * element, height * width * element
     reach, high = ((cols - 1) * sh + s) * element, (rows - 1) * sv + r
+    # gaps between rows are smaller than a step: one run instead of many
     dense = reach + sh * element >= row or high == 1
     runs, size = (1, (high - 1) * row + reach) if dense else (high, reach)
-    ahead, down = kernel.pad[0] * row + kernel.pad[1] * element, rows * sv * row
+    ahead, down = kernel.pad[0] * row + kernel.pad[1] * element, rows * sv * row  # padding before the first window
     return Touch(
         x, size, runs, row, offset=-ahead, grid=(turns[0] * channels * plane, turns[1] * down, turns[2] * plane, 0),
         loops=(channels * plane, down, cols * sh * element, plane),
@@ -321,8 +338,9 @@ def _columns(kernel: Columns, regions: Regions, pc: int) -> Program:
         column, size, runs, line, high * line, grid=(r * s * high * line, rows * line, cols * element),
         loops=(high * line,),
     )  # fmt: skip
+    # backward: input rows are the tile, without padding
     ahead = 0 if kernel.backward else kernel.pad[0] * row + kernel.pad[1] * element
-    more = (0, 0) if kernel.backward else (max(r - sv, 0), max(s - sh, 0))
+    more = (0, 0) if kernel.backward else (max(r - sv, 0), max(s - sh, 0))  # windows of neighbouring tiles overlap
     window = Touch(
         image, (cols * sh + more[1]) * element, rows * sv + more[0], row, offset=-ahead,
         grid=(height * row, rows * sv * row, cols * sh * element),
@@ -341,11 +359,12 @@ def _transform(kernel: Transform, regions: Regions, pc: int) -> Program:
     image, planes = (regions[name] for name in (kernel.reads[0], kernel.writes[0])[:: -1 if kernel.backward else 1])
     n, channels, height, width = image.sizes
     high, wide = kernel.tiles
-    points, element = planes.sizes[0], image.element
+    points, element = planes.sizes[0], image.element  # the first size is the point
     images, rows, cols = pixel_tile((n, high, wide), kernel.together)
     row, plane = width * element, height * width * element
     of_point = planes.element * (2 if kernel.complex else 1)
     across, reach_rows = n * high * wide * of_point, (rows - 1) * kernel.tile[0] + kernel.reach[0]
+    # whole rows of tiles cover whole rows of the image
     size, down = (min(reach_rows, height) * row, plane) if cols == wide else (cols * kernel.tile[1] * element, row)
     runs = images if cols == wide else reach_rows
     grid = (plane, images * channels * plane, rows * kernel.tile[0] * row, cols * kernel.tile[1] * element)
@@ -376,8 +395,8 @@ def _reduction(kernel: Reduction, regions: Regions, pc: int) -> Program:
 def _transpose(kernel: Transposition, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
     *batch, rows, cols = source.sizes
-    num_matrices, element, tile = (batch[0] if batch else 1), source.element, kernel.tile
-    lanes = min(_WAVE, rows)
+    num_matrices, element, tile = (batch[0] if batch else 1), source.element, kernel.tile  # a matrix, or several
+    lanes = min(_WAVE, rows)  # each lane reads along a row, and stores across
     plane = rows * cols * element
     into = Touch(source, tile * element, lanes, cols * element, grid=(plane, lanes * cols * element, tile * element))
     out = Touch(target, lanes * element, tile, rows * element, grid=(plane, lanes * element, tile * rows * element))
@@ -388,6 +407,7 @@ def _transpose(kernel: Transposition, regions: Regions, pc: int) -> Program:
 @program.register
 def _random_rows(kernel: ScatteredRuns, regions: Regions, pc: int) -> Program:
     source, target = regions[kernel.reads[0]], regions[kernel.writes[0]]
+    # each lane's run lies anywhere in the tensor
     into = Touch(source, kernel.run, _WAVE, kernel.run, grid=(_WAVE * kernel.run,), scatter=True)
     out = Touch(target, _WAVE * kernel.run, grid=(_WAVE * kernel.run,))
     writer = Writer(pc).load(into).wait().store(out)
