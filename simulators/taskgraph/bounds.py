@@ -62,13 +62,13 @@ def bound(graph: TaskGraph) -> GraphBound:
         loads,
         seconds,
     )
-    binds = seconds.argmax(axis=0)
+    binds = seconds.argmax(axis=0)  # ties go to the path, which comes first
     return GraphBound(seconds.max(axis=0), binds, (PATH, *graph.resources, *graph.pools))
 
 
 def _distinct(graph: TaskGraph, columns: NDArray[np.int32]) -> tuple[Floats, Indices]:
     """Distinct columns as rows, and the row of each item."""
-    used, places = np.unique(columns, return_inverse=True)
+    used, places = np.unique(columns, return_inverse=True)  # many tasks share a column: it is broadcast once
     return graph.rows([graph.values[column] for column in used]), places.reshape(-1).astype(np.intp)
 
 
@@ -81,18 +81,22 @@ def _loads(graph: TaskGraph, durations: Durations, alone: Floats) -> tuple[Float
         counts: dict[tuple[int, int], int] = defaultdict(int)
         uses = np.flatnonzero(graph.use_resource == resource)
         for use in uses:
+            # uses of equal columns are one product
             counts[int(graph.at["use"][use]), int(works[graph.use_task[use]])] += 1
         for (used, work), count in counts.items():
             loads[resource] += count * graph.flat(values[used] * values[work] / values[capacity])
+        # a task without work takes nothing of a resource, so that it must not lower first and last times
         worked = [task for task in graph.use_task[uses] if (values[works[task]] > 0).any()]
         members.append(np.array(worked, np.intp))
     for pool, slots in enumerate(graph.slots.tolist()):
         pooled = np.flatnonzero(graph.pool == pool)
+        # a task that symmetry has reduced takes a slot for each of its members
         counts_of = np.bincount(np.array(durations.of)[pooled], graph.members[pooled], len(alone))
         loads[len(graph.resources) + pool] = counts_of @ alone / slots
         members.append(pooled)
     ptr = np.concatenate([[0], np.cumsum([len(part) for part in members])]).astype(np.intp)
     tasks = np.concatenate([np.empty(0, np.intp), *members]).astype(np.intp)
+    # pools are taken from issue, delay included; resources after the delay
     return loads, tasks, ptr, np.arange(len(loads)) < len(graph.resources)
 
 
@@ -110,6 +114,7 @@ def _bound(  # noqa: PLR0913, PLR0917, C901, PLR0912 (compiled as one)
     loads: Floats,
     seconds: Floats,
 ) -> None:
+    # both times of a few hundred tasks stay in the cache
     stride = 32  # designs side by side, in the lanes of the machine
     num_tasks = duration_of.size
     head, tail = np.empty((num_tasks, stride)), np.empty((num_tasks, stride))
@@ -123,10 +128,10 @@ def _bound(  # noqa: PLR0913, PLR0917, C901, PLR0912 (compiled as one)
                 head[task, i] = 0.0
                 tail[task, i] = 0.0
             for j in range(pred_ptr[task], pred_ptr[task + 1]):
-                before, kind = pred[j], duration_of[pred[j]]
+                before, kind = pred[j], duration_of[pred[j]]  # predecessors come first: tasks are in topological order
                 for i in range(width):
                     ended = head[before, i] + durations[kind, begin + i]
-                    head[task, i] = ended if ended > head[task, i] else head[task, i]
+                    head[task, i] = ended if ended > head[task, i] else head[task, i]  # a select, which vectorises
             kind = duration_of[task]
             for i in range(width):
                 ended = head[task, i] + durations[kind, begin + i]
@@ -141,11 +146,12 @@ def _bound(  # noqa: PLR0913, PLR0917, C901, PLR0912 (compiled as one)
                     tail[before, i] = left if left > tail[before, i] else tail[before, i]
         for row in range(loads.shape[0]):
             for i in range(width):
-                first[i] = np.inf if ptr[row + 1] > ptr[row] else 0.0
+                first[i] = np.inf if ptr[row + 1] > ptr[row] else 0.0  # a row without tasks bounds nothing
                 last[i] = first[i]
             for place in range(ptr[row], ptr[row + 1]):
                 task = tasks[place]
                 for i in range(width):
+                    # a resource is used after the delay alone
                     start = head[task, i] + (delays[delay_of[task], begin + i] if delayed[row] else 0.0)
                     first[i] = start if start < first[i] else first[i]
                     last[i] = tail[task, i] if tail[task, i] < last[i] else last[i]
@@ -221,7 +227,7 @@ class _TimedGraph:
         graph = self.one
         with np.errstate(invalid="ignore", divide="ignore"):
             seconds = graph["work"][0] / graph.isolated_rate()[0]
-        return np.where(graph["work"][0] > 0, seconds, 0.0)
+        return np.where(graph["work"][0] > 0, seconds, 0.0)  # 0 / 0 or 0 / inf: no work, no time
 
     @cached_property
     def alone_s(self) -> Floats:
@@ -239,12 +245,13 @@ class _TimedGraph:
     @cached_property
     def ends(self) -> list[int]:
         """Tasks of the critical path whose ends cut time, in order; the last is the last task of the path."""
-        path = [int(np.argmax(self.heads + self.alone_s))]
+        path = [int(np.argmax(self.heads + self.alone_s))]  # backwards from the task that ends last
         while (before := self.one.predecessors(path[-1])).size:
             path.append(int(before[np.argmax(self.heads[before] + self.alone_s[before])]))
         path = path[::-1]
         finish = (self.heads + self.alone_s)[path]
-        wanted = np.linspace(0, finish[-1], self.intervals + 1)[1:]
+        wanted = np.linspace(0, finish[-1], self.intervals + 1)[1:]  # equal parts of the critical path
+        # rounding: a wanted time that equals an end cuts there, not a task later
         places = np.unique(np.minimum(np.searchsorted(finish, wanted - 1e-15 * finish[-1]), len(path) - 1))
         return [path[place] for place in places]
 
@@ -256,8 +263,10 @@ class _TimedGraph:
         last = np.full(graph.num_tasks, len(ends), np.intp)
         for task in range(graph.num_tasks):
             for before in graph.predecessors(task).tolist():
+                # after a predecessor that ends an interval, in the next one at the earliest
                 first[task] = max(first[task], first[before], ends.get(before, -1) + 1)
         for task in reversed(range(graph.num_tasks)):
+            # a task that ends an interval runs no later, nor does what it waits for
             last[task] = min(last[task], ends.get(task, len(ends)))
             for before in graph.predecessors(task).tolist():
                 last[before] = min(last[before], last[task])
@@ -279,6 +288,7 @@ class _TimedGraph:
                 yield graph.resources[resource], "resource", task, use[place] * work[task] / capacity[resource]
         for task in np.flatnonzero((graph.pool >= 0) & (work_s > 0)).tolist():
             pool = graph.pool[task]
+            # of a reduced task, each member takes a slot
             yield graph.pools[pool], "pool", task, work_s[task] * graph.members[task] / graph.slots[pool]
         for number, chain in enumerate(self.chains()):
             for task in chain:
@@ -292,7 +302,9 @@ class _TimedGraph:
             chain = next(
                 (
                     ends.pop(before)
+                    # the latest predecessor of the lane is most likely the end of a chain
                     for before in graph.predecessors(task).tolist()[::-1]
+                    # a chain goes on from its last task only, or it would be a tree
                     if before in ends and graph.lanes[before] == graph.lanes[task]
                 ),
                 None,
@@ -302,6 +314,7 @@ class _TimedGraph:
                 chains.append(chain)
             chain.append(task)
             ends[task] = chain
+        # tasks without work carry nothing
         return [[task for task in chain if self.work_s[task] > 0] for chain in chains]
 
     def chains_of_groups(self) -> dict[int, list[tuple[int, list[int]]]]:
@@ -313,14 +326,15 @@ class _TimedGraph:
                 parts[int(self.one.group[task])].append(task)
             for group, tasks in parts.items():
                 result[group].append((number, tasks))
-        result.pop(-1, None)
+        result.pop(-1, None)  # tasks of no group
         return result
 
     def lost(self, tasks: Sequence[int], factor: float) -> float:
         """Least share of the rates alone of tasks that is lost while their caps are scaled by a factor."""
         working = [task for task in tasks if self.work_s[task] > 0]
+        # above 1 where a resource, not the cap, limits the rate: then the law takes less
         ratio = self.one["cap"][0][working] / self.one.isolated_rate()[0][working]
-        return float(1 - np.minimum(1.0, factor * ratio).max(initial=factor))
+        return float(1 - np.minimum(1.0, factor * ratio).max(initial=factor))  # no task with work: the whole law
 
 
 @dataclass(frozen=True)
@@ -335,8 +349,9 @@ class _Program:
 
         if self.graph.scale == 0:
             return LinearBound(0.0, {})
-        lengths = len(self.graph.ends) + 1
+        lengths = len(self.graph.ends) + 1  # one more than ends: what runs after the last of them
         first, last = self.graph.windows
+        # each task has a variable for every interval of its window
         offset = lengths + np.concatenate([[0], np.cumsum(last - first + 1)])
         rows, equal = LinearRows(), LinearRows()
         self._capacities(rows, offset)
@@ -344,6 +359,7 @@ class _Program:
         groups = self._laws(rows, offset, int(offset[-1]))
         for task in range(self.graph.one.num_tasks):
             if self.graph.work_s[task] > 0:
+                # all of its work is done
                 equal.add(PATH, [(int(place), 1.0) for place in range(offset[task], offset[task + 1])], 1.0)
         count = int(offset[-1]) + groups
         parts: dict[str, Any] = {}
@@ -351,7 +367,7 @@ class _Program:
             parts[f"A_{name}"] = part.matrix(count)
             parts[f"b_{name}"] = part.limits
         cost = np.zeros(count)
-        cost[:lengths] = 1.0
+        cost[:lengths] = 1.0  # the makespan: the sum of the lengths of intervals
         solved = linprog(cost, **parts, bounds=(0, None), method="highs")
         if solved.status != 0:
             raise RuntimeError(f"the linear program of the bound was not solved: {solved.message}")
@@ -361,14 +377,15 @@ class _Program:
         """Shares of the bound by the dual values of the rows, the largest first."""
         lengths = len(self.graph.ends) + 1
         shares: dict[str, float] = defaultdict(float)
-        weights = -np.asarray(solved.ineqlin.marginals)
+        weights = -np.asarray(solved.ineqlin.marginals)  # marginals of a minimum are negative for limits that bind
         of_length = np.zeros(len(rows.limits))
         for row, column, value in zip(rows.row, rows.column, rows.value, strict=True):
             if column < lengths:
-                of_length[row] += -value * float(solved.x[column])
+                of_length[row] += -value * float(solved.x[column])  # what the row asks of lengths at the solution
         for name, weight, length in zip(rows.names, weights, of_length, strict=True):
-            shares[name] += float(weight * length)
+            shares[name] += float(weight * length)  # of the dual objective, by the name of the limit
         total = sum(shares.values()) or 1.0
+        # what is left is rounding, or of no interest
         large = {name: share / total for name, share in shares.items() if share > 1e-3 * total}
         return dict(sorted(large.items(), key=lambda item: -item[1]))
 
@@ -385,7 +402,7 @@ class _Program:
             for interval, share in self._shares(task, offset):
                 loads[f"{kind}#{name}", interval].append((share, seconds / self.graph.scale))
         for (name, interval), terms in loads.items():
-            rows.add(name.partition("#")[2], [*terms, (interval, -1.0)])
+            rows.add(name.partition("#")[2], [*terms, (interval, -1.0)])  # busy for no longer than the interval lasts
 
     def _paths(self, rows: LinearRows) -> None:
         """Add that the intervals in which a task must run, and those between two ends, are as long as paths are."""
@@ -396,6 +413,7 @@ class _Program:
             longest[window] = max(longest[window], float(self.graph.alone_s[task]))
         finish, before = (self.graph.heads + self.graph.alone_s)[self.graph.ends], 0.0
         for interval, end in enumerate(finish.tolist()):
+            # two ends of the critical path are at least as far apart as the path between them
             longest[interval, interval] = max(longest[interval, interval], end - before)
             before = end
         for (begin, end), seconds in longest.items():
@@ -413,7 +431,7 @@ class _Program:
         laws = {
             (slowed, cause): factor
             for (slowed, cause), factor in zip(graph.slowed.tolist(), graph["factor"][0].tolist(), strict=True)
-            if slowed in chains and cause in chains
+            if slowed in chains and cause in chains  # a group without work is never active
         }
         pairs = sorted({(min(pair), max(pair)) for pair in laws})
         groups = sorted({group for pair in pairs for group in pair})
@@ -422,8 +440,10 @@ class _Program:
         met |= {(cause, slowed): at for (slowed, cause), at in met.items()}
         for group in groups:
             for interval in range(lengths):
+                # a group is active for no longer than the interval lasts
                 rows.add(PATH, [(active[group] + interval, 1.0), (interval, -1.0)])
                 for _, tasks in chains[group]:
+                    # and each of its chains for no longer than the group
                     rows.add(PATH, [*self._done(tasks, interval, offset), (active[group] + interval, -1.0)])
             for others in self._together([other for other in groups if (group, other) in met], chains):
                 name = f"{graph.groups[group]} beside {graph.groups[others[0]]}"
@@ -446,7 +466,7 @@ class _Program:
         """Yield groups in sets of which no two are ever active at once: those in one chain, and any other alone."""
         serial: dict[int, list[int]] = defaultdict(list)
         for group in groups:
-            if len(chains[group]) == 1:
+            if len(chains[group]) == 1:  # all its tasks in one chain: serial with the other groups of that chain
                 serial[chains[group][0][0]].append(group)
             else:
                 yield [group]

@@ -25,7 +25,7 @@ WORK, DECOMPOSITION, CONTENTION = "work", "decomposition", "contention"
 LAUNCH, DEPENDENCY, WAITING = "launch", "dependency", "waiting"
 CAUSES = (WORK, DECOMPOSITION, CONTENTION, LAUNCH, DEPENDENCY, WAITING)
 COMPUTE, COMMUNICATION, NEITHER = "compute", "communication", ""
-_LAUNCHES = ("launch", "host")
+_LAUNCHES = ("launch", "host")  # kinds of tasks, as schedules and steps name them
 _WAITS = ("waiting", "delay", "meeting")
 _MOVES = ("transfer",)
 
@@ -53,14 +53,15 @@ class Stretch:
 
 def path_stretches(timeline: Timeline, design: int) -> Iterator[Stretch]:
     """Yield the stretches of the critical path of one design, in order and without holes, from 0 to its makespan."""
-    graph, until = timeline.graph, 0.0
+    graph, until = timeline.graph, 0.0  # where the stretch before ended
     alone, undivided = _times_alone(timeline, design)
     issued, finished, delay = timeline.issued[design], timeline.finished[design], graph["delay"][design]
     for task in timeline.critical_path(design):
         start, until = until, float(finished[task])
-        kind = graph.kinds[task].removeprefix("peer's ")
+        kind = graph.kinds[task].removeprefix("peer's ")  # tasks of another GPU count as what they are
         ran = until - float(issued[task]), float(delay[task])
         causes = _causes(kind, ran, (float(undivided[task]), float(alone[task])))
+        # between the end of the task before and the issue, as a slot is waited for
         causes[WAITING] = causes.get(WAITING, 0.0) + float(issued[task]) - start
         yield Stretch(graph.tasks[task], kind, graph.lanes[task], _side(kind), start, until, causes)
 
@@ -68,7 +69,7 @@ def path_stretches(timeline: Timeline, design: int) -> Iterator[Stretch]:
 def _times_alone(timeline: Timeline, design: int) -> tuple[Floats, Floats]:
     """Times [T] of the tasks of a design, each alone: as parts, and as shares of what is undivided [s]."""
     graph = timeline.graph
-    if graph["alone_s"][design].any():
+    if graph["alone_s"][design].any():  # a graph that declares none has zeros
         return graph["alone_s"][design], graph["wide_s"][design]
     alone = graph["work"][design] / graph.isolated_rate()[design]
     return alone, alone

@@ -53,7 +53,7 @@ class TaskGraph:
     use_resource: Ints
     pool: Ints
     slots: Ints
-    priority: Ints
+    priority: Ints  # lower numbers are served first
     consumer: Ints
     members: Ints
     group: Ints
@@ -95,7 +95,7 @@ class TaskGraph:
     def dense(self, columns: Sequence[Floats]) -> Floats:
         """Broadcast columns to a table [B, len(columns)]."""
         table = np.empty((*self.shape, len(columns)))
-        for index, column in enumerate(columns):
+        for index, column in enumerate(columns):  # column by column: rows would need all of them on the grid at once
             table[..., index] = column
         return table.reshape(self.num_designs, len(columns))
 
@@ -115,12 +115,13 @@ class TaskGraph:
         """Pair (number, rate alone over the grid) for each task; tasks of equal number have the same rate."""
         uses: list[list[tuple[int, int]]] = [[] for _ in range(self.num_tasks)]
         capacity, use = self.at["capacity"].tolist(), self.at["use"].tolist()
+        # columns instead of values: tasks that share them share their rate in all designs
         for task, resource, column in zip(self.use_task.tolist(), self.use_resource.tolist(), use, strict=True):
             uses[task].append((capacity[resource], column))
         rates: dict[tuple[Any, ...], tuple[int, Floats]] = {}
         result = []
         for cap, pairs in zip(self.at["cap"].tolist(), uses, strict=True):
-            like = (cap, *pairs)
+            like = (cap, *pairs)  # the order of uses matters to no rate, but tasks that are alike have it in common
             if like not in rates:
                 shares = [self.values[top] / self.values[column] for top, column in pairs]
                 rate = self.values[cap]
@@ -140,28 +141,30 @@ class TaskGraph:
         counts: Counter[int] = Counter()
         for task, column in zip(places.tolist(), self.at[name][places].tolist(), strict=True):
             counts[column] += int(self.members[task]) if name == "delay" else 1
+        # each column once, however many tasks share it
         return np.asarray(sum(count * self.values[column] for column, count in counts.items()), float)
 
     def flat(self, column: ArrayLike) -> Floats:
         """Broadcast an array over the grid, or of [B], to [B]; a single value stays one value in memory."""
         value = np.asarray(column, dtype=float)
-        if value.size == 1:
+        if value.size == 1:  # a view without memory of its own
             return np.broadcast_to(value.reshape(1), (self.num_designs,))
         return np.broadcast_to(self.on_grid(value), self.shape).reshape(-1)
 
     def on_grid(self, column: Floats) -> Floats:
         """An array of [B] in the shape of the grid; any other as it is."""
+        # [B] of a grid with one axis is its own shape
         return column.reshape(self.shape) if column.shape == (self.num_designs,) else column
 
     def part(self, tasks: NDArray[np.intp]) -> TaskGraph:
         """Subgraph of some tasks with their uses and the consumers of their staged bytes, without dependencies."""
         place = _index_among(self, tasks)
-        uses = np.flatnonzero(place[self.use_task] >= 0)
+        uses = np.flatnonzero(place[self.use_task] >= 0)  # uses of tasks that are left out go, resources stay
         texts = {name: getattr(self, name) for name in ("tasks", "kinds", "lanes", "limiters")}
         structure: dict[str, Any] = {name: tuple(all_[task] for task in tasks) for name, all_ in texts.items()}
         structure |= {name: getattr(self, name)[tasks] for name in ("pool", "priority", "members", "group", "gpu")}
         structure |= {"use_task": _ints(place[self.use_task[uses]]), "use_resource": self.use_resource[uses]}
-        structure |= {"pred_ptr": np.zeros(len(tasks) + 1, np.int32), "pred": self.pred[:0]}
+        structure |= {"pred_ptr": np.zeros(len(tasks) + 1, np.int32), "pred": self.pred[:0]}  # no dependencies
         structure["consumer"] = _ints(place[self.consumer[tasks]])
         at = {name: self.at[name][tasks] for name in _NUMBERS}
         return replace(self, **structure, at={**self.at, **at, "use": self.at["use"][uses]})
@@ -175,6 +178,7 @@ class TaskGraph:
 
 def _index_among(graph: TaskGraph, tasks: NDArray[np.intp]) -> NDArray[np.intp]:
     """Index of each task of a graph in `tasks`, or -1."""
+    # so that -1 stays -1
     places = np.full(graph.num_tasks + 1, -1)  # the last entry serves index -1
     places[tasks] = np.arange(len(tasks))
     return places
@@ -184,6 +188,7 @@ def _values_at(column: Floats, places: tuple[NDArray[np.intp], ...]) -> Floats:
     """Values [N] of a column at places of the grid; a column of a single value keeps its length of 1."""
     if column.size == 1:
         return column.reshape(1)
+    # an axis of length 1 has only place 0, which serves every design
     where = tuple(np.minimum(place, length - 1) for place, length in zip(places, column.shape, strict=True))
     return np.asarray(column[where])
 
@@ -204,6 +209,7 @@ class _Task:
     consumer: int = -1
 
 
+# no cap: resources alone limit the rate
 _NUMBERS = {"work": 0.0, "delay": 0.0, "cap": math.inf, "weight": 1.0} | dict.fromkeys(
     ("cus", "staged_bytes", "moved_bytes", "flop", "alone_s", "wide_s", "ideal_s"), 0.0
 )
@@ -221,12 +227,13 @@ class _Columns:
     def index(self, value: ArrayLike) -> int:
         """The column of a scalar or of an array over the grid."""
         if isinstance(value, (int, float)):
-            column = self._known.get(value)
+            column = self._known.get(value)  # a number is its own key: no array is made to look it up
             return self._new(value, value) if column is None else column
         identity = id(value)  # of an array, which takes long to compare
         if (seen := self._seen.get(identity)) is not None:
             return seen[0]
         array = np.asarray(value, dtype=float)
+        # content: equal arrays built apart share a column
         key = array.item() if array.size == 1 else (array.shape, array.tobytes())
         column = self._known[key] if key in self._known else self._new(key, array)
         self._seen[identity] = column, value  # the reference keeps the array alive, so that no other gets its id
@@ -240,6 +247,7 @@ class _Columns:
     def align(self) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
         """Shape of the grid, and the columns with as many axes. Raises ValueError if they do not broadcast."""
         shape = np.broadcast_shapes((1,), *(value.shape for value in self.values))
+        # axes are aligned at the last one, as NumPy does
         return shape, tuple(value.reshape((1,) * (len(shape) - value.ndim) + value.shape) for value in self.values)
 
 
@@ -258,6 +266,7 @@ class GraphBuilder:
         """Declare a shared resource [units/s] and return its index. Raises ValueError for a name that is taken."""
         if name in self._resources:
             raise ValueError(f"resource {name!r} is declared twice")
+        # the column, by name; the index of a resource is its order of declaration
         self._resources[name] = self._columns.index(capacity)
         return len(self._resources) - 1
 
@@ -278,7 +287,7 @@ class GraphBuilder:
         group that would slow itself, or a pair that has a factor.
         """
         pair = (group, while_active)
-        if group == while_active or pair in self._slowed:
+        if group == while_active or pair in self._slowed:  # a group slows itself by sharing resources, not by a law
             raise ValueError(f"group {group!r} {'cannot slow itself' if group == while_active else 'has that factor'}")
         self._slowed[pair] = self._columns.index(factor)
 
@@ -300,8 +309,10 @@ class GraphBuilder:
         pool or resource.
         """
         index = len(self._tasks)
+        # tasks come in topological order, so that engines never sort them
         if any(not 0 <= predecessor < index for predecessor in after):
             raise ValueError(f"task {name!r}: predecessors {list(after)} must be tasks added before it ({index})")
+        # taken out of the options, so that numbers are left
         places = {key: options.pop(key, default) for key, default in _PLACE.items()}
         if not options.keys() <= _NUMBERS.keys():
             raise TypeError(f"task {name!r}: unknown arguments {sorted(set(options) - set(_NUMBERS))}")
@@ -310,10 +321,11 @@ class GraphBuilder:
         if undeclared := [resource for resource in uses or {} if not 0 <= resource < len(self._resources)]:
             raise ValueError(f"task {name!r}: resource {undeclared[0]} is not declared")
         index_of = self._columns.index
-        if not self._defaults:
+        if not self._defaults:  # once: most tasks leave most numbers open
             self._defaults = {key: index_of(default) for key, default in _NUMBERS.items()}
         columns = {**self._defaults, **{key: index_of(number) for key, number in options.items()}}
         used = {resource: index_of(amount) for resource, amount in (uses or {}).items()}
+        # each predecessor once: pending counts are numbers of predecessors
         self._tasks.append(_Task(name, kind, after=tuple(dict.fromkeys(after)), columns=columns, uses=used, **places))
         return index
 
@@ -323,18 +335,19 @@ class GraphBuilder:
         Raises ValueError unless the consumer waits for the tasks.
         """
         for task in tasks:
-            if not self._waits(consumer, task):
+            if not self._waits(consumer, task):  # else bytes would be freed before they are staged
                 names = self._tasks[consumer].name, self._tasks[task].name
                 raise ValueError("task {!r} frees what {!r} stages, and must wait for it".format(*names))
             self._tasks[task].consumer = consumer
 
     def _waits(self, task: int, other: int) -> bool:
         """Return whether a task is issued after another one has finished."""
-        left, seen = [task], {task}
+        left, seen = [task], {task}  # depth first, over earlier tasks only
         while left:
             before = self._tasks[left.pop()].after
             if other in before:
                 return True
+            # predecessors come before their task: what is before `other` cannot wait for it
             left += [earlier for earlier in before if earlier > other and earlier not in seen]
             seen |= set(before)
         return False
@@ -359,11 +372,12 @@ class GraphBuilder:
     def _structure(self) -> dict[str, Any]:
         tasks = self._tasks
         uses = [(index, resource) for index, task in enumerate(tasks) for resource in task.uses]
+        # groups that no law names have no index
         groups = list(dict.fromkeys(name for pair in self._slowed for name in pair))
         return {
             "tasks": tuple(task.name for task in tasks),
             "kinds": tuple(task.kind for task in tasks),
-            "lanes": tuple(task.lane or task.kind for task in tasks),
+            "lanes": tuple(task.lane or task.kind for task in tasks),  # a timeline's row: its kind unless named
             "limiters": tuple(task.limiter or task.kind for task in tasks),
             "resources": tuple(self._resources),
             "pools": tuple(self._pools),
@@ -376,7 +390,7 @@ class GraphBuilder:
             "slots": _ints(list(self._pools.values())),
             "priority": _ints([task.priority for task in tasks]),
             "consumer": _ints([task.consumer for task in tasks]),
-            "members": np.ones(len(tasks), np.int32),
+            "members": np.ones(len(tasks), np.int32),  # `symmetry` folds tasks later
             "group": _ints([groups.index(task.group) if task.group in groups else -1 for task in tasks]),
             "gpu": _ints([task.gpu for task in tasks]),
             "slowed": _ints([groups.index(name) for pair in self._slowed for name in pair]).reshape(-1, 2),
@@ -389,7 +403,7 @@ def _ints(values: Sequence[int] | NDArray[np.integer[Any]]) -> Ints:
 
 def _check(graph: TaskGraph) -> None:
     """Raise ValueError naming the tasks or resources whose numbers are invalid."""
-    used = [graph.tasks[task] for task in graph.use_task]
+    used = [graph.tasks[task] for task in graph.use_task]  # one name for each use, for the message
     for name in ("work", "delay", "cus", "staged_bytes", "moved_bytes", "flop", "alone_s", "wide_s", "ideal_s"):
         rule = f"{name} must be >= 0, finite and not NaN"
         _refuse(graph, name, graph.tasks, lambda v: (v >= 0) & np.isfinite(v), rule)
@@ -398,13 +412,15 @@ def _check(graph: TaskGraph) -> None:
     _refuse(graph, "capacity", graph.resources, lambda v: v > 0, "the capacity of a resource must be > 0")
     _refuse(graph, "use", used, lambda v: (v > 0) & np.isfinite(v), "a use must be > 0 and finite")
     pairs = [f"{graph.groups[group]} beside {graph.groups[other]}" for group, other in graph.slowed]
+    # a law slows; a speed-up would break bounds by isolated rates
     _refuse(graph, "factor", pairs, lambda v: (v > 0) & (v <= 1), "a contention factor must be in (0, 1]")
     endless = [
         name
         for name, column, (_, rate) in zip(graph.tasks, graph.at["work"], graph.alone(), strict=True)
+        # the first test is on a few arrays; grids are compared only where it fails
         if not np.isfinite(rate).all() and ((graph.values[column] > 0) & ~np.isfinite(rate)).any()
     ]
-    if endless:
+    if endless:  # five names are enough to find the cause
         rule = "has work but neither a cap nor a finite resource that limits it"
         raise ValueError(f"{', '.join(endless[:5])}: {rule}")
 

@@ -26,7 +26,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 SHARES = 10**6
 """Units of a resource of a task graph, of which a task takes its share, rounded down."""
 _ROUNDING = 1e-3  # of a unit: what is that little below a whole number is that number
-Node = tuple[int, str]
+Node = tuple[int, str]  # (job, its wait or its work), as tasks of the schedule's graph
 _WAIT, _WORK = "wait", "work"
 
 
@@ -139,10 +139,11 @@ class JobSchedule:
         before = self._edges()
         for node in TopologicalSorter(before).static_order():
             (job, part), way = node, self.way(node[0])
+            # a job that is one task has its delay there
             numbers: dict[str, float] = {"delay": way.delay_s if part == _WAIT or self._is_one(job) else 0.0}
             uses: dict[int, float] = {}
             if part == _WORK and way.work_s > 0:
-                numbers |= {"work": way.work_s, "cap": 1.0}
+                numbers |= {"work": way.work_s, "cap": 1.0}  # work in seconds, at a rate of 1
                 uses = {servers[server]: float(units) for server, units in way.takes.items()}
             about = self.instance.jobs[job]
             after = sorted(place[earlier] for earlier in before[node])
@@ -175,6 +176,7 @@ class JobSchedule:
         place = 0 if self.instance.servers[server].from_issue else 1
         users = [job for job in range(len(self.ways)) if server in self.way(job).takes]
         users.sort(key=lambda job: (self.times[job][place], self.times[job][2], job))
+        # before the run, all units are free, and of no job
         free: list[tuple[float, int, int]] = [(-np.inf, -1, self.instance.servers[server].units)]
         for job in users:
             needs = self.way(job).takes[server]
@@ -184,7 +186,7 @@ class JobSchedule:
                     yield job, earlier
                 if units > needs:
                     free.insert(0, (end, earlier, units - needs))
-                needs -= min(units, needs)
+                needs -= min(units, needs)  # units of several jobs, the earliest freed first
             free.append((self.times[job][2], job, self.way(job).takes[server]))
             free.sort()
 
@@ -206,7 +208,7 @@ class _InstanceReader:
 
     def instance(self) -> Instance:
         graph = self.graph
-        if (graph["factor"] < 1).any():
+        if (graph["factor"] < 1).any():  # a factor of 1 changes nothing
             raise ValueError("the graph has contention laws: lengths of its tasks are not fixed")
         if (graph.members > 1).any():
             raise ValueError("the graph is reduced by symmetry: give the one it was reduced from")
@@ -214,7 +216,7 @@ class _InstanceReader:
         rate, work = graph.isolated_rate()[0], graph["work"][0]
         jobs = []
         for task, name in enumerate(graph.tasks):
-            seconds = float(work[task] / rate[task]) if work[task] > 0 else 0.0
+            seconds = float(work[task] / rate[task]) if work[task] > 0 else 0.0  # 0 / inf or 0 / 0 otherwise
             way = Way(seconds, takes[task], float(graph["delay"][0][task]))
             after = [before for before in graph.predecessors(task).tolist() if not self._is_order(before, task)]
             jobs.append(Job(name, graph.kinds[task], (way,), tuple(after)))
@@ -229,6 +231,7 @@ class _InstanceReader:
         chains = [
             lane
             for lane, tasks in lanes.items()
+            # a lane of one task needs no order
             if len(tasks) > 1 and all(a in self.graph.predecessors(b) for a, b in itertools.pairwise(tasks))
         ]
         return {lane: number for number, lane in enumerate(chains)}
@@ -236,6 +239,7 @@ class _InstanceReader:
     def _is_order(self, before: int, task: int) -> bool:
         """Whether a task waits for another one only because of the order of their stream."""
         lanes, kinds = self.graph.lanes, self.graph.kinds
+        # a wait of another kind is a true dependency
         return lanes[before] == lanes[task] in self._streams and kinds[before] == kinds[task]
 
     def _takes(self) -> tuple[list[dict[int, int]], tuple[JobServer, ...]]:
@@ -266,9 +270,10 @@ class _InstanceReader:
         shares: list[dict[int, int]] = [{} for _ in graph.resources]
         places = zip(graph.use_task.tolist(), graph.use_resource.tolist(), strict=True)
         for place, (task, resource) in enumerate(places):
+            # rounded down, so that tasks which fit together still do
             units = int(use[place] * rate[task] / capacity[resource] * SHARES + _ROUNDING) if work[task] > 0 else 0
-            if units:
-                shares[resource][task] = min(units, SHARES)
+            if units:  # less than a millionth is left out
+                shares[resource][task] = min(units, SHARES)  # rounding up by `_ROUNDING` must not exceed the whole
         return shares
 
     def _may_be_short(self, shares: Mapping[int, int]) -> bool:
@@ -276,6 +281,6 @@ class _InstanceReader:
         largest: dict[object, int] = defaultdict(int)
         for task, units in shares.items():
             lane = self.graph.lanes[task]
-            group: object = lane if lane in self._streams else task
+            group: object = lane if lane in self._streams else task  # tasks of no stream may all run at once
             largest[group] = max(largest[group], units)
         return sum(largest.values()) > SHARES

@@ -30,15 +30,19 @@ def losses(graph: TaskGraph, makespan: Floats) -> dict[str, Floats]:
     """Compute `ideal_s` and the losses [s] of `LOSSES`, each [B], which add up to makespan [B] - ideal."""
     gemm = np.array([kind == "gemm" for kind in graph.kinds])
     at, none = graph.at, np.full(graph.num_tasks, -1, np.int32)
+    # T2: chunks of the GEMM take their shares of the undivided one
     undivided = np.where(gemm, at["wide_s"], at["alone_s"])
+    # T1, T2, T3, T4: (delay, time) columns; -1: no delay
     taken = [(at["delay"], at["alone_s"]), (at["delay"], undivided), (at["delay"], at["wide_s"]), (none, at["wide_s"])]
+    # replays share most durations
     pairs, of = np.unique(np.concatenate([np.stack(one, axis=1) for one in taken]), axis=0, return_inverse=True)
     durations = np.empty((len(pairs), *graph.shape))
     for row, (delay, seconds) in zip(durations, pairs.tolist(), strict=True):
         row[:] = graph.values[seconds] + (graph.values[delay] if delay >= 0 else 0.0)
+    # equal replays are run once
     replays, replay_of = np.unique(of.reshape(len(taken), -1), axis=0, return_inverse=True)
     is_last = np.ones(graph.num_tasks, np.bool_)
-    is_last[graph.pred] = False
+    is_last[graph.pred] = False  # the makespan is at a task that nothing waits for
     structure = (part.astype(np.uint32) for part in (graph.pred_ptr, graph.pred, replays, replay_of.reshape(-1)))
     result, ideal_s = np.empty((len(LOSSES), graph.num_designs)), ideal(graph)
     _replay(*structure, is_last, durations.reshape(-1), makespan, ideal_s, _ROUNDING, result.reshape(-1))
@@ -48,7 +52,7 @@ def losses(graph: TaskGraph, makespan: Floats) -> dict[str, Floats]:
 def ideal(graph: TaskGraph) -> Floats:
     """Time [B] of the slower of GEMM and collective [s] on the busiest GPU, each undivided and with the GPU alone."""
     gemm, transfers = graph.of_kind("gemm"), graph.of_kind("transfer")
-    result: Floats = np.zeros(())
+    result: Floats = np.zeros(())  # none of either: 0
     for gpu in np.unique(graph.gpu):
         for tasks in (gemm, transfers):
             result = np.maximum(result, graph.grid_total("ideal_s", tasks[graph.gpu[tasks] == gpu]))
@@ -86,7 +90,7 @@ def _replay(  # noqa: C901, PLR0912, PLR0913, PLR0917
             for task in range(tasks):
                 first, last, ends = np.uint64(pred_ptr[task]), np.uint64(pred_ptr[task + one]), task * stride
                 taken = np.uint64(duration_of[replay, task]) * designs + begin
-                if first == last:
+                if first == last:  # no predecessor, one, or several: the first two are most, and need no maximum
                     for i in range(width):
                         finished[ends + i] = durations[taken + i]
                 elif first + one == last:
@@ -104,7 +108,7 @@ def _replay(  # noqa: C901, PLR0912, PLR0913, PLR0917
                             start[i] = ended if ended > latest else latest
                     for i in range(width):
                         finished[ends + i] = start[i] + durations[taken + i]
-                if is_last[task]:
+                if is_last[task]:  # else a later task ends later
                     for i in range(width):
                         ended, latest = finished[ends + i], longest[best + i]
                         longest[best + i] = ended if ended > latest else latest
@@ -112,7 +116,7 @@ def _replay(  # noqa: C901, PLR0912, PLR0913, PLR0917
             before_s[i] = makespan[begin + i]
         for loss in range(np.uint64(result.size) // designs):
             lost = loss * designs + begin
-            if loss < np.uint64(replay_of.size):
+            if loss < np.uint64(replay_of.size):  # the last loss is against the ideal, which is no replay
                 best = np.uint64(replay_of[loss]) * stride
                 for i in range(width):
                     after_s[i] = longest[best + i]
@@ -121,6 +125,7 @@ def _replay(  # noqa: C901, PLR0912, PLR0913, PLR0917
                     after_s[i] = ideal_s[begin + i]
             for i in range(width):
                 seconds = before_s[i] - after_s[i]
+                # durations added in another order differ by rounding: no loss
                 result[lost + i] = seconds if abs(seconds) > rounding * makespan[begin + i] else 0.0
-                before_s[i] = after_s[i]
+                before_s[i] = after_s[i]  # each loss is against the replay before it
         begin += stride

@@ -44,10 +44,11 @@ class Durations:
         of = []
         alone, at = graph.alone(), graph.at
         for delay, work, (number, rate) in zip(at["delay"].tolist(), at["work"].tolist(), alone, strict=True):
-            if (delay, work, number) not in index:
+            if (delay, work, number) not in index:  # equal columns give equal durations, whatever the design
                 index[delay, work, number] = len(columns)
                 amount = graph.values[work]
                 with np.errstate(invalid="ignore"):
+                    # 0 / inf or 0 / 0: no work, no time
                     columns.append(graph.values[delay] + np.where(amount > 0, amount / rate, 0.0))
             of.append(index[delay, work, number])
         return cls(columns, of)
@@ -102,6 +103,7 @@ class IsolatedGraph:
         spent = {kind: _task_seconds(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
             makespan_s=_longest_path(form.makespan, seconds.columns, durations),
+            # some task takes no time: then only times tell the order
             peak_staged_bytes=self.timeline().totals().peak_staged_bytes if peak is None else peak,
             cu_s=_cu_seconds(graph, seconds),
             busy_s={
@@ -112,7 +114,7 @@ class IsolatedGraph:
 
 
 _forms: dict[Any, Form] = {}
-_MOST_FORMS = 512
+_MOST_FORMS = 512  # of structures: a sweep meets few, and a form is small
 
 
 def _cached_form(graph: TaskGraph, seconds: Durations) -> Form:
@@ -123,7 +125,7 @@ def _cached_form(graph: TaskGraph, seconds: Durations) -> Form:
     key = (tuple(np.asarray(array).tobytes() for array in (*arrays, *columns)), graph.kinds)
     if key not in _forms:
         if len(_forms) >= _MOST_FORMS:
-            _forms.pop(next(iter(_forms)))
+            _forms.pop(next(iter(_forms)))  # the oldest: dictionaries keep the order of insertion
         _forms[key] = closed_form(graph, seconds.of)
     return _forms[key]
 
@@ -131,12 +133,14 @@ def _cached_form(graph: TaskGraph, seconds: Durations) -> Form:
 def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
     """Closed form of a graph whose task t takes the time of index `duration[t]` alone."""
     nothing = np.zeros((1, max(duration) + 1), np.int64)
+    # the order of tasks is a matrix [T, T], paths are rows of D
     if graph.num_tasks > _MOST_TASKS or nothing.shape[1] > _MOST_DURATIONS:
         size = f"more than {_MOST_TASKS} tasks or {_MOST_DURATIONS} different durations"
         return Form(f"the graph has {size}", nothing, {}, {})
     order = TaskOrder.of(graph)
     for pool, name in enumerate(graph.pools):
         pooled = np.flatnonzero(graph.pool == pool)
+        # more tasks at once than slots: one would wait
         if max(map(len, order.crowds(pooled, [0] * pooled.size)), default=0) > graph.slots[pool]:
             return Form(f"tasks may wait for a slot of {name}", nothing, {}, {})
     paths = _paths(graph, duration)
@@ -156,10 +160,10 @@ def closed_form(graph: TaskGraph, duration: Sequence[int]) -> Form:
 def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
     """Paths [P, D] that may be the longest to the finish of each task; None if they are too many."""
     paths: list[Paths] = []
-    steps = np.eye(max(duration) + 1, dtype=np.int64)
+    steps = np.eye(max(duration) + 1, dtype=np.int64)  # a path counts a duration once more
     for task, column in enumerate(duration):
         before = graph.predecessors(task)
-        start = np.concatenate([paths[index] for index in before]) if before.size else 0 * steps[:1]
+        start = np.concatenate([paths[index] for index in before]) if before.size else 0 * steps[:1]  # the empty path
         pruned = _prune_paths(start)
         if pruned is None:
             return None
@@ -169,6 +173,7 @@ def _paths(graph: TaskGraph, duration: Sequence[int]) -> list[Paths] | None:
 
 def _paths_to_last(order: TaskOrder, tasks: NDArray[np.intp], paths: Sequence[Paths]) -> Paths | None:
     """Paths to the last of some tasks; None if they are too many."""
+    # tasks that none of the others waits for: a later one ends later
     last = tasks[~order.ahead[np.ix_(tasks, tasks)].any(axis=0)]
     return _prune_paths(np.concatenate([paths[task] for task in last]))
 
@@ -178,23 +183,26 @@ def _prune_paths(paths: Paths) -> Paths | None:
 
     Returns None if more than `_MOST_PATHS` are left before the means are considered.
     """
-    paths = np.unique(paths, axis=0)
+    paths = np.unique(paths, axis=0)  # many tasks join the same paths
     if len(paths) == 1:
         return paths
-    if len(paths) > 16 * _MOST_PATHS:
+    if len(paths) > 16 * _MOST_PATHS:  # comparing all pairs takes their square
         return None
+    # nowhere above another path: never longer, as durations are not negative
     below = (paths[:, None] <= paths[None]).all(axis=2) & ~np.eye(len(paths), dtype=np.bool_)
     paths = paths[~below.any(axis=1)]
-    if len(paths) < 3 or len(paths) > _MOST_PATHS:
+    if len(paths) < 3 or len(paths) > _MOST_PATHS:  # a mean needs two others
         return paths if len(paths) < 3 else None
     first, second = np.triu_indices(len(paths), 1)
     apart, short = paths[first] - paths[second], paths[:, None] - paths[second]  # p is below l first + (1 - l) second
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = short / apart
+        share = short / apart  # least and largest weight of the mean, in each duration
     least = np.where(apart > 0, share, 0.0).max(axis=2, initial=0.0)
     most = np.where(apart < 0, share, 1.0).min(axis=2, initial=1.0)
+    # rounding of the quotients; where both are equal, p must not be above
     fits = (least <= most + 1e-12) & ((apart != 0) | (short <= 0)).all(axis=2)
     index = np.arange(len(paths))[:, None]
+    # a path is no mean with itself
     return np.asarray(paths[~(fits & (index != first) & (index != second)).any(axis=1)])
 
 
@@ -210,9 +218,11 @@ def _busy(
     tasks = graph.of_kind(kind)
     if order.is_chain(tasks):
         return _total(duration, tasks)
+    # other kinds that the kind waits for, directly or not
     awaited = np.setdiff1d(np.flatnonzero(order.ahead[tasks].any(axis=0)), tasks)
     if order.is_chain(awaited) and order.comparable(awaited, tasks).all():
         finish = _paths_to_last(order, tasks, paths)
+        # they run in turn, so that their time is not of the kind
         return None if finish is None else finish - _total(duration, awaited)
     return None
 
@@ -224,16 +234,19 @@ def _total(duration: Sequence[int], tasks: NDArray[np.intp]) -> Paths:
 
 def _crowds(graph: TaskGraph, resource: int, order: TaskOrder) -> set[tuple[frozenset[int], ...]]:
     """Uses of a resource that may be active at once; equal uses are represented by the first of them."""
+    # tasks without work never use the resource
     works = [bool((graph.values[column] > 0).any()) for column in graph.at["work"]]
     uses = [int(use) for use in np.flatnonzero(graph.use_resource == resource) if works[graph.use_task[use]]]
     numbers = [number for number, _ in graph.alone()]
     first: dict[tuple[int, int], int] = {}
+    # equal use and rate: equal demand
     demands = [first.setdefault((int(graph.at["use"][use]), numbers[graph.use_task[use]]), use) for use in uses]
     return order.crowds(graph.use_task[uses], demands)
 
 
 def _task_seconds(graph: TaskGraph, seconds: Durations, kind: str) -> Floats:
     tasks = graph.of_kind(kind)
+    # a reduced task runs once for each member
     counts = np.bincount(np.asarray(seconds.of)[tasks], weights=graph.members[tasks], minlength=len(seconds.columns))
     return _weighted(counts, seconds.columns)
 
@@ -275,6 +288,7 @@ class _StagingTasks:
         freed = np.array([one_hot[graph.consumer[tasks] == consumer].sum(axis=0) for consumer in consumers])
         freed = freed.reshape(consumers.size, sizes.size)
         before, done = order.ahead[np.ix_(tasks, tasks)], order.ahead[np.ix_(tasks, consumers)]
+        # buffers of tasks ahead and its own, less those that consumers ahead have freed
         surely = (before + np.eye(tasks.size)) @ one_hot - done @ freed
         other = ~order.comparable(tasks, tasks) & ~np.eye(tasks.size, dtype=np.bool_)
         running = ~order.comparable(tasks, consumers)
@@ -295,7 +309,7 @@ def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations
     staging = form.staging
     if staging is None or not staging.tasks.size:
         return np.zeros(graph.num_designs)
-    if not (durations > 0).all():
+    if not (durations > 0).all():  # instants of tasks without time are not ordered by the sums
         return None
     sizes = np.unique(graph.at["staged_bytes"][staging.tasks])
     peaks, held = np.empty(graph.num_designs), graph.rows([graph.values[column] for column in sizes])
@@ -319,6 +333,7 @@ def _weighted(counts: Sequence[float] | Paths | Floats, columns: Sequence[Floats
 def longest(paths: Paths, durations: Floats) -> Floats:
     """Maximum [B] over the paths of counts [P, D] @ durations [D, B]."""
     result = np.zeros(durations.shape[1])
+    # an empty path is 0, which the result holds already
     number = [np.flatnonzero(path) for path in paths if path.any()]
     count = [path[which] for path, which in zip(paths[paths.any(axis=1)], number, strict=True)]
     ptr = np.concatenate([[0], np.cumsum([which.size for which in number])]).astype(np.intp)
@@ -335,14 +350,14 @@ def _longest(ptr: Paths, number: Paths, count: Floats, durations: Floats, result
         width = min(stride, result.size - begin)
         best, wide = result[begin : begin + width], durations[:, begin : begin + width]
         for path in range(ptr.size - 1):
-            for i in range(width):
+            for i in range(width):  # row by row, in vector lanes
                 total[i] = 0.0
             final = ptr[path + 1] - 1
             for j in range(ptr[path], final):
                 times, row = count[j], number[j]
                 for i in range(width):
                     total[i] += times * wide[row, i]
-            times, row = count[final], number[final]
+            times, row = count[final], number[final]  # the last row and the maximum in one loop: one pass less
             for i in range(width):
                 length = total[i] + times * wide[row, i]
                 best[i] = length if length > best[i] else best[i]

@@ -26,6 +26,7 @@ PROVEN = 1e-6
 """Gap up to which a schedule is proven optimal: what rounding to units may add."""
 _ROUNDING = 1e-9  # of a sum of numbers
 _STEPS = 10**9  # units of all jobs one after the other
+# beyond, integers of the solver would be larger than with rounded units
 _MOST_WHOLE_S = 10**9  # sum of lengths up to which whole seconds are units
 
 
@@ -40,6 +41,7 @@ class Optimum:
     @property
     def gap(self) -> float:
         """What a better schedule may still gain: seconds / bound - 1."""
+        # no bound: infinite in truth, told as 100 %, or none if both are 0
         return self.seconds / self.bound_s - 1 if self.bound_s > 0 else float(self.seconds > 0)
 
     @property
@@ -63,18 +65,18 @@ def optimum(problem: Instance | TaskGraph, *, limit_s: float = 60.0, workers: in
     (`instance_of`), and RuntimeError where OR-tools is not installed.
     """
     instance = instance_of(problem) if isinstance(problem, TaskGraph) else problem
-    fallback = instance.serial()
+    fallback = instance.serial()  # whatever the solver finds, there is a schedule
     seconds = replay_s(fallback)
     if seconds == 0:
         return Optimum(fallback, 0.0, 0.0)
     least_s = instance_bound(instance) if bounded else 0.0
     schedule, bound_s = _Model(instance, _unit(instance), least_s, seconds).solve(limit_s, workers)
-    if schedule is not None and (better := replay_s(schedule)) <= seconds:
+    if schedule is not None and (better := replay_s(schedule)) <= seconds:  # as run, not as the solver rounds it
         fallback, seconds = schedule, better
     bound_s = max(bound_s, least_s)
-    if bound_s > seconds * (1 + _ROUNDING):
+    if bound_s > seconds * (1 + _ROUNDING):  # a bound above a schedule is a fault in one of them, never a result
         raise RuntimeError(f"a schedule of {seconds} s is shorter than the bound of {bound_s} s: one of them is wrong")
-    return Optimum(fallback, seconds, min(bound_s, seconds))
+    return Optimum(fallback, seconds, min(bound_s, seconds))  # rounding alone
 
 
 def replay_s(schedule: JobSchedule) -> float:
@@ -88,6 +90,7 @@ def _unit(instance: Instance) -> float:
     total = sum(lengths)
     if total <= _MOST_WHOLE_S and all(length.is_integer() for length in map(float, lengths)):
         return 1.0
+    # the fastest ways one after another: no schedule need be longer
     return sum(min(way.seconds for way in job.ways) for job in instance.jobs) / _STEPS
 
 
@@ -129,12 +132,12 @@ class _Model:
         return self._cp.CpModel()
 
     @cached_property
-    def _horizon(self) -> int:
+    def _horizon(self) -> int:  # no longer than the schedule that is known
         return int(self.most_s / self.unit) + 1
 
     def _units(self, seconds: float) -> int:
         """A length in units, rounded down."""
-        return int(seconds / self.unit * (1 + 1e-12))
+        return int(seconds / self.unit * (1 + 1e-12))  # a whole number of units must not lose one to rounding
 
     def solve(self, limit_s: float, workers: int) -> tuple[JobSchedule | None, float]:
         """The best schedule, if there is one, and what is proven [s]."""
@@ -159,9 +162,10 @@ class _Model:
         model = self._model
         issue, work, end = (model.new_int_var(0, self._horizon, f"{name} {job.name}") for name in ("is", "at", "end"))
         length = sum(self._units(way.work_s) * choice for way, choice in zip(job.ways, choices, strict=True))
-        model.add(end == work + length)
+        model.add(end == work + length)  # of the chosen way
         for way, choice in zip(job.ways, choices, strict=True):
             ready = issue + self._units(way.delay_s)
+            # servers that are taken for the work alone may be taken by others after the delay
             waits = way.delay_s > 0 and not self.instance.issue_only(way)
             model.add(work >= ready if waits else work == ready).only_enforce_if(choice)
         return _Times(issue, work, end)
@@ -172,8 +176,8 @@ class _Model:
         takers = [
             (way.takes[server], choice) for way, choice in zip(job.ways, choices, strict=True) if server in way.takes
         ]
-        taken = model.new_int_var(0, self._horizon, "")
-        if len(takers) == len(job.ways):
+        taken = model.new_int_var(0, self._horizon, "")  # length of the interval, which the choice of a way determines
+        if len(takers) == len(job.ways):  # taken whatever the choice
             yield model.new_interval_var(begin, taken, times.end, ""), self._demand(takers)
             return
         for number, choice in takers:
@@ -192,7 +196,7 @@ class _Model:
         """Add that no server gives more than it has."""
         for server, pairs in zip(self.instance.servers, demands, strict=True):
             intervals, units = [interval for interval, _ in pairs], [unit for _, unit in pairs]
-            if all(isinstance(unit, int) and 2 * unit > server.units for unit in units):
+            if all(isinstance(unit, int) and 2 * unit > server.units for unit in units):  # no two fit at once
                 self._model.add_no_overlap(intervals)
             else:
                 self._model.add_cumulative(intervals, units, server.units)
@@ -205,7 +209,7 @@ class _Model:
         solver.parameters.num_workers = workers
         status = solver.solve(self._model)
         bound_s = max(0.0, solver.best_objective_bound) * self.unit
-        if status == self._cp.UNKNOWN:
+        if status == self._cp.UNKNOWN:  # no schedule within the limit
             return None, bound_s
         if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
             raise RuntimeError(f"the solver of the exact model says {solver.status_name(status)}")

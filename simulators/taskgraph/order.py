@@ -28,7 +28,7 @@ class TaskOrder:
         for task in range(graph.num_tasks):
             before = graph.predecessors(task)
             ahead[task, before] = True
-            ahead[task] |= ahead[before].any(axis=0)
+            ahead[task] |= ahead[before].any(axis=0)  # predecessors are complete: tasks are in topological order
         return cls(ahead)
 
     def comparable(self, first: Places, second: Places) -> Flags:
@@ -37,6 +37,7 @@ class TaskOrder:
 
     def is_chain(self, tasks: Places) -> bool:
         """Return whether no two of the tasks can ever run at once."""
+        # a task is not ordered with itself
         return bool((self.comparable(tasks, tasks) | np.eye(len(tasks), dtype=np.bool_)).all())
 
     def crowds(self, tasks: Places, demands: Sequence[int]) -> set[tuple[frozenset[int], ...]]:
@@ -47,10 +48,11 @@ class TaskOrder:
         the demand of such a task and, chain by chain, the demands of which the largest may add to it.
         """
         chains = self._chains(tasks)
-        beside = ~self.comparable(tasks, tasks) & ~np.eye(len(tasks), dtype=np.bool_)
+        beside = ~self.comparable(tasks, tasks) & ~np.eye(len(tasks), dtype=np.bool_)  # pairs that may run at once
         numbers = np.asarray(demands)
         crowds = set()
         for index in range(len(tasks)):
+            # of a chain, at most one task runs at a time: the largest demand counts
             companions = (frozenset(numbers[chain[beside[index, chain]]].tolist()) for chain in chains)
             crowds.add((frozenset([demands[index]]), *(group for group in companions if group)))
         return crowds
@@ -59,6 +61,7 @@ class TaskOrder:
         """Partition of the tasks (by their places) into chains, greedily."""
         chains: list[list[int]] = []
         for place, task in enumerate(tasks):
+            # behind the last of a chain, so behind all of it
             fitting = (chain for chain in chains if self.ahead[task, tasks[chain[-1]]])
             chain = next(fitting, None)
             if chain is None:

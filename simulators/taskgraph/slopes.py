@@ -22,6 +22,7 @@ from simulators.taskgraph.classes import Classes, classes_of
 from simulators.taskgraph.graph import Floats, TaskGraph
 
 Flags = NDArray[np.bool_]
+# ends that close are one instant, whose order slopes decide
 _SAME = 1e-12  # relative distance of values that are equal, as in the engines
 _STILL = float(np.finfo(float).tiny)  # rate at which work never ends
 _LIKE = 1e-9  # of slopes, relative to the largest one
@@ -82,15 +83,15 @@ def slopes(graph: TaskGraph, directions: Floats) -> Slopes:
     if graph.num_designs != 1:
         raise ValueError(f"slopes are of one design, not of {graph.num_designs}")
     columns, classes = graph.columns()[:, 0], classes_of(graph)
-    sides = Slopes(*np.full((2, directions.shape[1]), math.nan))
+    sides = Slopes(*np.full((2, directions.shape[1]), math.nan))  # of no direction yet
     left = np.arange(directions.shape[1])
     while left.size:
         events = _Events(graph, classes, _Dual(columns, directions[:, left]))
         end = events.run()
-        alike = events.alike
+        alike = events.alike  # at least the first direction is like itself
         sides.makespan_s[left[alike]] = end.value
         sides.slope[left[alike]] = end.slope[alike]
-        left = left[~alike]
+        left = left[~alike]  # those in which events came in another order
     return sides
 
 
@@ -114,17 +115,18 @@ class _FairRates:
 
     def first(self, numbers: _Dual) -> NDArray[np.intp]:
         """Places of the numbers that are least once e > 0, in the first direction; others that differ are marked."""
-        near = np.flatnonzero(numbers.value <= numbers.value.min() * (1 + _SAME))
+        near = np.flatnonzero(numbers.value <= numbers.value.min() * (1 + _SAME))  # candidates: equal to rounding
         if near.size == 1:
             return near
         steep = numbers.slope[near]
         is_first = steep <= steep.min(axis=0) + _LIKE * np.abs(numbers.slope).max(axis=0)
+        # directions in which others would be first are run again
         self.alike &= (is_first == is_first[:, :1]).all(axis=0)
         return np.asarray(near[is_first[:, 0]])
 
     def rates(self, count: NDArray[np.intp]) -> _Dual:
         """Rate [C] of each class with so many active tasks; 0 for one with none."""
-        key = count.tobytes()
+        key = count.tobytes()  # rates depend on nothing else
         if key not in self.solved:
             self.solved[key] = self._fair(count)
         return self.solved[key]
@@ -133,26 +135,30 @@ class _FairRates:
         """Weighted max-min fair rates, priority after priority (see `simulators.taskgraph.max_min_fairness`)."""
         rate = _Dual.zeros(count.size, self.alike.size)
         cap, exhausted = self._caps(count), np.zeros(len(self.graph.resources), np.bool_)
+        # counts do not change along a direction
         members = _Dual(count[self.use_class].astype(float), np.zeros((self.use_class.size, self.alike.size)))
         total = members * self.use
         for level in np.unique(self.priority[count > 0]):
             rising = (count > 0) & (self.priority == level)
             while rising.any():
+                # anew from the rates so far: slopes of what others take are in it
                 left = self.capacity - self._sums(total * rate[self.use_class], slice(None))
-                left.value[left.value < _SAME * self.capacity.value] = 0.0
-                left[exhausted] = _Dual.zeros(int(exhausted.sum()), self.alike.size)
+                left.value[left.value < _SAME * self.capacity.value] = 0.0  # exhausted, but for rounding
+                left[exhausted] = _Dual.zeros(int(exhausted.sum()), self.alike.size)  # exactly 0, value and slope
                 demand = self._sums(total * self.weight[self.use_class], rising[self.use_class])
                 wanted, capped = np.flatnonzero(demand.value > 0), np.flatnonzero(rising & np.isfinite(cap.value))
                 levels = _Dual.concatenate(left[wanted] / demand[wanted], cap[capped] / self.weight[capped])
                 chosen = self.first(levels)
+                # resources come first in `levels`, caps after them
                 tight, met = wanted[chosen[chosen < wanted.size]], capped[chosen[chosen >= wanted.size] - wanted.size]
                 exhausted[tight] = True
                 stopped = np.zeros_like(rising)
                 stopped[self.use_class[np.isin(self.use_resource, tight)]] = True
                 stopped[met] = True
                 stopped &= rising
+                # the level of the first of equal ones, with its slope
                 rate[stopped] = self.weight[stopped] * levels[chosen[:1]]
-                rate[met] = cap[met]
+                rate[met] = cap[met]  # a cap is reached to the last bit
                 rising &= ~stopped
         return rate
 
@@ -162,6 +168,7 @@ class _FairRates:
         active = set(self.group[count > 0].tolist())
         for law, (group, other) in enumerate(self.graph.slowed.tolist()):
             if other in active:
+                # infinity times a slope of 0 is no number
                 which = np.flatnonzero((self.group == group) & np.isfinite(cap.value))
                 cap[which] = cap[which] * self.factor[[law]]
         return cap
@@ -207,10 +214,12 @@ class _Events:
         ready, done = [task for task, pending in enumerate(self._pending) if not pending], list[int]()
         while True:
             while ready or done:
+                # tasks with neither delay nor work end at once, which takes another round
                 ready, done = [], self._issue(self._grants(ready + self._followers_of(done)))
             if not self._delayed and not self._working:
                 return self._now
             rate = self._rates.rates(self._count)
+            # starved, or so nearly that an end would be infinite
             going = [task for task in self._working if rate.value[self._of[task]] > _STILL]
             if not going and not self._delayed:
                 raise RuntimeError("tasks wait for ever: a higher priority never leaves them any of a resource")
@@ -233,6 +242,7 @@ class _Events:
         issued = [task for task in ready if self._pool[task] < 0]
         for task in ready:
             if self._pool[task] >= 0:
+                # earlier instants first, then lower indices, as in the engines
                 heapq.heappush(self._queues[self._pool[task]], (self._instant, task))
         for pool, queue in enumerate(self._queues):
             while self._free[pool] and queue:

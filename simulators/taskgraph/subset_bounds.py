@@ -26,8 +26,10 @@ from simulators.taskgraph.bounds import LinearRows
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.instance import Instance, Way
 
+# some of the distinct values: fewer thresholds weaken the bound, and keep it valid
 _MOST_THRESHOLDS = 64  # of heads and of tails
 _FEW_THRESHOLDS = 8  # likewise, in the linear program
+# a matrix [T, T], and a bound for each task and resource
 _MOST_TASKS = 512  # whose ancestors and descendants are served in heads and tails
 
 
@@ -40,7 +42,7 @@ def instance_bound(instance: Instance) -> float:
     """A makespan that no schedule of an instance gets below [s]. Raises RuntimeError where the linear program fails."""
     subsets = _Subsets(least_graph(instance))
     seconds = subsets.seconds()
-    if all(len(job.ways) == 1 for job in instance.jobs):
+    if all(len(job.ways) == 1 for job in instance.jobs):  # without a choice, the linear program adds nothing
         return seconds
     return max(seconds, _Ways(instance, subsets).solve())
 
@@ -54,10 +56,13 @@ def least_graph(instance: Instance) -> TaskGraph:
     build = GraphBuilder()
     servers = [build.resource(server.name, float(server.units)) for server in instance.servers]
     for job in instance.jobs:
+        # only what is taken in every way is sure to be taken
         common = set.intersection(*(set(way.takes) for way in job.ways))
+        # a server that is taken from the issue is taken during the delay
         taken = any(instance.servers[server].from_issue for server in common)
         work = min(way.seconds if taken else way.work_s for way in job.ways)
         delay = 0.0 if taken else min(way.delay_s for way in job.ways)
+        # each minimum alone keeps the bound valid, though no way may have all
         loads = {server: min(_load(instance, way, server) for way in job.ways) for server in common}
         uses = {servers[server]: load / work for server, load in loads.items() if load > 0}
         lane = instance.servers[min(common)].name if common else ""
@@ -123,12 +128,13 @@ class _Subsets:
         for resource in range(len(graph.resources)):
             uses = np.flatnonzero((graph.use_resource == resource) & (work[graph.use_task] > 0))
             tasks = graph.use_task[uses].astype(np.intp)
+            # an infinite resource is never short
             loads = np.where(np.isfinite(capacity[resource]), use[uses] * work[tasks] / capacity[resource], 0.0)
             result.append(_Users(tasks, delay[tasks], loads))
         for pool, slots in enumerate(graph.slots.tolist()):
             tasks = np.flatnonzero(graph.pool == pool)
             loads = self.alone_s[tasks] * graph.members[tasks] / slots
-            result.append(_Users(tasks, np.zeros(len(tasks)), loads))
+            result.append(_Users(tasks, np.zeros(len(tasks)), loads))  # a slot is taken from the issue
         return result
 
     @cached_property
@@ -138,8 +144,9 @@ class _Subsets:
         apart = np.full((graph.num_tasks, graph.num_tasks), -np.inf)
         for task in range(graph.num_tasks):
             for before in graph.predecessors(task).tolist():
+                # through the predecessor, from each of its ancestors
                 np.maximum(apart[:, task], apart[:, before] + alone[before], out=apart[:, task])
-                apart[before, task] = max(apart[before, task], 0.0)
+                apart[before, task] = max(apart[before, task], 0.0)  # directly: at once
         return apart
 
     @cached_property
@@ -152,7 +159,7 @@ class _Subsets:
                 heads[task] = max(heads[task], heads[before] + alone[before])
             for users in self.served:
                 places = self.apart[users.tasks, task] >= 0
-                if places.sum() > 1:
+                if places.sum() > 1:  # of a single ancestor, the path says the same
                     tasks = users.tasks[places]
                     start, left = heads[tasks] + users.after_s[places], self.apart[tasks, task]
                     heads[task] = max(heads[task], _largest(start, users.loads[places], left))
@@ -168,6 +175,7 @@ class _Subsets:
                 places = self.apart[task, users.tasks] >= 0
                 if places.sum() > 1:
                     tasks = users.tasks[places]
+                    # likewise from its end to the issue of its descendants
                     start = self.apart[task, tasks] + users.after_s[places]
                     tails[task] = max(tails[task], _largest(start, users.loads[places], tails[tasks]))
             for before in graph.predecessors(task).tolist():
@@ -180,9 +188,10 @@ def _largest(starts: Floats, loads: Floats, ends: Floats) -> float:
     if not len(starts):
         return 0.0
     first, last = _several(starts, _MOST_THRESHOLDS)[:, None], _several(ends, _MOST_THRESHOLDS)[:, None]
+    # pairs of thresholds: tasks that start no earlier, and have no less after them
     late, long = (starts >= first).astype(float), (ends >= last).astype(float)
     sums = first + (late * loads) @ long.T + last.T
-    return float(np.where(late @ long.T > 0, sums, 0.0).max())
+    return float(np.where(late @ long.T > 0, sums, 0.0).max())  # pairs with no task bound nothing
 
 
 @dataclass(frozen=True)
@@ -207,12 +216,15 @@ class _Ways:
 
         jobs, ways = self.instance.jobs, int(self._first_way[-1])
         makespan, rows, equal = ways + len(jobs), LinearRows(), LinearRows()
-        for index, job in enumerate(jobs):
+        for index, job in enumerate(jobs):  # one way for each job, in shares
             equal.add("way", [(place, 1.0) for place in range(self._first_way[index], self._first_way[index + 1])], 1.0)
+            # what follows a job follows its end
             rows.add("end", [(ways + index, 1.0), (makespan, -1.0)], -float(self.subsets.tails[index]))
             lengths = self._terms(index, (way.seconds for way in job.ways))
+            # its issue is not before its head
             rows.add("start", [*lengths, (ways + index, -1.0)], -float(self.subsets.heads[index]))
             for before in job.after:
+                # nor before the end of a job it waits for
                 rows.add("path", [*lengths, (ways + before, 1.0), (ways + index, -1.0)])
         for server in range(len(self.instance.servers)):
             self._serve(rows, server)
@@ -231,6 +243,7 @@ class _Ways:
         users = [index for index, job in enumerate(instance.jobs) if any(server in way.takes for way in job.ways)]
         if not users:
             return
+        # a server that is taken from the issue is taken before the delay is over
         waits = 0.0 if instance.servers[server].from_issue else 1.0
         delays = [waits * min(way.delay_s for way in instance.jobs[user].ways) for user in users]
         starts = subsets.heads[users] + np.array(delays)
@@ -242,6 +255,7 @@ class _Ways:
             before = np.flatnonzero(subsets.apart[users, index] >= 0)
             if before.size > 1:
                 lengths = self._terms(index, (way.seconds for way in job.ways))
+                # served between the heads of these users and the issue of the job
                 for first, last, among in _thresholds(starts[before], subsets.apart[np.array(users)[before], index]):
                     group = [users[before[place]] for place in among]
                     self._add(rows, server, group, first + last, [*lengths, (ways + index, -1.0)])
@@ -264,7 +278,7 @@ def _thresholds(starts: Floats, ends: Floats) -> Iterator[tuple[float, float, ND
     for start in _several(starts, _FEW_THRESHOLDS):
         for end in _several(ends, _FEW_THRESHOLDS):
             among = np.flatnonzero((starts >= start) & (ends >= end))
-            if among.size and tuple(among) not in seen:
+            if among.size and tuple(among) not in seen:  # other thresholds often leave the same tasks
                 seen.add(tuple(among.tolist()))
                 yield float(starts[among].min()), float(ends[among].min()), among
 
@@ -272,5 +286,6 @@ def _thresholds(starts: Floats, ends: Floats) -> Iterator[tuple[float, float, ND
 def _several(values: Floats, most: int) -> Floats:
     """At most so many of the distinct values, among them the least and the largest."""
     distinct = np.unique(values)
+    # evenly, the least and the largest among them
     places = np.unique(np.linspace(0, len(distinct) - 1, most).round().astype(int))
     return np.asarray(distinct[places])

@@ -49,11 +49,12 @@ def patterns(graph: TaskGraph) -> Iterator[tuple[NDArray[np.intp] | None, TaskGr
     Columns that are equal in some designs only split the batch, so that the result of a design does not depend, to the
     bit, on the designs it is batched with.
     """
-    merged, partly = _equal_columns(graph)
+    merged, partly = _equal_columns(graph)  # `partly` splits the batch
     reduced = _merge_columns(graph, merged)
     if not partly:
         yield None, reduced
         return
+    # a row for each design: which pairs are equal there
     marks = np.stack([graph.flat(equal) for _, equal in partly], axis=1)
     cases, which = np.unique(marks, axis=0, return_inverse=True)
     for index, case in enumerate(cases):
@@ -70,12 +71,13 @@ def _equal_columns(graph: TaskGraph) -> tuple[set[_Pair], list[tuple[_Pair, NDAr
     if all(value.size == 1 for value in graph.values):
         return set(), []  # one design, whose equal numbers are one column already
     low, high = (np.array([pick(value) for value in graph.values]) for pick in (np.min, np.max))
-    meet = (low[:, None] <= high) & (low <= high[:, None])
+    meet = (low[:, None] <= high) & (low <= high[:, None])  # ranges that do not overlap are equal nowhere
+    # two constants of different columns differ everywhere
     varied = np.array([value.size > 1 for value in graph.values])
     always: set[_Pair] = set()
     sometimes: list[tuple[_Pair, NDArray[np.bool_]]] = []
     alike = meet & (varied[:, None] | varied) & _same_role(graph)
-    for pair, equal in _compare_pairs(graph, *np.nonzero(np.triu(alike, 1))):
+    for pair, equal in _compare_pairs(graph, *np.nonzero(np.triu(alike, 1))):  # each pair once
         if equal.all():
             always.add(pair)
         elif equal.any():
@@ -99,6 +101,7 @@ def _compare_pairs(
     Of many pairs and few designs, the pairs that are equal nowhere are sorted out in one comparison.
     """
     pairs = zip(left.tolist(), right.tolist(), strict=True)
+    # in one comparison, where it fits into memory
     if len(left) > _FEW_PAIRS and len(left) * graph.num_designs <= _MOST_COMPARED:
         table = graph.table().T
         where = np.flatnonzero((table[left] == table[right]).any(axis=1))
@@ -112,7 +115,7 @@ def _merge_columns(graph: TaskGraph, same: set[_Pair]) -> TaskGraph:
     if not same:
         return graph
     name = np.arange(len(graph.values), dtype=np.int32)
-    for first, later in sorted(same):
+    for first, later in sorted(same):  # in order, so that chains of pairs end at the first column
         low, high = sorted((name[first], name[later]))
         name[name == high] = low
     return replace(graph, at={key: name[columns] for key, columns in graph.at.items()})
@@ -122,14 +125,15 @@ def reduce_graph(graph: TaskGraph) -> Quotient:
     """The smallest graph with the same times; the graph itself where nothing is symmetric."""
     task_hash, resource_hash, group_hash = _refine_colours(graph)
     tasks, of = _number_colours(task_hash)
-    if len(tasks) == graph.num_tasks:
+    if len(tasks) == graph.num_tasks:  # nothing is symmetric: the graph itself, not a copy
         return Quotient(graph, of)
     resources, _ = _number_colours(resource_hash)
-    count, sums = np.bincount(of).astype(np.int32), _Sums(list(graph.values))
+    count, sums = np.bincount(of).astype(np.int32), _Sums(list(graph.values))  # members of each colour
     structure, used = _uses(graph, of, resources=resources.tolist(), sums=sums)
     at = {name: graph.at[name][tasks] for name in _OWN}
     for name in _ACCOUNTS:
         pairs = zip(graph.at[name][tasks].tolist(), count.tolist(), strict=True)
+        # accounts of all members together
         at[name] = np.array([sums.index({column: times}) for column, times in pairs], np.int32)
     laws, grouped = _laws(graph, group_hash, tasks)
     at |= {"use": used, "capacity": graph.at["capacity"][resources], "factor": graph.at["factor"][laws]}
@@ -155,7 +159,7 @@ class _Sums:
         """Index of the column that holds the sum."""
         key = frozenset(counts.items())
         if key not in self._known:
-            alone = list(counts.values()) == [1]
+            alone = list(counts.values()) == [1]  # once a column: the column itself
             self._known[key] = next(iter(counts)) if alone else len(self.values)
             if not alone:
                 self.values.append(np.asarray(sum(count * self.values[column] for column, count in counts.items())))
@@ -164,6 +168,7 @@ class _Sums:
 
 def _tasks(graph: TaskGraph, tasks: NDArray[np.intp], of: Ints) -> dict[str, Any]:
     """Structure of the tasks that stand for a colour, and of their dependencies."""
+    # predecessors of one colour are one task
     before = [sorted(set(of[graph.predecessors(task)].tolist())) for task in tasks]
     consumer = graph.consumer[tasks]
     texts = {name: getattr(graph, name) for name in ("tasks", "kinds", "lanes", "limiters")}
@@ -181,7 +186,7 @@ def _tasks(graph: TaskGraph, tasks: NDArray[np.intp], of: Ints) -> dict[str, Any
 def _number_colours(hashes: Hashes) -> tuple[NDArray[np.intp], Ints]:
     """First item of each colour and colour of each item; colours are numbered as they first appear."""
     _, first, of = np.unique(hashes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
+    order = np.argsort(first)  # by first appearance, which keeps topological order
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return first[order], rank[of].astype(np.int32)
@@ -189,6 +194,7 @@ def _number_colours(hashes: Hashes) -> tuple[NDArray[np.intp], Ints]:
 
 def _mix(value: Any, salt: int) -> Hashes:
     """Hash of each number (the finaliser of SplitMix64)."""
+    # another function for each relation, or exchanged relations would look alike
     hashes = np.asarray(value).astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -201,7 +207,7 @@ def _laws(graph: TaskGraph, colour: Hashes, tasks: NDArray[np.intp]) -> tuple[ND
         return np.arange(0), {"group": graph.group[tasks]}
     groups, of = _number_colours(colour)
     pairs = of[graph.slowed]
-    laws = np.sort(np.unique(pairs, axis=0, return_index=True)[1])
+    laws = np.sort(np.unique(pairs, axis=0, return_index=True)[1])  # the first law of each kind, in their order
     group_of = graph.group[tasks]
     return laws, {
         "groups": tuple(graph.groups[group] for group in groups),
@@ -218,9 +224,11 @@ def _refine_colours(graph: TaskGraph) -> tuple[Hashes, Hashes, Hashes]:
     freed, grouped = np.flatnonzero(graph.consumer >= 0), np.flatnonzero(graph.group >= 0)
     (slow, cause), law = graph.slowed.T, _mix(graph.at["factor"], 15)
     colours = 0
+    # refined until no colour splits
     while (count := sum(len(np.unique(part)) for part in (task, resource, group))) > colours:
         colours = count
         seen, met, together = _mix(task, 3), _mix(resource, 4), _mix(group, 16)
+        # sums of hashes: neighbours count as a multiset, in whatever order
         np.add.at(met, used, _mix(task[user] + kind, 5))
         np.add.at(seen, user, _mix(resource[used] + kind, 6))
         np.add.at(seen, after, _mix(task[before], 7))
@@ -240,12 +248,14 @@ def _ranks(graph: TaskGraph) -> NDArray[np.intp]:
     firsts = [np.flatnonzero(graph.group == group)[:1] for group in range(len(graph.groups))]
     gpus = [int(graph.gpu[tasks[0]]) if tasks.size else -1 for tasks in firsts]
     across = any(gpus[slow] != gpus[cause] for slow, cause in graph.slowed.tolist())
+    # the same place on each GPU, so that groups of different GPUs may merge
     return np.array([place if across else gpus[:place].count(gpu) for place, gpu in enumerate(gpus)], np.intp)
 
 
 def _labels(graph: TaskGraph) -> Hashes:
     """Initial colour of each task: its numbers and its distance from the start (an invariant that saves rounds)."""
     kinds = {kind: index for index, kind in enumerate(dict.fromkeys(graph.kinds))}
+    # tasks in pools get a colour of their own: slots are granted by index
     alone = np.where(graph.pool >= 0, np.arange(graph.num_tasks), -1)
     columns = [graph.at[name] for name in (*_OWN, *_ACCOUNTS)]
     labels = [[kinds[kind] for kind in graph.kinds], alone, graph.priority, graph.members, *columns]

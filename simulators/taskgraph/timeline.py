@@ -91,11 +91,12 @@ class Timeline:
         freed first.
         """
         consumer = self.graph.consumer
+        # a buffer whose consumer ends in this instant is free before others fill
         freed = np.where(consumer >= 0, self.finished[:, consumer] * (1 - _SAME_INSTANT), np.inf)
         size = self.graph["staged_bytes"]
         times = np.concatenate([freed, self.issued], axis=1)
         steps = np.concatenate([-size, size], axis=1)
-        order = np.argsort(times, axis=1, kind="stable")
+        order = np.argsort(times, axis=1, kind="stable")  # of equal times, frees come first, as they are listed first
         return np.asarray(np.cumsum(np.take_along_axis(steps, order, axis=1), axis=1).max(axis=1))
 
     def intervals(self, design: int) -> Iterator[Interval]:
@@ -104,7 +105,7 @@ class Timeline:
         moved, flop, delay = (graph[name][design] for name in ("moved_bytes", "flop", "delay"))
         for task in np.argsort(self.issued[design], kind="stable"):
             start, finish = float(self.issued[design, task]), float(self.finished[design, task])
-            if finish > start:
+            if finish > start:  # tasks without time have no interval to show
                 named = (graph.lanes[task], graph.tasks[task], graph.kinds[task])
                 yield Interval(*named, start, finish, float(moved[task]), float(flop[task]), float(delay[task]))
 
@@ -113,7 +114,7 @@ class Timeline:
         task that had its slot.
         """
         finished = self.finished[design]
-        path = [int(np.argmax(finished))]
+        path = [int(np.argmax(finished))]  # ties go to the lower index
         while (before := self._let_go(design, path[-1])).size:
             path.append(int(before[np.argmax(finished[before])]))
         return path[::-1]
@@ -124,6 +125,7 @@ class Timeline:
         if pool[task] < 0:
             return before
         issued, finished = self.issued[design], self.finished[design]
+        # of the pool, tasks that were issued earlier and ended by then
         done = (finished <= issued[task] * (1 + _SAME_INSTANT)) & (issued < issued[task])
         return np.concatenate([before, np.flatnonzero((pool == pool[task]) & done & (finished > issued))])
 
@@ -133,7 +135,7 @@ class Timeline:
         alone, delay = graph["work"][design] / graph.isolated_rate()[design], graph["delay"][design]
         for task in self.critical_path(design):
             span = self.finished[design, task] - self.issued[design, task]
-            excess = max(0.0, span - delay[task] - alone[task])
+            excess = max(0.0, span - delay[task] - alone[task])  # rounding of a task that ran alone
             parts = {
                 graph.limiters[task]: alone[task],
                 "launch": delay[task],
@@ -143,6 +145,7 @@ class Timeline:
                 spent[name] = spent.get(name, 0.0) + float(seconds)
         makespan = float(self.makespan[design])
         ordered = sorted(spent.items(), key=lambda item: -item[1])
+        # what is left is rounding, or of no interest
         return {name: seconds / makespan for name, seconds in ordered if seconds > 1e-3 * makespan}
 
     def replay(self, design: int) -> Replay:
@@ -154,10 +157,11 @@ def busy(start: Floats, finish: Floats) -> Floats:
     """Length [B] of the union of intervals [B, N]."""
     if start.shape[1] == 0:
         return np.zeros(start.shape[0])
-    order = np.argsort(start, axis=1, kind="stable")
+    order = np.argsort(start, axis=1, kind="stable")  # by start
     start, finish = np.take_along_axis(start, order, 1), np.take_along_axis(finish, order, 1)
-    covered = np.maximum.accumulate(finish, axis=1)
-    before = np.concatenate([np.full((len(start), 1), -np.inf), covered[:, :-1]], axis=1)
+    covered = np.maximum.accumulate(finish, axis=1)  # latest end so far
+    before = np.concatenate([np.full((len(start), 1), -np.inf), covered[:, :-1]], axis=1)  # nothing before the first
+    # of each interval, what lies after all before it
     return row_sum(np.maximum(finish - np.maximum(start, before), 0.0))
 
 
