@@ -23,7 +23,7 @@ from dse.values import Frozen, knob
 from simulators.hardware.number_formats import Format
 
 Stored = Literal["fp32", "bf16", "fp16"]
-_BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16}  # master copies are never narrower than 16 bits
 
 
 class Base(Frozen):
@@ -56,7 +56,7 @@ class WeightCopies(Frozen):
     @property
     def bytes_per_parameter(self) -> float:
         """Bytes of one or two copies."""
-        return self.format.bytes_per_element * (self.rows + self.columns)
+        return self.format.bytes_per_element * (self.rows + self.columns)  # one or two copies of all elements
 
 
 class Copies(Frozen):
@@ -117,6 +117,7 @@ def capacity_saving(base: Base, copies: Copies, buffer: Buffer | None = None) ->
     Numbers of the buffer and of formats may be arrays that broadcast.
     """
     copy = copies.bytes_per_parameter
+    # as if of infinitely many layers
     share: Any = np.divide(buffer.layers_in_flight, buffer.num_layers) if buffer is not None else 0.0
     return CapacitySaving(base.bytes_per_parameter, copy, copy * share)
 

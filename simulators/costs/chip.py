@@ -59,16 +59,20 @@ class Chip:
         """
         constants = efficiency or device.gpu.constants(precision)
         peak = device.gpu.peak(precision)
+        # whichever is missing, the message names the way to all of them
         if constants is None or peak is None or device.gpu.peak_hbm_bytes_per_s is None:
             raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
         chip = cls(
             num_cus=device.gpu.num_cus,
+            # a partition or a disabled CU leaves fewer than the data sheet has
             cus=device.gpu.working_cus if cus is None else cus,
             flop_per_s=peak,
             hbm_bytes_per_s=device.gpu.peak_hbm_bytes_per_s,
             element_bytes=ELEMENT_BYTES[precision],
+            # what libraries did where nothing is known
             assignment="static" if device.gpu.gemm is None else device.gpu.gemm.assignment,
             engines=device.gpu.shader_engines,
+            # only where the peak is that of matrix units
             vector_flop_per_s=device.gpu.peak("fp32") if precision in ("mixed", "fp16", "bf16") else None,
             **{
                 name: value  # a number, or an array over a grid
@@ -83,11 +87,13 @@ class Chip:
 
         Arithmetic, the last-level cache (`feed` is per FLOP of peak) and latencies follow the clock.
         """
+        # fitted with the cache, and corrected where a machine runs without it
         without = None if gpu.disabled_cache is None else dict(gpu.without_cache or {}).get(gpu.disabled_cache)
         feed, latency = (1.0, 1.0) if without is None else (without.feed, without.latency)
         vector = self.vector_flop_per_s
         return replace(
             self,
+            # the clock of the CUs; launches and HBM follow `overall_speed`
             flop_per_s=np.asarray(self.flop_per_s) * gpu.cu_speed,
             vector_flop_per_s=None if vector is None else np.asarray(vector) * gpu.cu_speed,
             hbm_bytes_per_s=np.asarray(self.hbm_bytes_per_s) * gpu.overall_speed,
@@ -99,12 +105,14 @@ class Chip:
     def at_clock(self, clock: ArrayLike) -> Self:
         """Return a copy at another clock: arithmetic and the last-level cache follow it, the HBM does not."""
         rate = np.asarray(self.flop_per_s) * np.asarray(clock)
+        # loads wait for caches, which run at that clock
         return replace(self, flop_per_s=rate, latency_s=np.asarray(self.latency_s) / np.asarray(clock))
 
     def work_of(self, *channels: ArrayLike) -> ArrayLike:
         """Slowdown of arithmetic against the peak, for numbers of channels that matrix units may not support."""
         if self.vector_flop_per_s is None:
             return 1.0
+        # a remainder keeps the library from matrix units
         fit = np.logical_and.reduce([np.asarray(size) % _MATRIX_STEP == 0 for size in channels])
         return np.where(fit, 1.0, self.without_matrix_units)
 
@@ -126,11 +134,13 @@ class Chip:
     @property
     def bandwidth(self) -> Floats:
         """HBM bandwidth that the library's kernels reach on the granted CUs [bytes/s]."""
+        # below the data sheet, as measured on the library's kernels
         return np.asarray(self.hbm_share, float) * self.drawable_bytes_per_s
 
     @property
     def drawable_bytes_per_s(self) -> Floats:
         """HBM bandwidth of the data sheet, as far as the granted CUs can draw it [bytes/s]."""
+        # few CUs cannot have enough requests in flight for all of the HBM
         share = np.minimum(1.0, shared_constants().hbm_draw * np.asarray(self.cus) / np.asarray(self.num_cus))
         return np.asarray(np.asarray(self.hbm_bytes_per_s) * share, float)
 
@@ -152,5 +162,7 @@ class Cost:
 def camped_doublings(chip: Chip, k: ArrayLike) -> Floats:
     """Doublings by which the power of two in a stride of k elements is above those that use all channels evenly."""
     stride = (np.asarray(chip.element_bytes) * np.asarray(k)).astype(np.int64)
+    # the lowest bit that is set: the largest power of two that divides
     power = np.log2((stride & -stride).astype(float))
+    # strides up to there meet all channels
     return np.asarray(np.maximum(0.0, power - shared_constants().gemm.camping_free_log2))

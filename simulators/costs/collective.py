@@ -49,7 +49,7 @@ Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "b
 Algorithm = Literal["ring", "direct", "tree", "in_switch"]
 
 _LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
-_REDUCES = ("all_reduce", "reduce_scatter")
+_REDUCES = ("all_reduce", "reduce_scatter")  # patterns that add
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,15 @@ def collective_cost(
     n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
     steps, sent = _traffic(pattern, algorithm, n)
     wire = sent * payload
+    # each GPU adds its share of what the others send
     added = (n - 1) / n * payload if pattern in _REDUCES else 0 * wire
     wait, serial = steps * np.asarray(group.latency_s), wire / np.asarray(group.bytes_per_s)
     seconds = wait + serial
     if group.short_messages:
+        # the library takes the faster protocol by size
         seconds = np.minimum(seconds, _LOW_LATENCY[0] * wait + _LOW_LATENCY[1] * serial)
     seconds = _measured(pattern, payload, group, seconds)
+    # sent bytes are read, as many received ones written, and local operands read
     columns = np.broadcast_arrays(steps + 0 * wire, wire, added / element_bytes, 2 * wire + added, seconds)
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
 
@@ -143,8 +146,8 @@ def collective_cost(
 def _over_links(machine: Hardware, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike) -> Floats:
     """Time [s] of a collective by kernels over the links of a node (`simulators.costs.transfer.alone`)."""
     counts, size = np.broadcast_arrays(np.asarray(num_gpus, float), payload)
-    seconds = np.zeros(size.shape)
-    for count in np.unique(counts[counts > 1]):
+    seconds = np.zeros(size.shape)  # a single GPU sends nothing
+    for count in np.unique(counts[counts > 1]):  # few group sizes in a batch: each has links of its own
         system = links_of(machine, int(count))
         by = TransferMode("cu", library_cus(system, pattern), pattern)
         seconds = np.where(counts == count, alone(system, size, by=by), seconds)
@@ -153,10 +156,11 @@ def _over_links(machine: Hardware, pattern: LinkPattern, payload: Floats, num_gp
 
 def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) -> Floats:
     """Time [s] over links, or by fitted constants where a library has them; `seconds` elsewhere."""
-    if pattern == "broadcast":
+    if pattern == "broadcast":  # no constants are fitted for it
         return seconds
     if group.links is not None and pattern != "send_recv":
         here = _over_links(group.links, pattern, payload, group.num_gpus)
+        # across nodes, links inside still carry their part
         return np.where(np.asarray(group.num_nodes) > 1, np.maximum(seconds, here), here)
     inside, across = ((constants or {}).get(pattern) for constants in (group.protocols, group.network))
     leaves = np.asarray(group.num_nodes) > 1
@@ -175,7 +179,7 @@ def _in_switch(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, elem
     if rate is None:
         raise ValueError(f"{pattern} is not computed by the switch: node.in_switch.collectives has no {pattern}")
     n, payload = np.asarray(group.num_gpus, float), np.asarray(payload_bytes, float)
-    several = np.asarray(n > 1, float)
+    several = np.asarray(n > 1, float)  # one GPU: no collective
     reads = several * (1 / n if pattern == "all_gather" else 1.0)  # of a tensor, from this GPU's memory
     writes = several * (1 / n if pattern == "reduce_scatter" else 1.0)
     sent = several * (1 + 1 / n) if pattern == "all_reduce" else reads
@@ -183,6 +187,7 @@ def _in_switch(pattern: Pattern, payload_bytes: ArrayLike, group: Group, *, elem
     steps = several * (2.0 if pattern == "all_reduce" else 1.0)
     inside = (steps, sent * payload, 0 * payload, (reads + writes) * payload, seconds)
     ring = collective_cost(pattern, "ring", payload_bytes, group, element_bytes=element_bytes)
+    # fields of `CollectiveCost`, to choose design by design
     columns = ("steps", "wire_bytes", "flop", "hbm_bytes", "seconds")
     leaves = np.asarray(group.num_nodes) > 1
     return CollectiveCost(
@@ -199,9 +204,10 @@ def _traffic(pattern: Pattern, algorithm: Algorithm, n: Floats) -> tuple[Floats,
         return several, several
     if pattern == "broadcast":
         steps = {"ring": n - 1, "direct": 2 * several, "tree": rounds}[algorithm]
-        return steps, 2 * once if algorithm == "direct" else several
+        return steps, 2 * once if algorithm == "direct" else several  # scatter, then all-gather
     steps = {"ring": n - 1, "direct": several, "tree": rounds}[algorithm]
     if pattern == "all_to_all":
+        # each message travels half of the ring on average
         return steps, {"ring": (n - 1) / 2, "direct": once, "tree": rounds / 2}[algorithm]
     return steps, once
 
@@ -215,6 +221,7 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
     several = nodes > 1
     rate = np.where(several, np.minimum(inside.bytes_per_s, between.bytes_per_s), inside.bytes_per_s)
     late = np.where(several, np.maximum(inside.latency_s, between.latency_s), inside.latency_s)
+    # one part of the ring without it slows all of it
     able = {name: getattr(inside, name) and getattr(between, name) for name in ("computes", "short_messages")}
     return Group(nodes * np.asarray(gpus_per_node), rate, late, **able)
 
@@ -229,12 +236,14 @@ def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = N
     if library is None:
         raise ValueError("node.library is missing: rates of collectives")
     per_node = np.asarray(node.num_gpus if together is None else together)
-    nodes = np.ceil(np.asarray(gpus, float) / per_node)
-    sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)
+    nodes = np.ceil(np.asarray(gpus, float) / per_node)  # the last node may be partly filled
+    sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)  # GPUs beyond two that share the node's links
     inside = Group(gpus, library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
+    # unknown, not unlimited: a ring that leaves the node then has no time
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
-    nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0
+    nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0  # else one NIC serves the node
     ring = flat_ring(inside, Group(nodes, nics * network, library.latency_s), np.asarray(gpus) / nodes)
+    # fitted constants count instead of the ring where the library has them
     return replace(ring, protocols=_by_name(library.protocols), network=_by_name(library.network), num_nodes=nodes)
 
 
@@ -266,7 +275,7 @@ class CopyPhases:
 def copy_phases(size_bytes: ArrayLike, times: CopyTimes, link_bytes_per_s: ArrayLike) -> CopyPhases:
     """Phases of copies by size: all phases but the copy itself take the same time for all sizes (derived)."""
     size = np.asarray(size_bytes, float)
-    copy = times.copy_s + size / np.asarray(link_bytes_per_s)
+    copy = times.copy_s + size / np.asarray(link_bytes_per_s)  # first byte
     fixed = (np.full(size.shape, value) for value in (times.control_s, times.schedule_s, times.sync_s))
     control, schedule, sync = fixed
     return CopyPhases(control, schedule, copy, sync)

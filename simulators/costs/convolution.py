@@ -49,7 +49,7 @@ from simulators.hardware.shared import SharedConvolution, shared_constants
 Floats = NDArray[np.float64]
 
 ALGORITHMS = ("implicit_gemm", "winograd_2x2", "winograd_4x4", "fft")
-_SPLITS = (1, 2, 4, 8, 16, 32)
+_SPLITS = (1, 2, 4, 8, 16, 32)  # parts of k, as libraries offer them
 _WIDE_MENU = Menu.of([(128, 128)], _SPLITS)
 _NARROW_MENU = Menu.of([tile for side in (64, 32, 16, 8) for tile in ((128, side), (side, 128))], _SPLITS)
 
@@ -76,7 +76,7 @@ class Layer:
         """Build from columns n, c, h, w, k, r, s, pad_h, pad_w, stride_v, stride_h. Output sizes are rounded down."""
         names = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_v", "stride_h")
         n, c, h, w, k, r, q, ph, pw, sv, sh = np.broadcast_arrays(*(np.asarray(shape[name], float) for name in names))
-        oh, ow = (h + 2 * ph - r) // sv + 1, (w + 2 * pw - q) // sh + 1
+        oh, ow = (h + 2 * ph - r) // sv + 1, (w + 2 * pw - q) // sh + 1  # the last window that fits
         return cls(n, c, h, w, k, r, q, oh, ow, (ph, pw), (sv, sh), element)
 
     @property
@@ -115,7 +115,7 @@ def convolution(chip: Chip, shape: Mapping[str, ArrayLike]) -> Cost:
     seconds = np.min([cost.seconds for cost in algorithms(chip, shape).values()], axis=0)
     layer = Layer.of(shape, np.asarray(chip.element_bytes, float))
     least = layer.input_bytes + layer.output_bytes + layer.filter_bytes
-    return Cost.of(layer.flop[..., None], least[..., None], seconds)
+    return Cost.of(layer.flop[..., None], least[..., None], seconds)  # equal for all three passes
 
 
 def algorithms(chip: Chip, shape: Mapping[str, ArrayLike]) -> dict[str, Cost]:
@@ -128,19 +128,22 @@ def algorithms(chip: Chip, shape: Mapping[str, ArrayLike]) -> dict[str, Cost]:
 def _implicit(chip: Chip, layer: Layer) -> Cost:
     x, y, w, p = layer.input_bytes, layer.output_bytes, layer.filter_bytes, layer.pixels
     area, launch, element = layer.r * layer.q, _launch(chip), layer.element
+    # with a stride above the filter's height, rows are skipped
     touched, col = x * np.minimum(1, layer.r / layer.stride[0]), element * p * layer.c * area
     feed, depth = np.where(area > 1, _shared().overlap_feed, 1.0), layer.c * area
     options: dict[str, Any] = {"element": element, "work": chip.work_of(layer.c, layer.k)}
-    skipped = np.asarray(chip.transposed) * (layer.stride[1] - 1)
+    skipped = np.asarray(chip.transposed) * (layer.stride[1] - 1)  # a stride of 1 reads neighbours
     strided = _Product((p, layer.k, depth), (touched, w, y), feed=feed, apart=skipped, splits=False, **options)
     stride = across(chip, depth, transposed_a=True)
     dense = _Product((layer.k, p, depth), (w, touched, y), feed=feed, apart=stride, splits=False, **options)
     forward = np.where(layer.is_strided, strided.seconds(chip), dense.seconds(chip)) + launch
     gathered = _Product((p, layer.c, layer.k * area), (y, w, x), feed=feed, splits=False, **options)
+    # a strided data gradient is not gathered
     direct = np.where(layer.is_strided, np.inf, gathered.seconds(chip) + launch)
-    scattered = col + x + np.where(layer.is_strided, x, 0.0)
+    scattered = col + x + np.where(layer.is_strided, x, 0.0)  # zeros between pixels are written first
     columns = _Product((p, depth, layer.k), (y, w, col), **options).seconds(chip) + 2 * launch
     columns = columns + _shared().col2im * scattered / chip.bandwidth
+    # pixels of an image are taken in steps of 16
     padded_pixels = layer.n * np.ceil(layer.oh * layer.ow / _shared().pixels) * _shared().pixels
     packed = (1 + _shared().repack) * y, (1 + _shared().repack) * touched
     options["work"] = _shared().filter_flop * np.asarray(options["work"])
@@ -153,11 +156,12 @@ def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
     """Winograd F(size x size, 3 x 3)."""
     x, y, w, g = layer.input_bytes, layer.output_bytes, layer.filter_bytes, float((size + 2) ** 2)
     tiles, fused = layer.n * np.ceil(layer.oh / size) * np.ceil(layer.ow / size), size == 2
+    # matrix units serve neither the fused kernel nor FFT
     units = chip.without_matrix_units if fused else chip.work_of(layer.c, layer.k)
-    work = _shared().winograd_flop[size] * np.asarray(units)
+    work = _shared().winograd_flop[size] * np.asarray(units)  # transforms as a share of the multiplications
     options: dict[str, Any] = {"batch": g, "element": layer.element, "feed": _shared().overlap_feed if fused else 1.0}
     if fused:
-        a, b, f, again, kernels = x, y, w, 1 + _shared().repack, 1
+        a, b, f, again, kernels = x, y, w, 1 + _shared().repack, 1  # the filter pass moves its operands 1.6 times
         moved = [x + y + w, x + y + w, again * (x + y) + w]
     else:  # transformed tensors go through memory
         a, b, f = (layer.element * g * part for part in (tiles * layer.c, tiles * layer.k, layer.c * layer.k))
@@ -170,34 +174,38 @@ def _winograd(chip: Chip, layer: Layer, size: int) -> Cost:
             (layer.k, layer.c, tiles), (again * b, again * a, f), work=work * _shared().winograd_filter, **options
         ),
     )
-    serves = (layer.r == 3) & (layer.q == 3) & ~layer.is_strided
+    serves = (layer.r == 3) & (layer.q == 3) & ~layer.is_strided  # F(2x2) and F(4x4) are for 3 x 3 without stride
     launched = [np.where(serves, product.seconds(chip) + kernels * _launch(chip), np.inf) for product in products]
     return _passes(2 * g * tiles * layer.k * layer.c, moved, launched)
 
 
 def _fft(chip: Chip, layer: Layer) -> Cost:
     height, width = layer.h + 2 * layer.pad[0], layer.w + 2 * layer.pad[1]
+    # half of the frequencies: the transform of real numbers is symmetric
     frequencies = height * (np.floor(width / 2) + 1)
+    # complex numbers
     x, y, w = (
         2 * layer.element * frequencies * part for part in (layer.n * layer.c, layer.n * layer.k, layer.c * layer.k)
     )
     images = layer.n * layer.c + layer.n * layer.k + layer.c * layer.k
+    # a single pixel has no logarithm to take
     transforms = 2.5 * height * width * np.log2(np.maximum(height * width, 2)) * images
     streamed = layer.input_bytes + layer.output_bytes + layer.filter_bytes + x + y + w
+    # butterflies reach a quarter of the rate
     fixed = np.maximum(
         streamed / chip.bandwidth, transforms / (_shared().fft_rate * chip.reached_flop_per_s)
-    ) + 4 * _launch(chip)
+    ) + 4 * _launch(chip)  # three transforms and the product
     options: dict[str, Any] = {
         "batch": frequencies,
         "work": _shared().fft_flop * np.asarray(chip.without_matrix_units),
         "element": 2 * layer.element,
     }
     products = (
-        _Product((layer.n, layer.k, 4 * layer.c), (x, w, y), **options),
+        _Product((layer.n, layer.k, 4 * layer.c), (x, w, y), **options),  # a complex product is four real ones
         _Product((layer.n, layer.c, 4 * layer.k), (y, w, x), **options),
         _Product((layer.k, layer.c, 4 * layer.n), (y, x, w), **options),
     )
-    serves = (np.maximum(layer.r, layer.q) >= 3) & ~layer.is_strided
+    serves = (np.maximum(layer.r, layer.q) >= 3) & ~layer.is_strided  # libraries offer it for nothing smaller
     launched = [np.where(serves, product.seconds(chip) + fixed, np.inf) for product in products]
     flop = transforms + 8 * frequencies * layer.n * layer.c * layer.k
     return _passes(flop, [streamed + x + y + w] * 3, launched)

@@ -74,9 +74,10 @@ def num_gpus(system: System) -> int:
 
 def capacities(system: System) -> dict[str, ArrayLike]:
     """Rates [bytes/s] of the links, NICs and switches that a GPU's bytes may load."""
-    rates = links(system.node) if system.node.num_gpus > 1 else {}
+    rates = links(system.node) if system.node.num_gpus > 1 else {}  # a single GPU has no links
     if system.fabric is not None and system.fabric.num_nodes > 1:
         nic = system.fabric.nic
+        # loads are counted per NIC, so that all four run at its rate
         rates |= dict.fromkeys(("nic", "spine", "torus.0", "torus.1"), nic.bytes_per_s)
         rates |= {"pcie": nic.pcie_bytes_per_s, "pcie.nic": nic.pcie_bytes_per_s, "host": nic.host_bytes_per_s}
     return rates
@@ -84,7 +85,7 @@ def capacities(system: System) -> dict[str, ArrayLike]:
 
 def phases(system: System, pattern: Pattern, algorithm: Algorithm) -> list[tuple[PhaseSegment, ...]]:
     """Phases of a collective, one after another; the segments of a phase run at once. Empty for a single GPU."""
-    if pattern == "all_reduce":
+    if pattern == "all_reduce":  # scatter, then gather: each has half of the traffic
         return [*phases(system, "reduce_scatter", algorithm), *phases(system, "all_gather", algorithm)]
     nodes, gpus = num_nodes(system), system.node.num_gpus
     total = nodes * gpus
@@ -94,11 +95,13 @@ def phases(system: System, pattern: Pattern, algorithm: Algorithm) -> list[tuple
             _between(system, pattern, algorithm, (total - gpus, total - 1)),
         ]
         return [phase] if (phase := tuple(segment for segment in parts if segment is not None)) else []
+    # an all-to-all has a message for each GPU of another node, the others one for the node
     apart = gpus if pattern == "all_to_all" else 1
     segments = [
         _inside(system, pattern, ((gpus - 1) * nodes, total - 1)),
         _between(system, pattern, algorithm, ((nodes - 1) * apart, total - 1)),
     ]
+    # gathered between nodes first, then spread inside; scattered the other way round
     ordered = segments[::-1] if pattern == "all_gather" else segments
     return [(segment,) for segment in ordered if segment is not None]
 
@@ -108,7 +111,7 @@ def _inside(system: System, pattern: Pattern, share: tuple[int, int]) -> PhaseSe
     if system.node.num_gpus < 2:
         return None
     peer_routes, loads = routes(system.node, pattern), dict[str, float]()
-    for route in peer_routes:
+    for route in peer_routes:  # each peer's data is an equal share
         for name, load in route.loads.items():
             loads[name] = loads.get(name, 0.0) + load / len(peer_routes)
     return PhaseSegment(share[0] / share[1], loads, len(peer_routes), 0.0, True)
@@ -117,12 +120,13 @@ def _inside(system: System, pattern: Pattern, share: tuple[int, int]) -> PhaseSe
 def _between(system: System, pattern: Pattern, algorithm: Algorithm, share: tuple[int, int]) -> PhaseSegment | None:
     """Segment between nodes."""
     fabric, gpus = system.fabric, system.node.num_gpus
-    if fabric is None or fabric.num_nodes < 2:
+    if fabric is None or fabric.num_nodes < 2:  # one node: nothing leaves it
         return None
     loads = {"nic": gpus_per_nic(system), **_host_loads(system), **_network_loads(system, pattern, algorithm)}
     peers = (fabric.num_nodes - 1) * (gpus if algorithm == "direct" else 1)
     return PhaseSegment(
         share[0] / share[1],
+        # a resource that nothing loads must not limit the rate
         {name: load for name, load in loads.items() if np.any(load)},
         peers,
         latency_s(system, pattern, algorithm),
@@ -136,6 +140,7 @@ def gpus_per_nic(system: System) -> float:
     gpus, nics = system.node.num_gpus, system.fabric.nic.num_nics
     if system.fabric.network.topology == "torus":
         return gpus / nics  # ports of the node, divided among directions
+    # NICs are not split between GPUs; GPUs share one evenly as far as they can
     return 1 / (nics // gpus) if nics >= gpus else float(-(-gpus // nics))
 
 
@@ -146,6 +151,7 @@ def _host_loads(system: System) -> dict[str, float]:
     if where == "gpu":
         return {}
     loads = {"pcie": 1.0, "pcie.nic": gpus_per_nic(system)}
+    # in and out of host memory, at both ends
     return loads | ({"host": 4.0 * system.node.num_gpus} if where == "cpu" else {})
 
 
@@ -158,6 +164,7 @@ def _network_loads(system: System, pattern: Pattern, algorithm: Algorithm) -> di
     rails = min(gpus, system.fabric.nic.num_nics)
     apart = (rails - 1) / rails if algorithm == "direct" else 0.0
     if network.topology == "fat_tree":
+        # the share of the other nodes that are under other leaves
         apart = max(nodes - network.leaf_nodes, 0) / (nodes - 1)
     return {"spine": apart * gpus_per_nic(system) * np.asarray(network.oversubscription)}
 
@@ -169,11 +176,13 @@ def _torus_loads(fabric: Fabric, gpus: int, *, hops: bool) -> dict[str, ArrayLik
         f"torus.{axis}": mean_hops(side) * nodes / (nodes - 1) if hops else (side - 1) * (other + 1) / (2 * (nodes - 1))
         for axis, (side, other) in enumerate(zip(sides, sides[::-1], strict=True))
     }
+    # half of the ports belong to each dimension
     return {name: 2 * gpus / fabric.nic.num_nics * links_crossed for name, links_crossed in crossed.items()}
 
 
 def dimensions(nodes: int) -> tuple[int, int]:
     """Sides (a, b) of the squarest torus with a x b = nodes, a <= b."""
+    # the largest divisor up to the root
     short = next(side for side in range(math.isqrt(nodes), 0, -1) if nodes % side == 0)
     return short, nodes // short
 
@@ -189,8 +198,10 @@ def latency_s(system: System, pattern: Pattern, algorithm: Algorithm) -> Any:
     nic, network, nodes = system.fabric.nic, system.fabric.network, system.fabric.num_nodes
     if network.topology == "torus":
         around = algorithm == "hierarchical" and pattern != "all_to_all"
+        # the farthest node of a ring, by the shorter way
         hops = sum(side - 1 if around else side // 2 for side in dimensions(nodes))
     elif network.topology == "rail":
+        # leaf, spine, leaf where a message changes rails; one switch else
         hops = 3 if algorithm == "direct" and min(system.node.num_gpus, nic.num_nics) > 1 else 1
     else:
         hops = 3 if nodes > network.leaf_nodes else 1
@@ -203,7 +214,7 @@ def pace(system: System, segment: PhaseSegment, *, cus: ArrayLike, pattern: Patt
     free = np.minimum.reduce(
         np.broadcast_arrays(*(np.asarray(rates[name]) / load for name, load in segment.loads.items()))
     )
-    if not segment.inside:
+    if not segment.inside:  # NICs move what leaves the node, at whatever number of CUs
         return np.asarray(free, float)
     total = sum(np.asarray(rates[name]) for name in segment.loads)
     share = kernel_share(system, TransferMode("cu", cus, pattern), total)
@@ -216,6 +227,7 @@ def fewest_cus(system: System, segment: PhaseSegment, *, cus: ArrayLike, pattern
         return np.asarray(cus, float)
     copy = system.gpu.cu_copy
     rate = np.asarray(copy.bytes_per_s_per_cu) * (copy.all_to_all_factor if pattern == "all_to_all" else 1.0)
+    # whole CUs, no more than inside a node
     return np.minimum(cus, np.ceil(pace(system, segment, cus=cus, pattern=pattern) / rate))
 
 
@@ -234,4 +246,5 @@ def loads_of_nodes(system: System) -> Iterator[float]:
         return
     steps = max(fabric.num_nodes - 1, 1)
     for node in range(fabric.num_nodes):
+        # linear, from 1 + imbalance to 1 - imbalance: the mean is 1
         yield 1 + fabric.imbalance * (1 - 2 * node / steps) if fabric.num_nodes > 1 else 1.0

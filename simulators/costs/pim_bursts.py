@@ -95,14 +95,16 @@ def turns(layers: Layers, memory: Memory) -> Turns:
     """Run B designs, those with the same numbers once."""
     columns = (*layers[3:], memory.table(len(layers.many)))
     rows = np.column_stack(columns)
+    # rows as bytes: equal bits are equal designs
     _, first, which = np.unique(rows.view(f"V{rows.strides[0]}"), return_index=True, return_inverse=True)
     times = np.empty((len(first), 4))
-    _run(*layers[:3], *(column[first] for column in columns), times, np.empty((0, 5)))
+    _run(*layers[:3], *(column[first] for column in columns), times, np.empty((0, 5)))  # no log
     return Turns(*times[which.reshape(-1)].T)
 
 
 def events(layers: Layers, memory: Memory) -> Events:
     """Run one design and log its events."""
+    # an operator without a copy has no such times
     log = np.full((int((np.diff(layers.first) * layers.many[0]).sum()), 5), np.nan)
     _run(*layers, memory.table(1), np.empty((1, 4)), log)
     return Events(*log.T)
@@ -133,10 +135,11 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         for kind in range(kinds):
             total += counts[design, kind] * (first[kind + 1] - first[kind])
         longest = max(longest, total)
+    # scratch for the longest sequence of all designs
     place, layer, of_pass = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
     for design in range(len(counts)):
         rate, blocked, window, ahead = table[design, 0], table[design, 1], table[design, 2], table[design, 3]
-        total = depth = 0
+        total = depth = 0  # number of a layer in its pass
         for kind in range(kinds):
             for _ in range(counts[design, kind]):
                 for op in range(first[kind], first[kind + 1]):
@@ -144,7 +147,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                     total += 1
                 depth += 1
         sound = np.isfinite(rate) and np.isfinite(window)
-        for op in range(first[kinds]):
+        for op in range(first[kinds]):  # operators of all kinds of layers
             sound = sound and np.isfinite(seconds[design, op]) and np.isfinite(copy_s[design, op])
             sound = sound and np.isfinite(moved[design, op]) and burst_s[design, op] > 0.0
         if not sound:  # of a design that breaks a rule
@@ -153,37 +156,40 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
         phase, begun, until = 0, 0.0, 0.0  # of the units: idle, in a burst, in the window after one
         g = 0
         c = 0
-        while c < total and copy_s[design, place[c]] <= 0.0:
+        while c < total and copy_s[design, place[c]] <= 0.0:  # operators that read no copy are passed over by the units
             c += 1
-        left = copy_s[design, place[c]] if c < total else 0.0
+        left = copy_s[design, place[c]] if c < total else 0.0  # of the copy that the units are at
         if len(log) > 0 and total > 0:
             log[0, 0] = 0.0
         while g < total:
             waits = c <= g  # the copy for g is not there
-            if phase == 2 and (waits or until <= now):
+            if phase == 2 and (waits or until <= now):  # a GPU that waits needs no window
                 phase = 0
+            # copies are made for the pass that runs, no further ahead than buffers reach
             may = c < total and of_pass[c] == of_pass[g] and layer[c] <= layer[g] + ahead
             if phase == 0 and may and (waits or beside[place[g]] > 0):
-                if len(log) > 0 and left == copy_s[design, place[c]]:
+                if len(log) > 0 and left == copy_s[design, place[c]]:  # its first burst
                     log[c, 3] = now
                 phase, begun = 1, now
                 until = now + min(left, burst_s[design, place[c]])
             span = until - now if phase > 0 else np.inf
             event = 0
             work = seconds[design, place[g]]
+            # so that an isolated operator takes its time, whatever its bytes
             size = min(moved[design, place[g]], work * rate)
             speed = fetch = 0.0
-            if not waits and work <= 0.0:
+            if not waits and work <= 0.0:  # an empty operator ends at once
                 span, event = 0.0, 1
             elif not waits:
                 speed = 1.0 / work
                 if size > 0.0 and y < 1.0:
+                    # ahead of the computation by so much of the operator
                     fetch, room = rate / size, staged[design, place[g]] / size
-                    if phase == 1:
+                    if phase == 1:  # channels of the burst do not serve the GPU
                         fetch *= 1.0 - blocked
-                    if y <= x:
+                    if y <= x:  # nothing is staged: it computes as fast as it fetches
                         speed = min(speed, fetch)
-                    if y >= x + room:
+                    if y >= x + room:  # the buffer is full: it fetches as fast as it computes
                         fetch = min(fetch, speed)
                     if fetch > 0.0 and (1.0 - y) / fetch < span:
                         span, event = (1.0 - y) / fetch, 4
@@ -191,7 +197,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
                         span, event = (x + room - y) / (fetch - speed), 3
                     if fetch < speed and (y - x) / (speed - fetch) < span:
                         span, event = (y - x) / (speed - fetch), 2
-                if speed > 0.0 and (1.0 - x) / speed <= span:
+                if speed > 0.0 and (1.0 - x) / speed <= span:  # an operator that ends with another event ends first
                     span, event = (1.0 - x) / speed, 1
             if len(log) > 0 and not waits and np.isnan(log[g, 1]):
                 log[g, 1] = now
@@ -199,16 +205,16 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             x, y = x + span * speed, y + span * fetch
             waited += span if waits else 0.0
             busy += span if phase == 1 else 0.0
-            if event == 2:
+            if event == 2:  # exactly, so that rounding does not leave a sliver to fetch
                 y = x
             elif event == 3:
                 y = min(1.0, x + staged[design, place[g]] / size)
             elif event == 4:
                 y = 1.0
             if phase == 1 and now >= until:
-                left -= min(left, burst_s[design, place[c]])
-                phase, until = 2, now + window * (now - begun)
-                if left <= 1e-9 * copy_s[design, place[c]]:
+                left -= min(left, burst_s[design, place[c]])  # whole bursts, or the rest
+                phase, until = 2, now + window * (now - begun)  # the GPU's window is in proportion to the burst
+                if left <= 1e-9 * copy_s[design, place[c]]:  # rounding of many bursts
                     if len(log) > 0:
                         log[c, 4] = now
                     c += 1
@@ -218,7 +224,7 @@ def _run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             if event == 1:
                 alone += work
                 g += 1
-                x = y = 0.0
+                x = y = 0.0  # the next operator has nothing staged
                 if len(log) > 0:
                     log[g - 1, 2] = now
                     if g < total:

@@ -36,10 +36,13 @@ def collective_w(system: System, by: TransferMode) -> float:
     if power is None:
         raise ValueError("the system has no gpu.power")
     peer_routes = routes(system.node, by.pattern)
+    # on a ring, those of the neighbours; of all peers elsewhere
     active = [route for route in peer_routes if route.step == peer_routes[0].step]
     moved = sum(float(rate(system, route, active, by=by).bytes_per_s) for route in active)
+    # what is left of the board's power with all busy, by CU
     of_a_cu = (power.board_w - power.idle_w - power.hbm_j_per_byte * gpu.hbm_bytes_per_s) / gpu.num_cus
     busy = float(np.asarray(by.cus)) if by.engine == "cu" else 0.0
+    # read at one end, written at the other
     return power.idle_w + busy * of_a_cu + 2 * moved * power.hbm_j_per_byte + moved * power.link_j_per_byte
 
 
@@ -48,6 +51,8 @@ def sustained_clock(loaded: LoadedClock, computing: ArrayLike, exchanging: Array
 
     computing, exchanging: shares of the time in which kernels compute, and collectives run.
     """
+    # hardly any computing: the clock is at its limit in any case
     idle, x = loaded.idle_share, np.maximum(np.asarray(computing, float), 1e-3)
     left = 1 - idle - np.asarray(exchanging, float) * (loaded.exchange_share - idle)
+    # power goes with the third power of the clock
     return np.asarray(np.minimum(loaded.gemm_clock * np.cbrt(left / ((1 - idle) * x)), 1.0))

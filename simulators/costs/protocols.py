@@ -47,18 +47,21 @@ def protocol_seconds(
 ) -> Floats:
     """Time [s] of a collective of `payload` bytes among 2 or more GPUs; 0 for one GPU. Arrays broadcast."""
     n, size, nodes = (np.asarray(number, float) for number in (num_gpus, payload, num_nodes))
-    passes, together = 2.0 if kind == "all_reduce" else 1.0, n / nodes
+    passes, together = 2.0 if kind == "all_reduce" else 1.0, n / nodes  # scattered, then gathered
     steps, wire = passes * (nodes + together - 2), passes * (n - 1) / n * size
     if kind == "send_recv":
         steps, wire = np.ones(()), size
+    # rates grow or fall with each doubling of the GPUs beyond two, or of those in a node
     doublings = np.log2(np.where(nodes > 1, np.maximum(together, 1), np.maximum(n, 2) / 2))
     rate = constants.bytes_per_s * constants.scaling**doublings
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
-    filling = constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)
+    filling = constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)  # chunks grow until the buffers are full
+    # not fitted where measurements do not show it
     setup_s, host_s = (0.0 if part is None else part for part in (constants.simple_s, constants.host_s))
     simple = setup_s + steps * (constants.step_s + filling) + wire / rate
     seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
+    # the GPU whose host is ahead waits for the others
     return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
 
 
@@ -70,6 +73,6 @@ def in_switch_seconds(
     num_ctas: that order it; as many as it takes unless said otherwise.
     """
     n, size = np.asarray(num_gpus, float), np.asarray(payload, float)
-    wire = size * (1 + 1 / n) if kind == "all_reduce" else size
+    wire = size * (1 + 1 / n) if kind == "all_reduce" else size  # the reduced share goes out once more
     rate = np.minimum(constants.bytes_per_s, np.asarray(num_ctas) * constants.bytes_per_s_per_cta)
     return np.asarray(np.where(n > 1, constants.latency_s + wire / rate, 0.0), float)

@@ -51,11 +51,15 @@ def recurrent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike,
     g, h, n, t = (np.asarray(value, float) for value in np.broadcast_arrays(gates, hidden, batch, steps))
     element = np.asarray(chip.element_bytes)
     slowness = (np.asarray(chip.latency_s) / _SLOWNESS[0]) ** _SLOWNESS[1]
+    # without launches where one kernel runs all steps
     begin, overhead = _fixed(chip, _GATE_S * slowness * g + _PASSES * element * (g + 1) * h * n / chip.bandwidth, g)
-    forward = begin + t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))
+    forward = begin + t * (overhead + _step(chip, (g, h, n), depth=h, repeats=g))  # a GEMM for each gate, side by side
+    # the gates' gradients in one product
     data = begin + t * (overhead + _step(chip, (g, h, n), depth=g * h, repeats=np.ones_like(g)))
+    # one product over all steps, after the last
     weights = quickest(products_of(chip, (g * h, h, n * t)))[0] + np.asarray(chip.launch_s) + _FILTER_S * slowness
     flop, traffic = 2 * g * h * h * n * t, element * t * (g * h * h + (g + 1) * h * n)
+    # states and gradients of all steps are read once, weights written once
     last = element * (g * h * n * t + h * n * t + g * h * h)
     return Cost.of(
         np.stack([flop] * 3, axis=-1),
@@ -68,7 +72,7 @@ def _fixed(chip: Chip, launched: Floats, gates: Floats) -> tuple[Floats, Floats]
     """Time [s] before the first step, and of each step beside its products, `launched` if kernels run step by step."""
     if chip.fused_setup_s is None:
         return np.zeros_like(launched), launched
-    fused = gates != _LSTM_GATES
+    fused = gates != _LSTM_GATES  # libraries fuse GRU and vanilla, not LSTM
     begin = (gates + 1) * np.asarray(chip.fused_setup_s)
     return np.where(fused, begin, 0.0), np.where(fused, 0.0, launched)
 
@@ -81,7 +85,7 @@ def persistent(chip: Chip, gates: ArrayLike, hidden: ArrayLike, batch: ArrayLike
     flop = 2 * g * h * h * n
     step = np.maximum(flop / chip.reached_flop_per_s, states / chip.bandwidth) + _MEET_S
     seconds = np.asarray(chip.launch_s) + weights / chip.bandwidth + t * step
-    fits = weights <= _REGISTER_BYTES * np.asarray(chip.cus)
+    fits = weights <= _REGISTER_BYTES * np.asarray(chip.cus)  # else they would be read again in each step
     return Cost.of(flop * t, weights + t * states, np.where(fits, seconds, np.inf))
 
 
@@ -93,5 +97,7 @@ def _step(chip: Chip, sizes: tuple[Floats, Floats, Floats], *, depth: Floats, re
     split, _ = quickest(replace(products, repeats=repeats * np.asarray(products.repeats), chain_s=chain))
     traffic = np.asarray(chip.element_bytes) * (g * h * h + (g + 1) * h * n)
     parts = (2 * g * h * h * n / chip.reached_flop_per_s, traffic / chip.bandwidth, chain * depth)
+    # a soft maximum: arithmetic, traffic and the chain of loads overlap in part
     unsplit = np.sqrt(sum(np.square(part) for part in parts))
+    # between small and large batches, libraries run one kernel
     return np.where((n > _UNSPLIT[0]) & (n <= _UNSPLIT[1]), unsplit, split)

@@ -31,14 +31,16 @@ def elementwise(chip: Chip, elements: ArrayLike, *, reads: ArrayLike = 2, writes
 def reduction(chip: Chip, rows: ArrayLike, cols: ArrayLike) -> Cost:
     """The sum (or maximum, ...) of each row of a matrix [rows, cols]: read once, a number written for each row."""
     rows, cols = np.asarray(rows, float), np.asarray(cols, float)
-    return _cost(chip, rows * (cols - 1), np.asarray(chip.element_bytes) * rows * (cols + 1))
+    return _cost(chip, rows * (cols - 1), np.asarray(chip.element_bytes) * rows * (cols + 1))  # additions of a row
 
 
 def embedding(chip: Chip, bags: ArrayLike, dim: ArrayLike, *, pooled: ArrayLike = 1) -> Cost:
     """`bags` sums of `pooled` rows of `dim` elements each, gathered from a table by indices of 8 bytes."""
     bags, dim, pooled = (np.asarray(value, float) for value in (bags, dim, pooled))
     shared = shared_constants()
+    # whole sectors, however short the row
     row = np.ceil(np.asarray(chip.element_bytes) * dim / shared.sector_bytes) * shared.sector_bytes
+    # each row with its index, and one sum written
     traffic = bags * (pooled * (row + shared.index_bytes) + np.asarray(chip.element_bytes) * dim)
     return _cost(chip, bags * dim * (pooled - 1), traffic)
 
@@ -48,6 +50,7 @@ def streamed(constants: StreamingRates, hbm_bytes_per_s: ArrayLike, traffic: Arr
     in quadrature.
     """
     moved = np.asarray(traffic, float)
+    # a soft maximum of both
     seconds = np.hypot(constants.launch_s, moved / (constants.hbm_share * np.asarray(hbm_bytes_per_s, float)))
     return Cost.of(0.0, moved, seconds)
 
@@ -55,6 +58,7 @@ def streamed(constants: StreamingRates, hbm_bytes_per_s: ArrayLike, traffic: Arr
 def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1) -> Cost:
     """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another."""
     moved, work = np.asarray(traffic, float), np.asarray(flop, float)
+    # few streams reach more than the library's GEMMs
     reached = shared_constants().streamed_share * chip.drawable_bytes_per_s
     seconds = np.maximum(moved / reached, work / (chip.rate * np.asarray(chip.cus)))
     return Cost.of(work, moved, seconds + np.asarray(kernels) * np.asarray(chip.launch_s))

@@ -43,11 +43,11 @@ class Rates:
 def links(node: LinkedNode) -> dict[str, ArrayLike]:
     """Incoming links of a GPU and their rates [bytes/s]."""
     rate = node.link_bytes_per_s
-    if node.topology == "pcie":
+    if node.topology == "pcie":  # one port for all peers, at the rate of one link
         return {"port": rate}
-    if node.topology == "switch":
+    if node.topology == "switch":  # as much into the switch as a mesh would give to all peers
         return {"port": (node.num_gpus - 1) * np.asarray(rate)}
-    if node.topology == "ring":
+    if node.topology == "ring":  # two neighbours, whatever the number of GPUs
         return {"link.cw": rate, "link.ccw": rate}
     return {f"link.{peer}": rate for peer in range(1, node.num_gpus)}
 
@@ -63,14 +63,16 @@ def routes(node: LinkedNode, pattern: Pattern) -> list[Route]:
     if node.topology == "ring":
         return _ring_routes(node.num_gpus, pattern)
     shared = node.topology in ("switch", "pcie")
+    # all at once
     return [Route(peer, {"port" if shared else f"link.{peer}": 1.0}, 0) for peer in range(1, node.num_gpus)]
 
 
 def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
     by_distance = []
     for distance in range(1, num_gpus // 2 + 1):
+        # a message crosses as many links as it is far; gathered or reduced shards are forwarded
         load = float(distance) if pattern == "all_to_all" else 1.0
-        if 2 * distance == num_gpus:
+        if 2 * distance == num_gpus:  # the opposite GPU is as far either way: half goes each way
             halves = {"link.cw": load / 2, "link.ccw": load / 2}
             by_distance.append(Route(distance, halves, distance))
         else:
@@ -103,26 +105,32 @@ def rate(
     """
     capacity = links(system.node)
     shares = [
+        # routes that are not active alone share with none
         np.asarray(capacity[name]) / (load * sum(name in other.loads for other in active) or 1)
         for name, load in route.loads.items()
     ]
-    link = np.asarray(np.min(np.broadcast_arrays(*shares), axis=0))
+    link = np.asarray(np.min(np.broadcast_arrays(*shares), axis=0))  # the scarcest link on the way
     if by.engine == "dma":
         dma = system.gpu.dma
+        # copies that share the engines of a link
         at_once = max(sum(name in other.loads for other in active) for name in route.loads) or 1
+        # engines are spread over the links
         engines = min(len(route.loads) * max(1, dma.num_engines // len(capacity)), dma.num_engines)
+        # no copy goes without an engine
         engine = np.asarray(dma.bytes_per_s) * max(1, engines // at_once if split == "whole" else engines / at_once)
         bound = "DMA engine" if np.all(engine < link) else "link"
         return Rates(np.minimum(link, engine), bound)
-    if by.engine == "store":
+    if by.engine == "store":  # workgroups store as they compute: no engine but the links limits them
         return Rates(np.asarray(link * store_share(system)), "link")
     full = _cu_fill(system, active, by)
+    # what counts as filled, for the name of the limit alone
     return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > 0.95) else "copy CUs")
 
 
 def store_share(system: System) -> Any:
     """Share of the links that all stores of a GEMM's own workgroups reach together."""
     copy = system.gpu.cu_copy
+    # not measured: as kernels of copies
     return copy.link_efficiency if copy.store_efficiency is None else copy.store_efficiency
 
 
@@ -139,6 +147,7 @@ def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:
 def accumulate_hbm_bytes(system: System, *, near_memory: bool) -> Any:
     """HBM traffic [bytes] to accumulate a byte, beyond its write: a read, or an update by units in memory."""
     gpu = system.gpu
+    # the update less the write that it replaces
     return gpu.pim.update(gpu.hbm_bytes_per_s) - 1.0 if near_memory and gpu.pim is not None else 1.0
 
 
@@ -150,12 +159,12 @@ def setup(system: System, *, by: TransferMode) -> ArrayLike:
     """
     if by.engine == "dma":
         return system.gpu.dma.setup_s
-    if by.engine == "store":
+    if by.engine == "store":  # no kernel of its own is launched
         return 0.0
     if (constants := _protocols(system, by.pattern)) is not None:
         return constants.launch_s
     steps = 2 if by.pattern in {"all_reduce", "all_to_all"} else 1
-    return np.asarray(system.gpu.cu_copy.setup_s) * steps / 2
+    return np.asarray(system.gpu.cu_copy.setup_s) * steps / 2  # measured with two steps
 
 
 def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64] | None:
@@ -167,11 +176,13 @@ def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) ->
     constants, node = _protocols(system, by.pattern), system.node
     if constants is None or by.engine != "cu":
         return None
-    passes = 2 if by.pattern == "all_reduce" else 1
+    passes = 2 if by.pattern == "all_reduce" else 1  # both halves of an all-reduce are one collective to the library
+    # a GPU keeps its own share
     tensor = np.asarray(received_bytes, float) / passes * node.num_gpus / (node.num_gpus - 1)
     moving = protocol_seconds(constants, by.pattern, node.num_gpus, tensor) - constants.launch_s
     active = routes(node, by.pattern)
     usual = TransferMode("cu", library_cus(system, by.pattern), by.pattern)
+    # more CUs than the library takes would stay idle
     fill = np.minimum(_cu_fill(system, active, by) / _cu_fill(system, active, usual), 1.0)
     return np.asarray(moving / fill)
 
@@ -179,6 +190,7 @@ def library_s(system: System, received_bytes: ArrayLike, *, by: TransferMode) ->
 def _protocols(system: System, pattern: Pattern) -> Protocols | None:
     """Constants of a collective of the node's library; None on a ring of links, which GPUs forward along."""
     node = system.node
+    # its constants are of machines whose GPUs reach one another directly
     if system.costs.collective != "library" or node.library is None or node.topology == "ring" or node.num_gpus < 2:
         return None
     return {str(kind): constants for kind, constants in (node.library.protocols or {}).items()}.get(pattern)
@@ -191,9 +203,9 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
     latency of the copy, where the phases are known (DMA-Latte, arXiv:2511.06605; schedules that are launched ahead of
     time do not pay this). An engine moves one copy at a time: where there are fewer engines than peers, copies queue.
     """
-    received = np.asarray(payload_bytes, float) * (system.node.num_gpus - 1) / system.node.num_gpus
+    received = np.asarray(payload_bytes, float) * (system.node.num_gpus - 1) / system.node.num_gpus  # the other shares
     measured = library_s(system, received * (2 if by.pattern == "all_reduce" else 1), by=by)
-    if measured is not None:
+    if measured is not None:  # a library's collective counts as measured
         return np.asarray(np.asarray(setup(system, by=by)) + measured, float)
     peer_routes, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
     passes = 2 if by.pattern == "all_reduce" else 1
@@ -201,13 +213,15 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
     for step in sorted({route.step for route in peer_routes}):
         copies = [route for route in peer_routes if route.step == step]
         share = passes * np.asarray(payload_bytes) / node.num_gpus
+        # a kernel serves all peers at once, engines one each
         at_once = min(len(copies), system.gpu.dma.num_engines) if by.engine == "dma" else len(copies)
         for start in range(0, len(copies), at_once):
             active = copies[start : start + at_once]
             times = [share / rate(system, route, active, by=by).bytes_per_s for route in active]
-            seconds = seconds + np.max(times, axis=0)
+            seconds = seconds + np.max(times, axis=0)  # the slowest copy of the round
     begin: Any = setup(system, by=by)
     if by.engine == "dma" and phases is not None:
+        # a host waits for each copy before it launches the next
         begin = (node.num_gpus - 1) * (phases.control_s + phases.schedule_s + phases.sync_s) + phases.copy_s
     return np.asarray(begin + seconds, float)
 
@@ -219,7 +233,7 @@ def channel_cus(system: System, channels: ArrayLike, pattern: Pattern) -> NDArra
     receives at once, and a CU moves `all_to_all_factor` of what it moves for a ring: it counts as so many more CUs.
     """
     factor = _all_to_all_factor(system, pattern)
-    return np.asarray(np.rint(np.asarray(channels) / factor).astype(int))
+    return np.asarray(np.rint(np.asarray(channels) / factor).astype(int))  # whole CUs
 
 
 def library_cus(system: System, pattern: Pattern) -> NDArray[np.int_]:
@@ -235,9 +249,10 @@ def _all_to_all_factor(system: System, pattern: Pattern) -> Any:
 def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
     """Least number of CUs whose kernels reach a share of the bandwidth that all CUs reach."""
     every = np.arange(1, system.gpu.num_cus + 1)
+    # of a ring, the neighbours; all else has one step
     active = [route for route in routes(system.node, pattern) if not route.step or route.step == 1]
     paces = rate(system, active[0], active, by=TransferMode("cu", every, pattern)).bytes_per_s
-    return int(every[np.argmax(paces >= share * paces[-1])])
+    return int(every[np.argmax(paces >= share * paces[-1])])  # the first that reaches it
 
 
 def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float64]:
@@ -247,7 +262,7 @@ def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[n
     does not depend on the payload (docs/explanation/contention.md). They hold their CUs meanwhile. DMA engines do
     not wait.
     """
-    share = np.asarray(gpu.contention.late_start if by == "cu" else 0.0, float)
+    share = np.asarray(gpu.contention.late_start if by == "cu" else 0.0, float)  # engines need no CU
     return np.asarray(share * gemm_s)
 
 
@@ -262,12 +277,13 @@ def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferM
         return np.ones(())
     if by.engine == "dma":
         return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))
+    # the demand of fewer CUs, as each takes longer for a byte
     slow = TransferMode(by.engine, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)
     return np.minimum(_cu_fill(system, active, slow) / _cu_fill(system, active, by), 1.0)  # 1 + 1 ulp is none
 
 
 def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> NDArray[np.float64]:
-    used = {name for other in active for name in other.loads}
+    used = {name for other in active for name in other.loads}  # each link once, however many routes share it
     capacity = links(system.node)
     return kernel_share(system, by, sum(np.asarray(capacity[name]) for name in sorted(used)))
 

@@ -45,7 +45,7 @@ def beside_cu_copies(gpu: ScheduleGpu, granted: Floats, full: Floats) -> Floats:
     waves that are added hide what is lost within them, so of lost CUs and interference the larger counts,
     max(T_granted, f T_full). Others lose both, f T_granted. How that was found: docs/explanation/contention.md.
     """
-    interference = np.asarray(gpu.contention.gemm_beside_cus)
-    if gpu.gemm.assignment != "static":
+    interference = np.asarray(gpu.contention.gemm_beside_cus)  # shared caches and HBM
+    if gpu.gemm.assignment != "static":  # workgroups that are dealt out freely lose CUs and interference
         return np.asarray(interference * granted)
     return np.asarray(np.maximum(granted, interference * full))

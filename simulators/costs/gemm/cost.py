@@ -33,7 +33,7 @@ class GemmShape:
 
         In the column-major terms of BLAS these are n rows, m columns, and a transposed first operand.
         """
-        return cls(n, m, k, transposed_a=True, accumulate=accumulate)
+        return cls(n, m, k, transposed_a=True, accumulate=accumulate)  # the transpose of the product: C^T = B^T A^T
 
     @property
     def sizes(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -86,6 +86,7 @@ class GemmCost:
         cls, shape: GemmShape, seconds: ArrayLike, *, launch_s: ArrayLike, describe: Callable[[], GemmKernel]
     ) -> GemmCost:
         """Build from a shape and times that broadcast."""
+        # times of several kernels, FLOP of one shape: all in one
         columns = np.broadcast_arrays(seconds, launch_s, shape.flop)
         seconds, launch_s, flop = (np.asarray(column, float) for column in columns)
         return cls(seconds, launch_s, flop, describe)

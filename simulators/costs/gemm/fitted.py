@@ -39,8 +39,9 @@ from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
-_NARROW = 16
+_NARROW = 16  # columns (or rows) up to which libraries have kernels of their own
 LARGEST_TILE = 128
+# smaller tiles reuse too little for a library to have them
 _TILES = [(r, s) for r, s in product((LARGEST_TILE, 64, 32, 16), repeat=2) if r * s >= 1024]
 _SPLITS = (1, 2, 4, 8)
 MENU = Menu.of([tile for tile in _TILES if min(tile) > _NARROW], _SPLITS)
@@ -72,15 +73,16 @@ class _Launch:
     @cached_property
     def seconds(self) -> Floats:
         """Time [s] beside what holds CUs."""
-        if not self.taken.any():
+        if not self.taken.any():  # alone: as picked, without a second model
             return self.alone_s
         seconds = self._parts.seconds
-        if self.chip.tiles is not None:
+        if self.chip.tiles is not None:  # a library of today is limited by power, whose share is that of the CUs left
             seconds = sustained(replace(self.chip, cus=self._left), self.shape.sizes, seconds)
-        return np.where(self.taken > 0, seconds, self.alone_s)
+        return np.where(self.taken > 0, seconds, self.alone_s)  # designs of one batch may have both
 
     def kernel(self) -> GemmKernel:
         """The kernels as they run."""
+        # traffic that the time has room for: a model of tiles may count more
         traffic = np.minimum(self._parts.hbm_bytes, self.seconds * self.chip.bandwidth)
         columns = (traffic, self._waves, self._groups, self._parts.compute_s, self.tile.rows, self.tile.cols)
         return GemmKernel(*(np.asarray(column, float) for column in np.broadcast_arrays(*columns)))
@@ -107,13 +109,14 @@ class _Launch:
 def _pick(chip: Chip, shape: GemmShape) -> tuple[Floats, TileShape, Callable[[Floats, Floats], KernelTime]]:
     """Time alone [s] of the kernel that the library picks, its tile, and its time on so many CUs, in so many waves."""
     m, n, k, batch = shape.sizes
-    if chip.tiles is not None:
+    if chip.tiles is not None:  # both layouts cost the same there
         gemms = library_gemms(chip, shape)
         seconds, tile = pick_kernels(gemms, chip.tiles)
         alone = sustained(chip, shape.sizes, seconds)
         return alone, tile, lambda cus, waves: kernel_seconds(replace(gemms, cus=cus), tile, waves=waves)
     products = products_of(chip, (m, n, k), transposed_a=shape.transposed_a, batch=batch)
     if shape.accumulate:
+        # C is read, and written once more as it is summed
         products = replace(products, extra_bytes=products.extra_bytes + 2 * np.asarray(products.c_bytes))
     seconds, tile = quickest(products)
     return seconds, tile, lambda cus, waves: tile_seconds(replace(products, cus=cus), tile, waves=waves)

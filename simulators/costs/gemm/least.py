@@ -60,9 +60,10 @@ def least_time(gpu: WaveGemms | FittedGemms, size: tuple[ArrayLike, ...], *, cut
     """Least time of `size` = (m, n, k), row-major, on all CUs, without launches; numbers or arrays that broadcast."""
     m, n, k = (np.asarray(length, float) for length in size)
     linear = least_linear(gpu, size, cut_columns=cut_columns)
+    # pieces of other columns, or CUs that take tiles as they come, leave no whole waves to count
     if isinstance(gpu, FittedGemms) or cut_columns or gpu.library.assignment != "static":
         return LeastTime(linear, linear, *np.empty((2, 0, *linear.shape)))
-    covered, wave_s = _wave_of_tiles(gpu, (m, n, k), 0, cut_columns=False)
+    covered, wave_s = _wave_of_tiles(gpu, (m, n, k), 0, cut_columns=False)  # alone: no CUs are taken
     memory = _memory_s(gpu, (m, n, k), np.asarray(gpu.cus, float))
     waves = np.floor(m / covered + _ROUNDING)
     share = waves * covered / m
@@ -84,6 +85,7 @@ def least_linear(
 
 def _overlapped(gpu: WaveGemms, compute: Floats, memory: Floats) -> Floats:
     serial = gpu.library.serial_fraction
+    # equal to max + serial * min of `waves`
     return np.asarray(np.maximum(compute + serial * memory, memory + serial * compute))
 
 
@@ -97,6 +99,7 @@ def _wave_of_tiles(gpu: WaveGemms, size: _Size, taken: ArrayLike, *, cut_columns
     dimensions = max(map(np.ndim, (*numbers, library.prologue_s, library.cache_miss, library.serial_fraction)))
     outputs, rows, efficiency = tiles.reshape(3, -1, *(1,) * dimensions)  # of a tile: along n, and along m
     wave_s = 2 * outputs * rows * k / (np.asarray(gpu.flop_per_s_per_cu, float) * efficiency)
+    # a tile at the edge computes as long as a whole one, unless columns are cut
     across = n / outputs if cut_columns else np.ceil(n / outputs)
     covered, wave_s = np.broadcast_arrays(
         rows * granted / across, wave_s + np.asarray(library.prologue_s, float), subok=False
@@ -111,14 +114,16 @@ def _granted(gpu: WaveGemms, taken: ArrayLike) -> Floats:
         return np.asarray(left)
     count = gpu.engines.num_dies * gpu.engines.engines_per_die
     paced = count * np.maximum(fewest_free_cus(gpu.engines, gpu.cus, taken), 1.0)
+    # alone, engines with unequal CUs do not count
     return np.asarray(np.where(np.asarray(taken) > 0, np.minimum(left, paced), left))
 
 
 def _whole_waves(m: Floats, covered: Floats, wave_s: Floats) -> Floats:
     """Minimum over whole numbers of waves w of w H(m / w): convex in w, so beside its minimum over all w."""
-    best = np.argmin(wave_s / covered, axis=0)[None]
+    best = np.argmin(wave_s / covered, axis=0)[None]  # the tile of least time for a row
     ratio = m / np.take_along_axis(covered, best, axis=0)[0]
-    fewest = np.ceil(m / covered.max(axis=0) - _ROUNDING)
+    fewest = np.ceil(m / covered.max(axis=0) - _ROUNDING)  # the widest tile covers most rows in a wave
+    # whole numbers at either side of the minimum
     counts = [np.maximum(np.maximum(of, fewest), 1.0) for of in (np.floor(ratio), np.ceil(ratio - _ROUNDING))]
     return np.asarray(np.minimum.reduce([count * _hull(m / count, covered, wave_s) for count in counts]))
 
@@ -126,9 +131,9 @@ def _whole_waves(m: Floats, covered: Floats, wave_s: Floats) -> Floats:
 def _hull(rows: Floats, covered: Floats, wave_s: Floats) -> Floats:
     """H at `rows`: the least mean time of waves that cover so many rows on average."""
     low, high, cheap, dear = covered[:, None], covered[None], wave_s[:, None], wave_s[None]
-    mixes = (low < rows) & (high > rows)
+    mixes = (low < rows) & (high > rows)  # a mean of a narrower and a wider tile
     share = np.where(mixes, (high - rows) / np.where(mixes, high - low, 1.0), 1.0)
-    fits = mixes | (low >= rows * (1 - _ROUNDING))
+    fits = mixes | (low >= rows * (1 - _ROUNDING))  # or one tile that covers enough
     seconds = np.where(fits, share * cheap + (1 - share) * dear, np.inf)
     return np.asarray(seconds.min(axis=(0, 1)))
 
@@ -137,8 +142,9 @@ def _memory_s(gpu: WaveGemms, size: _Size, left: Floats) -> Floats:
     """M: operands are read at least once, and again by each wave as far as the largest tile leaves it."""
     m, n, k = size
     outputs, rows = (max(getattr(tile, side) for tile in gpu.library.tiles) for side in ("rows", "cols"))
+    # a super-tile of a wave: as many tiles a side
     again = 1 / np.minimum(np.sqrt(left) * outputs, n) + 1 / np.minimum(np.sqrt(left) * rows, m)
-    operands = np.maximum(k * m * n * again * np.asarray(gpu.library.cache_miss, float), k * (m + n))
+    operands = np.maximum(k * m * n * again * np.asarray(gpu.library.cache_miss, float), k * (m + n))  # once at least
     return np.asarray(gpu.element_bytes * (operands + m * n) / np.asarray(gpu.hbm_bytes_per_s, float))
 
 
@@ -147,7 +153,7 @@ def _fitted(chip: Chip, size: _Size, left: Floats) -> Floats:
     compute = 2 * m * n * k / (np.asarray(chip.compute) * chip.rate * left)
     element_s = np.asarray(chip.element_bytes, float) / chip.bandwidth
     read, written = element_s * (m * k + n * k), element_s * m * n
-    if chip.tiles is None:
+    if chip.tiles is None:  # the square sum of `simulators.costs.gemm.tiles`
         return np.asarray(np.sqrt(compute**2 + (read + written) ** 2))
     on_tiles = np.cbrt(compute**3 + read**3) + written
     least = 2 * m * n * k / (np.asarray(chip.sustained) * chip.rate * left)

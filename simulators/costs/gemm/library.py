@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 SHARP = 8
 """Power of the soft maximum of a product's time and of that at the sustained rate."""
-_SUM_BYTES = 4.0
+_SUM_BYTES = 4.0  # partial sums are 32 bits whatever the inputs
 _ROUNDING = 1e-9  # of a wave: a full one is not two because 1 / c is no binary fraction
 
 
@@ -95,12 +95,14 @@ def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
 
 def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, TileShape]:
     """Time T [s] of the fastest kernel for each GEMM, and that kernel; the first of several that are as fast."""
+    # in the order of the fields, which `_pick` reads by number
     columns = [np.asarray(column) for column in vars(gemms).values()]
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
     for row, column in zip(table, columns, strict=True):
         row.reshape(shape)[...] = column
     picks = np.empty((4, table.shape[1]))
+    # few sides in many tiles: each is divided by once
     sides, places = np.unique(np.array(tiles, float), return_inverse=True)
     bounds = shared_constants().library
     limits = float(bounds.least_depth), float(bounds.most_splits), float(bounds.most_waves)
@@ -114,9 +116,10 @@ def kernel_seconds(gemms: LibraryGemms, kernels: TileShape, *, waves: ArrayLike 
     p: Any = LibraryGemms(**{name: np.asarray(value, float) for name, value in vars(gemms).items()})
     rows, cols, splits = kernels.rows, kernels.cols, kernels.splits
     tiles = np.ceil(p.m / rows) * np.ceil(p.n / cols) * p.batch / p.cus
-    turns = np.ceil(tiles * splits - _ROUNDING) if waves is None else waves
+    turns = np.ceil(tiles * splits - _ROUNDING) if waves is None else waves  # whole workgroups on the busiest CU
     element_s = np.cbrt((2 * rows * cols * p.flop_s) ** 3 + ((rows + cols) * p.operand_s) ** 3)
     depth = np.ceil(p.k / splits)
+    # a K shorter than the prologue does not fill the pipeline
     core = turns * (depth + np.minimum(p.prologue, p.k)) * element_s
     read = p.read_bytes + np.where(splits > 1, splits * p.part_bytes, 0.0)
     seconds = np.cbrt(core**3 + (read * p.byte_s) ** 3) + p.write_bytes * p.byte_s
@@ -127,6 +130,7 @@ def sustained(chip: Chip, size: tuple[Floats, ...], seconds: Floats) -> Floats:
     """Time [s] of GEMMs `size` = (m, n, k, batch) that take `seconds` on tiles, at what power and clock sustain."""
     m, n, k, batch = size
     rate = np.asarray(chip.sustained) * chip.rate * np.asarray(chip.cus)
+    # strides that meet few channels slow the sustained rate, too
     least = _camped(chip, k) * 2 * m * n * k * batch / rate
     return np.asarray((seconds**SHARP + least**SHARP) ** (1 / SHARP))
 
@@ -148,6 +152,7 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
     for i in range(table.shape[1]):
         k, cus, flop_s, operand_s, byte_s = table[2, i], table[4, i], table[5, i], table[6, i], table[7, i]
         read_s, part_s, prologue = table[8, i] * byte_s, table[9, i] * byte_s, table[11, i]
+        # parts of 64 elements at least, and no more than the bound
         read_cube, deepest = read_s * read_s * read_s, min(k / least_depth, most_splits)
         for side in range(sides.shape[0]):
             up_m[side] = np.ceil(table[0, i] / sides[side]) * table[3, i] / cus
@@ -156,13 +161,14 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
         for t in range(tiles.shape[0]):
             rows, cols, waves = sides[tiles[t, 0]], sides[tiles[t, 1]], up_m[tiles[t, 0]] * up_n[tiles[t, 1]]
             flop, feed = 2.0 * rows * cols * flop_s, (rows + cols) * operand_s
-            cube = flop * flop * flop + feed * feed * feed
+            cube = flop * flop * flop + feed * feed * feed  # without roots: cubes compare as well
             steps = np.ceil(waves - _ROUNDING) * (k + min(prologue, k))
             total = steps * steps * steps * cube + read_cube
             if total < whole:
                 whole, tile = total, t
-            if waves > 0.5 * most_waves or deepest < 2.0:
+            if waves > 0.5 * most_waves or deepest < 2.0:  # two parts would fill the CUs more often than the bound
                 continue
+            # where a further part saves as much as adding it costs
             z = np.floor(min(np.sqrt(k * max(flop, feed) / part_s), most_waves / waves + _ROUNDING, deepest))
             if z < 2.0:
                 continue
@@ -172,10 +178,10 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
             total = steps * steps * steps * cube + moved * moved * moved
             if total < parted:
                 parted, split_tile, split = total, t, z
-        seconds, parted = whole ** (1.0 / 3.0), parted ** (1.0 / 3.0) + table[12, i]
+        seconds, parted = whole ** (1.0 / 3.0), parted ** (1.0 / 3.0) + table[12, i]  # once for the best
         if parted < seconds:
             seconds, tile = parted, split_tile
         else:
             split = 1.0
-        picks[0, i] = seconds + table[10, i] * byte_s
+        picks[0, i] = seconds + table[10, i] * byte_s  # the output is written after the last step, which nothing hides
         picks[1, i], picks[2, i], picks[3, i] = sides[tiles[tile, 0]], sides[tiles[tile, 1]], split

@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 Choice = Literal["isolated", "shared", "best"]
 SHARES = (1.0, 0.5, 0.25)
 """Of the GPU, under which candidates are tuned."""
-_ACCUMULATOR_BYTES = 4.0
+_ACCUMULATOR_BYTES = 4.0  # fp32, in registers
 _BUFFERS = 2.0  # of operands in the LDS: one is filled while the other one is read
 
 
@@ -63,15 +63,17 @@ class SharedGemms:
         """Time alone [s], without launch."""
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
         llc, hbm = self.llc_bytes / self._of(gpu.llc.bytes_per_s), self.hbm_bytes / self._of(gpu.hbm_bytes_per_s)
+        # a roofline: the scarcest of CUs, LLC and HBM
         return np.asarray(np.maximum(np.maximum(self.alone_s, llc), hbm))
 
     def together(self, gpu: ScheduleGpu, degree: ArrayLike) -> Floats:
         """Time [s] of `degree` of them at once, each with its share of the cache already."""
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
+        # workgroups of one kernel fill what others leave: CU-seconds, no waves
         compute = self.workgroups * self.each_s / self._of(gpu.num_cus)
         llc, hbm = self.llc_bytes / self._of(gpu.llc.bytes_per_s), self.hbm_bytes / self._of(gpu.hbm_bytes_per_s)
         busiest = np.maximum(np.maximum(compute, llc), hbm)
-        return np.asarray(np.maximum(self.seconds(gpu), self._of(degree) * busiest))
+        return np.asarray(np.maximum(self.seconds(gpu), self._of(degree) * busiest))  # no faster than one of them alone
 
     def _of(self, value: ArrayLike) -> Floats:
         """Shape a number of the GPU or of the design to broadcast with the tiles, if there are several."""
@@ -111,15 +113,16 @@ def kernels(
     assert llc is not None
     element_bytes = waves.element_bytes
     rows, cols, efficiency = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in library.tiles]).T
-    cus = np.maximum(1.0, np.floor(_column(gpu.num_cus) * part))
+    cus = np.maximum(1.0, np.floor(_column(gpu.num_cus) * part))  # whole CUs
     occupancy = _occupancy(library, rows, cols, element_bytes)
     workgroups = np.ceil(m / rows) * np.ceil(n / cols)
     busiest = np.ceil(workgroups / cus)
     plain = 2 * rows * cols * k / (_column(waves.flop_per_s_per_cu) * efficiency)
-    cache_bytes = _column(llc.bytes) * part / concurrency
+    cache_bytes = _column(llc.bytes) * part / concurrency  # an equal share each
     operands = element_bytes * np.stack(np.broadcast_arrays(m * k, k * n, m * n))
     small = np.minimum(operands[0], operands[1])
     hit_rate = np.minimum(1.0, cache_bytes / (small + 0.25 * operands[2]))
+    # kernels that run at once divide the workgroups that are resident
     waves = np.ceil(workgroups * concurrency / (cus * occupancy))
     again = (waves - 1) * small * (1 - hit_rate)
     workgroups, workgroup_s, alone, through, traffic = np.broadcast_arrays(
@@ -148,9 +151,9 @@ def chosen(
     every = kernels(gpu, shape, precision=precision, degree=degree)
     if choice == "best":
         return every.at(np.argmin(every.together(gpu, degree), axis=-1))
-    if choice == "isolated":
+    if choice == "isolated":  # tuned for the whole GPU, whatever runs beside
         return every.at(_fastest(gpu, shape, precision=precision, share=1.0))
-    candidates = [_fastest(gpu, shape, precision=precision, share=share) for share in SHARES]
+    candidates = [_fastest(gpu, shape, precision=precision, share=share) for share in SHARES]  # one for each share
     places = np.stack(candidates, axis=-1)
     seconds = every.together(gpu, degree)
     shape_of_gemms = np.broadcast_shapes(seconds.shape[:-1], places.shape[:-1])

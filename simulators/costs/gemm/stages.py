@@ -65,10 +65,12 @@ class StagedGemm:
 
             sum over j < J of q (1 - q)^j (1 - (j + 1) r)  =  1 - p - r ((1 - p) / q - J p),   p = (1 - q)^J
         """
+        # a full wave is its share of the output
         step_s = self.compute_s * self.wave_bytes / self.write_bytes / np.asarray(steps, float)
         ratio = step_s / np.asarray(queue_s, float)
-        bursts = np.minimum(np.asarray(steps, float), np.floor(1 / ratio))
+        bursts = np.minimum(np.asarray(steps, float), np.floor(1 / ratio))  # later steps find the queue gone
         hit = (1 - self.miss_share) ** bursts
+        # rounding, or no queue
         return np.asarray(np.maximum(1 - hit - ratio * ((1 - hit) / self.miss_share - bursts * hit), 0.0))
 
 
@@ -88,10 +90,12 @@ def stage_gemm(
     outputs = element_bytes * m * n
     operands = (element_bytes * k * m, element_bytes * k * n)
     traversals = _strips(kernel, (m, n), wave)
+    # outputs that pass by leave all of the cache to operands
     orders = [_reads(gpu, operands, traversal, 0.0 if bypass else outputs) for traversal in traversals]
     asked = [operands[order.resident] + order.passes * operands[1 - order.resident] for order in traversals]
     reads = np.asarray(np.minimum(*orders))
-    missed = reads / np.where(orders[0] <= orders[1], *asked)
+    missed = reads / np.where(orders[0] <= orders[1], *asked)  # of the order that reads less
+    # a small product is less than a wave
     wave_bytes = np.minimum(element_bytes * wave * kernel.rows * kernel.cols, outputs)
     elapsed = _completion_shares(gpu, kernel, (m, n), wave)
     return StagedGemm(kernel.compute_s, reads, outputs, cost.flop, elapsed, np.minimum(missed, 1.0), wave_bytes)
@@ -101,7 +105,7 @@ def _completion_shares(
     gpu: ScheduleGpu, kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats
 ) -> Callable[[float], Floats]:
     tiles = np.ceil(sides[0] / kernel.rows) * np.ceil(sides[1] / kernel.cols)
-    if gpu.gemm.assignment == "dynamic":
+    if gpu.gemm.assignment == "dynamic":  # tiles end one by one
         return lambda share: np.full(tiles.shape, float(share))
     cus = np.asarray(gpu.num_cus, float)
     rounds = np.ceil(tiles / cus)
@@ -127,7 +131,9 @@ def _strips(kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats) -> l
     tiles = np.ceil(sides[0] / kernel.rows), np.ceil(sides[1] / kernel.cols)
     traversals = []
     for resident, streamed in ((0, 1), (1, 0)):
+        # no less than one tile, no more than all
         high = np.clip(wave / tiles[streamed], 1, tiles[resident])  # tiles that a wave covers of this side
+        # a whole number of passes must not become one more by rounding
         traversals.append(_Traversal(resident, high / tiles[resident], np.ceil(np.round(tiles[resident] / high, 9))))
     return traversals
 
@@ -139,5 +145,6 @@ def _reads(gpu: ScheduleGpu, operands: tuple[Floats, Floats], traversal: _Traver
     llc, streamed = gpu.llc, operands[1 - traversal.resident]
     assert llc is not None
     through = streamed + traversal.share * operands[traversal.resident] + np.asarray(outputs) / traversal.passes
+    # P(Poisson(x) < a) is the regularised upper incomplete gamma function Q(a, x)
     hit_rate = gammaincc(llc.ways, np.asarray(llc.ways) * through / llc.bytes)
     return np.asarray(sum(operands) + (traversal.passes - 1) * streamed * (1 - hit_rate))

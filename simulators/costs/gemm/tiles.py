@@ -98,8 +98,9 @@ def fastest(products: Products, menu: Menu, for_few: Menu | None = None) -> tupl
     shape = np.broadcast_shapes(*(column.shape for column in columns))
     table = np.empty((len(columns), int(np.prod(shape, dtype=int))))
     for row, column in zip(table, columns, strict=True):
-        row.reshape(shape)[...] = column
+        row.reshape(shape)[...] = column  # broadcast into the row
     picks = np.empty((4, table.shape[1]))
+    # `few` then makes no difference
     menus = tuple((kernels.sides, kernels.tiles, kernels.splits) for kernels in (menu, for_few or menu))
     shared = shared_constants().gemm
     _fastest(table, menus, (float(shared.reread), float(shared.across_hbm)), picks)
@@ -125,9 +126,11 @@ def tile_seconds(products: Products, kernels: TileShape, *, waves: ArrayLike | N
     flop_s = 2 * rows * cols * p.flop_s
     feed_s = (rows * (1 + p.across) + cols) * p.operand_s
     compute = turns * depth * np.sqrt(flop_s * flop_s + feed_s * feed_s)
+    # a wave covers about sqrt(c) tiles a side
     again_a = np.maximum(1.0, shared.reread * p.n / np.minimum(p.n, cols * np.sqrt(p.cus)))
     again_b = np.maximum(1.0, shared.reread * p.m / np.minimum(p.m, rows * np.sqrt(p.cus)))
     read = p.a_bytes * (1 + shared.across_hbm * p.across) * again_a + p.extra_bytes + p.b_bytes * again_b
+    # each part is written and read, and the sum written
     traffic = read + p.c_bytes * np.where(splits > 1, 2 * splits + 1, 1)
     moved = traffic * p.byte_s
     total = p.repeats**2 * (compute * compute + moved * moved) + (p.chain_s * depth) ** 2
@@ -141,9 +144,9 @@ def tile_seconds(products: Products, kernels: TileShape, *, waves: ArrayLike | N
 def _gather(table: Any, start: int, kind: int, part: Any, place: Any) -> int:
     """Copy a block's products of a kind, and their places; how many they are."""
     size = 0
-    for j in range(start, min(start + _BLOCK, table.shape[1])):
+    for j in range(start, min(start + _BLOCK, table.shape[1])):  # the block
         place[size] = j
-        size += (table[18, j] > 0) == (kind > 0)
+        size += (table[18, j] > 0) == (kind > 0)  # without a branch: written always, counted where the kind fits
     for row in range(table.shape[0]):
         for i in range(size):
             part[row, i] = table[row, place[i]]
@@ -156,9 +159,10 @@ def _write_picks(picks: Any, place: Any, times: Any, menu: Any) -> None:
     unsplit, unsplit_tile, split, split_kernel, split_s = times
     sides, tiles, splits = menu
     for i in range(place.shape[0]):
-        whole, parted = np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i]
+        whole, parted = np.sqrt(unsplit[i]), np.sqrt(split[i]) + split_s[i]  # once for the best kernel, not for each
         pick, part_of_k = int(unsplit_tile[i]), 0
-        if parted < whole:
+        if parted < whole:  # ties go to the kernel without a split
+            # kernels with splits are numbered tile after tile
             pick, part_of_k = divmod(int(split_kernel[i]), splits.shape[0])
         picks[0, place[i]] = min(whole, parted)
         picks[1, place[i]], picks[2, place[i]] = sides[tiles[pick, 0]], sides[tiles[pick, 1]]
@@ -179,13 +183,13 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
     m, n, k, read_a, read_b, out, cus, flop_s, operand_s, byte_s = part[:10]
     batch, across, extra, prologue, repeats, chain_s, split_s, most = part[10:18]
     for start in range(0, table.shape[1], _BLOCK):
-        for kind in range(2):
+        for kind in range(2):  # kernels for few columns, or for all others
             size = _gather(table, start, kind, part, place)
             if size == 0:
                 continue
             sides, tiles, splits = menus[kind]
             for i in range(size):
-                unsplit[i], split[i] = np.inf, np.inf
+                unsplit[i], split[i] = np.inf, np.inf  # nothing found yet
                 unsplit_tile[i], split_kernel[i] = 0.0, 0.0
                 written[i], again[i], chain[i] = out[i] * byte_s[i], repeats[i] * repeats[i], chain_s[i] * chain_s[i]
             for z in range(splits.shape[0]):
@@ -195,6 +199,7 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
                 length = sides[side]
                 for i in range(size):
                     span, share = length * np.sqrt(cus[i]), batch[i] / cus[i]
+                    # batch over CUs, with the rows, so that the loop over tiles multiplies once
                     up_m[side, i], up_n[side, i] = np.ceil(m[i] / length) * share, np.ceil(n[i] / length)
                     again_a = max(1.0, reread * n[i] / min(n[i], span))
                     again_b = max(1.0, reread * m[i] / min(m[i], span))
@@ -204,7 +209,7 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
                 r, s, place_of_tile = tiles[tile, 0], tiles[tile, 1], float(tile)
                 rows, cols = sides[r], sides[s]
                 for i in range(size):
-                    groups[i] = up_m[r, i] * up_n[s, i]
+                    groups[i] = up_m[r, i] * up_n[s, i]  # per CU
                     flop = 2.0 * rows * cols * flop_s[i]
                     feed = (rows * (1.0 + across[i]) + cols) * operand_s[i]
                     weight[i], read[i] = flop * flop + feed * feed, first[s, i] + second[r, i]
@@ -213,6 +218,7 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
                     total = (
                         again[i] * (steps * steps * weight[i] + moved * moved) + chain[i] * depth[0, i] * depth[0, i]
                     )
+                    # a select, which vectorises; ties keep the earlier tile
                     unsplit_tile[i] = place_of_tile if total < unsplit[i] else unsplit_tile[i]
                     unsplit[i] = total if total < unsplit[i] else unsplit[i]
                 for z in range(1, splits.shape[0]):
@@ -222,7 +228,7 @@ def _fastest(table: Any, menus: Any, shared: Any, picks: Any) -> None:  # noqa: 
                         moved = read[i] + written[i] * passes
                         waited = chain[i] * depth[z, i] * depth[z, i]
                         total = again[i] * (steps * steps * weight[i] + moved * moved) + waited
-                        total = total if parts <= most[i] else np.inf
+                        total = total if parts <= most[i] else np.inf  # a K that is too short for so many parts
                         split_kernel[i] = kernel if total < split[i] else split_kernel[i]
                         split[i] = total if total < split[i] else split[i]
             _write_picks(picks, place[:size], (unsplit, unsplit_tile, split, split_kernel, split_s), menus[kind])

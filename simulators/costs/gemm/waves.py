@@ -61,6 +61,7 @@ class WaveGemms:
             raise ValueError(f"waves at {precision} need gpu.gemm, its sustained rates and gpu.peak_flop_per_s")
         return cls(
             cus=gpu.working_cus,
+            # clock of the CUs over that of the data sheet
             flop_per_s_per_cu=gpu.matrix_flop_per_s_per_cu * ratio * gpu.cu_speed,
             hbm_bytes_per_s=gpu.hbm_bytes_per_s * gpu.overall_speed,
             launch_s=0.0 if gpu.kernel_launch_s is None else gpu.kernel_launch_s / gpu.overall_speed,
@@ -77,15 +78,16 @@ class WaveGemms:
         """Cost of GEMMs while other kernels hold `taken` CUs, for the tile picked for all CUs."""
         all_cus, held = _column(self.cus), _column(taken)
         tiles = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in self.library.tiles]).T
-        times = _times(self, shape, tiles, (all_cus, np.zeros(1)))
+        times = _times(self, shape, tiles, (all_cus, np.zeros(1)))  # picked for all CUs
         best = np.argmin(times[0], axis=-1)[..., None]
-        if held.any():
+        if held.any():  # the same tile on what is left
             times = _times(self, shape, tiles, (all_cus, held))
         *parts, best = np.broadcast_arrays(*times, tiles[0], tiles[1], best)
         seconds, hbm_bytes, num_tiles, waves, compute_s, rows, cols = (
             np.take_along_axis(value, best[..., :1], axis=-1)[..., 0] for value in parts
         )
         static = self.library.assignment == "static"
+        # persistent workgroups are no more than CUs
         workgroups = num_tiles if static else np.minimum(num_tiles, (all_cus - held)[..., 0])
         kernel = GemmKernel(hbm_bytes, waves, workgroups, compute_s, rows, cols)
         return GemmCost.of(shape, seconds, launch_s=self.launch_s, describe=lambda: kernel)
@@ -103,13 +105,15 @@ def _times(gpu: WaveGemms, shape: GemmShape, tiles: Floats, cus: tuple[Floats, F
     waves = count_waves(num_tiles, *cus, assignment=library.assignment, engines=gpu.engines)
     tile_s = 2 * rows * cols * k / (_column(gpu.flop_per_s_per_cu) * efficiency) + _column(library.prologue_s)
     compute = waves * tile_s
+    # a super-tile does not go beyond the matrix
     span_rows, span_cols = np.minimum(np.sqrt(left) * rows, m), np.minimum(np.sqrt(left) * cols, n)
     reread = k * m * n * (1 / span_cols + 1 / span_rows) * _column(library.cache_miss)
     operands = batch * np.maximum(reread, k * (m + n))  # A and B, at least once each
     traffic = gpu.element_bytes * operands + gpu.element_bytes * passes * batch * m * n
     if library.assignment == "stream_k":
-        traffic = traffic + _SUM_BYTES * rows * cols * np.minimum(left, num_tiles)
+        traffic = traffic + _SUM_BYTES * rows * cols * np.minimum(left, num_tiles)  # each CU cuts one tile at most
     memory = traffic / _column(gpu.hbm_bytes_per_s)
+    # a share of the shorter part does not overlap
     total = np.maximum(compute, memory) + _column(library.serial_fraction) * np.minimum(compute, memory)
     return total, traffic, num_tiles, waves, compute
 
@@ -127,12 +131,14 @@ def count_waves(
     if assignment == "stream_k":
         return np.asarray(groups / left)
     if assignment == "dynamic":  # whoever becomes free takes the next tile, on any engine
-        return np.asarray(np.maximum(groups / left, 1.0))
+        return np.asarray(np.maximum(groups / left, 1.0))  # a tile takes its time, however many CUs are free
     even: Floats = np.ceil(groups / left)
-    if engines is None:
+    if engines is None:  # dispatch is not known: to any CU
         return even
+    # dealt out evenly, so that the engine with the fewest CUs is last
     engine_groups = np.ceil(groups / (engines.num_dies * engines.engines_per_die))
     paced = np.ceil(engine_groups / np.maximum(fewest_free_cus(engines, cus, taken), 1.0))
+    # alone, engines are filled by what they have
     return np.asarray(np.where(np.asarray(taken) > 0, np.maximum(even, paced), even))
 
 
