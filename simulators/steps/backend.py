@@ -52,7 +52,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "9"
+_VERSION = "9"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -86,11 +86,12 @@ def iteration(design: StepDesign) -> Iteration:
     """
     loaded = design.system.gpu.loaded
     if loaded is None:
-        return _at_clock(design, 1.0)
-    first = _at_clock(design, loaded.gemm_clock)
+        return _at_clock(design, 1.0)  # one pass: the clock does not depend on the step
+    first = _at_clock(design, loaded.gemm_clock)  # the shares of time need a step at some clock
     exchanged, computed = first.passes.exchanged_s, first.passes.computed_s
+    # streams that run side by side take less than both
     total = np.maximum(first.passes.forward_s + first.passes.backward_s, computed)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # of designs that break a rule
         return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total))
 
 
@@ -102,7 +103,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
     host = {
         name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
         for name in ("host_s", "host_launch_s", "host_batch_s")
-        if design.run.mode not in kernels.graphs
+        if design.run.mode not in kernels.graphs  # a graph is launched whole, so that the host does not count
     }
     shards = kernels.shard_copies
     passes = MicroBatch(
@@ -129,6 +130,7 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
     gemms = gemms_of(system, precision, model=system.costs.gemm).at_clock(clock)
+    # nothing is known of contention: no slowdown
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
     return Platform(chip, gemms, groups(system, design.parallel), design.kernels.batched, **how)
@@ -146,7 +148,7 @@ def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | Non
 def _tied(design: StepDesign) -> ArrayLike:
     """Weights of a GPU that the input and the output of a transformer share."""
     model = design.model
-    if not isinstance(model, Transformer) or not model.tied:
+    if not isinstance(model, Transformer) or not model.tied:  # only ends of a transformer share weights
         return 0.0
     weights: Floats = np.asarray(model.vocab, float) * np.asarray(model.hidden) / np.asarray(design.parallel.tp)
     return weights
@@ -193,6 +195,7 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
 
 def _streaming(design: StepDesign) -> dict[str, StreamingRates]:
     """Fitted constants of operators that memory bounds, as the setting speeds them up."""
+    # launches of streams follow the speed of the GPU
     faster, constants = np.asarray(design.system.gpu.flop_vs_bw), design.system.gpu.streaming(design.run.precision)
     return {
         name: fitted.model_copy(update={"launch_s": fitted.launch_s / faster}) for name, fitted in constants.items()
@@ -222,7 +225,7 @@ def metrics_of(design: StepDesign) -> dict[str, Floats]:
 
 def _of_iteration(design: StepDesign) -> dict[str, Floats]:
     room = design.system.gpu.hbm_bytes
-    metrics = measure(iteration(design), np.inf if room is None else room)
+    metrics = measure(iteration(design), np.inf if room is None else room)  # capacity unknown: all fits
     metrics |= utilisation(metrics, gpus=design.parallel.gpus, **_rates(design))
     return {name: np.asarray(value, float) for name, value in metrics.items()}
 
@@ -233,6 +236,7 @@ def _rates(design: StepDesign) -> dict[str, ArrayLike]:
     chips = [Chip.of(design.system, precision) for precision in precisions]
     rates = [np.asarray(chip.flop_per_s, float) for chip in chips]
     sustained = [
+        # some kernels are fitted above the peak, and power may sustain less
         rate * np.minimum(np.maximum(1.0, chip.compute), chip.sustained)
         for chip, rate in zip(chips, rates, strict=True)
     ]
@@ -246,11 +250,11 @@ def _of_epoch(design: StepDesign) -> dict[str, Floats]:
     lengths = epoch.unique.astype(float)
     metrics = _of_iteration(put(design, _LENGTH, lengths))
     choice = design.iterations or Iterations(name="all", method="all")
-    plain = design.system.gpu.as_described
+    plain = design.system.gpu.as_described  # a sample is chosen once, on the GPU before anything is varied
     base = metrics
     if plain != design.system.gpu:
         base = _of_iteration(put(put(design, "system.gpu", plain), _LENGTH, lengths))
-    times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]
+    times = np.broadcast_to(base["iteration_s"], lengths.shape)[epoch.place]  # a time for each iteration of the epoch
     sample = choose(choice, epoch.lengths, times)
     seconds = np.broadcast_to(metrics["iteration_s"], lengths.shape)
     return {**epoch.mean(metrics, METRICS, sample), **epoch.judge(seconds, sample)}
@@ -312,13 +316,14 @@ class StepBackend(Backend):
     def design(self, tree: Tree) -> StepDesign:
         """A validated design. Raises ConfigError with every problem."""
         check, sites = Problems(), tree.get("sites")
-        kind = StepDesign if sites is None else ScheduledDesign
+        kind = StepDesign if sites is None else ScheduledDesign  # without schedules, a machine needs fewer parts
         kinds = {**_KINDS, "system": Device if sites is None else ScheduledDevice}
         sections = {
             name: self._section(kinds[name], section, tree[name]) if name in kinds else section
             for name, section in own_sections(tree).items()
         }
         names = {*sections, *(name for name, field in kind.model_fields.items() if field.is_required())} - {"sites"}
+        # validated section by section: no need to do so again
         valid = all(isinstance(sections.get(name), BaseModel) for name in names)
         design = kind.model_construct(**sections) if valid else check.model(kind, sections, path="")
         schedules = {} if sites is None else read_sites(check, sites)
@@ -335,8 +340,10 @@ class StepBackend(Backend):
         def validate() -> Any:
             of_model = kind is _AnyModel
             section = Problems().model(kind, {"model": tree} if of_model else tree, path="")
+            # the model of the whole design reports the problems
             return tree if section is None else section.model if of_model else section
 
+        # `own_sections` may have cut it: then it is not the section of all designs
         return self._sections.get(validate, original, key=(kind, tree is original))
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
@@ -361,8 +368,10 @@ class StepBackend(Backend):
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers that do not change which operators there are, where a design is of one length."""
         assert isinstance(design, StepDesign)
+        # schedules are lowered for whole numbers of GPUs
         if path == "parallel.tp" and isinstance(design, ScheduledDesign):
             return False
+        # an epoch has an axis of its own
         return design.lengths is None and any(leaf == path and not structural for leaf, _, structural in leaves(design))
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
@@ -416,7 +425,7 @@ class StepBackend(Backend):
 
 def _counts(path: str, design: StepDesign) -> bool:
     """Tell whether a constant of the machine counts: of efficiency at the run's precision, of what is used."""
-    if path.startswith("system.node.in_switch."):
+    if path.startswith("system.node.in_switch."):  # constants that the run does not read are no facts of it
         return design.parallel.collectives == "in_switch"
     if path.startswith("system.node.experts."):
         return design.parallel.ep > 1
@@ -437,6 +446,7 @@ def _fields(tree: Tree, section: str) -> set[str]:
 def _apart(design: StepDesign) -> Any:
     """What is the same in all designs of a grid beside their structure: an epoch is computed alone."""
     tp = design.parallel.tp if isinstance(design, ScheduledDesign) else 0
+    # equal to nothing: never in one grid with others
     return type(design), tp, None if design.lengths is None else object()
 
 
@@ -470,14 +480,14 @@ def _evaluate_grid(grid: Grid[StepDesign]) -> Results:
     ok = screened.ok
     if not ok.any():
         return screened
-    some = len(grid.shape) == 1 and not ok.all()
+    some = len(grid.shape) == 1 and not ok.all()  # a product of axes is computed whole
     computed = grid.take(ok) if some else grid
     with np.errstate(all="ignore"):  # of those that break a rule
         metrics = metrics_of(computed.design)
     columns = {name: np.full(grid.size, np.nan) for name in metrics}
     for name, value in metrics.items():
         values = np.broadcast_to(value, computed.shape).reshape(-1)
-        columns[name][ok] = values if some else values[ok]
+        columns[name][ok] = values if some else values[ok]  # the others stay NaN
     texts = (*screened.texts, "operators")
     engine = np.where(ok, len(texts) - 1, 0).astype(np.int32)
     return replace(screened, metrics=columns, engine=engine, texts=texts)

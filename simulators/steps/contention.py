@@ -38,7 +38,7 @@ from simulators.steps.operators import (
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 
 Floats = NDArray[np.float64]
-ENGINE = "fluid"
+ENGINE = "fluid"  # exact, with contention laws
 GRADIENTS = "gradients"
 """Group of the reductions of gradients."""
 
@@ -74,7 +74,7 @@ class Slowdowns:
         """Yield ((slowed group, group whose activity slows it), factor) for the task graph."""
         for name, factor in self.backward.items():
             for pair, value in (((group(name), GRADIENTS), factor), ((GRADIENTS, group(name)), self.reductions)):
-                if np.any(np.asarray(value) < 1):
+                if np.any(np.asarray(value) < 1):  # a factor of 1 is no law
                     yield pair, np.asarray(value, float)
 
     def __bool__(self) -> bool:
@@ -110,34 +110,38 @@ class ContendedGpu:
     @property
     def taken(self) -> ArrayLike:
         """CUs that kernels of a reduction hold."""
+        # the backward pass keeps a CU at least
         return 0 if self.copy is None else np.minimum(self.copy.num_cus, np.asarray(self.platform.chip.cus) - 1)
 
     def beside(self, ops: Sequence[Op], costs: Sequence[OperatorCost], reduction: GradientReduction) -> list[Floats]:
         """Times [s] of operators beside a reduction."""
+        # GEMMs on the CUs that are left, with the tile of all
         granted = operator_costs(ops, replace(self.platform, taken=self.taken))
         return [self._slowed(op, cost, less, reduction) for op, cost, less in zip(ops, costs, granted, strict=True)]
 
     def _slowed(self, op: Op, cost: OperatorCost, granted: OperatorCost, reduction: GradientReduction) -> Floats:
         chip, seconds = self.platform.chip, cost.seconds
         if isinstance(op.work, Product):
+            # the larger counts: waves that are added hide interference
             return np.maximum(granted.seconds, self.contention.gemm_beside_cus * seconds)
         if isinstance(op.work, Exchange):
             wanted = quotient(reduction.rate(reduction.wire_bytes), quotient(cost.wire_bytes, seconds))
+            # links are shared fairly between two: no less than half
             return np.asarray(seconds / np.maximum(1 - np.minimum(wanted, 1.0), 0.5))
         if isinstance(op.work, Stream) and op.kind == "attention":
             cus = np.asarray(chip.cus, float)
-            return np.asarray(seconds * cus / (cus - self.taken))
+            return np.asarray(seconds * cus / (cus - self.taken))  # one kernel of attention runs on all CUs
         both = (quotient(cost.bytes, seconds) + reduction.rate(reduction.hbm_bytes)) / chip.drawable_bytes_per_s
-        return np.asarray(seconds * np.maximum(both, 1.0))
+        return np.asarray(seconds * np.maximum(both, 1.0))  # no slower as long as the HBM serves both
 
     def reductions(self, reduction: GradientReduction) -> Floats:
         """Factor on the rate of a reduction while something is computed."""
         if self.copy is None:
             return np.ones(())
-        rate = np.maximum(reduction.rate(reduction.wire_bytes), 1.0)
+        rate = np.maximum(reduction.rate(reduction.wire_bytes), 1.0)  # a byte a second where nothing is reduced
         demand = np.asarray(self.copy.num_cus) * self.copy.bytes_per_s_per_cu / rate
         slowed: Any = link_utilisation(demand / self.contention.cu_copy_beside_gemm) / link_utilisation(demand)
-        return np.asarray(np.minimum(slowed, 1.0))
+        return np.asarray(np.minimum(slowed, 1.0))  # rounding
 
 
 def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
@@ -147,11 +151,12 @@ def exposed_s(buckets: Sequence[Bucket], slowdowns: Slowdowns) -> Floats:
     """
     of_buckets = (value for bucket in buckets for value in (*bucket.numbers, bucket.count))
     shape = np.broadcast_shapes(*map(np.shape, of_buckets), *(factor.shape for _, factor in slowdowns.laws()))
+    # blocks are whole tasks
     counts = np.stack([np.broadcast_to(np.rint(bucket.count), shape).reshape(-1) for bucket in buckets], axis=1)
     numbers = [np.broadcast_to(value, shape).reshape(-1) for bucket in buckets for value in bucket.numbers]
-    known = np.isfinite(np.stack(numbers)).all(axis=0)
+    known = np.isfinite(np.stack(numbers)).all(axis=0)  # designs that break a rule have NaN
     ended = np.full(len(counts), np.nan)
-    for row in np.unique(counts[known], axis=0):
+    for row in np.unique(counts[known], axis=0):  # a graph for each structure, run for all of its designs
         places = np.flatnonzero(known & (counts == row).all(axis=1))
         graph = _backward(buckets, slowdowns, row.astype(int).tolist(), _GridPart(shape, places))
         ended[places] = plugins.load("engine", ENGINE).totals(graph).makespan_s
@@ -179,8 +184,9 @@ def _backward(buckets: Sequence[Bucket], slowdowns: Slowdowns, counts: Sequence[
         how: dict[str, Any] = {"group": group(bucket.block.name), "cap": 1.0}
         for index in range(count):
             name = f"{bucket.block.name} {index}"
-            computed = [graph.task(name, "gemm", after=computed, work=ready, **how)]
+            computed = [graph.task(name, "gemm", after=computed, work=ready, **how)]  # blocks follow one another
             reduces: dict[str, Any] = {"group": GRADIENTS, "cap": 1.0, "work": seconds}
+            # reductions too, on wires of their own
             reduced = [graph.task(f"{name}: gradients", "transfer", after=[*computed, *reduced], **reduces)]
     for (slowed, active), factor in slowdowns.laws():
         graph.slows(slowed, while_active=active, factor=taken.of(factor))

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from simulators.steps.operators import Exchange, Op, OperatorCost
 from simulators.steps.sizes import Sizes
 
-_CORE = ("attention", "softmax")
+_CORE = ("attention", "softmax")  # kinds of operators that run with the keys and values at hand
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,16 @@ class RingPass(Exchange):
 def ring_pass(sizes: Sizes, numbers: ArrayLike, *, name: str) -> Iterator[Op]:
     """Messages of keys and values, `numbers` of each token; none where a sequence is not split."""
     cp = sizes.parallel.cp
-    if cp > 1:
+    if cp > 1:  # one GPU has all keys
         payload = sizes.element * sizes.tokens * np.asarray(numbers, float)
+        # its own part need not be sent
         yield Op(f"{name}ring", "attention", "forward", RingPass("send_recv", payload, "cp", parts=cp), cp - 1.0)
 
 
 def expose_rings(ops: Sequence[Op], costs: Sequence[OperatorCost]) -> list[OperatorCost]:
     """Costs with ring messages cut down to what attention beside them does not hide."""
     return [
+        # attention with one part hides one message
         replace(cost, seconds=np.maximum(0.0, cost.seconds - _core(ops, costs, place) / op.work.parts))
         if isinstance(op.work, RingPass)
         else cost
@@ -57,8 +59,9 @@ def expose_rings(ops: Sequence[Op], costs: Sequence[OperatorCost]) -> list[Opera
 def _core(ops: Sequence[Op], costs: Sequence[OperatorCost], place: int) -> Any:
     """Time [s] of the operators of attention around a place."""
     total: Any = np.zeros(())
-    for step in (-1, 1):
+    for step in (-1, 1):  # the ring pass stands in the middle of the core
         at = place + step
+        # up to the first operator of another kind
         while 0 <= at < len(ops) and ops[at].kind in _CORE and not isinstance(ops[at].work, Exchange):
             total, at = total + costs[at].seconds, at + step
     return total

@@ -73,6 +73,7 @@ def own_sections(tree: Tree) -> dict[str, Any]:
         absent.update(OF_LENGTHS)
     if _chosen(tree, "quantised") == NONE:
         absent.update(OF_COPIES)
+    # units in memory count only where they make copies
     in_memory = not absent.issuperset(OF_COPIES) and tree["quantised"].get("made_by") == "pim"
     if not in_memory:
         absent.add("instructions")
@@ -94,7 +95,7 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
 def rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel
-    if run.precision not in dict(system.gpu.efficiency):
+    if run.precision not in dict(system.gpu.efficiency):  # kernels of that precision were not fitted
         rule = f"has no constants for {run.precision}"
         precisions = f"run.precision is one of {', '.join(system.gpu.efficiency)}"
         yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
@@ -108,7 +109,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
         yield Rule("optimizer", True, rule, way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
-    if optimizer.in_backward:
+    if optimizer.in_backward:  # a layer's gradients are gone once it is updated
         rule = "needs gradients summed over micro-batches, while each layer is updated in the backward pass"
         several, way = np.asarray(run.micro_batches) > 1, "set 1, or optimizer.in_backward=false"
         yield Rule("run.micro_batches", several, rule, run.micro_batches, way_out=way)
@@ -126,6 +127,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
             yield from _head_rules(design.model)
         yield from _division_rules(design.model, parallel)
         return
+    # only layers of transformers are known to be split
     for path, degree in (("parallel.tp", parallel.tp), ("parallel.pp", parallel.pp)):
         rule = "splits a model that is no transformer, which is not modelled"
         yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
@@ -140,7 +142,7 @@ def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
         yield Rule("parallel.pipeline", True, rule, parallel.pipeline, way_out="set 1f1b")
     if parallel.pipeline != "interleaved":
         return
-    uneven = (np.asarray(run.micro_batches) % pp != 0) & (pp > 1)
+    uneven = (np.asarray(run.micro_batches) % pp != 0) & (pp > 1)  # one stage has no order to keep
     rule = "of an interleaved pipeline is no multiple of parallel.pp = {0}"
     yield Rule(
         "run.micro_batches", uneven, rule, run.micro_batches, (pp,), "take a multiple, or parallel.pipeline=1f1b"
@@ -148,7 +150,7 @@ def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
     if isinstance(model, Transformer):
         layers = np.asarray(model.layers)
         rule = "times parallel.pp = {0} does not divide the layers (model has {1})"
-        uneven = layers % (pp * several) != 0
+        uneven = layers % (pp * several) != 0  # whole layers on each virtual stage
         yield Rule("parallel.virtual_stages", uneven, rule, several, (pp, layers), "take a divisor")
 
 
@@ -221,9 +223,11 @@ def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
     )
     way, ffn = "take a divisor", np.asarray(model.width_of_ffn)
     yield Rule("parallel.tp", heads % tp != 0, "does not divide the heads (model has {0})", parallel.tp, (heads,), way)
+    # copied keys must be equally many on each GPU
     uneven = (heads % tp == 0) & (kv % tp != 0) & (tp % kv != 0) & (model.latent is None)
     rule = "neither divides the heads of keys ({0}) nor is a multiple of them"
     yield Rule("parallel.tp", uneven, rule, parallel.tp, (kv,), "take one that does")
+    # experts have a width of their own
     dense = model.moe is None or np.asarray(model.moe.dense_layers) > 0
     if model.pattern is not None:
         dense = np.asarray(any(kind.feed == "dense" for kind in model.pattern))
@@ -241,7 +245,7 @@ def _division_rules(model: Transformer, parallel: Parallel) -> Iterator[Rule]:
 
 def _head_rules(model: Transformer) -> Iterator[Rule]:
     """Heads are whole numbers of columns, and of queries for each key."""
-    if model.heads is None:
+    if model.heads is None:  # 64 is then the width of a head
         width = np.asarray(64 if model.head_dim is None else model.head_dim)
         rule, way = "is no multiple of the width of a head ({0})", "give model.heads, or another width"
         yield Rule("model.hidden", np.asarray(model.hidden) % width != 0, rule, model.hidden, (width,), way)
@@ -263,7 +267,7 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
     if node is None or node.library is None:
         rule = f"is missing: {degrees} is {{0}} GPUs"
         yield Rule("system.node.library", gpus > 1, rule, given=(gpus,), way_out=way)
-    elif node.library.network_bytes_per_s is None:
+    elif node.library.network_bytes_per_s is None:  # a library without a network serves one node
         rule = f"is missing: {degrees} is {{0}} GPUs, a node has {{1}}"
         path = "system.node.library.network_bytes_per_s"
         way = f"type it (`+{path}='50 GB/s'`, say), give it with its source in a system of your own, or take another"
@@ -280,6 +284,7 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
 def _split_rules(design: StepDesign) -> Iterator[Rule]:
     """Halves of tokens are of prompts, of transformers that several GPUs of a node share, whose switch adds."""
     run, parallel, node = design.run, design.parallel, design.system.node
+    # the sum is computed by the switch
     adds = node is not None and node.in_switch is not None and "all_reduce" in node.in_switch.collectives
     split = "splits prompts, whose partial sums the switch adds"
     broken = {
@@ -298,7 +303,7 @@ def _split_rules(design: StepDesign) -> Iterator[Rule]:
 def _link_rules(design: StepDesign) -> Iterator[Rule]:
     """Collectives over links need the links, and kernels that copy."""
     system, parallel = design.system, design.parallel
-    if system.costs.collective != "links":
+    if system.costs.collective != "links":  # the library's constants need no description of links
         return
     gpus, node = parallel.gpus, system.node
     needed = {
@@ -320,13 +325,14 @@ def _epoch_rules(design: StepDesign) -> Iterator[Rule]:
         return
     try:
         size = len(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
-    except ConfigError as error:
+    except ConfigError as error:  # the sequence lengths themselves break rules: their problems are told here
         yield from map(Rule.of, error.problems)
         return
     for path, degree in (("parallel.dp", design.parallel.dp), ("run.micro_batches", design.run.micro_batches)):
         rule = "is more than one, and an epoch of sequences of all lengths is of one batch an iteration"
         yield Rule(path, np.asarray(degree) > 1, rule, degree, way_out=f"set {path}=1")
     choice = design.iterations
+    # a window of consecutive iterations must lie inside of the epoch
     if choice is not None and choice.method == "prior" and choice.warm_up + choice.window > size:
         rule = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
         yield Rule("iterations.window", True, rule, choice.window, (size, choice.warm_up), "choose fewer")

@@ -29,7 +29,8 @@ METRICS: Mapping[str, Metric] = {
     "cut_parallel": Metric("x", "epoch_s / time of the longest profiled iteration, as all run at once", "maximize"),
     "longest_over_mean": Metric("x", "the longest iteration of an epoch over the mean one"),
 }
-_SUMMED = ("s", "FLOP", "B")
+_SUMMED = ("s", "FLOP", "B")  # units of what adds up over iterations; shares and rates are weighted by time
+# what must fit at any time
 _LARGEST = ("memory_bytes", "state_bytes", "copy_bytes", "bytes_per_parameter", "activation_bytes", "memory_share")
 
 
@@ -49,10 +50,11 @@ class Epoch:
 
     def mean(self, metrics: Mapping[str, Floats], units: Mapping[str, Metric], sample: Sample) -> dict[str, Floats]:
         """Metrics of the mean iteration by those of each unique length [U]."""
+        # iterations that each unique length stands for
         weights = np.bincount(self.place[sample.places], sample.weights, len(self.unique))
         share = weights / weights.sum()
         every = {name: np.broadcast_to(value, len(self.unique)) for name, value in metrics.items()}
-        by_time = share * every["iteration_s"] / (share @ every["iteration_s"])
+        by_time = share * every["iteration_s"] / (share @ every["iteration_s"])  # shares of time are weighted by time
         means = {}
         for name, values in every.items():
             if name in _LARGEST:

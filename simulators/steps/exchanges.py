@@ -47,8 +47,9 @@ from simulators.workloads.spreading import Exchanges
 Floats = NDArray[np.float64]
 _REGIONS = {True: ("attention", "experts", "shared"), False: ("shared", "experts", "attention")}
 """Forward or backward -> what operators of a layer are of: before its first exchange, up to the second, and after."""
+# names of operators from the second GEMM of shared experts on
 _SECOND = ("shared fc2", "all-reduce ffn shared", "reduce-scatter ffn shared")
-_AFTER_COMBINE = "all-gather experts"
+_AFTER_COMBINE = "all-gather experts"  # gathered after the combine, before the next attention
 
 
 def withhold(platform: Platform, cus: ArrayLike) -> Platform:
@@ -72,17 +73,19 @@ class OverlappedExchanges:
     @property
     def taken(self) -> Any:
         """CUs that these kernels hold, at most all but one."""
-        return np.minimum(self.num_cus, np.asarray(self.platform.chip.cus) - 1)
+        return np.minimum(self.num_cus, np.asarray(self.platform.chip.cus) - 1)  # GEMMs keep a CU at least
 
     @property
     def of_gemms(self) -> Platform:
         """The platform as GEMMs see it, whether an exchange runs or not."""
+        # DeepEP and DeepGEMM set the CUs of either for the whole run
         return withhold(self.platform, self.taken) if self.how == "two_micro_batches" else self.platform
 
     def layers(self, parts: Sequence[StageOperator], *, training: bool) -> tuple[LayersBeside, ...]:
         """Blocks whose exchanges run beside other work."""
         blocks = {part.block.name: part.block for part in parts if isinstance(part.op.work, TokenExchange)}
         inside = {name: [part for part in parts if part.block.name == name] for name in blocks}
+        # layers of the stage
         counts = {name: quotient(inner[0].times, inner[0].op.count) for name, inner in inside.items()}
         return tuple(
             LayersBeside(name, counts[name], self._streams(inside[name], training=training)) for name in blocks
@@ -91,7 +94,7 @@ class OverlappedExchanges:
     def _streams(self, parts: Sequence[StageOperator], *, training: bool) -> tuple[TwoStreams, ...]:
         layer = _LayerTimes.of(self, parts)
         if self.how == "shared_expert":
-            passes = (True, False) if training else (True,)
+            passes = (True, False) if training else (True,)  # forward alone in inference
             return tuple(layer.beside_shared(forward=forward) for forward in passes)
         return (layer.opposite_phases() if training else layer.two_batches(),)
 
@@ -105,10 +108,13 @@ class OverlappedExchanges:
             if isinstance(work, Product):
                 other = next(others)
                 slow = interference * (other if self.how == "two_micro_batches" else alone_s)
+                # no faster than alone: the larger of lost CUs and interference
                 rates.append(quotient(alone_s, np.maximum.reduce(np.broadcast_arrays(alone_s, other, slow))))
             elif isinstance(work, TokenExchange):
+                # a GPU that exchanges with nobody
                 rates.append(np.where(alone_s > 0, quotient(alone_s, np.maximum(next(others), alone_s)), 1.0))
             else:
+                # collectives of tp keep their rate
                 rates.append(1 / self._slowdown(part, drawn) if isinstance(work, Stream) else np.ones(()))
         return rates
 
@@ -116,6 +122,7 @@ class OverlappedExchanges:
         """Yield the time of each GEMM on all CUs, or on those that are left, whichever its own is not, and of each
         exchange beside compute.
         """
+        # the platform that GEMMs are not costed on already
         here = self.platform if self.how == "two_micro_batches" else withhold(self.platform, self.taken)
         groups = self._with_slow_exchanges.groups
         ops = [part.op for part in parts if isinstance(part.op.work, Product | TokenExchange)]
@@ -133,8 +140,10 @@ class OverlappedExchanges:
         lost = np.asarray(chip.cus, float) / (np.asarray(chip.cus, float) - self.taken)
         if part.op.kind == "attention":
             return np.asarray(lost)
+        # a stream that moves nothing
         drawn_alone = np.maximum(quotient(part.spent.bytes, part.spent.seconds) / chip.drawable_bytes_per_s, 1e-9)
         return np.asarray(
+            # bound by its CUs only as far as it leaves the HBM idle
             np.maximum.reduce(np.broadcast_arrays(1.0, drawn_alone + drawn, np.minimum(lost, 1 / drawn_alone)))
         )
 
@@ -142,6 +151,7 @@ class OverlappedExchanges:
     def _with_slow_exchanges(self) -> Platform:
         """The platform whose exchanges are slowed by compute beside them."""
         group = self.platform.groups["ep"]
+        # an all-to-all by the library of collectives: not slowed here
         if self.contention is None or group.experts is None:
             return self.platform
         library = _slowed(group.experts, self.contention.cu_copy_beside_gemm)
@@ -198,6 +208,7 @@ class _LayerTimes:
         exchanges = dict[str, tuple[Floats, Floats]]()
         for part, region, rate in zip(parts, regions([part.op for part in parts]), beside.rates_of(parts), strict=True):
             seconds = np.asarray(part.op.count, float) * part.spent.seconds
+            # exchanges that are computed again are not beside other work
             waited = isinstance(part.op.work, TokenExchange)
             if waited and part.op.phase != "recompute":
                 exchanges[part.op.name] = seconds, rate
@@ -214,7 +225,7 @@ class _LayerTimes:
         )
         late = sum((self.late.get(region, np.zeros(())) for region in (*first, *then)), np.zeros(()))
         moved, rate = self.exchanges.get(exchange, (np.zeros(()), np.ones(())))
-        share = np.where(late > 0, quotient(before + after, late), 1.0)
+        share = np.where(late > 0, quotient(before + after, late), 1.0)  # an empty slot
         return Slot(name, before, after, moved, share, rate)
 
     def opposite_phases(self) -> TwoStreams:
@@ -231,6 +242,7 @@ class _LayerTimes:
             ),
             self.slot("attention backward", bound="attention B", exchange="combine"),
         )
+        # the first slot of the first layer has no weights of a layer before
         return TwoStreams((begin, *further[1:]), further, (self.slot("last weights", "attention W"),))
 
     def two_batches(self) -> TwoStreams:
@@ -272,13 +284,15 @@ def regions(ops: Sequence[Op]) -> Iterator[str]:
     for op in ops:
         forward = op.phase == "forward"
         if op.phase == "recompute":
+            # as its forward twin; what has none belongs to the experts
             yield f"{named.get(op.name.removesuffix(AGAIN), 'experts')} B"
         elif isinstance(op.work, TokenExchange):
             passed[forward] += 1
             yield op.name
         else:
+            # after as many exchanges
             region = "attention" if op.name == _AFTER_COMBINE else _REGIONS[forward][passed[forward]]
             if region == "shared":
                 region = "shared out" if op.name.startswith(_SECOND) else "shared in"
-            named |= {op.name: region} if forward else {}
+            named |= {op.name: region} if forward else {}  # forward operators come first
             yield region if forward else f"{region} {'W' if op.weight else 'B'}"

@@ -35,7 +35,7 @@ from simulators.workloads.experts import MixtureOfExperts, distinct_places
 from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
-_GATED = 1.5
+_GATED = 1.5  # reads two tensors, writes one
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class TokenExchange(Exchange):
         """Time [s] of the busiest GPU by the library of expert parallelism; None without one, NaN without a kernel."""
         if group.experts is None:
             return None
-        small = self.fp8 and self.direction == "dispatch"
+        small = self.fp8 and self.direction == "dispatch"  # a combine comes back in 16 bits
         token_bytes = np.asarray(self.width, float) * (group.experts.fp8_bytes if small else self.element)
-        tokens = np.asarray(self.tokens, float) * np.asarray(self.load)
+        tokens = np.asarray(self.tokens, float) * np.asarray(self.load)  # all wait for the busiest GPU
         places = (group.num_gpus, group.num_nodes, group.link_share)
         routed = RoutedTokens(tokens, token_bytes, self.experts, self.per_token, *places, self.groups)
         return exchange_seconds(group.experts, self.direction, routed)
@@ -92,13 +92,14 @@ def _moe(sizes: Sizes) -> MixtureOfExperts:
 
 def _routing(sizes: Sizes) -> _TokenRouting:
     moe, ep = _moe(sizes), sizes.parallel.ep
-    split = sizes.tp if ep > 1 else np.ones(())
+    split = sizes.tp if ep > 1 else np.ones(())  # with ep, each GPU of tp routes its share of the tokens
     tokens, experts = sizes.tokens / split, np.asarray(moe.experts, float)
     load = moe.busiest_load(ep)
     rows = np.asarray(moe.experts_per_token, float) * tokens * load
+    # whole experts with ep, slices of each without
     width = np.asarray(moe.expert_ffn, float) / (1.0 if ep > 1 else sizes.tp)
     local = experts / ep
-    active = np.minimum(local * moe.active_experts(tokens * ep), rows)
+    active = np.minimum(local * moe.active_experts(tokens * ep), rows)  # no more experts than rows
     return _TokenRouting(tokens, rows, active, local, width, load)
 
 
@@ -117,7 +118,7 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
     experts = np.asarray(_moe(sizes).experts, float)
     yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden))
     narrow = _expert_hidden(sizes)
-    if _moe(sizes).expert_hidden is not None:
+    if _moe(sizes).expert_hidden is not None:  # experts that work on narrower activations
         yield Op("expert down", "fc", "forward", product(narrow, routing.tokens, sizes.hidden))
     if split:
         yield _exchange(sizes, routing, "dispatch")
@@ -126,7 +127,7 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
         yield _exchange(sizes, routing, "combine")
     if _moe(sizes).expert_hidden is not None:
         yield Op("expert up", "fc", "forward", product(sizes.hidden, routing.tokens, narrow))
-    if split and not sizes.parallel.sequence_parallel:
+    if split and not sizes.parallel.sequence_parallel:  # else the next layer's gather does it
         yield Op("all-gather experts", "fc", "forward", Exchange("all_gather", sizes.activations))
     yield from _shared(sizes)
     if not split:
@@ -136,9 +137,9 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
 def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     """Grouped GEMMs of the experts of a GPU, between two changes of the tokens' order."""
     hidden = _expert_hidden(sizes)
-    moved = 2 * sizes.element * routing.rows * hidden
+    moved = 2 * sizes.element * routing.rows * hidden  # read in one order, written in the other
     each = routing.rows / routing.active
-    wide = routing.width * (2 if sizes.model.gated else 1)
+    wide = routing.width * (2 if sizes.model.gated else 1)  # gate and up projection in one product
     parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     yield Op("expert fc1", "fc", "forward", Product(wide, each, hidden, **parts))
@@ -151,7 +152,7 @@ def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
 def _shared(sizes: Sizes) -> Iterator[Op]:
     """Shared experts as a feed-forward layer; with whole experts on each GPU its collectives are its own."""
     moe, apart = _moe(sizes), sizes.parallel.ep > 1
-    if not np.any(np.asarray(moe.shared_experts) > 0):
+    if not np.any(np.asarray(moe.shared_experts) > 0):  # no shared experts in any design
         return
     width = moe.width_of_shared / sizes.tp
     if apart:
@@ -172,7 +173,7 @@ def _exchange(sizes: Sizes, routing: _TokenRouting, direction: Direction) -> Op:
     places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token, groups=groups)
     payload = sizes.element * routing.tokens * _expert_hidden(sizes) * places * routing.load
     work = TokenExchange(
-        "all_to_all",
+        "all_to_all",  # where a node's library has no kernels for experts
         payload,
         "ep",
         direction=direction,
@@ -217,11 +218,13 @@ def weights_of_experts(sizes: Sizes) -> tuple[Any, int]:
     moe, matrices = _moe(sizes), 3 if sizes.model.gated else 2
     router = np.asarray(moe.experts, float) * sizes.hidden
     shared = matrices * moe.width_of_shared / sizes.tp * sizes.hidden
+    # stacked experts and shared experts; and the router
     return expert_params(sizes) + router + shared + _between(sizes), 2 * matrices + 1
 
 
 def kept_bytes_of_experts(sizes: Sizes, *, activations: bool = True) -> Any:
     """Bytes that experts and shared experts of a layer keep for the backward pass. activations: with their outputs."""
+    # one tensor less: computed again
     routing, matrices = _routing(sizes), (3 if sizes.model.gated else 2) - (not activations)
     routed = routing.rows * (2 * sizes.hidden + matrices * routing.width)
     shared = sizes.tokens * matrices * _moe(sizes).width_of_shared / sizes.tp

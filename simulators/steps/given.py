@@ -55,7 +55,7 @@ class GivenPlan(Frozen):
 
 def with_given(trees: Mapping[str, Tree], section: GivenPlan, *, apart: str, steps: Steps) -> Mapping[str, Tree]:
     """The same scenarios; where a plan is given, several of each: as given, serial, by default, without each choice."""
-    if not section.plan:
+    if not section.plan:  # no plan: nothing to judge
         return trees
     return {
         f"{name}{apart}{variant}": changed
@@ -71,6 +71,7 @@ def given_tree(tree: Tree, section: GivenPlan, steps: Steps) -> dict[str, Any]:
     planned = with_values(tree, section.plan)
     planned = with_values(planned, {f"sites.{name}": SERIAL for name in absent_sites(planned, section.plan, steps)})
     tool = section.tools.get(section.tool)
+    # settings of the plan come before a tool's own
     unsaid = {} if tool is None else {path: value for path, value in tool.values.items() if path not in section.plan}
     return with_legal(planned, unsaid, steps)
 
@@ -81,7 +82,7 @@ def serial_tree(tree: Tree, steps: Steps, typed: Collection[str] = ()) -> dict[s
     typed: paths of choices that stay as they are.
     """
     deciding = {path for name in DECIDING for path in CHOICES[name]}
-    for left in (set(typed), deciding.union(typed)):
+    for left in (set(typed), deciding.union(typed)):  # first with all off, then with what decides which sites there are
         serial = with_values(tree, {path: value for path, value in OFF.items() if path not in left})
         if is_legal(serial, steps):
             return serial
@@ -90,9 +91,10 @@ def serial_tree(tree: Tree, steps: Steps, typed: Collection[str] = ()) -> dict[s
 
 def without(tree: Tree, name: str, steps: Steps) -> dict[str, Any] | None:
     """The same step without one choice, and sites that need it; None where nothing is chosen, or rules forbid."""
-    if all(str(get_path(tree, path)) == str(value) for path, value in CHOICES[name].items()):
+    if all(str(get_path(tree, path)) == str(value) for path, value in CHOICES[name].items()):  # nothing to take back
         return None
     less = with_values(tree, CHOICES[name])
+    # a choice may be what gives a step some of its sites
     sites = {path: value for path, value in _sites_of(less).items() if value != SERIAL}
     less = with_values(less, {f"sites.{site}": SERIAL for site in absent_sites(less, sites, steps)})
     return less if is_legal(less, steps) else None
@@ -115,6 +117,7 @@ def with_legal(tree: Tree, values: Values, steps: Steps) -> dict[str, Any]:
     """A tree with those values that break no rule there, one after the other."""
     changed = dict(tree)
     for path, value in values.items():
+        # one after the other: a value that breaks a rule does not take others along
         candidate = with_values(changed, {path: value})
         changed = candidate if is_legal(candidate, steps) else changed
     return changed
@@ -128,6 +131,7 @@ def is_legal(tree: Tree, steps: Steps) -> bool:
 def absent_sites(tree: Tree, values: Values, steps: Steps) -> list[str]:
     """Names of the sites among paths with a schedule that the step of a tree does not have."""
     scheduled = [path.partition(".")[2] for path, text in values.items() if path in _SITE_PATHS and text != SERIAL]
+    # without schedules, which may be of sites that are not there
     there = steps.sites(steps.make({name: section for name, section in tree.items() if name != "sites"}))
     return [name for name in scheduled if name not in there]
 
@@ -146,6 +150,7 @@ def _copy(tree: Any) -> Any:
 def _variants(tree: Tree, section: GivenPlan, steps: Steps) -> Iterator[tuple[str, dict[str, Any]]]:
     planned = given_tree(tree, section, steps)
     yield AS_GIVEN, planned
+    # compared with nothing, as it has no time
     if not is_legal(planned, steps):  # which is told of the plan alone
         return
     serial = serial_tree(planned, steps, section.typed)
@@ -154,6 +159,7 @@ def _variants(tree: Tree, section: GivenPlan, steps: Steps) -> Iterator[tuple[st
     for name, tool in section.tools.items():
         if serial is not None and get_path(serial, "run.mode") in tool.modes:
             yield f"{BY_DEFAULT}{name}", with_legal(serial, tool.values, steps)
+    # choices that are the same everywhere are not taken back
     for name in (name for name in choices_of(planned) if not CHOICES[name].keys() <= set(section.typed)):
         if (less := without(planned, name, steps)) is not None:
             yield f"{WITHOUT}{name}", less
@@ -170,4 +176,5 @@ def _is_chosen(tree: Tree, path: str) -> bool:
     if value is None or str(value) == str(OFF[path]):
         return False
     needed = site_condition(path, tree) if path.startswith("sites.") else condition_of(path, tree)
+    # a knob without meaning here is no choice
     return needed is not None and all(get_path(tree, other) == wanted for other, wanted in needed.items())

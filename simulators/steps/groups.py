@@ -21,7 +21,7 @@ from simulators.hardware.device import Device, LibraryNode
 from simulators.steps.operators import Axis
 from simulators.workloads.model import Parallel
 
-_NOBODY = Group(1, 1.0, 0.0)
+_NOBODY = Group(1, 1.0, 0.0)  # never exchanges: its rate and latency do not count
 
 
 def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
@@ -36,9 +36,9 @@ def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     return {
         "tp": replace(node_ring(node, tp), in_switch=switch, links=links),
         "dp": replace(node_ring(node, dp, together), in_switch=switch, links=links),
-        "pp": node_ring(node, np.minimum(pp, 2.0), stages),
+        "pp": node_ring(node, np.minimum(pp, 2.0), stages),  # a message between two neighbours
         **_of_experts(node, parallel),
-        "cp": node_ring(node, float(parallel.cp), together),
+        "cp": node_ring(node, float(parallel.cp), together),  # GPUs of one cp group are tp apart, as those of dp
     }
 
 
@@ -47,6 +47,7 @@ def _of_experts(node: LibraryNode, parallel: Parallel) -> Mapping[Axis, Group]:
     ep, inside = float(parallel.ep), np.minimum(float(parallel.ep), node.num_gpus)
     shared = replace(node_ring(node, ep, inside), experts=node.experts, link_share=link_share(node, inside))
     same = np.maximum(1.0, np.asarray(parallel.expert_replicas, float))
+    # without ep, replicas of experts are replicas of all
     apart = ep if parallel.ep > 1 else np.asarray(parallel.tp, float)
     return {"ep": shared, "edp": node_ring(node, same, np.maximum(1.0, node.num_gpus // apart))}
 

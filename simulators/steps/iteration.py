@@ -67,19 +67,20 @@ class Gradients:
     def copy_cus(self) -> Any:
         """CUs of a kernel that moves gradients."""
         copy = None if self.contended is None else self.contended.copy
-        return 0 if copy is None else copy.num_cus
+        return 0 if copy is None else copy.num_cus  # not known: no CU-seconds are told
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """Reductions of gradients over dp."""
         if not self.passes.is_training:
             return ()
-        return tuple(self._bucket(block) for block in reversed(self.passes.blocks))
+        return tuple(self._bucket(block) for block in reversed(self.passes.blocks))  # in the order of the backward pass
 
     def _bucket(self, block: ModelBlock) -> Bucket:
         count = self.passes.counts[block.name]
         ready = self.passes.once(block, forward=False)
         held = (self.passes.parallel.held_stages * np.asarray(size) for size in (block.params, block.expert_params))
+        # reduced layer by layer, as `SplitLayers` says
         seconds = np.zeros(()) if self.passes.parallel.zero > 1 else self._reduction(*held).seconds
         return Bucket(block, count, seconds, ready)
 
@@ -94,9 +95,10 @@ class Gradients:
         size: bytes of an element.
         """
         expert_params = np.asarray(of_experts, float)
+        # experts' weights are reduced over fewer GPUs
         groups, shared = self.passes.platform.groups, size * (np.asarray(params, float) - expert_params)
         cost = collective(Exchange(pattern, shared, "dp"), groups["dp"])
-        if not np.any(expert_params > 0):
+        if not np.any(expert_params > 0):  # no experts: one exchange
             return cost
         return cost.then(collective(Exchange(pattern, size * expert_params, "edp"), groups["edp"]))
 
@@ -104,7 +106,7 @@ class Gradients:
     def own_params(self) -> Floats:
         """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
         params, of_experts = self.passes.of_blocks("params"), self.passes.of_blocks("expert_params")
-        if not self.passes.parallel.zero:
+        if not self.passes.parallel.zero:  # each GPU updates all of its weights
             return self.passes.parallel.held_stages * params
         return np.asarray(
             (params - of_experts) / self.passes.parallel.replicas + of_experts / self.passes.parallel.expert_replicas,
@@ -113,12 +115,14 @@ class Gradients:
 
     def _reduction(self, params: ArrayLike, of_experts: ArrayLike) -> CollectiveCost:
         """Cost of a reduction of the gradients of so many weights, of which some are experts'."""
+        # with split states, each GPU needs its share of the sums only
         pattern: Pattern = "all_reduce" if self.passes.parallel.zero == 0 else "reduce_scatter"
         return self._split_exchange(self.gradient_bytes, params, of_experts, pattern)
 
     @cached_property
     def slowdowns(self) -> Slowdowns:
         """What reductions of gradients and the backward pass cost each other."""
+        # exchanged layer by layer, or with nobody
         alone = self.passes.parallel.zero > 1 or np.all(np.asarray(self.passes.parallel.replicas) == 1)
         if self.contended is None or not self.passes.is_training or alone:
             return Slowdowns()
@@ -129,6 +133,7 @@ class Gradients:
             beside = self.contended.beside([part.op for part in parts], [part.spent for part in parts], reduction)
             late = sum(part.times * seconds for part, seconds in zip(parts, beside, strict=True))
             free = self.passes.sum(parts)
+            # a block that this stage does not have
             passes[block.name] = np.divide(free, late, out=np.ones(np.broadcast(free, late).shape), where=free > 0)
         return Slowdowns(passes, self.contended.reductions(reduction))
 
@@ -158,7 +163,7 @@ class Gradients:
 
     def _copied_s(self, block: ModelBlock, passes: ArrayLike) -> Floats:
         """Time of passes over the weights of one block, where dp splits them."""
-        several = np.asarray(self.passes.parallel.replicas, float) > 1
+        several = np.asarray(self.passes.parallel.replicas, float) > 1  # a single replica copies nothing
         work = Stream(np.asarray(passes) * self.passes.weight_bytes(block), kernels=np.asarray(passes) > 0)
         (cost,) = operator_costs([Op("copies", "optimizer", "backward", work)], self.passes.platform)
         return np.asarray(several * cost.seconds)
@@ -175,8 +180,9 @@ class Gradients:
         """Time by which reductions end after the backward pass would alone, and what they lengthen it by."""
         if self.passes.parallel.zero > 1:
             return np.zeros(())
-        if self.passes.parallel.reductions == "after":
+        if self.passes.parallel.reductions == "after":  # nothing is hidden
             return self.dp_s
+        # without contention, the completion of a queue is exact
         longer = exposed_s(self.buckets, self.slowdowns) if self.slowdowns else self._exposed_without_contention
         return np.where(
             np.asarray(self.passes.parallel.replicas) == 1, 0.0, longer
@@ -186,7 +192,7 @@ class Gradients:
     def _exposed_without_contention(self) -> Floats:
         """Time of reductions that end after the backward pass, as the completion of a queue."""
         ready: Any = np.zeros(())
-        left, ends = self.dp_s, [np.zeros(())]
+        left, ends = self.dp_s, [np.zeros(())]  # all reductions are still to come
         for bucket in self.buckets:
             present = bucket.count > 0
             ends.append(np.where(present, ready + bucket.ready + left, 0.0))

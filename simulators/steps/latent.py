@@ -42,18 +42,22 @@ def latent_attention(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     """Operators from the latents to the output's partial sums, forward."""
     queries, tokens = sizes.heads * latent.key, sizes.tokens
     latents = _query_rank(latent) + latent.cached
+    # queries straight from the activations, in the same product
     down = latents + (queries if latent.q_rank is None else 0.0)
     yield Op("latent down", "linear", "forward", product(down, tokens, sizes.hidden))
     yield stream(sizes, "latent norm", "norm", sizes.kernels.norm, tokens * latents)
     if latent.q_rank is not None:
         yield Op("q up", "linear", "forward", product(queries, tokens, _query_rank(latent)))
+    # queries of each head, and one key that they share
     moved = 2 * sizes.element * tokens * (sizes.heads + 1) * np.asarray(latent.rope_dim, float)
     yield Op("rotary", "activation", "forward", Stream(moved, like="rotary", like_bytes=moved))
     if sizes.run.mode != "training":
+        # read in one format, written in the cache's
         moved = (sizes.element + sizes.cached_element) * tokens * latent.cached
         yield Op("cache", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     if latent.index is not None:
         yield from _indexer(sizes, latent, latent.index)
+        # attention then reads the tokens that the indexer chose
         sizes = replace(sizes, model=sizes.model.model_copy(update={"window": latent.index.tokens, "windowed": 1.0}))
     yield from _absorbed(sizes, latent) if sizes.run.mode == "decode" else _expanded(sizes, latent)
     outputs = sizes.heads * np.asarray(latent.value_dim, float)
@@ -63,10 +67,12 @@ def latent_attention(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
 def _indexer(sizes: Sizes, latent: LatentAttention, index: Indexer) -> Iterator[Op]:
     """The choice of the tokens that queries read, of the share of the layers that choose."""
     width, heads, share = (np.asarray(number, float) for number in (index.width, index.heads, index.share))
+    # queries of the indexer start where those of the heads do
     source = sizes.hidden if latent.q_rank is None else _query_rank(latent)
     yield Op("index queries", "linear", "forward", product(heads * width, sizes.tokens, source), count=share)
     yield Op("index keys", "linear", "forward", product(width + heads, sizes.tokens, sizes.hidden), count=share)
     pairs = sizes.sequences * sizes.queries * sizes.keys
+    # keys of earlier tokens come from the cache
     element = sizes.cached_element if sizes.run.mode == "decode" else sizes.element
     read = element * sizes.sequences * sizes.keys * width + sizes.element * sizes.tokens * heads * width
     flash = sizes.kernels.flash_share_of_peak
@@ -80,11 +86,12 @@ def _expanded(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     batch, expanded = sizes.sequences * sizes.heads, np.asarray(latent.nope_dim, float) + value
     rank = np.asarray(latent.kv_rank, float)
     yield Op("kv up", "linear", "forward", product(sizes.heads * expanded, sizes.tokens, rank))
+    # expanded keys and values of all heads go round
     yield from ring_pass(sizes, sizes.heads * (latent.key + value), name="")
     share = sizes.kernels.flash_share_of_peak
     if share is not None:
         moved = sizes.element * batch * (s + c) * (latent.key + value)
-        flop = 2 * batch * s * c * (latent.key + value) * sizes.seen
+        flop = 2 * batch * s * c * (latent.key + value) * sizes.seen  # products with keys and with values
         yield Op("flash", "attention", "forward", Stream(moved, flop, share_of_peak=share))
         return
     yield Op("scores", "attention", "forward", Product(c, s, latent.key, batch, transposed=True))
@@ -99,7 +106,7 @@ def _absorbed(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
     yield Op("absorb keys", "linear", "forward", Product(rank, sizes.tokens, nope, heads))
     share = sizes.kernels.flash_share_of_peak
     if share is not None:
-        read = c * latent.cached * (sizes.cached_element / sizes.element)
+        read = c * latent.cached * (sizes.cached_element / sizes.element)  # the cache may be in another format
         read = read + heads * sizes.queries * (latent.cached + rank)
         flop = 2 * sizes.sequences * heads * sizes.queries * c * (latent.cached + rank)
         work = Stream(sizes.element * sizes.sequences * read, flop, share_of_peak=share)
@@ -110,6 +117,7 @@ def _absorbed(sizes: Sizes, latent: LatentAttention) -> Iterator[Op]:
         yield Op("scores", "attention", "forward", scores)
         yield stream(sizes, "softmax", "softmax", sizes.kernels.softmax)
         yield Op("context", "attention", "forward", Product(rank, queries, c, sizes.sequences))
+    # from latents to values, after the sum over tokens
     yield Op("absorb values", "linear", "forward", Product(value, sizes.tokens, rank, heads))
 
 
@@ -119,7 +127,7 @@ def latent_weights(sizes: Sizes, latent: LatentAttention) -> Any:
     value = np.asarray(latent.value_dim, float)
     of_queries = sizes.hidden * queries
     if latent.q_rank is not None:
-        of_queries = _query_rank(latent) * (sizes.hidden + queries + 1)
+        of_queries = _query_rank(latent) * (sizes.hidden + queries + 1)  # with the norm of the latent
     of_keys = sizes.hidden * latent.cached + rank * (sizes.heads * (np.asarray(latent.nope_dim, float) + value) + 1)
     weights = of_queries + of_keys + sizes.heads * value * sizes.hidden
     return weights if latent.index is None else weights + _index_weights(sizes, latent, latent.index)
@@ -129,6 +137,7 @@ def _index_weights(sizes: Sizes, latent: LatentAttention, index: Indexer) -> Any
     """Weights of the indexer, on average over layers: queries, key with its norm, weights of heads."""
     width, heads = np.asarray(index.width, float), np.asarray(index.heads, float)
     source = sizes.hidden if latent.q_rank is None else _query_rank(latent)
+    # a norm with weight and bias
     return np.asarray(index.share) * (source * heads * width + sizes.hidden * (width + heads) + 2 * width)
 
 

@@ -26,6 +26,7 @@ Stretch = tuple[Any, Any]
 
 def drained_s(stretches: Sequence[Stretch]) -> Floats:
     """Time [s] from an idle GPU until it is idle again."""
+    # k = 0: the GPU has all of it to run
     launched, left = np.zeros(()), sum((run for _, run in stretches), np.zeros(()))
     longest = left
     for launch, run in stretches:

@@ -33,16 +33,18 @@ from simulators.steps.sites import SITES, site_condition
 from simulators.workloads.model import Transformer
 
 Floats = NDArray[np.float64]
+# schedules are lowered and run, which takes far longer than the closed form
 _PROBED = 24  # layouts that are computed with schedules at their sites
 _ALIKE = 2  # of these, with equal tp, pp and ep
 _LARGER = (2, 4, 8)  # times as many GPUs, which are tried where nothing fits
-_MOST_CP = 8
+_MOST_CP = 8  # GPUs that split a sequence
 _NUMBERS = ("tp", "pp", "dp", "batch", "micro_batches")  # that may be arrays
 _SCHEDULES: tuple[Mapping[str, Any], ...] = (
     *({"pipeline": "interleaved", "virtual_stages": stages} for stages in (2, 4)),
     {"pipeline": "zb_h1"},
 )
 """Schedules of pipelines that layouts are ranked by, beside their own."""
+# what takes the least memory: tried where nothing fits
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 
 
@@ -106,7 +108,7 @@ class Layout:
             section, _, name = path.partition(".")
             sections[section][name] = value
         if sections["run"].get("mode") == "training":
-            sections["parallel"]["sequence_parallel"] = self.tp > 1
+            sections["parallel"]["sequence_parallel"] = self.tp > 1  # what is trained with tp splits tokens too
         return {**tree, **sections}
 
 
@@ -169,6 +171,7 @@ class LayoutQuestion:
 
         Raises ConfigError where the number of GPUs is not known, or the model is no transformer.
         """
+        # layouts are ranked with serial sites
         serial = {name: section for name, section in tree.items() if name != "sites"}
         design, check = steps.make(serial), Problems()
         node, nodes = design.system.node, get_path(tree, "system.fabric.num_nodes") or 1
@@ -179,8 +182,9 @@ class LayoutQuestion:
             rule = "chooses degrees of transformers alone"
             check.add("parallel", rule, value="auto", way_out="leave it out, or take a transformer")
         check.done()
-        gpus = asked.gpus or (0 if node is None else node.num_gpus * int(nodes))
+        gpus = asked.gpus or (0 if node is None else node.num_gpus * int(nodes))  # all nodes of the system
         run = design.run
+        # kept by every layout
         sequences = int(np.asarray(design.parallel.dp) * np.asarray(run.micro_batches) * np.asarray(run.batch))
         return cls(serial, asked, gpus, sequences, steps)
 
@@ -195,8 +199,9 @@ class LayoutQuestion:
             raise ConfigError([self._why_none(serial)])
         ranked = np.argsort(fitting.seconds, kind="stable").tolist()
         probed = self._probed(fitting, _first_of_each(fitting.layouts, ranked, _ALIKE)[:_PROBED])
-        order = [place for _, place in sorted(probed)]
+        order = [place for _, place in sorted(probed)]  # by time, then by serial rank
         best = _first_of_each(fitting.layouts, order, 1)[: self.asked.most]
+        # the best with serial sites is always one of them
         return [fitting.layouts[place] for place in dict.fromkeys([*best, 0])]
 
     def candidates(self, **only: Sequence[Any]) -> Candidates:
@@ -212,7 +217,7 @@ class LayoutQuestion:
             for at, seconds, best, share in self._computed(design, legal):
                 sizes = dict(zip(_NUMBERS, numbers[at].tolist(), strict=True))
                 found.append((seconds, best, share, Layout(**sizes, **choice)))
-        found.sort(key=lambda row: row[0])
+        found.sort(key=lambda row: row[0])  # by time with its own pipeline
         return Candidates(
             [layout for *_, layout in found],
             np.array([rank for _, rank, *_ in found]),
@@ -226,12 +231,16 @@ class LayoutQuestion:
         training = mode == "training"
         experts = get_path(self.tree, "model.moe.experts")
         values: dict[str, Sequence[Any]] = {
+            # one token has nothing to split
             "cp": [size for size in _divisors(self.gpus) if size <= (1 if mode == "decode" else _MOST_CP)],
+            # no experts to spread
             "ep": [size for size in _divisors(self.gpus) if experts and int(experts) % size == 0] or [1],
             "zero": (0, 1, 2, 3) if training else (0,),
             "recompute": ("none", "half", "all") if training else ("none",),
         }
+        # what inference does not have is not varied
         values |= {name: several for name, several in only.items() if training or name in ("cp", "ep")}
+        # what the user has typed stands
         values |= {name: [value] for name, value in self.asked.fixed.items() if name in values}
         for chosen in itertools.product(*values.values()):
             yield dict(zip(values, chosen, strict=True))
@@ -243,11 +252,13 @@ class LayoutQuestion:
         fixed, rows = self.asked.fixed, []
         for tp, pp in itertools.product(_divisors(self.gpus), repeat=2):
             dp, left = divmod(self.gpus, tp * pp * cp)
+            # tensor parallelism inside a node only
             if left or tp > inside or self.sequences % max(dp, 1) or (tp * cp * dp) % ep:
                 continue
             of_replica = self.sequences // dp
             rows += [(tp, pp, dp, batch, of_replica // batch) for batch in _divisors(of_replica)]
         wanted = [fixed.get(name) for name in _NUMBERS]
+        # values that were typed
         kept = [row for row in rows if all(want in (None, own) for want, own in zip(wanted, row, strict=True))]
         return np.array(kept, np.int64).reshape(-1, len(_NUMBERS))
 
@@ -260,20 +271,23 @@ class LayoutQuestion:
         with np.errstate(all="ignore"):  # of those that break a rule
             step, share = self.steps.step(design)
             gained = np.zeros(len(legal))
+            # inference has no schedules of pipelines to choose from
             for knobs in _SCHEDULES if step.passes.is_training else ():
                 other = design
                 for name, value in knobs.items():
                     other = put(other, f"parallel.{name}", value)
                 less = step.turns.seconds(other.parallel) - step.turns.seconds(step.passes.parallel)
+                # a schedule may break rules that the layout does not
                 gained = np.where(self.steps.legal(other, legal.shape)[0], np.minimum(gained, less), gained)
         seconds, shares = (np.broadcast_to(values, legal.shape) for values in (step.seconds, share))
         for at in np.flatnonzero(legal).tolist():
             yield at, float(seconds[at]), float(seconds[at] + gained[at]), float(shares[at])
 
     def _design(self, choice: Mapping[str, Any], numbers: NDArray[np.int64]) -> StepDesign:
+        # placeholders: columns of numbers follow
         tree = Layout(tp=1, pp=1, dp=1, batch=1, micro_batches=1, **choice).tree(self.tree)
         if get_path(tree, "run.mode") == "training":
-            tree["parallel"]["sequence_parallel"] = True
+            tree["parallel"]["sequence_parallel"] = True  # for all, so that layouts with tp = 1 share the grid
         design = self.steps.make(tree)
         for name, column in zip(_NUMBERS, numbers.T, strict=True):
             design = put(design, path_of(name), column)
@@ -287,6 +301,7 @@ class LayoutQuestion:
     def _gain_of_probe(self, tree: Tree) -> float:
         """Time that a schedule at every site adds to a step, with tokens split or not; 0 where it adds some [s]."""
         alone = float(self.steps.step(self.steps.make(tree))[0].seconds)
+        # sites of gathers exist only where tokens are split
         split = {**tree, "parallel": {**tree["parallel"], "sequence_parallel": True}}
         return min(0.0, *(self._probed_s(variant) - alone for variant in (tree, split)))
 
@@ -306,11 +321,11 @@ class LayoutQuestion:
             why = next((f": {reason}" for reason in serial.reasons if reason), "")
             way = "take another layouts.gpus, or more sequences: run.batch=<of all GPUs>"
             return Problem("parallel", f"{rule}{why}", "auto", way)
-        least = int(np.argmin(serial.memory_share))
+        least = int(np.argmin(serial.memory_share))  # the layout that comes nearest
         rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
         rule += f"{serial.memory_share[least]:.2f} times the memory of a GPU"
         larger = serial
-        for times in _LARGER:
+        for times in _LARGER:  # so that the way out names how many GPUs would do
             more = replace(self, gpus=times * self.gpus)
             larger = more.candidates(**_LEAN)
             if larger.fitting.layouts:
@@ -324,9 +339,10 @@ def usual(spreading: LayoutQuestion) -> Layout | None:
     """The layout that Takeaways 1 and 2 of arXiv:2104.04473 give: tensor parallelism as wide as a node, as few stages
     as fit, data parallelism for the rest, one sequence in a micro-batch; None where none fits, or nothing is trained.
     """
-    if get_path(spreading.tree, "run.mode") != "training":
+    if get_path(spreading.tree, "run.mode") != "training":  # the rule is of training
         return None
     layouts = spreading.candidates(cp=(1,), ep=(1,), zero=(0, 1), recompute=("none", "all")).fitting.layouts
+    # widest tp, fewest stages, smallest micro-batches, then nothing recomputed
     order = sorted(layouts, key=lambda layout: (-layout.tp, layout.pp, layout.batch, layout.recompute != "none"))
     return order[0] if order else None
 

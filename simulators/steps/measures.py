@@ -18,8 +18,8 @@ from simulators.steps.sharded_data import gathered_weights, largest_block, state
 
 Floats = NDArray[np.float64]
 
-_SERIALIZED = ("tp", "ep", "cp")
-_GEMMS = ("linear", "fc", "attention")
+_SERIALIZED = ("tp", "ep", "cp")  # messages of pp are counted apart, gradients of dp run beside
+_GEMMS = ("linear", "fc", "attention")  # kinds of operators with products
 SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
 METRICS: Mapping[str, Metric] = {
     "iteration_s": Metric("s", "one iteration: all micro-batches, and the optimizer's update"),
@@ -80,7 +80,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     passes, gradients = iteration.passes, iteration.gradients
     compute = [part for part in passes.parts if part.over is None]
     tp = passes.sum(part for part in passes.parts if part.over in _SERIALIZED)
-    tp = tp - passes.hidden_s - passes.saved_s
+    tp = tp - passes.hidden_s - passes.saved_s  # what runs beside compute is not waited for
     m = passes.micro_batches
     forward = m * passes.sum(part for part in compute if part.forward)
     backward = passes.sum(part for part in compute if not part.forward)
@@ -135,7 +135,7 @@ def _of(parts: Iterable[StageOperator], kind: str) -> list[StageOperator]:
 
 def _tokens(iteration: Iteration) -> Floats:
     passes = iteration.passes
-    length = 1 if passes.run.mode == "decode" else passes.run.sequence_length
+    length = 1 if passes.run.mode == "decode" else passes.run.sequence_length  # a token of each sequence
     return np.asarray(
         passes.micro_batches * passes.run.batch * np.asarray(length) * np.asarray(passes.parallel.dp),
         float,
@@ -166,6 +166,7 @@ def _payload(op: Op) -> Any:
     """Bytes of an all-reduce, of which an all-gather and a reduce-scatter are the halves."""
     if not isinstance(op.work, Exchange):
         return 0.0
+    # halves of an all-reduce
     return np.asarray(op.work.payload_bytes, float) * (1.0 if op.work.pattern == "all_reduce" else 0.5)
 
 
@@ -177,6 +178,7 @@ def _work(iteration: Iteration, compute: list[StageOperator], busy: Any) -> dict
     """FLOP, traffic and kernels of an iteration, and the share of its time that memory bounds."""
     passes = iteration.passes
     chip, m, update = passes.platform.chip, passes.micro_batches, iteration.update
+    # FLOP for a byte at which arithmetic and HBM take equally long
     balance = chip.rate * np.asarray(chip.cus) / chip.drawable_bytes_per_s
     low = _sum(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
     kernels = _sum(part.times * num_kernels(part.op, passes.parallel.tp) for part in passes.parts)
@@ -188,7 +190,7 @@ def _work(iteration: Iteration, compute: list[StageOperator], busy: Any) -> dict
         "model_flop": m * _flop(part for part in compute if part.op.phase != "recompute"),
         "hbm_bytes": moved + m * copies.hbm_bytes[0] + copies.hbm_bytes[1],
         "num_kernels": m * (kernels + copies.kernels[0]) + launched + copies.kernels[1],
-        "memory_bound_share": np.minimum(1.0, (m * low + update.seconds) / busy),
+        "memory_bound_share": np.minimum(1.0, (m * low + update.seconds) / busy),  # rounding
     }
 
 
@@ -200,7 +202,7 @@ def _stage_sum(iteration: Iteration, amount: Callable[[ModelBlock], Any], shares
 
 def _bytes_of_weights(iteration: Iteration, bytes_per_weight: Any, shares: Mapping[str, Any]) -> Any:
     """Bytes of the weights of a stage with all that belongs to them: so many for each, or as they are stored."""
-    if all(block.weight_bytes is None for block in iteration.passes.blocks):
+    if all(block.weight_bytes is None for block in iteration.passes.blocks):  # no formats: one product serves all
         return bytes_per_weight * _stage_sum(iteration, lambda block: block.params, shares)
     return _stage_sum(iteration, lambda block: block.weight_bytes, shares)
 
@@ -211,6 +213,7 @@ def _whole_bytes(iteration: Iteration) -> Any:
     if not passes.is_training:
         return np.zeros(())
     gathered = gathered_weights(passes.parallel, passes.blocks, passes.counts)
+    # gradients live only until their layer is updated
     gradients = iteration.gradients.gradient_bytes * largest_block(passes.blocks) * passes.optimizer.in_backward
     return passes.run.element_bytes * gathered + gradients
 
@@ -223,11 +226,12 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     b, pp = passes.run.element_bytes, np.asarray(passes.parallel.pp, float)
     bytes_per_weight: Any = b
     per_expert: Any = 0.0  # what a weight of experts takes beyond it, whose state is split over other GPUs
-    flight = ends = passes.micro_batches
+    flight = ends = passes.micro_batches  # inference keeps the caches of all micro-batches
     if passes.is_training:
         of_weights, of_gradients, of_state = state_splits(passes.parallel, passes.parallel.replicas)
         by_weight = passes.optimizer.bytes_at(passes.run.precision)
         assert by_weight is not None
+        # gradients do not outlive their layer
         of_gradient = 0 if passes.optimizer.in_backward else iteration.gradients.gradient_bytes
         held, knobs = passes.parallel.held_stages, passes.parallel
         of_state = of_state / (1 if knobs.zero else held)  # what zero splits, the GPUs of both copies share
@@ -237,9 +241,11 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         sizes = b, of_gradient, by_weight[1]
         per_expert = sum(size / split for size, split in zip(sizes, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(passes.parallel, pp, passes.micro_batches)
+    # two copies, as the ends differ
     first, last = ({block.name: stage_share(block.count, pp) for block in passes.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
+            # of a pipeline, the other end has none
             shares[name], absent[name] = np.ones(()), np.where(pp > 1, 0.0, 1.0)
     flying, whole = flying_bytes(iteration.passes), _whole_bytes(iteration)
     stages = [

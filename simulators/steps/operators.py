@@ -51,7 +51,7 @@ AGAIN = " again"
 """What the names of operators end in that the backward pass computes again."""
 Axis = Literal["tp", "pp", "dp", "ep", "cp", "edp"]
 """Groups of GPUs: tp, pp, dp (with cp, over which gradients are reduced), ep, cp, and those with the same experts."""
-_BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")
+_BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")  # libraries choose between these by size
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def quotient(dividend: ArrayLike, divisor: ArrayLike) -> Floats:
 
 def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
     """Cost of each operator, once (`count` and the block's are not in it); all GEMMs in one call."""
-    if platform.linear is not None:
+    if platform.linear is not None:  # products of linear layers run at another precision
         return _costs_of_linear(ops, platform, platform.linear)
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
     product_costs, seen = iter(products), Memo[Cost]()
@@ -219,7 +219,7 @@ def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
 def _costs_of_linear(ops: Sequence[Op], platform: Platform, linear: Platform) -> list[OperatorCost]:
     """Cost of each operator, of products of linear layers on a platform of their own."""
     apart = [isinstance(op.work, Product) and op.kind in ("linear", "fc") for op in ops]
-    platforms = {True: linear, False: replace(platform, linear=None)}
+    platforms = {True: linear, False: replace(platform, linear=None)}  # or it would be split again
     costs = {
         side: iter(operator_costs([op for op, is_apart in zip(ops, apart, strict=True) if is_apart == side], where))
         for side, where in platforms.items()
@@ -231,29 +231,31 @@ def _products(works: Sequence[Product], platform: Platform) -> list[OperatorCost
     """Costs of products, all in one call."""
     if not works:
         return []
+    # `grouped` is a flag, and `weight_bytes` may be None
     names = [field.name for field in fields(Product) if field.name not in ("grouped", "weight_bytes")]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
     gpu = platform.gemms
     constants = [*vars(gpu).values(), platform.taken, *(vars(platform.batched).values() if platform.batched else ())]
     numbers = [np.shape(value) for value in constants if isinstance(value, (int, float, np.ndarray))]
+    # also over constants of the machine that are searched
     shape = np.broadcast_shapes(*(value.shape for column in columns for value in column), *numbers)
     m, n, k, batch, across = (np.stack([np.broadcast_to(value, shape) for value in column]) for column in columns)
     gemms = GemmShape(m, n, k, batch, across)
     narrower = _narrower(works, (m, n, k), element=np.asarray(gpu.element_bytes, float))
-    if narrower is not None:
+    if narrower is not None:  # as if the HBM were faster for this product
         gpu = replace(gpu, hbm_bytes_per_s=np.asarray(gpu.hbm_bytes_per_s, float) / narrower)
     alone = gemm_cost(gpu, gemms, taken=platform.taken)
     traffic = gemms.least_bytes(gpu.element_bytes) * (1.0 if narrower is None else narrower)
     cost = Cost.of(alone.flop, traffic, alone.seconds + alone.launch_s)
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     grouped = np.array([work.grouped for work in works]).reshape(-1, *(1 for _ in shape))
-    seconds = np.where(grouped, cost.seconds, seconds)
+    seconds = np.where(grouped, cost.seconds, seconds)  # rates of batched GEMMs do not apply to a kernel of experts
     return [OperatorCost(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 
 def _narrower(works: Sequence[Product], sizes: tuple[Floats, Floats, Floats], *, element: Floats) -> Floats | None:
     """Traffic with weights in their formats over that with elements of one width; None where all have this one."""
-    if all(work.weight_bytes is None for work in works):
+    if all(work.weight_bytes is None for work in works):  # the usual case
         return None
     m, n, k = sizes
     stored = [element if work.weight_bytes is None else np.asarray(work.weight_bytes, float) for work in works]
@@ -284,7 +286,7 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
         cost = streaming_cost(
             platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels
         )
-        seconds = _stream_s(work, platform, cost.seconds)
+        seconds = _stream_s(work, platform, cost.seconds)  # fitted constants count where there are any
         cost = replace(cost, flop=np.broadcast_to(flop, seconds.shape), seconds=seconds)
     else:
         assert isinstance(work, Recurrence | Filter)
@@ -295,7 +297,7 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
 
 def _exchange_s(work: Exchange, platform: Platform, alone: Floats) -> Floats:
     """Time [s] of an exchange, which takes `alone` unless one kernel norms the sum as well."""
-    if not work.ctas:
+    if not work.ctas:  # a plain sum
         return alone
     fitted, group = platform.streaming.get("norm"), platform.groups[work.over]
     normed = norm_s(platform.chip, work.norm_bytes, fitted=fitted, ctas=work.ctas)
@@ -313,6 +315,7 @@ def _stream_s(work: Stream, platform: Platform, plain: Floats) -> Floats:
         return plain
     alone = streamed(constants[work.like], rate, work.like_bytes).seconds
     fused = streamed(constants.get("add", constants[work.like]), rate, work.bytes).seconds
+    # constants are of one kernel
     return np.asarray(np.where(np.asarray(work.kernels) == 1, np.maximum(alone, fused), plain))
 
 
@@ -328,16 +331,17 @@ def collective(work: Exchange, group: Group) -> CollectiveCost:
 
     Nothing in a group of one.
     """
-    if group.switched(work.pattern) is not None:
+    if group.switched(work.pattern) is not None:  # only where the switch computes this pattern
         return collective_cost(work.pattern, "in_switch", work.payload_bytes, group, element_bytes=2)
     if work.pattern == "all_to_all":
         direct = collective_cost(work.pattern, "direct", work.payload_bytes, group, element_bytes=2)
         seconds = work.library_seconds(group)
         if seconds is None:
             return direct
+        # the library has no kernel for this shape
         return replace(direct, seconds=np.where(np.isnan(seconds), direct.seconds, seconds + 0 * direct.seconds))
     ring, tree = (collective_cost(work.pattern, name, work.payload_bytes, group, element_bytes=2) for name in _BY)
-    return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))
+    return replace(ring, seconds=np.minimum(ring.seconds, tree.seconds))  # libraries take the faster one
 
 
 def num_kernels(op: Op, tp: ArrayLike) -> Floats:

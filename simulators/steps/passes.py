@@ -45,6 +45,7 @@ def stage_share(count: ArrayLike, pp: ArrayLike) -> Floats:
     """
     blocks = np.asarray(count, float)
     with np.errstate(all="ignore"):
+        # a whole number of layers must not become one more by rounding
         return np.where(blocks > 0, np.ceil(np.round(blocks / np.asarray(pp, float), 9)) / blocks, 1.0)
 
 
@@ -82,6 +83,7 @@ class MicroBatch:
         costs = self._costs([op for op, _ in ops])
         block_seconds: dict[str, Any] = {}
         for (op, block), cost in zip(ops, costs, strict=True):
+            # time of a block, to find the longer end
             block_seconds[block.name] = block_seconds.get(block.name, 0.0) + cost.seconds * np.asarray(op.count)
         shares = self._shares(block_seconds)
         return tuple(
@@ -94,16 +96,17 @@ class MicroBatch:
     def _costs(self, ops: Sequence[Op]) -> list[OperatorCost]:
         """Cost of each operator once; of halves of tokens beside the sums of the other half."""
         platform = self.platform if self.beside is None else self.beside.of_gemms
-        costs = expose_rings(ops, operator_costs(ops, platform))
+        costs = expose_rings(ops, operator_costs(ops, platform))  # before schedules, which do not touch rings
         halves = [place for place, op in enumerate(ops) if op.half]
         if self.parallel.backward_sums == "beside_weights":
             costs = beside_weights(ops, costs, self.platform.interference)
         if self.scheduled is not None:
             for at in self.site_places():
                 for place, cost in self.scheduled.costs(ops, costs, self.platform, at).items():
-                    costs[place] = cost
+                    costs[place] = cost  # schedules replace the GEMM and the collective of a site
         if not halves:
             return costs
+        # kernels beside a sum run on the CUs that its CTAs leave
         few = operator_costs(ops, replace(self.platform, taken=self.parallel.split_ctas))
         computing = [place for place in halves if not isinstance(ops[place].work, Exchange)]
         sums = [costs[place].seconds for place in halves if place not in computing]
@@ -160,7 +163,9 @@ class MicroBatch:
         pp = np.asarray(self.parallel.pp, float)
         shares = {block.name: stage_share(block.count, pp) for block in self.blocks}
         first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
+        # the stage with the longer of both ends is the busiest
         longer = {"embedding": first > last, "output": first <= last}
+        # a single stage has both
         return shares | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in shares}
 
     @cached_property
@@ -191,9 +196,11 @@ class MicroBatch:
         """Time of a pass of one block; 0 where the stage has none."""
         count = self.counts[block.name]
         seconds = self.sum(part for part in self.parts if part.block is block and part.forward == forward)
+        # a stream for each pass of one micro-batch: pairs are counted elsewhere
         shared = [layers for layers in self.layers_beside if layers.block == block.name and len(layers.streams) > 1]
+        # forward is stream 0
         hidden = sum((layers.streams[not forward].saved_s(count) for layers in shared), np.zeros(()))
-        return quotient(seconds - hidden, count)
+        return quotient(seconds - hidden, count)  # a block that the stage does not have takes no time
 
     def weight_bytes(self, block: ModelBlock) -> Floats:
         """Bytes of the weights of one block."""

@@ -65,7 +65,7 @@ class StageTurns:
     def turn_s(self, knobs: PipelineSchedule) -> Floats:
         """Time of a micro-batch's turn."""
         sent = self.messages_s(knobs)
-        if knobs.messages == "beside":
+        if knobs.messages == "beside":  # messages lengthen a turn only where they outlast its compute
             return np.asarray(np.maximum(self.busy_s, sent), float)
         return np.asarray(self.busy_s, float) + sent
 
@@ -77,15 +77,17 @@ class StageTurns:
         """Time that a stage waits for others."""
         if knobs.pipeline == "dualpipe":
             return self._from_both_ends_s
+        # the ramp has virtual stages, each that much shorter
         passes = np.asarray(self.others_s, float) / virtual(knobs)
         filled = _WEIGHTS.get(knobs.pipeline, 0) * np.asarray(self.other_weights_s, float)
         ramp = self.directions * (np.asarray(self.stages, float) - 1) * np.asarray(self.message_s, float)
-        return np.asarray(np.maximum(passes - filled, 0.0) + ramp)
+        return np.asarray(np.maximum(passes - filled, 0.0) + ramp)  # gradients of weights fill no more than there is
 
     @property
     def _from_both_ends_s(self) -> Floats:
         pair, backward, weights = (np.asarray(time, float) for time in self.chunks)
         waited = np.maximum(pair + backward - 3 * weights, 0.0) + self.directions * np.asarray(self.message_s)
+        # stages from both ends meet in the middle
         return np.asarray(np.maximum(np.asarray(self.stages, float) / 2 - 1, 0.0) * waited)
 
     def seconds(self, knobs: PipelineSchedule) -> Floats:
@@ -111,16 +113,17 @@ def in_flight(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLi
         first = last = p + 1
     elif knobs.pipeline != "1f1b":
         first = last = p if knobs.pipeline == "zb_h1" else 2 * p - 1
-    return np.minimum(m, first), np.minimum(m, last)
+    return np.minimum(m, first), np.minimum(m, last)  # no more than there are
 
 
 def overlaps(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLike, *, training: bool) -> Floats:
     """How often exchanges of experts run beside other work, for each micro-batch: in each, in a pair of two, or in a
     pair of a forward and a backward pass.
     """
-    if knobs.exchanges != "two_micro_batches":
+    if knobs.exchanges != "two_micro_batches":  # each micro-batch has exchanges beside its own shared expert
         return np.ones(())
     if not training:
-        return np.asarray(0.5)
+        return np.asarray(0.5)  # two micro-batches make a pair
+    # the first has no partner; of DualPipe, as many as stages more
     m, alone = np.asarray(micro_batches, float), 1.0 + np.asarray(stages, float) * (knobs.pipeline == "dualpipe")
     return np.asarray(np.maximum(m - alone, 0.0) / m)

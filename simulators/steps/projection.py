@@ -72,6 +72,7 @@ def by_kind(iteration: Iteration) -> dict[str, Floats]:
     """Seconds of one layer by kind of operator, collectives of tp and the update among them."""
     passes = iteration.passes
     layers = [part for part in passes.parts if part.block.name not in ENDS]
+    # layers of the stage, as times are of one
     count = np.asarray(sum(passes.counts[block.name] for block in passes.blocks if block.name not in ENDS), float)
     seconds = {
         kind: passes.sum(part for part in layers if part.over is None and part.op.kind == kind) / count for kind in LAWS
@@ -81,6 +82,7 @@ def by_kind(iteration: Iteration) -> dict[str, Floats]:
     layer_params = sum(
         np.asarray(block.params) * passes.counts[block.name] for block in passes.blocks if block.name not in ENDS
     )
+    # the update's time by the share of the weights
     seconds["optimizer"] = iteration.update.seconds * np.asarray(layer_params) / np.asarray(params) / count
     return seconds
 
@@ -94,8 +96,10 @@ def project_layer(profile: Profile, to: Size, flop_vs_bw: ArrayLike = 1.0) -> di
         factor: Floats = np.asarray(1.0)
         for ratio, square, power in zip(ratios, squares, law, strict=True):
             factor = factor * (1.0 if power == 0 else ratio if power == 1 else square if power == 2 else 1 / ratio)
+        # links do not get faster with arithmetic
         seconds[kind] = profile.seconds[kind] * factor / (1.0 if kind == COMMUNICATION else np.asarray(flop_vs_bw))
     new, old = to.columns[3], profile.ring
+    # a ring of one sends nothing
     seconds[COMMUNICATION] = seconds[COMMUNICATION] * ((new - 1) / new) / ((old - 1) / old)
     return seconds
 

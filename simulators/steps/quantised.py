@@ -114,14 +114,16 @@ class WeightQuantiser:
 
     def read(self, op: Op) -> Format | None:
         """Format of the copy that an operator reads; None where it reads no weights."""
+        # gradients of weights multiply activations
         if not isinstance(op.work, Product) or op.weight or op.kind == "attention":
             return None
         return self.backward if op.phase == "backward" else self.format
 
     def stored_blocks(self, count: Any) -> Any:
         """Number of blocks, of `count` equal ones, whose copies are stored."""
+        # copies of the update are always stored
         share = 1.0 if self.quantised.made_by == "update" else self.quantised.kept
-        return np.rint(np.asarray(share, float) * count)
+        return np.rint(np.asarray(share, float) * count)  # whole blocks
 
     @property
     def stored_bytes(self) -> Any:
@@ -129,6 +131,7 @@ class WeightQuantiser:
         forward, backward = self.format.bytes_per_element, self.backward.bytes_per_element
         if self.quantised.stored == "used":
             return forward + (backward if self.training else 0.0)
+        # one format: two directions; two formats: two each
         return (forward + backward) * (1 if self.quantised.backward is None else 2)
 
     def direction(self, op: Op) -> Direction:
@@ -220,6 +223,7 @@ def copy_bytes(iteration: Stage, block: ModelBlock) -> Any:
 def _kept_share(iteration: Stage, block: ModelBlock) -> Any:
     """Share of the blocks of a kind whose copies are stored, of those that a stage of a pipeline has of them."""
     assert iteration.weight_copies is not None
+    # blocks of one stage
     count = np.maximum(1.0, np.ceil(np.asarray(block.count, float) / np.asarray(iteration.parallel.pp, float)))
     return iteration.weight_copies.stored_blocks(count) / count
 
@@ -230,21 +234,22 @@ def flying_bytes(iteration: Stage) -> Any:
     A layer that computes again has copies of both passes.
     """
     quantising = iteration.weight_copies
-    if quantising is None or quantising.quantised.made_by == "update":
+    if quantising is None or quantising.quantised.made_by == "update":  # stored copies are counted as such
         return np.zeros(())
     largest: Any = np.zeros(())
     for block in iteration.blocks:
         read = iteration.counts[block.name] * (1 - _kept_share(iteration, block)) > 0
         largest = np.maximum(largest, np.where(read, _of_layer(quantising, block), 0.0))
     ahead = quantising.quantised.look_ahead
-    return largest * (1 + np.asarray(0 if ahead is None else ahead))
+    return largest * (1 + np.asarray(0 if ahead is None else ahead))  # layers ahead have their copies ready
 
 
 def _of_layer(quantising: WeightQuantiser, block: ModelBlock) -> Any:
     """Copies of a block that one pass has at once: its largest one where the GPU makes them."""
+    # recomputation reads forward copies in the backward pass
     passes = [block.of("forward"), block.of("recompute", "backward")]
     sizes = [[_copy_bytes(quantising, op) for op in ops] for ops in passes]
-    if quantising.quantised.made_by == "gpu":
+    if quantising.quantised.made_by == "gpu":  # one copy at a time, made just before its product
         return functools.reduce(np.maximum, (size for pass_sizes in sizes for size in pass_sizes), np.zeros(()))
     return np.maximum(*(_sum(pass_sizes) for pass_sizes in sizes))
 
@@ -277,6 +282,7 @@ def _update_costs(iteration: Stage) -> CopyCosts:
         return CopyCosts()
     written = [copy_bytes(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
     read = [weights(block) * _kept_share(iteration, block) * iteration.counts[block.name] for block in iteration.blocks]
+    # where other GPUs update most weights, copies are made by kernels that read them
     apart = 1.0 if iteration.parallel.zero else 0.0
     moved = _sum(written) + apart * iteration.run.element_bytes * _sum(read)
     launched = apart * iteration.of_blocks("tensors") * iteration.optimizer.kernels_per_tensor * (moved > 0)
@@ -288,6 +294,7 @@ def _update_costs(iteration: Stage) -> CopyCosts:
 
 def _by_gpu(iteration: Stage) -> CopyCosts:
     """A kernel before each product, in line with it."""
+    # of the layers without stored copies
     every = [(part.times * (1 - _kept_share(iteration, part.block)), cost) for part, cost in kernels(iteration)]
     seconds, moved = (_sum(times * getattr(cost, name) for times, cost in every) for name in ("seconds", "bytes"))
     launches = _sum(times for times, _ in every)
@@ -301,7 +308,7 @@ def kernels(iteration: Stage) -> list[tuple[StageOperator, OperatorCost]]:
     ops, parts = [], []
     for part in iteration.parts:
         if (format := quantising.read(part.op)) is not None:
-            num_elements = elements(part.op) / np.asarray(part.op.count, float)
+            num_elements = elements(part.op) / np.asarray(part.op.count, float)  # elements of one run
             work = Stream(num_elements * (iteration.run.element_bytes + format.bytes_per_element))
             ops.append(Op("copy", part.op.kind, part.op.phase, work))
             parts.append(part)
@@ -335,8 +342,9 @@ def _passes(iteration: Stage) -> list[tuple[bool, bool, list[StageOperator]]]:
     names = list(of_block)
     every = [
         (forward, made_, [part for part in of_block[name] if part.forward == forward])
-        for forward in (True, False)
+        for forward in (True, False)  # forward pass first
         for name in (names if forward else names[::-1])
+        # layers with stored copies come first in the forward pass, last in the backward
         for made_ in ((False, True) if forward else (True, False))
     ]
     return [(forward, made_, parts) for forward, made_, parts in every if parts]
@@ -386,10 +394,12 @@ def _run(iteration: Stage, shape: tuple[int, ...]) -> tuple[Layers, Memory]:
         num_blocks = np.rint(iteration.counts[block.name])
         return num_blocks - quantising.stored_blocks(num_blocks) if made_ else quantising.stored_blocks(num_blocks)
 
+    # no copy; any length of burst
     copies = [_copy_times(iteration, part.op) if made_ else (0.0, 1.0) for part, made_ in every]
     over = quantising.quantised.over == "micro_batch"
     layers = Layers(
         np.cumsum([0, *(len(parts) for _, _, parts in passes)]),
+        # one pass for all, or the backward pass looks no further than its own layers
         np.array([0 if forward or over else 1 for forward, _, _ in passes]),
         np.array([quantising.quantised.beside == "all" or isinstance(part.op.work, Product) for part, _ in every], int),
         table(count(made_, parts[0].block) for _, made_, parts in passes).astype(np.int64),
@@ -409,6 +419,7 @@ def _staged_bytes(iteration: Stage, op: Op) -> Any:
     if not isinstance(op.work, Product):
         return 0.0
     m, n = (np.asarray(size, float) for size in (op.work.m, op.work.n))
+    # a tile is no larger than the product
     share = (1 / m + 1 / n) / (1 / np.minimum(m, LARGEST_TILE) + 1 / np.minimum(n, LARGEST_TILE))
     return np.asarray(iteration.weight_copies.staged_bytes, float) * share
 
@@ -424,7 +435,7 @@ def _copy_times(iteration: Stage, op: Op) -> tuple[Any, Any]:
     copies, source = quantising.quantised, iteration.run.element_bytes
     commands = commands_per_word(instructions, pim, format, quantising.direction(op), source)
     words = pim.per_unit(elements(op) * source)
-    rows = np.maximum(1.0, words / pim.words_per_row)
+    rows = np.maximum(1.0, words / pim.words_per_row)  # a row is opened at least
     bursts = np.ceil(rows / np.asarray(copies.burst_rows, float))
     seconds = pim.copy_s(words, commands, written=format.bytes_per_element / source) + bursts * pim.switch_s
-    return seconds / np.asarray(copies.blocked, float), seconds / bursts
+    return seconds / np.asarray(copies.blocked, float), seconds / bursts  # channels of a burst, not all, work at a time

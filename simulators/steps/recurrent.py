@@ -60,6 +60,7 @@ def speech_blocks(model: Speech, run: Run) -> tuple[ModelBlock, ...]:
     """
     convolutions, inputs, steps = _convolutions(model, run)
     hidden = np.asarray(model.hidden, float)
+    # two directions double the work of a layer
     first = _Layer(GATES[model.cell], inputs, hidden, (run.batch, steps), 1 + model.bidirectional)
     later, columns = replace(first, inputs=hidden), np.asarray(run.batch) * steps
     states = run.element_bytes * columns * hidden
@@ -76,7 +77,7 @@ def speech_blocks(model: Speech, run: Run) -> tuple[ModelBlock, ...]:
             [norm, *later.parts, *summed],
             _sum(later.weights, normed),
             run.element_bytes * later.stored_elements + states,
-            count=np.asarray(model.layers) - 1,
+            count=np.asarray(model.layers) - 1,  # the first layer has inputs of another width
         ),
         _block("output", [norm, output, loss], _sum((hidden * model.symbols, 1), normed), 2 * (states + symbols)),
     )
@@ -93,7 +94,7 @@ def translation_blocks(model: Translation, run: Run) -> tuple[ModelBlock, ...]:
     """
     sizes = _Sentences.of(model, run)
     hidden, vocab = sizes.hidden, np.asarray(model.vocab, float)
-    words = sizes.bytes(sizes.source + sizes.target)
+    words = sizes.bytes(sizes.source + sizes.target)  # both languages
     columns = sizes.batch * sizes.target
     output = _product("output", "output", (vocab, hidden, columns))
     scores = sizes.element_bytes * columns * vocab
@@ -102,6 +103,7 @@ def translation_blocks(model: Translation, run: Run) -> tuple[ModelBlock, ...]:
         _block("embedding", [_look_up(words)], (vocab * hidden, 1)),
         *_encoder(sizes, model.encoder_layers),
         *_decoder(sizes, model.decoder_layers),
+        # with its bias
         _block("output", [output, loss], (vocab * (hidden + 1), 2), 2 * scores + sizes.bytes(sizes.target)),
     )
     return _of_mode(blocks, run)
@@ -136,6 +138,7 @@ class _Layer:
     def weights(self) -> Weights:
         """Matrices of input and state, and a bias of each."""
         outputs = self.gates * self.hidden
+        # two matrices, two biases
         return self.directions * outputs * (self.inputs + self.hidden + 2), 4 * self.directions
 
     @property
@@ -160,6 +163,7 @@ class _Sentences:
     def of(cls, model: Translation, run: Run) -> _Sentences:
         """Sizes of an iteration; whole tokens, one at least."""
         hidden, batch, source = (np.asarray(number, float) for number in (model.hidden, run.batch, run.sequence_length))
+        # as many tokens as translations have on average
         target = np.maximum(1.0, np.round(source * np.asarray(model.target_per_source)))
         return cls(hidden, batch, source, target, run.element_bytes)
 
@@ -188,18 +192,20 @@ def _convolutions(model: Speech, run: Run) -> tuple[list[ModelBlock], Floats, Fl
         height, width = (
             np.maximum(
                 1.0,
+                # the last window that fits
                 (side + 2 * np.asarray(filter_.pad[axis]) - filter_.size[axis]) // np.asarray(filter_.stride[axis]) + 1,
             )
             for axis, side in enumerate((height, width))
         )
         channels = np.asarray(filter_.channels, float)
-        read = output
+        read = output  # the output of the convolution before
         output = run.element_bytes * np.asarray(run.batch) * channels * height * width
         parts = [
             _filters(dict(zip(names, sizes, strict=True)), first=place == 0),
             _stream("batch norm", "norm", output, _BATCH_NORM),
             _stream("clip", "activation", output, _CLIP),
         ]
+        # bias, and the norm's scale and shift
         blocks.append(_block(f"convolution {place + 1}", parts, (size + 3 * channels, 4), read + output))
     return blocks, channels * height, width
 
@@ -213,6 +219,7 @@ def _filters(shape: Mapping[str, ArrayLike], *, first: bool) -> Part:
 
 def _encoder(sizes: _Sentences, layers: ArrayLike) -> list[ModelBlock]:
     source, b = sizes.source, sizes.element_bytes
+    # both directions of the first
     first, second, later = replace(sizes.layer(source), directions=2), sizes.layer(source, 2), sizes.layer(source)
     drop = sizes.stream("dropout", "norm", source, _DROPOUT)
     drop_both = sizes.stream("dropout", "norm", 2 * source, _DROPOUT)
@@ -235,7 +242,7 @@ def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[ModelBlock]:
     add = sizes.stream("residual", "norm", target, _ADD)
     return [
         _block("decoder layer 1", [drop, *first.parts], first.weights, b * first.stored_elements),
-        _attention(sizes),
+        _attention(sizes),  # asked by the first decoder layer
         _block("decoder layer 2", entry, later.weights, b * later.stored_elements, _seconds(layers)),
         _block("decoder layers", [*entry, add], later.weights, b * later.stored_elements, _others(layers)),
     ]
@@ -253,7 +260,7 @@ def _attention(sizes: _Sentences) -> ModelBlock:
     parts = [
         _product("keys", "attention", (hidden, hidden, batch * source)),
         _queries(sizes),
-        _stream("scores", "attention", keys, _SCORES, count=target),
+        _stream("scores", "attention", keys, _SCORES, count=target),  # once for each step of the decoder
         _stream("softmax", "attention", sizes.element_bytes * batch * source, _SOFTMAX, count=target),
         _context(sizes),
     ]
@@ -265,7 +272,7 @@ def _attention(sizes: _Sentences) -> ModelBlock:
 def _queries(sizes: _Sentences) -> Part:
     """The product of the query, step by step; the gradient of its weights over all steps at once."""
     step = Product(sizes.hidden, sizes.batch, sizes.hidden)
-    every = Product(sizes.hidden, sizes.hidden, sizes.batch * sizes.target)
+    every = Product(sizes.hidden, sizes.hidden, sizes.batch * sizes.target)  # gradients of weights wait for no step
     return (
         (Op("query", "attention", "forward", replace(step, transposed=True), sizes.target),),
         (
@@ -292,7 +299,7 @@ def _context(sizes: _Sentences) -> Part:
 def _look_up(moved: ArrayLike) -> Part:
     """Rows of an embedding; nothing waits for their gradients."""
     (forward,), (backward,) = _stream("embedding", "embedding", moved, _LOOK_UP)
-    return (forward,), (replace(backward, weight=True),)
+    return (forward,), (replace(backward, weight=True),)  # nothing waits for it but the update
 
 
 def _product(
@@ -320,6 +327,7 @@ def _stream(name: str, kind: Kind, tensor_bytes: ArrayLike, passes: Passes, coun
     forward = Stream(passes.forward * moved, kernels=passes.forward_kernels)
     backward = Stream(passes.backward * moved, kernels=passes.backward_kernels)
     back = Op(f"{name}, data", kind, "backward", backward, count)
+    # some need no backward kernel: a sum's gradient is its own
     return (Op(name, kind, "forward", forward, count),), ((back,) if passes.backward else ())
 
 

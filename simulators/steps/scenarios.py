@@ -46,11 +46,12 @@ def check_lists(check: Problems, tree: Tree) -> None:
             check.add(name, rule, value=listed, way_out=_WAYS[name])
     layouts = check.model(LayoutSection, tree.get(CHOSEN) or {}, path=CHOSEN)
     section = check.model(GivenPlan, tree.get(GIVEN) or {}, path=GIVEN)
+    # a choice and a given plan exclude each other
     if layouts is not None and layouts.auto and section is not None and section.plan:
         check.add(
             "layouts.auto", "chooses layouts, and a plan that is given is judged as it is", value=True, way_out=_ONE
         )
-    if layouts is not None and layouts.gpus is not None and not layouts.auto:
+    if layouts is not None and layouts.gpus is not None and not layouts.auto:  # else it would be ignored
         way = f"layouts.auto=true layouts.gpus={layouts.gpus} chooses them, parallel.dp and others give them"
         check.add("layouts.gpus", "is read where layouts are chosen alone", value=layouts.gpus, way_out=way)
 
@@ -76,13 +77,14 @@ def scenarios(tree: Tree) -> dict[str, Tree]:
     """The configuration itself, or a scenario for each of `models`, `systems` and `modes`. Raises ConfigError."""
     base = own_sections(tree)
     check, trees, lists = Problems(), dict[str, Tree](), [tree.get(name) or [] for name in LISTS]
-    if not any(lists):
+    if not any(lists):  # nothing is listed: the configuration itself
         return {str(tree["model"].get("name", "model")): base}
     parts = {name: _parts(check, name, listed) for name, listed in zip(LISTS, lists, strict=True)}
     check.done()
     for (model, of_model), (system, of_system), (mode, of_mode) in itertools.product(*parts.values()):
         name = " ".join(filter(None, (model or str(tree["model"].get("name", "model")), system, mode)))
         run = {**tree["run"], **of_mode}
+        # another model or machine may make sections meaningless
         trees[name] = own_sections({**tree, **of_model, **of_system, **({"run": run} if of_mode else {})})
     return trees
 
@@ -100,7 +102,7 @@ def _parts(check: Problems, name: str, listed: Sequence[Any]) -> list[tuple[str,
         if named in parts:
             check.add(name, f"names a {name.removesuffix('s')} twice", value=entry, way_out="list it once")
         parts[named] = sections
-    return list(parts.items()) or [("", {})]
+    return list(parts.items()) or [("", {})]  # one scenario, of nothing changed
 
 
 def _sections(name: str, entry: str | Mapping[str, str]) -> dict[str, Any]:

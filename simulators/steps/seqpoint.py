@@ -83,8 +83,9 @@ def choose(iterations: Iterations, lengths: ArrayLike, seconds: ArrayLike) -> Sa
     if iterations.method == "frequent":
         index = _mode(epoch.counts)
     elif iterations.method == "median":
-        index = np.searchsorted(np.cumsum(epoch.counts), (size + 1) // 2)
+        index = np.searchsorted(np.cumsum(epoch.counts), (size + 1) // 2)  # the lower median
     else:
+        # worst: the length whose time projects the epoch worst
         index = np.argmax(np.abs(epoch.seconds[epoch.places] * size - epoch.seconds.sum()))
     return epoch.sample(epoch.places[[index]], np.array([float(size)]))
 
@@ -93,7 +94,7 @@ def _mode(counts: Integers) -> np.intp:
     """Place of the most frequent length; among equals the one nearest to the median of all iterations."""
     middle = np.searchsorted(np.cumsum(counts), (counts.sum() + 1) // 2)
     equals = np.flatnonzero(counts == counts.max())
-    return np.intp(equals[np.argmin(np.abs(equals - middle))])
+    return np.intp(equals[np.argmin(np.abs(equals - middle))])  # ties go to the shorter length
 
 
 def project_epoch(sample: Sample, seconds: ArrayLike) -> Floats:
@@ -135,7 +136,9 @@ class _Epoch:
             raise ValueError(f"lengths {lengths.shape} and seconds {seconds.shape} must be of one epoch, [N]")
         unique, inverse, counts = np.unique(lengths, return_inverse=True, return_counts=True)
         means = np.bincount(inverse, seconds) / counts
+        # by length, then by distance from its mean time
         nearest = np.lexsort((np.abs(seconds - means[inverse]), inverse))
+        # first of each length in that order
         return cls(seconds, unique, counts, means, nearest[np.cumsum(counts) - counts])
 
     def sample(self, places: Integers, weights: Floats, bins: int | None = None) -> Sample:
@@ -147,9 +150,10 @@ class _Epoch:
     def bin_representatives(self, bins: int) -> Sample:
         """A representative of each of so many bins of equal width that holds iterations."""
         low, high = self.lengths[0], self.lengths[-1]
+        # the longest length belongs to the last bin
         bin_ = np.minimum((self.lengths - low) * bins // max(1, high - low), bins - 1)
         weights = np.bincount(bin_, self.counts, bins)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # a bin without iterations has no mean
             means = np.bincount(bin_, self.counts * self.means, bins) / weights
         nearest = np.lexsort((np.abs(self.means - means[bin_]), bin_))
         used_bins, first = np.unique(bin_[nearest], return_index=True)
@@ -158,8 +162,8 @@ class _Epoch:
 
 def _seqpoint(iterations: Iterations, epoch: _Epoch) -> Sample:
     every = len(epoch.lengths)
-    if every > iterations.few:
-        for bins in range(iterations.k0, every):
+    if every > iterations.few:  # otherwise each length stands for itself
+        for bins in range(iterations.k0, every):  # from k0 up to where each length has a bin of its own
             sample = epoch.bin_representatives(bins)
             if abs(sample.error) <= iterations.error:
                 return sample

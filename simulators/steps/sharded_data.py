@@ -53,6 +53,7 @@ class SplitLayers:
 
     def gathers(self, knobs: ShardedData) -> int:
         """Number of times that weights are gathered in a micro-batch."""
+        # gathered again in the backward pass, as the forward pass dropped them
         return 0 if knobs.zero < 3 else (2 if knobs.reshard else 1)
 
     def exchanged_s(self, knobs: ShardedData) -> Floats:
@@ -63,9 +64,10 @@ class SplitLayers:
 
     def exposed_s(self, knobs: ShardedData) -> tuple[Floats, Floats]:
         """Time by which exchanges lengthen the forward and the backward pass of one micro-batch."""
-        if knobs.zero < 2:
+        if knobs.zero < 2:  # gradients are reduced once, after the last micro-batch
             return np.zeros(()), np.zeros(())
         gathers = self.gathers(knobs)
+        # nothing is reduced in the forward pass
         forward = self._longer(knobs, self.forward_s, self.gather_s if gathers else 0.0, 0.0)
         backward = self._longer(knobs, self.backward_s, self.gather_s if gathers > 1 else 0.0, self.reduce_s)
         return forward, backward
@@ -75,17 +77,18 @@ class SplitLayers:
         if knobs.zero < 2:
             return np.zeros(())
         copies = self.gathers(knobs) * np.asarray(self.gather_copy_s) + np.asarray(self.reduce_copy_s)
+        # only what runs beside compute slows it
         hidden = np.maximum(self.exchanged_s(knobs) - sum(self.exposed_s(knobs)), 0.0)
         return np.asarray(np.asarray(self.count) * copies + (np.asarray(self.interference) - 1) * hidden)
 
     def _longer(self, knobs: ShardedData, compute: Any, gather: Any, reduce: Any) -> Floats:
         n, compute, gather, reduce = (np.asarray(value, float) for value in (self.count, compute, gather, reduce))
-        if not knobs.prefetch:
+        if not knobs.prefetch:  # each layer waits for its own weights
             waited = n * gather
             longer = waited + (n - 1) * np.maximum(reduce - compute - gather, 0.0) + reduce
         else:
             longer = gather + (n - 1) * np.maximum(gather + reduce - compute, 0.0) + reduce
-        return np.asarray(np.where(n > 0, longer, 0.0), float)
+        return np.asarray(np.where(n > 0, longer, 0.0), float)  # a stage without such layers
 
 
 def state_splits(knobs: ShardedData, dp: ArrayLike) -> tuple[Floats, Floats, Floats]:
@@ -106,7 +109,7 @@ def gathered_weights(knobs: ShardedData, blocks: Sequence[ModelBlock], counts: M
         return np.zeros(())
     if not knobs.reshard:
         return sum((np.asarray(block.params, float) * counts[block.name] for block in blocks), np.zeros(()))
-    return largest_block(blocks) * (2 if knobs.prefetch else 1)
+    return largest_block(blocks) * (2 if knobs.prefetch else 1)  # the layer that runs and the next
 
 
 def largest_block(blocks: Sequence[ModelBlock]) -> Floats:

@@ -107,6 +107,7 @@ def places(ops: Sequence[Op]) -> Iterator[SitePlace]:
         plain, again = op.name.removesuffix(AGAIN), AGAIN if op.name.endswith(AGAIN) else ""
         for name, site in SITES.items():
             if plain in site.collectives and isinstance(op.work, Exchange) and f"{site.gemm}{again}" in index:
+                # none where the model has no such GEMM
                 yield SitePlace(name, index[f"{site.gemm}{again}"], place, index.get(site.beside))
 
 
@@ -127,6 +128,7 @@ class TensorGroup:
     @classmethod
     def of(cls, machine: Device, *, tp: int, precision: str) -> TensorGroup:
         """Build from a machine that has all parts that schedules need; the same group for the same machine."""
+        # effects of schedules are remembered in the group
         return _groups.get(lambda: cls._build(machine, tp, precision), machine, key=(tp, precision))
 
     @classmethod
@@ -134,6 +136,7 @@ class TensorGroup:
         constants, format_ = machine.gpu.constants(precision), _FORMATS.get(precision, precision)
         efficiency = {} if constants is None else {format_: constants}
         system, costs = schedules_see(machine, tp, efficiency), machine.costs
+        # every GPU by itself, with unequal shares
         simulated = WholeNode.of(system, _imbalance()) if costs.sites == "node" else system
         engine = "uncontended" if costs.sites == "uncontended" else ENGINE
         return cls(system, format_, simulated, engine)
@@ -150,9 +153,9 @@ class TensorGroup:
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
-        kernels = _with_gemms_of(schedule, self.simulated)
+        kernels = _with_gemms_of(schedule, self.simulated)  # compared with serial at the same cost model
         serial = self._remembered(kernels.costs, workload, self.serial_s, lambda *_: self._serial_s(kernels, workload))
-        gpus = 1 if self.simulated is self.system else self.system.node.num_gpus
+        gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
     def _serial_s(self, system: System, workload: Workload) -> Floats:
@@ -162,6 +165,7 @@ class TensorGroup:
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
         """What is computed of a model and a workload, once for single numbers."""
         numbers = [value for part in (chosen, workload) for _, value, _ in leaves(part)]
+        # arrays would need comparing, and seldom come twice
         if any(isinstance(value, np.ndarray) for value in numbers):
             return compute(chosen, workload)
         name = type(chosen), *numbers
@@ -170,7 +174,7 @@ class TensorGroup:
         return memory[name]
 
 
-_groups = Memo[TensorGroup](64)
+_groups = Memo[TensorGroup](64)  # machines whose groups are kept
 
 
 @dataclass(frozen=True)
@@ -184,11 +188,14 @@ class SiteSchedules:
         self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace
     ) -> dict[int, OperatorCost]:
         """Costs of the operators of a place that its schedule changes, by their places in `ops`."""
+        # schedules of a site use kernels of the library, not the switch
         schedule, group = self.schedules.get(at.name), replace(platform.groups["tp"], in_switch=None)
         exchange = ops[at.collective].work
         if schedule is None or not isinstance(exchange, Exchange):
-            return {}
+            return {}  # serial: as it is
+        # the gradients of weights run with the collective
         gemm = at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm
+        # schedules sum by reduce-scatter; an all-gather completes it
         in_two_steps = exchange.pattern == "all_reduce" and not _runs_beside(schedule)
         pattern: Pattern = "reduce_scatter" if in_two_steps else exchange.pattern
         moved = collective(Exchange(pattern, exchange.payload_bytes), group)
@@ -228,7 +235,7 @@ class SiteSchedules:
         if exchange.pattern == "all_reduce" and not _runs_beside(schedule):
             after = total - float(costs[gemm].seconds / self._computing(graph))
         length = (total - after) / float(run.makespan[0])
-        begun = -float(costs[at.collective].seconds) if at.collective < gemm else 0.0
+        begun = -float(costs[at.collective].seconds) if at.collective < gemm else 0.0  # a gather comes before its GEMM
         tasks = [_scaled(task, length, begun) for task in run.intervals(0)]
         if after > 0:
             tasks.append(
@@ -250,6 +257,7 @@ class SiteSchedules:
         split: dict[str, Any] = {"shards": 1, "split": "n", "n": n, "k": k}
         if order != "beside":
             split = {"shards": tp, "split": "n" if order == "before" else "k"}
+            # sizes of all GPUs: outputs or inner dimension are split
             split |= {"n": n * tp, "k": k} if order == "before" else {"n": n, "k": k * tp}
         pattern = "reduce_scatter" if order == "after" else exchange.pattern
         cols = k if order == "before" else n
@@ -276,6 +284,7 @@ class SiteSchedules:
             return
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
         for rule in schedule.rules(self.group.system, self.workload(schedule, at.name, gemm, exchange)):
+            # told by the path that was typed
             yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
 
 
@@ -312,7 +321,7 @@ def _runs_beside(schedule: Any) -> bool:
 def _rectangle(exchange: Exchange, element_bytes: int) -> tuple[Any, Any]:
     """Rows and columns of a tensor with the bytes of a collective."""
     elements = np.asarray(exchange.payload_bytes, float) / element_bytes
-    return np.maximum(1, np.rint(elements / _COLUMNS)).astype(int), _COLUMNS
+    return np.maximum(1, np.rint(elements / _COLUMNS)).astype(int), _COLUMNS  # a row at least
 
 
 def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +337,7 @@ def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_gemms_of(schedule: Any, system: System) -> System:
     """The system whose GEMMs are costed as those of a schedule: kernels that are no library's are costed by waves."""
-    if getattr(schedule, "kernel", None) is None:
+    if getattr(schedule, "kernel", None) is None:  # generated kernels have no library's tiles
         return system
     return system.model_copy(update={"costs": system.costs.model_copy(update={"gemm": "waves"})})
 
@@ -349,7 +358,7 @@ def _run(graph: TaskGraph, engine_name: str) -> tuple[Floats, Floats, Floats]:
             totals.busy_s["gemm"],
             totals.cu_s,
         )
-    shape = () if graph.shape == (1,) else graph.shape
+    shape = () if graph.shape == (1,) else graph.shape  # a single design: numbers without axes
     ended, computed, held = (column.reshape(shape) for column in columns)
     return ended, computed, held
 
@@ -359,7 +368,7 @@ def site_rules(scheduled: SiteSchedules, blocks: Sequence[Sequence[Op]]) -> Iter
     met = set[str]()
     for ops in blocks:
         for at in places(ops):
-            if at.name not in met:
+            if at.name not in met:  # equal layers have equal rules
                 yield from scheduled.rules(ops, at)
             met.add(at.name)
     for name in scheduled.schedules:
@@ -385,7 +394,7 @@ def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
         if name not in SITES:
             check.add(f"sites.{name}", "is no site", way_out=did_you_mean(str(name), SITES))
         elif chosen is not None and (schedule := _schedule(check, name, chosen)) is not None:
-            schedules |= {} if schedule.family == SERIAL else {name: schedule}
+            schedules |= {} if schedule.family == SERIAL else {name: schedule}  # what is not scheduled is serial
     return schedules
 
 
@@ -395,6 +404,7 @@ def _schedule(check: Problems, site: str, chosen: Any) -> Any:
         return read_schedule(chosen) if isinstance(chosen, str) else _validated(chosen)
     except ConfigError as error:
         paths = (f"sites.{site}.{problem.path}".removesuffix(".") for problem in error.problems)
+        # told by the path of the site
         check.found.extend(replace(problem, path=path) for problem, path in zip(error.problems, paths, strict=True))
         return None
 
@@ -414,6 +424,7 @@ def read_schedule(text: str) -> Any:
     try:
         tree = {**option_tree("schedule", option), "name": text}
     except ConfigError as error:
+        # the caller knows where it was typed
         raise ConfigError([replace(problem, path="") for problem in error.problems]) from None
     for word in words:
         name, equals, value = word.partition("=")
@@ -433,9 +444,10 @@ def site_condition(path: str, tree: Tree) -> Mapping[str, Any] | None:
         return None
     chosen = sites.get(name)
     if below:
-        return {} if isinstance(chosen, Mapping) and below[0] in chosen else None
+        return {} if isinstance(chosen, Mapping) and below[0] in chosen else None  # of the knobs that the schedule has
     needed: dict[str, Any] = {"parallel.tp": AtLeast(2)}
     needed |= {"run.mode": "training"} if name.endswith("_backward") else {}
+    # gathers exist where tokens are split
     needed |= {"parallel.sequence_parallel": True} if SITES[name].order == "before" else {}
     halved = get_path(tree, "parallel.split_ctas") is not None and get_path(tree, "run.mode") == "prefill"
     return needed | ({"parallel.split_ctas": 0} if halved else {})

@@ -47,11 +47,12 @@ class Sizes:
     def queries(self) -> Floats:
         """Queries of a sequence that this GPU has."""
         length = np.asarray(self.run.sequence_length, float) / (2 if self.half else 1) / self.parallel.cp
-        return np.ones_like(length) if self.run.mode == "decode" else length
+        return np.ones_like(length) if self.run.mode == "decode" else length  # one new token of each sequence
 
     @property
     def keys(self) -> Floats:
         """Keys of a sequence."""
+        # the first half sees its own keys, the second all
         return np.asarray(self.run.sequence_length, float) / (2 if self.half == HALVES[0] else 1)
 
     @property
@@ -103,6 +104,7 @@ class Sizes:
     def cached_element(self) -> Any:
         """Bytes of a number of the cache."""
         format = cache_format(self.model, self.run)
+        # with its scales, by the width of a row
         return self.element if format is None else format.bytes_of(self.model.hidden)
 
     @property
@@ -117,7 +119,9 @@ class Sizes:
         Of a causal sequence split over cp each GPU has an early and a late part, so that all have as many pairs
         (arXiv:2310.01889 has one part; frameworks deal out two).
         """
+        # all parts of a sequence together
         queries = self.queries * self.parallel.cp if self.run.mode != "decode" else self.queries
+        # a query sees those before it: half of all, with the diagonal
         every = 1 - (queries - 1) / (2 * self.keys) if self.model.causal else np.ones(())
         if self.model.window is None:
             return every
@@ -142,7 +146,7 @@ class Sizes:
     @property
     def own(self) -> Floats:
         """Elements of T H that a GPU works on between the parts that tp splits."""
-        shared = self.tp if self.parallel.sequence_parallel else 1.0
+        shared = self.tp if self.parallel.sequence_parallel else 1.0  # tokens between split layers are split as well
         return np.asarray(self.tokens * self.hidden / shared)
 
 
@@ -177,7 +181,7 @@ def gather_tokens(sizes: Sizes, name: str) -> Iterator[Op]:
 def _order_tokens(sizes: Sizes, where: str) -> Iterator[Op]:
     """The copy that puts tokens in order that a collective gathers, or will scatter, by rank."""
     passes = sizes.kernels.token_copies
-    if sizes.parallel.sequence_parallel and passes is not None:
+    if sizes.parallel.sequence_parallel and passes is not None:  # frameworks that gather in order copy nothing
         moved = np.where(sizes.tp > 1, np.asarray(passes, float) * sizes.activations, 0.0)
         work = Stream(moved, kernels=np.where(sizes.tp > 1, 1.0, 0.0))
         yield Op(f"{COPIED} {where}", "activation", "forward", work)

@@ -42,6 +42,7 @@ def state_layer(sizes: Sizes) -> Iterator[Op]:
     yield Op("state in", "linear", "forward", product(projected, tokens, sizes.hidden))
     if np.any(np.asarray(layers.channels) > 0):
         moved = 2 * sizes.element * tokens * np.asarray(layers.channels, float) / tp
+        # moves bytes and hardly computes
         yield Op("state convolution", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     yield Op("state scan", "attention", "forward", _scan(sizes, layers, projected + outputs))
     yield Op("state out", "linear", "forward", product(sizes.hidden, tokens, outputs))
@@ -53,11 +54,13 @@ def _scan(sizes: Sizes, layers: StateLayers, columns: Any) -> Stream:
     tokens, numbers = sizes.tokens, _numbers(layers) / sizes.tp
     moved = sizes.element * tokens * columns
     if sizes.run.mode == "decode":
+        # decay, update and read: two FLOP each
         return Stream(moved + 2 * np.asarray(layers.number_bytes) * numbers * tokens, 6 * numbers * tokens)
-    chunk = np.minimum(np.asarray(layers.chunk, float), sizes.queries)
+    chunk = np.minimum(np.asarray(layers.chunk, float), sizes.queries)  # a prompt shorter than a chunk is one
     inside = chunk * np.asarray(layers.heads, float) * (np.asarray(layers.key) + np.asarray(layers.value)) / sizes.tp
     between = 2 * np.asarray(layers.number_bytes) * numbers * tokens / chunk
     share = sizes.kernels.flash_share_of_peak
+    # not known: at the peak rate
     return Stream(moved + between, tokens * (4 * numbers + inside), share_of_peak=1.0 if share is None else share)
 
 
@@ -72,5 +75,6 @@ def state_weights(sizes: Sizes) -> tuple[Any, Any]:
 def state_bytes(sizes: Sizes) -> Any:
     """Bytes that a layer keeps of its sequences: states, and the tokens that the convolution looks back to."""
     layers = _widths(sizes)
+    # the kernel looks at as many tokens before
     back = np.asarray(layers.channels, float) * (np.asarray(layers.kernel, float) - 1)
     return sizes.sequences * (np.asarray(layers.number_bytes) * _numbers(layers) + sizes.element * back) / sizes.tp

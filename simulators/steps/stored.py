@@ -27,7 +27,7 @@ _OF_WEIGHTS = ("linear", "fc", "output")
 
 def stored_formats(model: Transformer, run: Run) -> Stored | None:
     """Formats of weights by part: those of the run, else those of the model's file; None for none, and in training."""
-    if run.mode == "training":
+    if run.mode == "training":  # weights that are trained keep the precision of the run
         return None
     return model.stored if run.weights is None else stored_as(run.weights)
 
@@ -48,6 +48,7 @@ def in_formats(block: ModelBlock, weights: Mapping[Part, Any], model: Transforme
     if stored is None:
         return block
     row, element = np.asarray(model.hidden), run.element_bytes
+    # embedding and vectors, which no product reads
     beside: Mapping[Part, Any] = {"embedding": np.asarray(block.params, float) - sum(weights.values(), np.zeros(()))}
     every = {**weights, **beside}
     total: Any = sum((count * bytes_of_part(stored, part, element, row) for part, count in every.items()), np.zeros(()))
@@ -66,7 +67,7 @@ def _by_format(stored: Stored, weights: Mapping[Part, Any]) -> dict[str, Any]:
 
 def _with_format(op: Op, stored: Stored, row: Any, element: float) -> Op:
     """An operator that reads its weights in their format."""
-    if not isinstance(op.work, Product) or op.kind not in _OF_WEIGHTS:
+    if not isinstance(op.work, Product) or op.kind not in _OF_WEIGHTS:  # attention multiplies no weights
         return op
     return replace(op, work=replace(op.work, weight_bytes=bytes_of_part(stored, _part_of(op.name), element, row)))
 
@@ -75,4 +76,4 @@ def _part_of(name: str) -> Part:
     """The part of the model whose weights an operator reads, by its name."""
     part = _PARTS_OF.get(name)
     below = next((part for prefix, part in _PREFIXES.items() if name.startswith(prefix)), None)
-    return part or below or "attention"
+    return part or below or "attention"  # projections

@@ -78,13 +78,13 @@ def lower(iteration: Iteration) -> TaskGraph:
     for task in _Writer(iteration).write():
         before = [places[name] for name in task.after]
         if task.earliest > 0:
-            name = f"{task.name}, not yet"
+            name = f"{task.name}, not yet"  # a delay on the same lane, without using it
             before = [graph.task(name, _DELAY, after=before, delay=task.earliest, lane=task.lane)]
         how = {"lane": task.lane, "limiter": task.lane, "group": task.group, "flop": task.flop}
         amounts = {"work": task.seconds, "cap": 1.0, "moved_bytes": task.bytes}
         amounts["alone_s"] = task.seconds if task.alone_s is None else task.alone_s
         amounts["wide_s"] = amounts["alone_s"] if task.wide_s is None else task.wide_s
-        before += [last[task.lane]] if task.lane in last else []
+        before += [last[task.lane]] if task.lane in last else []  # a lane runs one task at a time, in order
         place = graph.task(task.name, task.kind, after=before, uses={lanes[task.lane]: 1.0}, **how, **amounts)
         places[task.name] = last[task.lane] = place
     beside = {pair: factor for both in _streams(iteration) for pair, factor in laws(both)}
@@ -129,6 +129,7 @@ def _tasks_of_sites(iteration: Iteration) -> Iterator[tuple[tuple[str, str], lis
 def _in_place(task: Interval, sites: Mapping[tuple[str, str], list[Interval]]) -> Iterator[Interval]:
     """The task itself, or the tasks of the schedule in its place."""
     block, _, op = task.name.partition(": ")
+    # operators that schedules run with another become no task
     for inner in sites.get((block.rpartition(" ")[0], op), [task]):
         if inner is task:
             yield task
@@ -153,6 +154,7 @@ class _Writer:
         yield from self._earlier()
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
+        # messages that run beside compute are no task of their own
         written = iteration.passes.parallel.messages == "waited" and bool(iteration.message_s > 0)
         if written:
             yield self._message("activations in")
@@ -172,10 +174,10 @@ class _Writer:
         """
         iteration = self._iteration
         count, bubble = float(iteration.passes.micro_batches - 1), float(iteration.bubble_s)
-        left = count * float(iteration.slot_s) + bubble - self._written_more()
+        left = count * float(iteration.slot_s) + bubble - self._written_more()  # of the micro-batches before the last
         parts = {lane: [part for part in iteration.passes.parts if part.over == over] for over, lane in _LANES.items()}
         spent = {lane: count * float(iteration.passes.sum(of_lane)) for lane, of_lane in parts.items()}
-        computed = min(spent[_LANES[None]], max(left - bubble, 0.0))
+        computed = min(spent[_LANES[None]], max(left - bubble, 0.0))  # all that fits into the time before the bubble
         moved = sum(spent.values()) - spent[_LANES[None]]
         exposed = min(max(left - bubble - computed, 0.0), moved)
         for over, lane in _LANES.items():
@@ -184,7 +186,7 @@ class _Writer:
                 flop, moved_bytes = (count * float(sum(amount)) for amount in _amounts(parts[lane]))
                 task = Task(f"earlier micro-batches, {lane}", lane, _KINDS[over], seconds, (), flop, moved_bytes)
                 yield self._append(replace(task, wide_s=self._wide_s(parts[lane], count, seconds)))
-        if (waits := left - computed - exposed) > 1e-9 * float(iteration.slot_s):
+        if (waits := left - computed - exposed) > 1e-9 * float(iteration.slot_s):  # rounding
             yield self._append(Task("bubble, and waiting", _LANES[None], "waiting", waits, ()))
 
     def _written_more(self) -> float:
@@ -214,7 +216,7 @@ class _Writer:
     def _exposed_share(self, block: ModelBlock) -> float:
         """Share of the exchanges of a backward pass that the shared expert does not hide."""
         beside = self._beside(block)
-        if beside is None or len(beside.streams) == 1:
+        if beside is None or len(beside.streams) == 1:  # a pair of micro-batches writes both passes out
             return 1.0
         moved = float(beside.streams[1].sum("exchange", beside.count))
         return 1.0 - float(beside.streams[1].saved_s(beside.count)) / moved if moved else 1.0
@@ -242,14 +244,14 @@ class _Writer:
         for block, index in backwards:
             yield from self._pass(block, index, forward=False)
             yield from self._bucket(block, index) if beside else ()
-        for block, index in () if beside else backwards:
+        for block, index in () if beside else backwards:  # or all after the backward pass
             yield from self._bucket(block, index)
 
     def _update_weights(self, iteration: Iteration) -> Iterator[Task]:
         gradients = iteration.gradients
         update, copies = iteration.update, iteration.passes.copies
         waits = tuple(self._buckets[-1:])
-        if gradients.tied_s > 0:
+        if gradients.tied_s > 0:  # both ends of a pipeline hold the embedding
             tied = Task("gradients of the shared embedding", _LANES["pp"], "transfer", float(gradients.tied_s), waits)
             yield self._append(tied)
         yield self._append(
@@ -272,13 +274,13 @@ class _Writer:
                 continue
             task, turn = self._task(part, f"{block.name} {index}"), next(self._turns, None)
             kernel = self._kernels.get((block.name, part.op.name))
-            if kernel is not None and index >= self._stored_blocks(block):
+            if kernel is not None and index >= self._stored_blocks(block):  # the first blocks have their copies stored
                 spent = float(kernel.seconds), (), 0.0, float(kernel.bytes)
                 yield self._append(Task(f"{task.name}, its copy", _LANES[None], "copy", *spent))
             if turn is not None:
                 yield from self._aside(task.name, turn, forward=forward)
                 task = replace(task, seconds=turn.ended - turn.began, alone_s=task.seconds)
-            if part.over is None or float(part.spent.seconds) > 0:
+            if part.over is None or float(part.spent.seconds) > 0:  # exchanges of nothing are left out
                 yield self._append(task, part.op.half)
 
     def _stored_blocks(self, block: ModelBlock) -> float:
@@ -292,7 +294,7 @@ class _Writer:
 
     def _aside(self, name: str, turn: Turn, *, forward: bool) -> Iterator[Task]:
         """The copy that an operator reads, in memory, and how long the GPU waits for it."""
-        if len(self._anchors) < (1 if forward else 2):
+        if len(self._anchors) < (1 if forward else 2):  # clocks of both passes begin at their first operator
             self._anchors.append((self._last, turn.reached))
         if turn.done > turn.copied:
             before, clock = next(anchor for anchor in reversed(self._anchors) if anchor[1] <= turn.copied)
@@ -306,6 +308,7 @@ class _Writer:
         amounts = (count * float(part.spent.flop), count * float(part.spent.bytes))
         name = f"{where}: {part.op.name}"
         law = "" if part.forward else group(part.block.name)
+        # hidden exchanges are part of compute's time there
         seconds *= 1.0 if part.forward or part.over != "ep" else self._exposed_share(part.block)
         wide_s = self._wide_s([part], count / float(part.times), count * seconds) if count else None
         return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law, wide_s=wide_s)
@@ -314,6 +317,7 @@ class _Writer:
         """How long operators would take in so many passes, of the time that they do, without the schedules of sites."""
         if self._undivided is None:
             return None
+        # never longer than with the schedule
         return min(passes * sum(float(part.times) * (self._undivided.find(part) or 0.0) for part in parts), seconds)
 
     def _bucket(self, block: ModelBlock, index: int) -> Iterator[Task]:
@@ -331,7 +335,7 @@ class _Writer:
     def _append(self, task: Task, half: str = "") -> Task:
         """The same, after what the chain (of a half of the tokens) has come to; it goes on from there."""
         last = self._halves.get(half, self._last)
-        before = (last,) if half else tuple(self._halves.values()) or (last,)
+        before = (last,) if half else tuple(self._halves.values()) or (last,)  # what follows both halves waits for both
         if half:
             self._halves[half] = task.name
         else:

@@ -43,13 +43,14 @@ def fused_sum_s(group: Group, payload: ArrayLike, *, normed_s: ArrayLike, ctas: 
     if rate is None:
         raise ValueError("halves of tokens need a switch that adds: node.in_switch.collectives.all_reduce")
     wire = in_switch_seconds(rate, "all_reduce", group.num_gpus, payload) - rate.latency_s
-    ordered = wire * rate.bytes_per_s / (ctas * rate.bytes_per_s_per_cta)
+    ordered = wire * rate.bytes_per_s / (ctas * rate.bytes_per_s_per_cta)  # by so many CTAs
+    # links carry data while CTAs norm
     return np.asarray(rate.latency_s + np.maximum(wire, ordered + np.asarray(normed_s)))
 
 
 def norm_s(chip: Chip, moved: ArrayLike, *, fitted: StreamingRates | None, ctas: int) -> Floats:
     """Time [s] of a norm that reads and writes `moved` bytes on so many CUs, within a kernel; fitted: its constants."""
-    few = replace(chip, cus=np.minimum(ctas, np.asarray(chip.cus)))
+    few = replace(chip, cus=np.minimum(ctas, np.asarray(chip.cus)))  # a norm on the CUs of its CTAs
     if fitted is None:
         return streaming_cost(few, moved, kernels=0).seconds
     return np.asarray(np.asarray(moved) / (fitted.hbm_share * few.drawable_bytes_per_s))
@@ -64,6 +65,7 @@ def beside_sums(
     this the larger counts (`simulators.costs.gemm.beside_cu_copies`).
     """
     computed, added = sum(alone, np.zeros(())), sum(sums, np.zeros(()))
+    # sums may outlast what is computed
     share = np.minimum(1.0, np.divide(added, computed, out=np.ones_like(added + computed), where=computed > 0))
     slowed = [np.maximum(less, np.asarray(interference) * free) for free, less in zip(alone, granted, strict=True)]
     return [np.asarray(free + (late - free) * share) for free, late in zip(alone, slowed, strict=True)]
@@ -80,8 +82,8 @@ def hidden_s(turns: Sequence[tuple[str, bool, Any]], layers: ArrayLike) -> Float
     for _ in range(_WARM_UP):
         for half, adds, seconds in turns:
             end = np.maximum(free[adds], ready[half]) + seconds
-            free, ready = {**free, adds: end}, {**ready, half: end}
+            free, ready = {**free, adds: end}, {**ready, half: end}  # a half's next operator waits for its last
         ends.append(np.maximum.reduce(np.broadcast_arrays(*ready.values())))
     count, serial = np.asarray(layers, float), sum((seconds for _, _, seconds in turns), np.zeros(()))
-    ended = ends[-1] + (count - _WARM_UP) * (ends[-1] - ends[-2])
+    ended = ends[-1] + (count - _WARM_UP) * (ends[-1] - ends[-2])  # from then on, layers take equally long
     return np.asarray(np.maximum(count * serial - ended, 0.0))

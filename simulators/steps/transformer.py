@@ -85,6 +85,7 @@ def _layers(sizes: Sizes) -> Iterator[ModelBlock]:
         yield _layer("layer", sizes, layer_ops, model.layers)
         return
     alone, layers = np.asarray(sizes.parallel.pp) == 1, np.asarray(model.layers, float)
+    # a pipeline's busiest stage has none
     dense = np.where(alone, np.minimum(np.asarray(model.moe.dense_layers, float), layers), 0.0)
     plain = Sizes(model.model_copy(update={"moe": None}), sizes.run, sizes.parallel, sizes.kernels)
     if np.any(dense > 0):
@@ -108,6 +109,7 @@ _EQUAL = LayerKind(count=1, mixer="attention", feed="experts")
 def _of_several_kinds(sizes: Sizes, pattern: Sequence[LayerKind]) -> Iterator[ModelBlock]:
     """Blocks of a model whose layers differ; those with attention of which there are most are called layers."""
     plain = replace(sizes, model=sizes.model.model_copy(update={"moe": None}))
+    # attention first, then the commonest
     place = max(range(len(pattern)), key=lambda at: (pattern[at].mixer == "attention", int(pattern[at].count)))
     for number, kind in enumerate(pattern):
         of_kind = sizes if kind.feed == "experts" else plain
@@ -137,7 +139,7 @@ def _halves(sizes: Sizes) -> Iterator[Op]:
     for part in (_attention, _feed_forward):
         for half in HALVES:
             for op in part(replace(sizes, half=half)):
-                if op.kind != "norm":
+                if op.kind != "norm":  # the kernel of the sum computes it
                     yield replace(op, name=f"{op.name} {half}", half=half)
 
 
@@ -150,7 +152,7 @@ def _attention(sizes: Sizes, prefix: str = "") -> Iterator[Op]:
         yield from latent_attention(sizes, sizes.model.latent)
         yield from reduce_partial_sums(sizes, "attention")
         return
-    queries = 2 * heads if sizes.model.out_gate else heads
+    queries = 2 * heads if sizes.model.out_gate else heads  # a gate as wide as the queries
     yield Op(f"{prefix}qkv", "linear", "forward", product((queries + 2 * kv) * own.head, own.tokens, own.hidden))
     yield from _positions_and_cache(sizes, prefix)
     if sizes.kernels.transposes is not None:
@@ -191,7 +193,7 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
     yield from ring_pass(sizes, 2 * sizes.kv_heads * d, name=prefix)
     if share is not None:
         seen = sizes.seen  # of all pairs of a query and a key
-        read = sizes.cached if sizes.run.mode == "decode" else c
+        read = sizes.cached if sizes.run.mode == "decode" else c  # only decoding reads keys from the cache
         narrower = sizes.cached_element / sizes.element if sizes.run.mode == "decode" else 1.0
         moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * (narrower * read))
         yield Op(
@@ -233,7 +235,7 @@ def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
     passes, work = sizes.kernels.casts, op.work
     if sizes.run.products is None or not isinstance(work, Product) or not _is_linear(op):
         return
-    if passes is None:
+    if passes is None:  # other frameworks cast by tiles
         yield from _tile_casts(sizes, op, work, backward=backward)
         return
     m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
@@ -248,7 +250,7 @@ def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
 def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Iterator[Op]:
     """Casts by tiles, of inputs and gradients alone; tokens that were cast for their dispatch are not cast again."""
     casts = sizes.kernels.tile_casts
-    if casts is None or (op.name in _DISPATCHED and not backward):
+    if casts is None or (op.name in _DISPATCHED and not backward):  # cast once, for their dispatch
         return
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
     inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
@@ -264,13 +266,13 @@ def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
     what, flash = sizes.run.recompute, sizes.kernels.flash_share_of_peak is not None
     if what == "half":
         stored = [op for op in forward if (op.kind == "attention" and flash) or op.name.startswith(_SUMS)]
-        left = [op for op in forward if op not in stored]
+        left = [op for op in forward if op not in stored]  # linear layers of half of the layers
         return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
     if what == "up_projections":
         return [op for op in forward if op.kind == "norm" or op.name.startswith(_UP) or op.name.endswith("activation")]
     core = ("attention", "softmax")
     again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
-    return [] if flash and what == "attention" else again
+    return [] if flash and what == "attention" else again  # such a kernel keeps no scores to compute again
 
 
 def _is_linear(op: Op) -> bool:
@@ -281,7 +283,7 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
     """Operators of the backward pass for one forward operator."""
     gradient = replace(op, phase="backward")
     work = op.work
-    if isinstance(work, Product) and op.kind == "attention":
+    if isinstance(work, Product) and op.kind == "attention":  # both operands are activations: two gradients
         m, n, k = work.m, work.n, work.k
         yield replace(gradient, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
         yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
@@ -289,6 +291,7 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
         yield from _casts(sizes, op, backward=True)
         parts: dict[str, Any] = {"batch": work.batch, "grouped": work.grouped}
         yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m, **parts))
+        # each GPU has a part of the gradient of the whole input
         if op.name in _READS_ALL or (op.name == "expert fc1" and sizes.parallel.ep == 1):
             yield from _conjugate(sizes, op)
         yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n, **parts), weight=True)
@@ -296,7 +299,7 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
         yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))
     elif isinstance(work, TokenExchange | RingPass):
         yield replace(gradient, name=f"{op.name} backward", work=work.backward)
-    elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":
+    elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":  # its gradient is gathered
         yield replace(gradient, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
 
 
@@ -311,16 +314,17 @@ def _streamed_back(sizes: Sizes, op: Op) -> Stream:
     """The backward pass of what memory bounds."""
     assert isinstance(op.work, Stream)
     if op.kind == "attention":
-        moved = np.asarray(op.work.bytes) * 2
+        moved = np.asarray(op.work.bytes) * 2  # operands and their gradients
         return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD)
     if op.work.like in ("rotary", "add") or op.name.startswith(COPIED):
-        return op.work
+        return op.work  # as much back as forward
     kernels = sizes.kernels
     if op.name.endswith(_TRANSPOSES) and kernels.transposes is not None:
         back = kernels.transposes
         tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
         return Stream(back.backward * tensor, kernels=back.backward_kernels)
     passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
+    # `like_bytes` counts a read and a write
     tensor = np.asarray(op.work.like_bytes) / 2 if op.work.like else sizes.element * elements(sizes, op.kind)
     return Stream(passes.backward * tensor, kernels=passes.backward_kernels)
 
@@ -341,7 +345,7 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
     gated, model = sizes.model.gated, sizes.model
     wide, tensors = sizes.ffn * (3 if gated else 2) * sizes.hidden, 3 if gated else 2
     both: Any = _projections(sizes)
-    vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + tensors
+    vectors, tensors = (1 + attentions) * sizes.hidden, 4 * attentions + tensors  # queries, keys, values, output
     if model.moe is not None:
         wide, of_experts = weights_of_experts(sizes)
         tensors = 4 * attentions + of_experts
@@ -353,7 +357,7 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
         beside = model.vectors if attentions == 1 else model.decoder_vectors
         vectors = np.asarray(0.0 if beside is None else beside, float)
     elif not gated and model.moe is None:
-        vectors = 2 * vectors + sizes.ffn + sizes.hidden
+        vectors = 2 * vectors + sizes.ffn + sizes.hidden  # norms with bias; biases of both layers
         vectors = vectors + attentions * ((sizes.heads + 2 * sizes.kv_heads) * sizes.head + sizes.hidden)
         tensors = 2 * tensors
     return wide + attentions * both + vectors, tensors
@@ -362,7 +366,7 @@ def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
 def _projections(sizes: Sizes) -> Any:
     """Weights of one GPU of the projections of queries, keys, values and output."""
     queries = 3 if sizes.model.out_gate else 2
-    return (queries * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden
+    return (queries * sizes.heads + 2 * sizes.kv_heads) * sizes.head * sizes.hidden  # keys and values
 
 
 def _parts(sizes: Sizes, kind: LayerKind, attentions: int = 1) -> dict[Part, Any]:
@@ -402,7 +406,7 @@ def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
         cached = 2 * sizes.kv_heads * sizes.head if model.latent is None else cached_numbers(model.latent)
         return attentions * sizes.cached_element * sizes.sequences * (sizes.cached / sizes.parallel.cp) * cached
     if sizes.run.recompute == "all":
-        return b * sizes.own
+        return b * sizes.own  # the input alone
     if sizes.run.recompute == "half":
         return b * (3 * sizes.own + tokens * (sizes.heads * sizes.head + sizes.ffn))
     if sizes.run.recompute == "up_projections":
@@ -411,7 +415,7 @@ def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
     split = attentions * (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head
     if model.latent is not None:
         split = kept_numbers(sizes, model.latent)
-    wide = 0.0 if model.moe is not None else sizes.ffn * (3 if model.gated else 2)
+    wide = 0.0 if model.moe is not None else sizes.ffn * (3 if model.gated else 2)  # experts keep theirs
     split = b * tokens * (split + wide) + (0.0 if model.moe is None else kept_bytes_of_experts(sizes))
     if sizes.run.recompute == "attention" or sizes.kernels.flash_share_of_peak is not None:
         return unsplit + split
@@ -443,6 +447,7 @@ def _embedding(sizes: Sizes) -> ModelBlock:
     if sizes.run.mode == "training":
         norm = Stream(rows.backward * sizes.element * sizes.own, kernels=rows.backward_kernels)
         ops.append(Op("embedding norm backward", "embedding", "backward", norm))
+        # gradients read, rows read and added to, and the dense gradient set to zero
         scattered = Stream(3 * sizes.activations + dense, kernels=2.0)
         ops.append(Op("scatter", "embedding", "backward", scattered, weight=True))
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[0], float)
@@ -454,6 +459,7 @@ def _embedding(sizes: Sizes) -> ModelBlock:
 def _output(sizes: Sizes) -> ModelBlock:
     """Logits of the tokens whose output is wanted, their softmax and loss."""
     training, kernels = sizes.run.mode == "training", sizes.kernels.loss or sizes.kernels.softmax
+    # tokens with a loss; of inference the last one
     wanted = sizes.tokens * np.asarray(sizes.model.predicted) if training else sizes.sequences
     logits, moved = product(sizes.vocab, wanted, sizes.hidden), sizes.element * sizes.vocab * wanted
     ops = [replace(stream(sizes, "final norm", "norm", sizes.kernels.norm), kind="output")]
