@@ -30,6 +30,7 @@ class Rule:
     @classmethod
     def of(cls, problem: Problem) -> Rule:
         """Turn a problem of all designs into a rule."""
+        # texts of others are no templates
         escaped = (text.replace("{", "{{").replace("}", "}}") for text in (problem.rule, problem.way_out))
         rule, way_out = escaped
         return cls(problem.path, True, rule, problem.value, way_out=way_out)
@@ -51,16 +52,17 @@ def reasons(rules: Sequence[Rule], shape: tuple[int, ...]) -> tuple[NDArray[np.i
     for rule in rules:
         broken = np.broadcast_to(np.asarray(rule.broken, np.bool_), shape)
         if not broken.any():
-            continue
+            continue  # most rules hold everywhere
         numbers = [rule.value, *rule.given]
         varied = [np.broadcast_to(number, shape)[broken] for number in numbers if np.ndim(number)]
+        # a text for each combination of numbers that occurs
         cases, which = np.unique(np.stack([code[broken], *varied]), axis=1, return_inverse=True)
         codes = []
         for before, *values in cases.T.tolist():
             varied_values = iter(values)
             value, *arguments = (next(varied_values) if np.ndim(number) else number for number in numbers)
             text = str(rule.problem(value, arguments))
-            earlier = list(texts)[int(before)]
+            earlier = list(texts)[int(before)]  # a design may break several rules
             codes.append(texts.setdefault(f"{earlier}; {text}" if earlier else text, len(texts)))
         code[broken] = np.array(codes, np.int32)[which.reshape(-1)]
     return code.reshape(-1), tuple(texts)

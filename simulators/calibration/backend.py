@@ -24,7 +24,7 @@ from simulators.hardware.device import Device, device_of
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Topology
 
-_VERSION = "5"
+_VERSION = "5"  # part of every result's key: raised where errors of predictions change
 _SECTIONS = ("devices", "predict", "data_dir")
 
 
@@ -41,6 +41,7 @@ class Predict(Frozen):
     kinds: kinds of rows that are predicted; null for all. least_bytes: of collectives, smaller ones do not count.
     """
 
+    # peers come from plug-ins, so that no list of names is complete here
     model: Annotated[str, AfterValidator(_model)] = "fitted"
     kinds: tuple[str, ...] | None = None
     least_bytes: Bytes = 0.0
@@ -66,6 +67,7 @@ class Links(Frozen):
     @property
     def port_bytes_per_s(self) -> float | None:
         """Rate [bytes/s] of a GPU at a switch, each way; None for other topologies."""
+        # links of a mesh, as one port
         return self.link_bytes_per_s * (self.num_gpus - 1) if self.topology == "switch" else None
 
     @classmethod
@@ -117,7 +119,7 @@ def rows_of(device: Device, measured: Sequence[MeasuredRows]) -> list[MeasuredRo
 class MeasuredBackend(Backend):
     """Errors of predictions, one design at a time."""
 
-    batch = 64
+    batch = 64  # a table each: more at once save nothing
     version = _VERSION
     metrics: Mapping[str, Metric] = {
         "median_error": Metric("fraction", "median of |predicted / measured - 1| over rows not fitted on"),
@@ -134,6 +136,7 @@ class MeasuredBackend(Backend):
         """Check the sections: `devices`, `predict` and optionally `data_dir`."""
         check = Problems()
         for name in set(tree) - set(_SECTIONS):
+            # a section that other backends have
             way = "list them: devices=[p100]" if name == "system" else did_you_mean(name, _SECTIONS)
             check.add(name, "is not a known section", way_out=way)
         names = tree.get("devices")
@@ -152,7 +155,7 @@ class MeasuredBackend(Backend):
         for name in tree["devices"]:
             system = tree_of(name)
             device = device_of(system, name)
-            if seen.setdefault(device.name, name) != name:
+            if seen.setdefault(device.name, name) != name:  # titles of scenarios are names of devices
                 check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
             device_rows = rows_of(device, measured)
             if not device_rows:
@@ -162,6 +165,7 @@ class MeasuredBackend(Backend):
                 check.add("devices", rule, value=name, way_out="add study.data_dir=<folder of its table>")
             before = len(trees)
             for rows in (rows for rows in device_rows if kinds is None or rows.kind in kinds):
+                # no constants for these rows: an error only if there are none for any row
                 if cost_of(device, rows) is not None:
                     title = f"{device.name} {rows.precision} {rows.kind}"
                     trees[title] = {
@@ -180,6 +184,7 @@ class MeasuredBackend(Backend):
     def _check_reach(self, check: Problems, device: Device, rows: MeasuredRows, name: str) -> None:
         """Note a problem if a ring leaves the node and the rate of the network is missing."""
         node = device.node
+        # rings of one library over any number of GPUs
         if rows.kind != "allreduce" or node is None or node.library is None:
             return
         if node.library.network_bytes_per_s is not None:
@@ -205,12 +210,13 @@ class MeasuredBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Compute the errors of each design."""
+        # tables differ in shape: nothing to share
         return [Results.of([self._evaluate_design(design) for design in batch.designs()]) for batch in batches]
 
     def _evaluate_design(self, design: BaseModel) -> Result:
         assert isinstance(design, MeasuredDesign)
         if why := refusal(design.predict.model, _rows(design.table), design.port_bytes_per_s):
-            return Result("unsupported", reason=why)
+            return Result("unsupported", reason=why)  # a property of model and table, not a failure
         predicted = predict_rows(design)
         errors = predicted.errors_from(design.predict.least_bytes) if predicted else None
         if predicted is None or errors is None:
@@ -246,4 +252,5 @@ def _table_tree(rows: MeasuredRows, folder: str) -> dict[str, str]:
 
 def _content(rows: MeasuredRows) -> str:
     """Hash of measured rows."""
+    # 128 bits are enough to keep tables apart
     return hashlib.sha256(repr(rows.names).encode() + rows.seconds.tobytes()).hexdigest()[:32]

@@ -82,6 +82,7 @@ def calibrate(words: Sequence[str]) -> int:
     options = pairs(words, {"system": "", "data": "", "out": ""})
     tree, file, outputs = tree_of(options["system"]), Path(options["data"]), Outputs(Path(options["out"]))
     target = outputs.folder / f"{tree.get('name')}.yaml"
+    # a calibration must not feed on itself
     if target.exists() and Path(options["system"]).exists() and target.samefile(options["system"]):
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
@@ -121,7 +122,8 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[MeasuredRows], file: 
     label, device_rows = _rows_of_device(device, rows, file)
     _check(device, device_rows, file)
     num_gpus = 8 if device.node is None else device.node.num_gpus
-    constants = _constants(fit(device, device_rows, num_gpus=num_gpus), file)
+    constants = _constants(fit(device, device_rows, num_gpus=num_gpus), file)  # on some of the rows, chosen by shape
+    # so that the fitted device is found in the same table again
     new_tree = merged(tree, {**constants, "gpu": {**constants["gpu"], "measured_as": device.gpu.measured_as or label}})
     fitted_device = device_of(new_tree)
     predictions = {
@@ -134,13 +136,14 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[MeasuredRows], file: 
         for predicted, errors in done.held_out()
     }
     earlier = tree["gpu"].get("note")
-    text = {} if isinstance(earlier, dict) or not earlier else {"before": earlier}
+    text = {} if isinstance(earlier, dict) or not earlier else {"before": earlier}  # notes of the user stay
     return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note}}}))
 
 
 def _rows_of_device(device: Device, rows: Sequence[MeasuredRows], file: Path) -> tuple[str, list[MeasuredRows]]:
     """Name and rows of a device in a table; the name is the device's `measured_as`, or the only one in the table."""
     names = sorted({group.device for group in rows})
+    # H100 and h100_sxm are one
     alike = [name for name in names if plain_name(name) == plain_name(device.gpu.measured_as)]
     label = alike[0] if alike else names[0]
     if len(names) > 1 and not alike:
@@ -166,7 +169,7 @@ def _rows_of_library(device: Device, rows: Sequence[MeasuredRows], file: Path) -
     if not taken:
         way = "name it, in a node of its own (as conf/node/h100_switch_8_vidur.yaml)"
         raise ConfigError([Problem("system.node.library.name", rule, way_out=way)])
-    if others:
+    if others:  # left out with a note: constants of another library would judge them
         print(f"node.library.name {rule}, which are not taken", file=sys.stderr)
     return taken
 
@@ -182,7 +185,7 @@ def _check(device: Device, rows: Sequence[MeasuredRows], file: Path) -> None:
     if any(group.kind in COLLECTIVE_ROWS for group in rows) and (device.node is None or device.node.library is None):
         way = "give bytes_per_s and latency_s of its rings, or name a system with a node"
         check.add("system.node.library", f"is missing: {file.name} has collectives", way_out=way)
-    exchanges = ("allreduce", *COLLECTIVE_ROWS)
+    exchanges = ("allreduce", *COLLECTIVE_ROWS)  # need no peak rate and no GEMMs
     for precision in dict.fromkeys(group.precision for group in rows if group.kind not in exchanges):
         _check_hardware(check, device, precision, file)
     check.done()
@@ -224,7 +227,7 @@ def _check_times(check: Problems, device: Device, rows: MeasuredRows, file: Path
     peak = device.gpu.peak(rows.precision)
     assert peak is not None
     rate, too_fast = work.flop / rows.seconds, _TOO_FAST[rows.kind] * peak
-    for row, column in np.argwhere(rate > too_fast)[:10]:
+    for row, column in np.argwhere(rate > too_fast)[:10]:  # a few examples say as much as all
         where = f"{file.name}, line {rows.lines[row]}, {rows.passes[column]}_ms"
         rule = f"would be {rate[row, column] / 1e12:.3g} TFLOP/s on a device of {peak / 1e12:.3g}"
         value = float(f"{rows.seconds[row, column] * 1e3:.6g}")
@@ -233,8 +236,9 @@ def _check_times(check: Problems, device: Device, rows: MeasuredRows, file: Path
     if slow > _TOO_SLOW:
         rule = f"take {slow:.0f} times as long as the data sheet lets expect (median): are they in microseconds?"
         check.add(file.name, f"times of {rows.kind} at {rows.precision} {rule}", way_out=_ONE_UNIT)
-        return
+        return  # all rows are in another unit: one problem in place of one a row
     ratio = rows.seconds / work.seconds
+    # their problems are listed above
     for row, column in np.argwhere((ratio > _TOO_SLOW) | ((ratio < 1 / _FAR_FASTER) & (rate <= too_fast)))[:10]:
         where, odd = f"{file.name}, line {rows.lines[row]}, {rows.passes[column]}_ms", ratio[row, column]
         rule = (
@@ -246,6 +250,7 @@ def _check_times(check: Problems, device: Device, rows: MeasuredRows, file: Path
 def _check_rates(check: Problems, rows: MeasuredRows, file: Path) -> None:
     """Note collectives that are faster than any link as being in another unit."""
     gpus = rows.shape["gpus"]
+    # all-reduces send each byte twice, others once
     payload = FLOAT_BYTES * rows.shape["floats"] if rows.kind == "allreduce" else rows.shape["bytes"] / 2
     rate = 2 * (gpus - 1) / gpus * payload / rows.seconds[:, 0]
     for row in np.flatnonzero(rate > _TOO_FAST_LINK)[:10]:
@@ -256,6 +261,7 @@ def _check_rates(check: Problems, rows: MeasuredRows, file: Path) -> None:
 
 def _constants(fitted: FittedConstants, file: Path) -> dict[str, Any]:
     """Entries of a machine's tree for fitted constants and their sources."""
+    # 64 bits: which table it was, not a proof against tampering
     content = hashlib.sha256(read_bytes(file, "data")).hexdigest()[:16]
     tree: dict[str, Any] = {"gpu": {"sources": {}}}
     gpu = tree["gpu"]
@@ -323,6 +329,7 @@ def _round(value: Any) -> Any:
         return _rounded(value)
     if isinstance(value, tuple):
         return [list(tile) for tile in value]
+    # five digits: more would pretend a precision that fits do not have
     return value if isinstance(value, int | str) else float(f"{value:.5g}")
 
 
@@ -351,7 +358,7 @@ def at_bounds(done: Calibration) -> Iterator[str]:
         priors = PRIORS if constants.tiles is None else LIBRARY_PRIORS
         for name, prior in priors.items():
             value, ends = getattr(constants, name), (prior.low, prior.high)
-            if min(abs(np.log(value / end)) for end in ends) < _AT_BOUND:
+            if min(abs(np.log(value / end)) for end in ends) < _AT_BOUND:  # relative distance from either end
                 yield f"{precision}: {name} = {value:g} is at the end of its range ({ends[0]:g} to {ends[1]:g})"
 
 
@@ -441,7 +448,7 @@ def table_of(predictions: Sequence[PredictedRows], device: str) -> pd.DataFrame:
                     "fitted": predicted.fitted,
                 }
             )
-            parts.append(part.dropna(subset=["measured_s"]))
+            parts.append(part.dropna(subset=["measured_s"]))  # passes that were not measured
     return pd.concat(parts, ignore_index=True)
 
 

@@ -58,14 +58,16 @@ ANY_PRECISION = "any"
 """Precision of rows that only move bytes."""
 CALLED_BY_HOSTS = ("vidur",)
 """Libraries of tables whose calls are launched from the host, one by one."""
+# types as PyTorch and NCCL name them
 _SIZES = {"half": 2, "float16": 2, "bfloat16": 2, "int8": 1, "float": 4, "float32": 4}
+# nccl-tests write alltoall in one word
 _NAMES: Mapping[str, CollectiveKind] = {**{kind: kind for kind in COLLECTIVE_KINDS}, "alltoall": "all_to_all"}
 _OF_CONFIGURATOR = {"device", "op_name", "nccl_dtype", "num_gpus", "message_size", "latency"}
 _OF_VIDUR = {"device", "collective", "gpus", "devices_per_node", "bytes", "median_ms"}
 _OF_TOKENWEAVE = {"BL", "hidden_size"}
 _SWITCHED = re.compile(r"multimem_(ar|rs|ag|all_reduce)_us(?:_ctas_(\d+))?")
 _SWITCHED_KINDS: Mapping[str, SwitchedKind] = {"ar": "all_reduce", "rs": "reduce_scatter", "ag": "all_gather"}
-_BY_PYTORCH = ("torch_all_reduce_us", "pytorch_dist_ar_us")
+_BY_PYTORCH = ("torch_all_reduce_us", "pytorch_dist_ar_us")  # columns of two of their tables
 _TOKENWEAVE = ("H100", 8, 2)  # GPU, their number, bytes of an element: its tables are of no others, and do not say so
 
 
@@ -103,7 +105,7 @@ def _reader(columns: tuple[str, ...]) -> Callable[[CsvTable, Problems, str], Ite
         return _of_vidur
     if set(columns) >= set(TESTS):
         return _of_tests
-    multimem = any(_SWITCHED.fullmatch(column) for column in columns)
+    multimem = any(_SWITCHED.fullmatch(column) for column in columns)  # BL and hidden_size alone could be of any table
     return _of_tokenweave if set(columns) >= _OF_TOKENWEAVE and multimem else None
 
 
@@ -116,7 +118,7 @@ def read_collectives(path: Path) -> list[MeasuredRows]:
     groups = defaultdict[tuple[str, str, str], list[_Cell]](list)
     skipped = 0
     for cell in reader(table, check, path.name):
-        skipped += math.isnan(cell.seconds)
+        skipped += math.isnan(cell.seconds)  # sizes that a profiler left out
         if not math.isnan(cell.seconds):
             groups[cell.device, cell.kind, cell.library].append(cell)
     check.done(path.name)
@@ -136,7 +138,7 @@ def _of_configurator(table: CsvTable, check: Problems, name: str) -> Iterator[_C
         legal = _legal(cells, columns, check, f"{name}, line {line}")
         if legal is not None:
             kind, gpus, size, seconds = legal
-            yield _Cell(line, cells["device"], kind, gpus, size * element, seconds)
+            yield _Cell(line, cells["device"], kind, gpus, size * element, seconds)  # counted in elements there
 
 
 def _of_vidur(table: CsvTable, check: Problems, name: str) -> Iterator[_Cell]:
@@ -152,7 +154,7 @@ def _of_vidur(table: CsvTable, check: Problems, name: str) -> Iterator[_Cell]:
             rule = "must divide the number of GPUs"
             check.add(f"{name}, line {line}, devices_per_node", rule, value=cells["devices_per_node"])
             continue
-        nodes = max(1.0, gpus / together)
+        nodes = max(1.0, gpus / together)  # fewer GPUs than a node holds
         row_kind = kind if nodes == 1 else f"{kind}_across_nodes"
         yield _Cell(line, cells["device"], row_kind, gpus, size, seconds, nodes, library="vidur")
 
@@ -167,7 +169,7 @@ def _of_tests(table: CsvTable, check: Problems, name: str) -> Iterator[_Cell]:
             continue
         gpus, nodes, size = (_whole(cells, column, 1, check, where) for column in ("gpus", "nodes", "bytes"))
         row_kind = kind if nodes == 1 else f"{kind}_across_nodes"
-        if size:
+        if size:  # a problem was noted, or nothing was moved
             yield _Cell(line, cells["device"], row_kind, gpus, size, _time(cells, "seconds", 1.0, check, where), nodes)
 
 
@@ -181,7 +183,7 @@ def _of_tokenweave(table: CsvTable, check: Problems, name: str) -> Iterator[_Cel
             switched, seconds = _SWITCHED.fullmatch(column), _time(cells, column, 1e-6, check, f"{name}, line {line}")
             if switched:
                 kind = _SWITCHED_KINDS.get(switched[1], "all_reduce")
-                ctas = float(switched[2] or math.inf)
+                ctas = float(switched[2] or math.inf)  # as many CTAs as the kernel takes
                 yield _Cell(line, device, f"{kind}_in_switch", gpus, size, seconds, ctas=ctas)
             elif column in _BY_PYTORCH:
                 yield _Cell(line, device, "all_reduce", gpus, size, seconds, library="pytorch")
@@ -227,7 +229,7 @@ def _rows(cells: list[_Cell]) -> MeasuredRows:
     first = cells[0]
     way = COLLECTIVE_ROWS[first.kind][1]
     columns = {"gpus": "gpus", "bytes": "size"}
-    if way == "across_nodes":
+    if way == "across_nodes":  # the shape of a row is what its constants depend on
         columns["nodes"] = "nodes"
     elif any(math.isfinite(cell.ctas) for cell in cells):
         columns["ctas"] = "ctas"
@@ -250,10 +252,11 @@ def evenly_spaced(rows: MeasuredRows) -> NDArray[np.int64]:
     others = [values for name, values in rows.shape.items() if name != "bytes"]
     numbers, label = np.unique(np.column_stack(others), axis=0, return_inverse=True)
     most = MOST_COLLECTIVES[COLLECTIVE_ROWS[rows.kind][1]]
-    count, places = max(1, most // len(numbers)), set[int]()
+    count, places = max(1, most // len(numbers)), set[int]()  # shared evenly among numbers of GPUs
     for number in range(len(numbers)):
         same = np.flatnonzero(label.ravel() == number)
         sizes, first = np.unique(rows.shape["bytes"][same], return_index=True)
+        # every other size at most: the others test the fit
         chosen = np.unique(np.round(np.linspace(0, len(sizes) - 1, min(count, -(-len(sizes) // 2)))).astype(int))
         places |= set(same[first[chosen]].tolist())
     return np.array(sorted(places))
@@ -277,6 +280,7 @@ def _by_name(constants: Mapping[Any, Any] | None) -> dict[str, Any]:
 def fitted_names(node: LibraryNode, rows: MeasuredRows) -> frozenset[str]:
     """Names of the rows that a node's constants were fitted on; none of another library."""
     part = node.in_switch if COLLECTIVE_ROWS[rows.kind][1] == "in_switch" else node.library
+    # constants of one library say nothing of another
     if part is None or rows.library not in ("", node.library.name if node.library else None):
         return frozenset()
     return frozenset((part.fitted_on or {}).get(rows.kind, ()))
@@ -285,6 +289,7 @@ def fitted_names(node: LibraryNode, rows: MeasuredRows) -> frozenset[str]:
 def cost_of_rows(constants: Protocols | SwitchRate, rows: MeasuredRows) -> Cost:
     """Costs [R, 1] of rows of one collective; bytes are those that a GPU sends."""
     (kind, _), gpus, payload = COLLECTIVE_ROWS[rows.kind], rows.shape["gpus"], rows.shape["bytes"]
+    # rate and latency do not matter for bytes
     moved = collective_cost(kind, "ring", payload, Group(gpus, 1.0, 0.0)).wire_bytes
     if isinstance(constants, SwitchRate):
         seconds = in_switch_seconds(constants, kind, gpus, payload, num_ctas=rows.shape.get("ctas", np.inf))

@@ -31,6 +31,7 @@ from simulators.workloads.operators import Pattern
 Floats = NDArray[np.float64]
 TIMES = ("gemm", "comm", "wall")
 """Times of an overlap: end of the GEMM, end of the collective, end of both."""
+# below 1 would be a speed-up by contention
 _BOUNDS = {"gemm_beside_cus": (1.0, 4.0), "late_start": (0.0, 2.0), "cu_copy_beside_gemm": (1.0, 8.0)}
 _START = {"gemm_beside_cus": 1.1, "late_start": 0.3, "cu_copy_beside_gemm": 1.5}
 _TABLE = conf_dir() / "data" / "overlap" / "mi300x_gemm_allreduce.csv"
@@ -95,9 +96,10 @@ def together(
 
     late_s: time from the start until the collective moves data, unless the GEMM ends before.
     """
-    waited = np.minimum(late_s, gemm_s / gemm_share)
+    waited = np.minimum(late_s, gemm_s / gemm_share)  # the GEMM ends first: then data moves alone
     remaining = np.maximum(gemm_s - waited * gemm_share, 0.0)
     both = np.minimum(remaining / gemm_share, comm_s / comm_share)
+    # what is left runs alone
     return waited + both + remaining - both * gemm_share, waited + both + comm_s - both * comm_share
 
 
@@ -106,8 +108,10 @@ def shares(system: System, rows: Overlaps) -> tuple[Floats, Floats]:
     gemm, comm = np.empty(len(rows)), np.empty(len(rows))
     cases = zip(rows.size, rows.channels, rows.assignment, rows.pattern, strict=True)
     for row, (size, channels, assignment, pattern) in enumerate(cases):
+        # rows were measured with one or the other
         gpu, cus = put(system, "gpu.gemm.assignment", assignment).gpu, channel_cus(system, channels, pattern)
         waves, shape = WaveGemms.of(gpu, "bf16"), GemmShape(size, size, size)
+        # on the CUs that the channels leave
         full, granted = (gemm_cost(waves, shape, taken=taken).seconds for taken in (0, cus))
         gemm[row] = full / beside_cu_copies(gpu, granted, full)
         peers = routes(system.node, pattern)
@@ -139,9 +143,9 @@ def fit_contention(system: System, rows: Overlaps) -> dict[str, float]:
     The loss of the GEMM is fitted to the GEMM times of dynamic assignment, as waves hide it where assignment is static;
     late start and loss of the collective to the times of the collective, with the former put in.
     """
-    dynamic = rows.where(np.array(rows.assignment) == "dynamic")
+    dynamic = rows.where(np.array(rows.assignment) == "dynamic")  # static waves would hide the loss
     coefficients = _least_squares(system, dynamic, ("gemm_beside_cus",), "gemm")
-    system = put_all(system, coefficients)
+    system = put_all(system, coefficients)  # the second fit takes the first for granted
     return coefficients | _least_squares(system, rows, ("late_start", "cu_copy_beside_gemm"), "comm")
 
 
@@ -159,7 +163,7 @@ def _least_squares(system: System, rows: Overlaps, names: Sequence[str], which: 
 def without_one(system: System, rows: Overlaps) -> Mapping[str, Floats]:
     """Errors [N] of the times `TIMES`, with each channel count predicted by a fit to the others."""
     left_out = {name: np.empty(len(rows)) for name in TIMES}
-    for channels in np.unique(rows.channels):
+    for channels in np.unique(rows.channels):  # a channel count at a time: its rows are alike
         out = rows.channels == channels
         refitted = put_all(system, fit_contention(system, rows.where(~out)))
         for name, error in errors(refitted, rows.where(out)).items():
@@ -191,6 +195,7 @@ def table(system: System, rows: Overlaps) -> Sequence[Mapping[str, Any]]:
             }
         )
         for name in TIMES:
+            # place among the fitted rows
             left = left_out[name][np.searchsorted(fitted, row)] if rows.fitted[row] else None
             lines[-1] |= {f"{name}_measured_s": getattr(rows, name)[row], f"{name}_s": predicted[name][row]}
             lines[-1] |= {f"{name}_error": error[name][row], f"{name}_error_left_out": left}

@@ -52,7 +52,7 @@ _KINDS: Mapping[str, TokenKernelKind] = {
     "InterNodeV1LL": "network_low_latency",
 }
 _SCALED = 1 + 4 / 128  # bytes of an element of fp8, with a scale of 4 bytes for 128
-_FITTED_SMS = (4, 12, 24)
+_FITTED_SMS = (4, 12, 24)  # few, a middle number and many of those measured
 _FITTED_SHAPES = {(7168, 8, 256), (2048, 8, 128), (4096, 2, 8), (4096, 22, 512)}  # hidden, top-k, experts
 _FITTED_TOKENS: Mapping[str, tuple[int, ...]] = {"deepep": (64, 1024, 16384), "mori": (8, 64, 512, 4096)}
 
@@ -79,12 +79,14 @@ class KernelRow:
 
 def read_rows(path: Path) -> list[KernelRow]:
     """Rows of a table; of a table of other columns none. Rows that repeat another one count once."""
+    # comments name the source
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     cells = list(csv.DictReader(lines))
     columns = set(cells[0]) if cells else set()
     if "dispatch_sms" in columns:
         return [row for cell in cells for row in _deepep(cell)]
     if "block_num" in columns:
+        # the tuner copies rows of one kind to others
         return list({_identity(row): row for cell in cells for row in _mori(cell)}.values())
     return [row for cell in cells for row in _published(cell)] if "bandwidth_GBps" in columns else []
 
@@ -114,8 +116,10 @@ def _mori(cell: Mapping[str, str]) -> Iterator[KernelRow]:
     if kind is None:
         return
     per_token, tokens, hidden = int(float(cell["topk"] or 8)), int(cell["num_tokens"]), int(cell["hidden_dim"])
+    # only there do the bytes over times say that fp8 is sent
     cast = cell["quant_type"] == "fp8_direct_cast" and cell["zero_copy"] == "False" and cell["gpu"] == "mi355x"
     element = 2.0 if cell["dtype"] == "bf16" and not cast else 1.0
+    # share of the links of a node of 8 that lead to GPUs of the group
     nodes, share = max(1, gpus // 8), min(1.0, (gpus - 1) / 7)
     routed = RoutedTokens(tokens, element * hidden, 32 * gpus, per_token, gpus, nodes, share)
     copied = " cast" * cast + " zero copy" * (cell["zero_copy"] == "True")
@@ -129,7 +133,7 @@ def _mori(cell: Mapping[str, str]) -> Iterator[KernelRow]:
 def _published(cell: Mapping[str, str]) -> Iterator[KernelRow]:
     """Bandwidths of normal kernels; those of low-latency kernels are of a mode that has no constants."""
     if not cell["sms"]:
-        return
+        return  # low-latency kernels
     gpus, direction = int(cell["ep"]), cell["phase"]
     element = _SCALED if cell["dtype"] == "fp8" else 2.0
     nodes, tokens, token_bytes = gpus // 8, int(cell["tokens"]), element * int(cell["hidden"])
@@ -176,6 +180,7 @@ def fit(rows: Sequence[KernelRow], node: LibraryNode) -> TokenKernel:
     """Constants of one kernel and direction from rows, robustly on the logarithms, with weak priors."""
     from scipy.optimize import least_squares
 
+    # constants are positive, and span decades
     low, typical, high = (np.log([bounds[place] for bounds in _BOUNDS.values()]) for place in range(3))
     times = np.log([row.seconds for row in rows])
     weight = 0.01  # of a prior: a factor of e away from what is typical counts as 1 % of one row
@@ -185,6 +190,7 @@ def fit(rows: Sequence[KernelRow], node: LibraryNode) -> TokenKernel:
         errors = np.log([predict(kernel, row, node) for row in rows]) - times
         return np.concatenate([errors, weight * (logs - typical)])
 
+    # a few odd rows must not decide
     best = least_squares(residuals, typical, bounds=(low, high), loss="soft_l1", f_scale=0.1)
     return _kernel(best.x)
 
@@ -209,7 +215,7 @@ def constants_of(row: KernelRow, node: LibraryNode) -> TokenKernel | None:
 def error_of(kernel: TokenKernel, row: KernelRow, node: LibraryNode) -> float:
     """Predicted over measured time, less 1; of a published bandwidth, bytes over predicted time tell the time."""
     predicted = predict(kernel, row, node)
-    if not row.bytes_per_s:
+    if not row.bytes_per_s:  # a published bandwidth
         return predicted / row.seconds - 1
     routed: Any = row.routed
     places = routed.remote_nodes * routed.nodes / np.maximum(routed.nodes - 1, 1)  # its own node is counted there

@@ -59,8 +59,8 @@ _LAYOUT = 2.0  # distance of two layouts, in doublings of a size
 _FAR = {"n": 1024.0, "k": 16384.0}  # sizes of a GEMM beyond which time is proportional to FLOP
 _FAR_TODAY = {"m": 32768.0, "n": 32768.0, "k": 16384.0}
 _WHOLE = 64  # sizes that are no multiple of it are left to kernels of their own
-_STARTS = 3
-_CALLS = 60
+_STARTS = 3  # guesses, the first at the priors' middles
+_CALLS = 60  # of the cost model, for each start
 
 
 Chosen = tuple[MeasuredRows, Floats]
@@ -121,7 +121,7 @@ def library_tiles(device: Device, precision: str) -> Tiles | None:
     """(rows, columns) of the tiles of a device's library: at a precision, or at any, or those of its schedules."""
     constants = [device.gpu.constants(precision), *(device.gpu.efficiency or {}).values()]
     named = [fitted.tiles for fitted in constants if fitted is not None and fitted.tiles is not None]
-    if named or device.gpu.gemm is None:
+    if named or device.gpu.gemm is None:  # tiles of schedules are those of the same library
         return named[0] if named else None
     return tuple((tile.rows, tile.cols) for tile in device.gpu.gemm.tiles)
 
@@ -190,12 +190,14 @@ class FittedConstants:
 
 def fit(device: Device, rows: Sequence[MeasuredRows], *, num_gpus: int = 8) -> FittedConstants:
     """Fit the constants of a device to some of its measured rows. num_gpus: GPUs of a node."""
+    # by shape alone, before anything is fitted
     chosen = {(group.precision, group.kind): _select_rows(group, num_gpus) for group in rows}
     library = {precision for precision, kind in chosen if kind == "gemm" and precision in LIBRARY_PRECISIONS}
     names: dict[str, dict[str, tuple[str, ...]]] = {}
     for (precision, kind), (kernel_rows, _) in chosen.items():
         names.setdefault(precision, {})[kind] = kernel_rows.names
     efficiency = {}
+    # constants of a precision come from GEMMs first
     for precision in dict.fromkeys(precision for precision, kind in chosen if kind == "gemm"):
         if precision in library:
             constants_of_gemms = _fit_library(device, precision, chosen[precision, "gemm"])
@@ -205,12 +207,12 @@ def fit(device: Device, rows: Sequence[MeasuredRows], *, num_gpus: int = 8) -> F
                 if (precision, kind) in chosen
             }
             efficiency[precision] = constants_of_gemms.model_copy(update={"streaming": streaming or None})
-            continue
+            continue  # constants of such a library are of GEMMs and streams alone
         products = [chosen[precision, kind] for kind in ("gemm", "conv") if (precision, kind) in chosen]
         constants = _fit_kernels(device, products)
         if (precision, "recurrent") in chosen:
             constants = _fit_recurrent(device, chosen[precision, "recurrent"], constants)
-        efficiency[precision] = TYPICAL.model_copy(update=constants)
+        efficiency[precision] = TYPICAL.model_copy(update=constants)  # what was not fitted is typical
     allreduces = [selection for (_, kind), selection in chosen.items() if kind == "allreduce"]
     ring = _fit_ring(num_gpus, allreduces[0]) if allreduces else None
     collectives = {kind: _fit_collective(rows) for (_, kind), rows in chosen.items() if kind in COLLECTIVE_ROWS}
@@ -219,7 +221,7 @@ def fit(device: Device, rows: Sequence[MeasuredRows], *, num_gpus: int = 8) -> F
 
 def _fit_kernels(device: Device, chosen: Sequence[Chosen]) -> dict[str, float]:
     """Fit five constants to GEMMs and convolutions."""
-    free = {name: prior for name, prior in PRIORS.items() if name != "latency_s"}
+    free = {name: prior for name, prior in PRIORS.items() if name != "latency_s"}  # of recurrent layers alone
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return on_device(device, TYPICAL.model_copy(update=dict(values)), rows).seconds
@@ -239,6 +241,7 @@ def _fit_recurrent(device: Device, chosen: Chosen, constants: Mapping[str, float
     stepwise = {"latency_s": PRIORS["latency_s"]}
     launched, loss = _solve(stepwise, predict, [chosen])
     fused, fused_loss = _solve({**stepwise, "fused_setup_s": FUSED_PRIOR}, predict, [chosen])
+    # a constant more has to lower the loss by one
     return {**constants, **(fused if fused_loss < loss - 1.0 else launched)}
 
 
@@ -281,7 +284,7 @@ def _fit_collective(chosen: Chosen) -> Protocols | SwitchRate:
 
 def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
     """Fit latency, bandwidth, sharing, and, if rings leave the node, the bandwidth of the network."""
-    beyond = bool((chosen[0].shape["gpus"] > num_gpus).any())
+    beyond = bool((chosen[0].shape["gpus"] > num_gpus).any())  # the network is fitted only where rings use it
     free = {name: prior for name, prior in _RING.items() if beyond or not name.startswith("network")}
     guess = CollectiveLibrary(bytes_per_s=1e9, latency_s=1e-6)
 
@@ -311,12 +314,12 @@ def _solve(
     def residuals(logs: Floats) -> Floats:
         values = dict(zip(free, np.exp(logs).tolist(), strict=True))
         parts = [_robust(predict(values, rows), rows, weights) for rows, weights in chosen]
-        return np.concatenate([*parts, (logs - middle) / width])
+        return np.concatenate([*parts, (logs - middle) / width])  # a prior is a residual like a row
 
-    random, best = np.random.default_rng(0), None
+    random, best = np.random.default_rng(0), None  # the same guesses in every run
     for start in range(_STARTS):
         guess = middle + (0.7 * random.standard_normal(len(middle)) if start else 0.0)
-        inside = np.clip(guess, low + 0.01, high - 0.01)
+        inside = np.clip(guess, low + 0.01, high - 0.01)  # inside of the bounds, or the solver refuses to start
         solution = least_squares(residuals, inside, bounds=(low, high), diff_step=1e-3, max_nfev=_CALLS)
         best = solution if best is None or solution.cost < best.cost else best
     assert best is not None
@@ -326,8 +329,10 @@ def _solve(
 def _robust(predicted: Floats, rows: MeasuredRows, weights: Floats) -> Floats:
     """Roots of the pseudo-Huber losses of log(predicted / measured), one for each pass that was measured."""
     measured = np.isfinite(rows.seconds)
+    # weights say what rows count among themselves
     weight = np.broadcast_to((weights / weights.mean())[:, None], measured.shape)[measured]
     error = np.log(predicted[measured] / rows.seconds[measured]) / _SCALE[rows.kind]
+    # residuals whose squares are pseudo-Huber losses
     return np.asarray(np.sign(error) * np.sqrt(2 * weight * (np.sqrt(1 + error**2) - 1)))
 
 
@@ -341,13 +346,14 @@ def _select_rows(rows: MeasuredRows, num_gpus: int) -> Chosen:
         places = evenly_spaced(rows)
         return rows.take(places), np.ones(len(places))
     if rows.kind in STREAM_KINDS:
-        places, weights = medoids(np.log2(rows.shape["bytes"])[:, None], MOST[rows.kind])
+        places, weights = medoids(np.log2(rows.shape["bytes"])[:, None], MOST[rows.kind])  # sizes span decades
         return rows.take(places), weights
     if rows.precision not in LIBRARY_PRECISIONS:
         places, weights = medoids(_features(rows), MOST[rows.kind])
         return rows.take(places), weights
+    # others run on kernels of their own, which constants do not describe
     whole = np.flatnonzero((rows.shape["m"] % _WHOLE == 0) & (rows.shape["k"] % _WHOLE == 0))
-    if len(whole) < LIBRARY_GEMMS:
+    if len(whole) < LIBRARY_GEMMS:  # too few: take what there is
         whole = np.arange(rows.size)
     places, weights = medoids(_features(rows.take(whole)), LIBRARY_GEMMS)
     places = whole[places]
@@ -357,6 +363,7 @@ def _select_rows(rows: MeasuredRows, num_gpus: int) -> Chosen:
 def _ends(payload: Floats, gpus: Floats, num_gpus: int) -> NDArray[np.int64]:
     """Rows with the smallest and the largest payload of the fewest GPUs, the most in a server and the most of all."""
     places = set()
+    # latency of the smallest ring, sharing in a server, and the network
     for number in {gpus.min(), gpus[gpus <= num_gpus].max(initial=gpus.min()), gpus.max()}:
         same_gpus = np.flatnonzero(gpus == number)
         places |= {int(same_gpus[payload[same_gpus].argmin()]), int(same_gpus[payload[same_gpus].argmax()])}
@@ -368,7 +375,7 @@ def _spread(shape: Mapping[str, Floats]) -> NDArray[np.int64]:
     flop = Layer.of(shape, 1.0).flop
     order = np.lexsort((flop, shape["stride_v"] * shape["stride_h"], shape["r"] * shape["s"]))
     count = min(MOST["conv"], len(order))
-    places = ((np.arange(count) + 0.5) * len(order) / count).astype(int)
+    places = ((np.arange(count) + 0.5) * len(order) / count).astype(int)  # middles of equal parts
     return np.sort(order[places])
 
 
@@ -377,9 +384,11 @@ def _features(rows: MeasuredRows) -> Floats:
     shape = rows.shape
     if rows.kind == "gemm":
         far = _FAR_TODAY if rows.precision in LIBRARY_PRECISIONS else _FAR
+        # beyond, one size is as good as another
         sizes = [np.log2(np.minimum(shape[name], far.get(name, np.inf))) for name in ("m", "n", "k")]
         return np.column_stack([*sizes, _LAYOUT * shape["ta"], _LAYOUT * shape["tb"]])
     points = np.column_stack([np.log2(shape[name]) for name in ("gates", "hidden", "n", "t")])
+    # a table with one size of a kind
     scaled: Floats = (points - points.min(axis=0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
     return scaled
 
@@ -388,17 +397,20 @@ def medoids(points: Floats, count: int) -> tuple[NDArray[np.int64], Floats]:
     """Select at most `count` medoids of R points [R, features], in order, with the roots of their clusters' sizes."""
     taken = [int(((points - points.mean(axis=0)) ** 2).sum(axis=1).argmin())]
     while len(taken) < min(count, len(points)):
+        # the row farthest from all that are taken
         taken.append(int(_squares(points, points[taken]).min(axis=1).argmax()))
     centres = points[taken]
-    for _ in range(200):
+    for _ in range(200):  # ends long before: each round lowers the sum of squares
         label = _squares(points, centres).argmin(axis=1)
         clusters = [points[label == place] for place in range(len(centres))]
+        # an empty cluster keeps its centre
         means = np.array([part.mean(axis=0) if len(part) else centres[place] for place, part in enumerate(clusters)])
         if np.array_equal(means, centres):
             break
         centres = means
     squares = _squares(points, centres)
     sizes = np.bincount(squares.argmin(axis=1), minlength=len(centres))
+    # the row nearest to the centre stands for the cluster
     chosen = {int(squares[:, place].argmin()): float(np.sqrt(sizes[place])) for place in np.flatnonzero(sizes)}
     places = np.array(sorted(chosen))
     return places, np.array([chosen[int(place)] for place in places])

@@ -53,7 +53,7 @@ _TIMES: Mapping[str, tuple[str, ...]] = {
 }
 STREAM_KINDS: tuple[StreamKind, ...] = get_args(StreamKind)
 """Kinds of rows of operators that memory bounds; their shape is `bytes`, which are moved at least."""
-_COLUMNS = {"device", "precision", "op", "algo", "total_ms"} | {
+_COLUMNS = {"device", "precision", "op", "algo", "total_ms"} | {  # known columns; others are left alone
     name for names in (*_SHAPES.values(), *_TIMES.values()) for name in names
 }
 _NAMES: Mapping[str, str] = {
@@ -64,9 +64,9 @@ _NAMES: Mapping[str, str] = {
 }
 FLOAT_BYTES = 4
 """Bytes of the elements in which the size of an all-reduce is counted."""
-_LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}
-_MOST = 2**40
-_NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)
+_LEAST = {"pad_h": 0, "pad_w": 0, "gpus": 2}  # no padding is a size, a ring needs two
+_MOST = 2**40  # beyond any size that could be meant
+_NOT_MEASURED = re.compile(r"|N/?A\*?|-", re.IGNORECASE)  # as DeepBench's tables write it
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def read(path: Path) -> list[MeasuredRows]:
     table, unknown = _Table(path), Counter[str]()
     groups = defaultdict[tuple[str, str, str], list[_Row]](list)
     for line, cells in table.rows:
-        if cells["precision"] not in ELEMENT_BYTES:
+        if cells["precision"] not in ELEMENT_BYTES:  # other rows of the table are still of use
             unknown[cells["precision"]] += 1
             continue
         row = table.row(line, cells)
@@ -170,11 +170,13 @@ class _Table:
         self._seen, self._held = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
         self._csv = open_table(path)
         check_columns(self._check, self._csv.columns, ("precision", "op"), f"{path.name}, line {self._csv.header}")
-        self.done()
+        self.done()  # rows cannot be read without these columns
         for name in self._csv.columns:
+            # a time in another unit, which must not be taken for ms
             if name not in _COLUMNS and re.fullmatch(r"(fwd|bwd_data|bwd_filter|total|mean)_\w+", name):
                 self.note(f"line {self._csv.header}", "times are in ms", name, did_you_mean(name, _COLUMNS))
         self.done()
+        # how often each shape comes, to match DeepBench's list by order
         self._held.update(_convolution(cells) for _, cells in self.rows if cells["op"] == "conv")
 
     @property
@@ -206,7 +208,7 @@ class _Table:
             self.note(f"line {line}, op", "is no operator that is known", op, did_you_mean(op, every))
         if kind == "allreduce" and precision != "fp32":
             self.note(f"line {line}, precision", "must be fp32: all-reduces are counted in floats", precision)
-        if kind is None or len(self.problems) > before:
+        if kind is None or len(self.problems) > before:  # a row with a problem is left out; the others are read
             return None
         shape = self._shape(line, kind, cells)
         times = tuple(self._time(line, name, cells) for name in _TIMES[kind])
@@ -228,6 +230,7 @@ class _Table:
         return _Row(device, precision, kind, op, line, shape, times, name, algorithm)
 
     def _shape(self, line: int, kind: str, cells: Mapping[str, str]) -> dict[str, float]:
+        # DeepBench's results leave out filters and strides
         blank = kind == "conv" and not all(cells.get(name) for name in _FILTER)
         names = [name for name in _SHAPES[kind] if not (blank and name in _FILTER)]
         shape = {name: self._size(line, name, cells) for name in names}
@@ -243,7 +246,7 @@ class _Table:
             self.note(f"line {self._csv.header}", f"has no column {name}, which {cells['op']} rows need")
             return math.nan
         if name in ("ta", "tb"):
-            if text not in ("N", "T"):
+            if text not in ("N", "T"):  # as BLAS names layouts
                 self.note(where, "must be N or T", text)
             return float(text == "T")
         try:
@@ -263,7 +266,7 @@ class _Table:
         try:
             value = float(text)
         except ValueError:
-            unit = re.fullmatch(r"[\d.eE+-]+\s*([a-zA-Zµ]+)", text)
+            unit = re.fullmatch(r"[\d.eE+-]+\s*([a-zA-Zµ]+)", text)  # a number with its unit is likely in another one
             rule = f"holds the unit {unit[1]}; this column is in ms" if unit else "is no number"
             self.note(where, rule, text, "write the number of milliseconds")
             return math.nan
@@ -278,14 +281,15 @@ class _Table:
         filters, place = _deepbench().get(key, ()), self._seen[key]
         self._seen[key] += 1
         empty = [name for name in _FILTER if not cells.get(name)]
+        # several filters of one shape: only whole repetitions of the list can be matched
         if not filters or (len(set(filters)) > 1 and self._held[key] % len(filters)):
             why = "has several of this shape" if filters else "has no such shape"
             way = f"fill them in: DeepBench's list, which they could be taken from, {why}"
             self.note(f"line {line}, {empty[0]}", f"is empty ({', '.join(empty)})", way_out=way)
             return {}
         self.filled += 1
-        values = dict(zip(_FILTER, filters[place % len(filters)], strict=True))
-        for name in set(_FILTER) - set(empty):
+        values = dict(zip(_FILTER, filters[place % len(filters)], strict=True))  # in the order of DeepBench's list
+        for name in set(_FILTER) - set(empty):  # cells that are given must agree with the list
             if self._size(line, name, cells) != values[name]:
                 self.note(f"line {line}, {name}", f"is not {values[name]:.0f}, as in DeepBench's list", cells[name])
         return values

@@ -25,6 +25,7 @@ _FAR = 1.5  # a prediction is far off beyond this factor
 
 def peers() -> tuple[str, ...]:
     """Engines of plug-ins that time collectives (`ForeignEngine`): models of those inside a node with a switch."""
+    # by what they offer: no class of a plug-in is imported here
     return tuple(name for name, engine in plugins.available("engine").items() if hasattr(engine, "collective_s"))
 
 
@@ -48,11 +49,11 @@ class Errors:
     @classmethod
     def of(cls, predicted: Floats, measured: Floats) -> Errors | None:
         """Compute the errors of two arrays of one shape where both are finite; None if they are so nowhere."""
-        both = np.isfinite(predicted) & np.isfinite(measured)
+        both = np.isfinite(predicted) & np.isfinite(measured)  # passes that were not measured
         ours, theirs = predicted[both], measured[both]
         if not len(ours):
             return None
-        error, log = np.abs(ours / theirs - 1), np.abs(np.log(ours / theirs))
+        error, log = np.abs(ours / theirs - 1), np.abs(np.log(ours / theirs))  # ratios: half and twice are as far off
         from scipy.stats import rankdata
 
         return cls(
@@ -67,7 +68,7 @@ class Errors:
 
 
 def _correlation(first: Floats, second: Floats) -> float:
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:  # a constant has no correlation
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])
 
@@ -118,9 +119,11 @@ def predicted_by(
     if model == "roofline":
         seconds = roofline(device, rows, cost.flop, traffic=cost.bytes)
     elif model == "nearest":
+        # scaled by what bounds the kind
         seconds = nearest(rows, cost.bytes if rows.kind in (*STREAM_KINDS, *COLLECTIVE_ROWS) else cost.flop)
     elif model not in MODELS:
         assert port_bytes_per_s is not None
+        # names of devices in other tools' tables
         shape, label = rows.shape, str(device.gpu.measured_as or "").lower().partition("_")[0]
         times = _peer(model).collective_s(rows.kind, shape["bytes"], shape["gpus"], port_bytes_per_s, label)
         seconds = times[:, None]
@@ -167,6 +170,7 @@ def nearest(rows: MeasuredRows, flop: Floats) -> Floats:
     for column in range(len(rows.passes)):
         measured = np.flatnonzero(np.isfinite(rows.seconds[:, column]))
         for row in measured:
+            # another row of the same shape would be no test
             candidates = measured[[rows.names[other] != rows.names[row] for other in measured]]
             if len(candidates):
                 near = candidates[np.argmin(((points[candidates] - points[row]) ** 2).sum(axis=1))]
@@ -180,7 +184,7 @@ _LAYOUT = 4.0  # distance of two layouts, in doublings of a size
 def features(shape: Mapping[str, Floats]) -> Floats:
     """Shapes as points [R, columns]: logarithms to the base 2 of sizes, layouts as 0 or 4."""
     columns = [
-        _LAYOUT * values if name in ("ta", "tb") else np.log2(values + (name.startswith("pad")))
+        _LAYOUT * values if name in ("ta", "tb") else np.log2(values + (name.startswith("pad")))  # padding may be 0
         for name, values in shape.items()
     ]
     return np.column_stack(columns)

@@ -52,7 +52,7 @@ class ExternalDesign(BaseModel):
 class ExternalBackend(Backend):
     """A program as a backend; parameters: those of `ExternalProgram`. Raises ConfigError with all problems at once."""
 
-    batch = 1
+    batch = 1  # a process each
 
     def __init__(self, **parameters: Any) -> None:
         check = Problems()
@@ -63,6 +63,7 @@ class ExternalBackend(Backend):
         self._command = ProgramCommand.find(program, Path.cwd())
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}
         self.relations = dict(_relations(self.metrics))
+        # all that an answer depends on, apart from the design
         parts = [_VERSION, program.version, self._command.content(), hash_of_environment(program.env)]
         self.version = "+".join(filter(None, parts))
 
@@ -78,6 +79,7 @@ class ExternalBackend(Backend):
         for name, part in parts.items():
             if not isinstance(part, Mapping):
                 check.add(name, "is no section of keys", value=part, way_out="write it as a mapping")
+            # attributes of the model would hide the section
             if hasattr(ExternalDesign, name) or name in LABELS or name.startswith("_"):
                 check.add(name, "cannot be the name of a section", way_out="choose another")
         if not parts:
@@ -86,7 +88,7 @@ class ExternalBackend(Backend):
             )
         values = dict(_leaves(parts))
         for name in self._command.places:
-            if name not in ("input", "output", *values):
+            if name not in ("input", "output", *values):  # places of files, not values
                 way = did_you_mean(name, ["input", "output", "here", *values])
                 check.add("simulator.command", f"{{{name}}} is no value of the design", way_out=way)
         check.done()
@@ -98,7 +100,7 @@ class ExternalBackend(Backend):
         check, trees = Problems(), dict[str, Tree]()
         if overrides is not None and not (isinstance(overrides, Mapping) and overrides):
             check.add("scenarios", "must map names to the values that they change")
-            overrides = None
+            overrides = None  # go on, so that one message lists all problems
         for name, changes in ({"base": {}} if overrides is None else overrides).items():
             if not _SCENARIO.fullmatch(name) or not isinstance(changes, Mapping):
                 rule = "must be a name (letters, digits, - _ .) with the values that it changes"
@@ -133,6 +135,7 @@ class ExternalBackend(Backend):
         return [Results.of([self._evaluate_design(design) for design in batch.designs()]) for batch in batches]
 
     def _evaluate_design(self, design: BaseModel) -> Result:
+        # kills of this control group since then are likely this program's
         tree, limits, before = dict(design), self._limits, kills_for_memory()
         with scratch() as place:
             folder = place.folder
@@ -143,13 +146,16 @@ class ExternalBackend(Backend):
             used = set(self._command.places)
             command = [PLACE.sub(lambda match: _word_of(values, match), word) for word in self._command.words]
             stdin = Path(os.devnull) if "input" in used else design_file
+            # few: results must not depend on what a shell happens to export
             ended = run(command, limits, place=place, stdin=stdin, variables=(*_ALWAYS_PASSED, *self._program.env))
+            # a byte beyond the limit shows that there is more
             answer = read_output(output, limits.output_bytes + 1) if "output" in used else ended.stdout
             starved = kills_for_memory() > before
             result = judge_run(ended, limits, answer, metrics=self.metrics, starved=starved)
             if result.status == "failed":
-                check_room(folder)
+                check_room(folder)  # a full disk is no failure of the program
         if result.status == "failed":
+            # variables that were passed on may hold tokens
             secrets = {key: os.environ[key] for key in self._program.env if key in os.environ}
             stderr_tail = complaint(ended, self._program.error_chars, folder=folder, secrets=secrets)
             result = replace(result, reason="\n".join(filter(None, [result.reason, stderr_tail])))
@@ -162,6 +168,7 @@ class ExternalBackend(Backend):
             if improvement(name) in self.relations:
                 better, worse = (baseline, point) if metric.goal == "minimize" else (point, baseline)
                 ratio = np.full(len(point[name]), math.nan)
+                # a ratio to nothing is no number
                 ratios[improvement(name)] = np.divide(better[name], worse[name], out=ratio, where=worse[name] != 0)
         return ratios
 
@@ -220,7 +227,7 @@ def _frozen(value: Any, path: str, check: Problems) -> Any:
         return _quantity(value, path, check)
     if isinstance(value, float) and not math.isfinite(value):
         check.add(path, "must be finite", value=value)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:  # keys and tables hold 64 bits
         check.add(path, "does not fit into 64 bits", value=value)
     elif not isinstance(value, (int, float, bool, type(None))):
         check.add(path, "must be a number, a text, true or false, a list or a section", value=str(value))

@@ -44,7 +44,7 @@ def judge_run(
         return Result("failed", reason=failure)
     if not (answer or b"").strip():
         return Result("failed", reason="NO OUTPUT")
-    assert answer is not None
+    assert answer is not None  # empty and missing answers are gone by now
     if len(answer) > limits.output_bytes:
         return Result("failed", reason=f"OUTPUT over {limits.output_bytes} B")
     return _read(answer, metrics)
@@ -54,7 +54,7 @@ def _failure(ended: ProcessEnd, limits: Limits, starved: bool) -> str:
     """Reason of a failed run, or "" for a successful one."""
     if ended.error:
         return f"NOT STARTED: {ended.error}"
-    if ended.cut:
+    if ended.cut:  # before the exit code, which is that of the signal it was ended by
         timeout, output = f"TIMEOUT after {limits.timeout_s:g} s", f"OUTPUT over {limits.output_bytes} B"
         return timeout if ended.cut == "time" else output
     if ended.code is None:
@@ -67,12 +67,12 @@ def _failure(ended: ProcessEnd, limits: Limits, starved: bool) -> str:
 
 
 def _crash(number: int, limits: Limits) -> str:
-    if number == signal.SIGXCPU and limits.cpu_s is not None:
+    if number == signal.SIGXCPU and limits.cpu_s is not None:  # the kernel's signal for this limit
         return f"CPU TIME over {limits.cpu_s} s"
     if number == signal.SIGXFSZ and limits.file_bytes is not None:
         return f"FILE SIZE over {limits.file_bytes} B"
     with contextlib.suppress(ValueError):
-        return f"CRASH {signal.Signals(number).name}"
+        return f"CRASH {signal.Signals(number).name}"  # real-time signals have no name
     return f"CRASH signal {number}"
 
 
@@ -82,6 +82,7 @@ def _wants_memory(ended: ProcessEnd, starved: bool) -> bool:
     A crash alone, such as from an unchecked null pointer, is not taken as a sign.
     """
     killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second: reported by a shell
+    # earlier messages may be of errors that the program survived
     last = ended.stderr.decode(errors="replace").strip().splitlines()[-3:]
     return (killed and starved) or any(_NO_MEMORY.search(line) for line in last)
 
@@ -89,10 +90,11 @@ def _wants_memory(ended: ProcessEnd, starved: bool) -> bool:
 def kills_for_memory() -> int:
     """Number of processes killed by the kernel for lack of memory: in this control group, else on this machine."""
     with contextlib.suppress(OSError, ValueError, IndexError):
+        # the unified hierarchy of cgroup 2
         (group,) = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
         events = Path(f"/sys/fs/cgroup{group.removeprefix('0::')}/memory.events").read_text()
         return int(dict(line.split() for line in events.splitlines())["oom_kill"])
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no control group of its own: the whole machine's count
         return sum(int(n) for n in re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE))
     return 0
 
@@ -100,6 +102,7 @@ def kills_for_memory() -> int:
 def read_output(path: Path, most: int) -> bytes | None:
     """Read up to `most` bytes of a program's output file; None if it is not a readable plain file."""
     with contextlib.suppress(OSError):
+        # a pipe in its place must not block, nor a link lead elsewhere
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with os.fdopen(opened, "rb") as file:
             return file.read(most) if stat.S_ISREG(os.fstat(opened).st_mode) else None
@@ -109,6 +112,7 @@ def read_output(path: Path, most: int) -> bytes | None:
 def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
     """Parse the answer, one JSON object: metrics, or a status with its reason."""
     try:
+        # a key that comes twice has no certain value
         content = parse_json(answer, "OUTPUT", distinct=True, lenient=True)
     except ConfigError as error:
         begins = sanitize_text(answer[: 4 * _MOST_VALUE].decode(errors="replace").strip())
@@ -118,7 +122,7 @@ def _read(answer: bytes, metrics: Mapping[str, Metric]) -> Result:
         return Result("failed", reason="OUTPUT is no JSON object")
     status = content.pop("status", "ok")
     if status == "ok":
-        unknown = [name for name in content if name not in metrics][:1]
+        unknown = [name for name in content if name not in metrics][:1]  # one unknown metric is enough for the message
         return Result(
             "ok", {sanitize_text(name): _number(content[name]) for name in (*metrics, *unknown) if name in content}
         )
@@ -142,6 +146,7 @@ def _number(value: Any) -> Any:
 
 def sanitize_text(text: str, most: int = _MOST_VALUE) -> str:
     """Make a text safe for terminals and tables: no control characters but newlines, at most `most` characters."""
+    # control characters could change what a terminal shows
     plain = "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in text[: most + 1].expandtabs(4))
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
@@ -155,7 +160,7 @@ def complaint(ended: ProcessEnd, most: int, *, folder: Path, secrets: Mapping[st
     text = text.replace(str(folder), "<scratch>")
     for name, value in _longest_first(secrets):
         text = text.replace(value, f"<{name}>")
-    text = _SECRET.sub(r"\1<hidden>", text)
+    text = _SECRET.sub(r"\1<hidden>", text)  # values that look like secrets by their names
     tail = "\n".join(text.splitlines()[-_MOST_LINES:])[-most:] if most else ""
     if not tail:
         return ""

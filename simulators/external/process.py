@@ -30,7 +30,7 @@ from simulators.external.supervisor import GRACE_S, Launch, send
 
 _HANGS_UP_S = GRACE_S + 1.5  # the grace period of a program, and the time to clean up after it
 _ERROR_BYTES = 1 << 16  # last bytes of standard error that are stored
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 16  # as much as a pipe holds by default
 _PIPE_READS = (1 << 20) // _READ_BYTES  # for all that a pipe can hold
 _ROOM_BYTES = 1 << 16  # with less, a disk counts as full
 _PREFIX = "dse-external-"  # of scratch folders
@@ -88,7 +88,7 @@ class _Stream:
     def take(self, data: bytes) -> None:
         self.size += len(data)
         self.data += data if self.last else data[: self.most - len(self.data)]
-        if self.last and len(self.data) > 2 * self.most:
+        if self.last and len(self.data) > 2 * self.most:  # cut now and then, so that each byte is moved about once
             del self.data[: -self.most]
 
     @property
@@ -112,7 +112,7 @@ class Scratch:
 def scratch() -> Iterator[Scratch]:
     """Provide an empty scratch folder, removed in the end. The first call also removes folders of killed runs."""
     root = tempfile.gettempdir()
-    _sweep(root)
+    _sweep(root)  # once a process
     while (place := _lock_folder(tempfile.mkdtemp(prefix=_PREFIX, dir=root))) is None:
         pass  # another process swept it between its creation and the lock
     try:
@@ -134,13 +134,13 @@ def _lock_folder(folder: str, *, surely: bool = False) -> Scratch | None:
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, handle)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that is held is somebody's folder
         except BlockingIOError:
             return None
         except OSError:
             if surely:
                 raise
-        if not Path(folder).exists():
+        if not Path(folder).exists():  # removed between opening and locking
             return None
         undo.pop_all()
     return Scratch(Path(folder), handle)
@@ -151,6 +151,7 @@ def _sweep(root: str) -> None:
     """Remove the scratch folders of runs whose worker and supervisor were both killed, so that they are not locked."""
     for folder in Path(root).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
+            # never folders of other users
             if folder.lstat().st_uid == os.getuid() and (left := _lock_folder(str(folder), surely=True)) is not None:
                 shutil.rmtree(left.folder, ignore_errors=True)
                 os.close(left.lock)
@@ -174,21 +175,22 @@ class _ForkServer:
     def _start(self) -> None:
         self._channel, theirs = socket.socketpair()
         with theirs:
+            # isolated and without site packages: it starts in milliseconds
             words = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True,  # signals of the terminal are the worker's to handle
                 pass_fds=[theirs.fileno()],
             )
 
     def send(self, launch: Launch, descriptors: list[int]) -> None:
         """Have a program started. Raises OSError if no process can be started."""
-        with self._lock:
+        with self._lock:  # threads of a worker share the channel
             try:
                 send(self._channel, launch, descriptors)
-            except OSError:
+            except OSError:  # it was killed: start another, once
                 self.stop()
                 self._start()
                 send(self._channel, launch, descriptors)
@@ -222,16 +224,17 @@ def run(command: Sequence[str], limits: Limits, *, place: Scratch, stdin: Path, 
     Raises OSError if no process can be started.
     """
     streams = {"out": _Stream(limits.output_bytes), "err": _Stream(_ERROR_BYTES, last=True), "status": _Stream(1 << 12)}
+    # temporary files go with the folder
     environment = {name: os.environ[name] for name in variables if name in os.environ} | {"TMPDIR": str(place.folder)}
     launch = Launch(list(command), str(place.folder), environment, str(stdin), limits.of_kernel)
     with _start_supervisor(launch, place) as ends:
         try:
             cut = _read(ends, streams, limits)
-        finally:
+        finally:  # also where the worker is interrupted
             _hang_up(ends, streams["status"])
     status = _status(streams["status"])
     if "ended" not in status:
-        _kill_group(status.get("pid"))
+        _kill_group(status.get("pid"))  # the supervisor was killed before it could clean up
     code = int(status["ended"]) if "ended" in status else None
     out, err = streams["out"], streams["err"]
     return ProcessEnd(code, cut, status.get("error", ""), stdout=out.content, stderr=err.content, error_size=err.size)
@@ -251,6 +254,7 @@ def _start_supervisor(launch: Launch, place: Scratch) -> Iterator[_Ends]:
     """Start a supervisor and provide our ends of its pipes."""
     with contextlib.ExitStack() as ours:
         with contextlib.ExitStack() as theirs:
+            # of the lifeline the supervisor has the end to read, of the others that to write
             pairs = [(theirs, ours), *[(ours, theirs)] * 3]
             files = [
                 [stack.enter_context(os.fdopen(*end, 0)) for stack, end in zip(pair, _pipe(), strict=True)]
@@ -264,7 +268,7 @@ def _start_supervisor(launch: Launch, place: Scratch) -> Iterator[_Ends]:
 
 def _hang_up(ends: _Ends, status: _Stream) -> None:
     """Close the lifeline and wait for the supervisor; kill one that cannot end its program."""
-    ends.lifeline.close()
+    ends.lifeline.close()  # which tells the supervisor to end the program
     until = time.monotonic() + _HANGS_UP_S
     with selectors.DefaultSelector() as selector:
         selector.register(ends.status, selectors.EVENT_READ, status)
@@ -283,11 +287,11 @@ def _read(ends: _Ends, streams: Mapping[str, _Stream], limits: Limits) -> str:
         while ends.status in (stream.fileobj for stream in selector.get_map().values()):
             left = until - time.monotonic()
             passed = "output" if limits.output_ends and streams["out"].is_over else "time" if left <= 0 else ""
-            if passed and not cut:
+            if passed and not cut:  # the first limit that is passed is the reason
                 ends.lifeline.close()
                 cut, left = passed, _HANGS_UP_S
                 until = time.monotonic() + left
-            elif left <= 0:
+            elif left <= 0:  # the supervisor does not end: kill it
                 _kill(streams["status"])
                 break
             _take(selector, left)
@@ -298,17 +302,17 @@ def _read(ends: _Ends, streams: Mapping[str, _Stream], limits: Limits) -> str:
 
 def _take(selector: selectors.BaseSelector, wait_s: float) -> None:
     """Read available data of each stream once, after waiting up to `wait_s`."""
-    for key, _ in selector.select(wait_s) if selector.get_map() else ():
+    for key, _ in selector.select(wait_s) if selector.get_map() else ():  # all streams are at their ends
         data = os.read(key.fd, _READ_BYTES)
         key.data.take(data)
-        if not data:
+        if not data:  # the other end is closed
             selector.unregister(key.fileobj)
 
 
 def _kill(status: _Stream) -> None:
     """Kill the supervisor, which has not ended; the process that was to fork it, if it has not told its number."""
     pid = _status(status).get("supervisor")
-    if pid is None:
+    if pid is None:  # it was killed before it wrote its number
         _fork_server(os.getpid()).stop()
     else:
         with contextlib.suppress(ProcessLookupError):

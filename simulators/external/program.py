@@ -24,7 +24,7 @@ from simulators.external.process import Limits
 
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A placeholder in a command."""
-_METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")
+_METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")  # a column of tables and a name on the command line
 _MOST_BYTES, _MOST_FILES = 1 << 36, 10_000  # of files that are part of every key
 _RESERVED = ("scenario", "key", "status", "reason", "engine", "baseline", "on_front")  # columns of the table
 
@@ -32,6 +32,7 @@ _RESERVED = ("scenario", "key", "status", "reason", "engine", "baseline", "on_fr
 def _words(value: Any) -> Any:
     if isinstance(value, str):
         raise ValueError("must be a list of words, as no shell is asked: [python3, '{here}/my_simulator.py']")
+    # numbers in YAML are meant as words
     return [str(word) if isinstance(word, int) and not isinstance(word, bool) else word for word in value or ()]
 
 
@@ -73,7 +74,7 @@ def _check_names(metrics: Mapping[str, Measure]) -> Mapping[str, Measure]:
     for name in metrics:
         if not _METRIC.fullmatch(name):
             raise ValueError(f"{name!r} is no name: letters, digits and _, beginning with a letter, at most 60")
-        if name in (*_RESERVED, *map(improvement, metrics)):
+        if name in (*_RESERVED, *map(improvement, metrics)):  # ratios have columns, too
             raise ValueError(f"{name} is a column of the table already: choose another name")
     return metrics
 
@@ -112,6 +113,7 @@ class ExternalProgram(Frozen):
     def limits(self) -> Limits:
         """Limits of each run."""
         sizes = {name: getattr(self, name) for name in ("memory_bytes", "file_bytes")}
+        # an answer in a file leaves standard output free for logs
         return Limits(
             timeout_s=self.timeout_s,
             output_bytes=int(self.output_bytes),
@@ -136,21 +138,25 @@ class ProgramCommand:
         first, *arguments = (word.replace("{here}", str(here)) for word in program.command)
         words = (_executable(check, first, here), *arguments)
         for word in arguments:
+            # looks like a file, and would not be found in the scratch folder
             if not Path(word).is_absolute() and Path(word).suffix and (here / word).is_file():
                 rule = "is a file of this folder, but the program runs in a scratch folder of its own"
                 check.add("simulator.command", rule, value=word, way_out=f"write {{here}}/{word}")
-        named = [Path(word) for word in words if Path(word).is_absolute()]
+        named = [Path(word) for word in words if Path(word).is_absolute()]  # programs and scripts count in the key
         listed = [here / word.replace("{here}", str(here)) for word in program.files]
         for index, path in enumerate(listed):
             if not path.exists():
                 check.add(f"simulator.files.{index}", "is not there", value=str(path))
+            # no further than needed to know
             elif path.is_dir() and sum(1 for _ in islice(path.rglob("*"), _MOST_FILES + 1)) > _MOST_FILES:
                 rule = f"holds more than {_MOST_FILES} files"
                 check.add(f"simulator.files.{index}", rule, value=str(path), way_out="name the files that count")
             elif not path.is_dir() and (rule := irregular(path, _MOST_BYTES)):
                 check.add(f"simulator.files.{index}", rule, value=str(path), way_out="name plain files and folders")
         check.done()
+        # an order that does not depend on the disk
         inside = (file for path in listed for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
+        # written by running, not part of the program
         files = (
             path for path in dict.fromkeys([*named, *inside]) if path.is_file() and "__pycache__" not in path.parts
         )
@@ -172,7 +178,8 @@ class ProgramCommand:
         total = hashlib.blake2b(digest_size=6)
         for path in self.files:
             with open_plain_file(path, "simulator.files", most=_MOST_BYTES) as file:
-                digest = hashlib.file_digest(file, "blake2b").hexdigest()
+                digest = hashlib.file_digest(file, "blake2b").hexdigest()  # in pieces: files may be large
+            # the same program in another folder has the same key
             label = path.relative_to(self.here) if path.is_relative_to(self.here) else path.name
             total.update(f"{label}\0{digest}\0".encode())
         return total.hexdigest() if self.files else ""
@@ -181,12 +188,13 @@ class ProgramCommand:
 def hash_of_environment(names: Sequence[str]) -> str:
     """Hash of the values of environment variables, none of which it tells; "" for no names."""
     values = {name: os.environ.get(name) for name in sorted(set(names))}
+    # values of variables need not be valid text
     return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest() if values else ""
 
 
 def _executable(check: Problems, program: str, here: Path) -> str:
     """Return the path of a program, and note problems with it."""
-    if PLACE.search(program):
+    if PLACE.search(program):  # the program is looked up once, before any design
         check.add("simulator.command", "the program itself may hold no value but {here}", value=program)
     elif "/" in program:
         program = str(here / program)

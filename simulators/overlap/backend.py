@@ -57,7 +57,7 @@ class OverlapBackend(Backend):
         )
         self._reader = DesignReader()
         self._bounds = Memo[Floats | None](_MOST_SEEN)
-        self.batch = self._simulation.engines[0][1].batch
+        self.batch = self._simulation.engines[0][1].batch  # of the first engine, which runs most designs
         self.version = "+".join([_VERSION, *self._simulation.versions])
 
     def absence(self) -> str:
@@ -98,6 +98,7 @@ class OverlapBackend(Backend):
     def num_tasks(self, design: BaseModel) -> int:
         """Tasks of the graph that a design lowers to; none where it breaks a rule."""
         assert isinstance(design, OverlapDesign)
+        # a schedule cannot be lowered then
         return 0 if self.problems(design) else self._simulation.lower(self.settle(design)).num_tasks
 
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
@@ -106,6 +107,7 @@ class OverlapBackend(Backend):
         if not isinstance(design.schedule, ScheduleKnobs):
             return {}
         neutral = design.schedule.neutral()
+        # inactive knobs have no value
         return {
             f"schedule.{name}": value for name, value in neutral.items() if getattr(design.schedule, name) is not None
         }
@@ -120,13 +122,16 @@ class OverlapBackend(Backend):
 
     def _idle_designs(self, grid: Grid[OverlapDesign], path: str, value: Any) -> NDArray[np.bool_]:
         """Mask [B] of the designs of a grid in which `path` may have the value."""
-        other = replace(grid, design=put(grid.design, path, value))
+        other = replace(grid, design=put(grid.design, path, value))  # the same designs with the other value
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
+        # equal reasons, or both legal
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
         legal = same & mine.ok
         if legal.any():
+            # only legal designs can be lowered
             legal_grid, other_grid = (grid, other) if legal.all() else (grid.take(legal), other.take(legal))
             graph = self._simulation.lower(legal_grid.design)
+            # knobs that choose priorities alone: no second lowering is needed
             ranked = path.partition(".")[2] in getattr(legal_grid.design.schedule, "ranks", ())
             neutral = without_priorities(graph) if ranked else self._simulation.lower(other_grid.design)
             same[legal] = same_timeline(graph, neutral, legal_grid.shape)
@@ -138,6 +143,7 @@ class OverlapBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
+        # schedules that are searched for differ from design to design
         settled = [self._settled(batch) for batch in batches]
         batches = [part for parts in settled for part in parts]
         results = iter(results_by_batch(batches, OverlapDesign, self._evaluate_grid))
@@ -167,7 +173,7 @@ class OverlapBackend(Backend):
     def _evaluate_grid(self, grid: Grid[OverlapDesign]) -> Results:
         """Results of a grid; designs that break a rule are infeasible."""
         screened = self._screen_grid(grid)
-        if screened.ok.all():
+        if screened.ok.all():  # the usual case: no rows to put together
             return self._simulation.results(grid)
         if not screened.ok.any():
             return screened
@@ -179,6 +185,7 @@ class OverlapBackend(Backend):
 
     def bound(self, batch: Batch, metrics: Columns) -> Columns:
         """Bound of the schedules of each design of a batch, or of the orders of its tasks, and the gap to it."""
+        # bounds take memory for each design of the grid
         seconds = np.concatenate([self._bound(Batch(batch.design, axes)) for axes in pieces(batch.axes, _MOST_BOUNDS)])
         return {"bound_s": seconds, "gap": metrics["makespan_s"] / seconds - 1}
 
@@ -186,15 +193,17 @@ class OverlapBackend(Backend):
         """Bound [s] of each design [B]; where only system and workload decide it, once for all their schedules."""
         design = batch.design
         assert isinstance(design, OverlapDesign)
+        # schedules of one system and workload share their bound
         shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
         key = type(design.schedule), *((path, values.tobytes()) for path, values in shared.items())
         proven = self._bounds.get(
             lambda: _schedule_bound(Batch(design, shared)), design.system, design.workload, key=key
         )
-        if proven is None:
+        if proven is None:  # no bound of all schedules: one of the orders of its tasks
             ((_, grid),) = grids([batch], OverlapDesign)
             graph = reduce_graph(self._simulation.lower(grid.design)).graph
             return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
+        # axes of the schedule have length 1
         aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
         return np.broadcast_to(aligned, batch.shape).reshape(-1)
 
@@ -218,7 +227,7 @@ class OverlapBackend(Backend):
     def elasticities(self, design: BaseModel, sides: Sequence[tuple[str, int]]) -> Sequence[float] | None:
         """Change of the makespan [%] for 1 % more, on sides of numbers; None where an engine is not exact."""
         assert isinstance(design, OverlapDesign)
-        if not all(engine.exact for _, engine in self._simulation.engines):
+        if not all(engine.exact for _, engine in self._simulation.engines):  # slopes are those of the exact semantics
             return None
         from simulators.overlap.elasticities import elasticities  # which few commands need
 
@@ -229,6 +238,7 @@ class OverlapBackend(Backend):
         system = self._simulation.system(design.system)
         of_models = list(model_rules(system, design.workload, design.schedule))
         of_links = list(link_rules(design.system.node, design.system.gpu.num_links))
+        # a schedule's rules ask for costs, which a broken model cannot give
         return [*of_links, *of_models, *(() if of_models else design.schedule.rules(system, design.workload))]
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
@@ -258,6 +268,7 @@ def _proven(design: OverlapDesign) -> Bound | None:
 def _last_gpu(timeline: Timeline) -> Replay:
     """Timeline of the GPU that ends last, and the limits of the node."""
     graph = timeline.graph
+    # the GPU that decides the makespan
     tasks = np.flatnonzero(graph.gpu == graph.gpu[int(np.argmax(timeline.finished[0]))])
     last = Timeline(graph.part(tasks), timeline.issued[:, tasks], timeline.finished[:, tasks])
     return Replay(tuple(last.intervals(0)), timeline.limits(0))

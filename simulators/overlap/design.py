@@ -53,6 +53,7 @@ class ScheduleKnobs(Frozen):
             if any(getattr(self, sibling) != value for sibling, value in needed.items())
         ]
         for name, needed in needs.items():
+            # an active knob without a value would be lowered as nothing
             if needed and name not in idle and getattr(self, name) is None:
                 raise ValueError(f"{name} is needed while {' and '.join(f'{k} = {v}' for k, v in needed.items())}")
         for name in idle:

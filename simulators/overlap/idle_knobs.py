@@ -29,6 +29,7 @@ _ROUNDING = 1e-12  # of a capacity: fully allocated CUs are not over-subscribed
 
 def same_timeline(first: TaskGraph, second: TaskGraph, shape: tuple[int, ...]) -> Bools:
     """Mask [B] of the designs of a grid for which two graphs certainly have the same timeline; ignores task names."""
+    # other structures may have equal timelines, which is not decided here
     if any(not np.array_equal(getattr(first, name), getattr(second, name)) for name in _STRUCTURE):
         return np.zeros(int(np.prod(shape)), bool)
     same = np.broadcast_to(_same_numbers(first, second), shape).reshape(-1)
@@ -46,6 +47,7 @@ def without_priorities(graph: TaskGraph) -> TaskGraph:
 
 def _same_numbers(first: TaskGraph, second: TaskGraph) -> Any:
     """Mask over the grid, as an array that broadcasts, of the designs with all numbers equal."""
+    # columns that meet for some item
     pairs = {pair for name in first.at for pair in zip(first.at[name].tolist(), second.at[name].tolist(), strict=True)}
     same: Any = np.ones((1,) * len(first.shape), bool)
     for mine, theirs in pairs:
@@ -60,14 +62,14 @@ def is_oversubscribed(graph: TaskGraph) -> Bools:
     each chain of dependent tasks; slowdowns between concurrent tasks are included.
     """
     oversubscribed = np.zeros(graph.num_designs, bool)
-    if len(np.unique(graph.priority)) < 2:
+    if len(np.unique(graph.priority)) < 2:  # one class: nobody gives way
         return oversubscribed
     if graph.num_tasks > _MOST_TASKS:
         return ~oversubscribed  # the analysis would take longer than the runs
     before = _ancestors(graph)
     for resource in range(len(graph.resources)):
         uses = np.flatnonzero(graph.use_resource == resource)
-        if len(np.unique(graph.priority[graph.use_task[uses]])) > 1:
+        if len(np.unique(graph.priority[graph.use_task[uses]])) > 1:  # only classes that meet on a resource compete
             capacity = graph.values[graph.at["capacity"][resource]]
             exceeds = _Demand.of(graph, uses, before).most() > capacity * (1 + _ROUNDING)
             oversubscribed |= graph.flat(exceeds) > 0
@@ -103,6 +105,7 @@ class _Demand:
         """Build from the tasks of `uses` of a resource."""
         tasks, rates, values = graph.use_task[uses], graph.alone(), graph.values
         numbers = np.array([rates[task][0] for task in tasks.tolist()])
+        # equal rate, cap, use and group: equal demand
         keys = np.stack([numbers, graph.at["cap"][tasks], graph.at["use"][uses], graph.group[tasks]], axis=1)
         _, first, variant = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         variants = [

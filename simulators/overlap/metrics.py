@@ -110,7 +110,7 @@ def _run_metrics(graph: TaskGraph, totals: Totals) -> dict[str, Floats]:
         "makespan_s": makespan_s,
         "comm_cu_s": totals.cu_s,
         "peak_staging_bytes": totals.peak_staged_bytes,
-        "exposed_comm_s": np.maximum(makespan_s - gemm_s, 0.0),
+        "exposed_comm_s": np.maximum(makespan_s - gemm_s, 0.0),  # rounding
         "gemm_s": gemm_s,
         "comm_s": busy_s.get("transfer", none),
         "setup_fraction": _ratio(graph.grid_total("delay", moving), moving_s, otherwise=0.0),
@@ -126,8 +126,9 @@ def _ratios(graph: TaskGraph, spent_s: Mapping[str, Floats]) -> dict[str, Floats
     """DIL of the GEMM, CIL of GEMM and transfers, over the grid; 1 without such tasks."""
     spent, alone, places = {}, {}, {kind: graph.of_kind(kind) for kind in ("gemm", "transfer")}
     for kind, tasks in places.items():
+        # a reduced task stands for its members
         alone[kind] = graph.grid_total("alone_s", np.repeat(tasks, graph.members[tasks]))
-        spent[kind] = spent_s.get(kind, alone[kind]) - graph.grid_total("delay", tasks)
+        spent[kind] = spent_s.get(kind, alone[kind]) - graph.grid_total("delay", tasks)  # set-ups are no contention
     return {
         "dil": _ratio(alone["gemm"], graph.grid_total("ideal_s", places["gemm"])),
         "cil": _ratio(spent["gemm"], alone["gemm"]),
@@ -137,7 +138,7 @@ def _ratios(graph: TaskGraph, spent_s: Mapping[str, Floats]) -> dict[str, Floats
 
 def _ratio(top: Floats, low: Floats, otherwise: float = 1.0) -> Floats:
     """Quotient over the grid, and another number where the lower one is 0."""
-    if np.all(low > 0):
+    if np.all(low > 0):  # the usual case
         return np.asarray(top / low)
     quotient = np.full(np.broadcast_shapes(np.shape(top), np.shape(low)), otherwise)
     return np.asarray(np.divide(top, low, out=quotient, where=np.asarray(low > 0)))
@@ -149,6 +150,7 @@ def measure_worst(graph: TaskGraph, timeline: Timeline) -> dict[str, Floats]:
     A GPU's makespan is its own last finish, so the largest is the node's. Losses are those of the whole node.
     """
     gpu_metrics = [_measure_gpu(graph, timeline, gpu) for gpu in np.unique(graph.gpu).tolist()]
+    # all metrics are costs: the worst is the largest
     worst = {name: functools.reduce(np.maximum, [metrics[name] for metrics in gpu_metrics]) for name in gpu_metrics[0]}
     return worst | losses(graph, timeline.makespan)
 
@@ -162,9 +164,9 @@ def _measure_gpu(graph: TaskGraph, timeline: Timeline, gpu: int) -> dict[str, Fl
 
 def _traffic(graph: TaskGraph, resource: str) -> Floats:
     """Units of a resource that all tasks use, over the grid."""
-    index = graph.resources.index(resource) if resource in graph.resources else -1
+    index = graph.resources.index(resource) if resource in graph.resources else -1  # no such resource: no task uses it
     uses = np.flatnonzero(graph.use_resource == index)
-    products = Counter(
+    products = Counter(  # tasks of equal columns are one product
         zip(graph.at["use"][uses].tolist(), graph.at["work"][graph.use_task[uses]].tolist(), strict=True)
     )
     values = graph.values
@@ -197,12 +199,13 @@ def _own_ideal_s(point: Columns) -> Floats:
 
     A cut GEMM may fill its last waves better than the undivided one, and more CUs may move than a library takes.
     """
+    # never longer than it took while the other ran
     return np.asarray(np.minimum(point["ideal_s"], np.maximum(point["gemm_s"], point["comm_s"])))
 
 
 def _share(speedup: Floats, ideal: Floats) -> Floats:
     """Share of an ideal speed-up that a speed-up is, both less 1."""
-    return np.asarray((speedup - 1) / np.where(ideal > 1, ideal - 1, 1.0))
+    return np.asarray((speedup - 1) / np.where(ideal > 1, ideal - 1, 1.0))  # nothing to gain: the speed-up itself
 
 
 def cost_proxy(system: System) -> Floats:

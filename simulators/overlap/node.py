@@ -24,7 +24,7 @@ from simulators.workloads.operators import Pattern
 def piece(total: ArrayLike, parts: int, index: int) -> Any:
     """Size of part `index` of `total` items split as evenly as whole numbers allow."""
     items: Any = total
-    return items // parts + (index < items % parts)
+    return items // parts + (index < items % parts)  # the first parts take the remainder
 
 
 def shard(system: System, rows: ArrayLike, gpu: int) -> Any:
@@ -40,6 +40,7 @@ def _shard_offset(system: WholeNode, rows: ArrayLike, gpu: int) -> NDArray[np.in
     """Rows of the GPUs before this one beyond their even shares: the sum of a linear ramp."""
     count = system.node.num_gpus
     shares = gpu * (gpu - count) / (count * (count - 1)) * system.imbalance
+    # whole rows; offsets are rounded, so that shards add up
     return np.asarray(np.rint(np.asarray(rows) * shares), np.int64)
 
 
@@ -155,6 +156,7 @@ class _AllGpus:
 
     def __init__(self, build: GraphBuilder, system: WholeNode, pattern: Pattern, *, rank: int) -> None:
         self._system, self._rank = system, rank
+        # on a ring, shards go from neighbour to neighbour
         self._build, self._forwards = build, system.node.topology == "ring" and pattern != "all_to_all"
         self._links: dict[str, int] = {}
         self.gpus: Sequence[int] = range(system.node.num_gpus)
@@ -163,7 +165,7 @@ class _AllGpus:
 
     def shard_rows(self, rows: ArrayLike, peer: int) -> Any:
         shards = np.stack([shard(self._system, rows, (gpu - peer) % len(self.gpus)) for gpu in self.gpus])
-        missing = self._rank + 1 - shards.ndim
+        missing = self._rank + 1 - shards.ndim  # one axis of GPUs before those of designs
         return shards.reshape(len(self.gpus), *(1,) * missing, *shards.shape[1:])
 
     def for_gpu(self, value: Any, gpu: int) -> Any:
@@ -175,7 +177,7 @@ class _AllGpus:
             for name in self._crossed_links(link, route, gpu):
                 loads[self._link(name, link)] = share
             reader = self.hbm[self._sender(link, route, gpu)]
-            loads[reader] = np.add(loads.get(reader, 0.0), share)
+            loads[reader] = np.add(loads.get(reader, 0.0), share)  # a GPU may read for several links
         return loads
 
     def _link_shares(self, route: Route) -> dict[str, float]:
@@ -185,6 +187,7 @@ class _AllGpus:
 
     def _sender(self, link: str, route: Route, gpu: int) -> int:
         """GPU that reads the data that a GPU writes: the neighbour that forwards it, or its first owner."""
+        # clockwise data comes from the GPU before
         step = {"link.cw": -1, "link.ccw": 1}[link] if self._forwards else -route.peer
         return (gpu + step) % len(self.gpus)
 
@@ -197,7 +200,7 @@ class _AllGpus:
             return [f"port.in.{gpu}", f"port.out.{self._sender(link, route, gpu)}"]
         distance = route.peer if link == "link.cw" else count - route.peer
         back = -1 if link == "link.cw" else 1
-        hops = range(1 if self._forwards else distance)
+        hops = range(1 if self._forwards else distance)  # a forwarded shard crosses one link at a time
         return [f"{link}.{(gpu + back * hop) % count}" for hop in hops]
 
     def _link(self, name: str, kind: str) -> int:
@@ -211,8 +214,8 @@ class _AllGpus:
             return []
         count, transfers = len(self.gpus), []
         for link in route.loads:
-            nearer = route.peer - 1 if link == "link.cw" else route.peer + 1
-            if nearer % count:
+            nearer = route.peer - 1 if link == "link.cw" else route.peer + 1  # the same shard, one neighbour earlier
+            if nearer % count:  # the owner itself needs no transfer
                 transfers.append((self._sender(link, route, gpu), nearer))
         return transfers
 

@@ -66,15 +66,16 @@ class DesignReader:
 
     def _part(self, check: Problems, kind: type[BaseModel], tree: Tree, section: str) -> BaseModel | None:
         """Validate a part; designs share parts, and a valid part is not validated again."""
+        # by identity first: most trees of a sweep share their sections
         if (cached := self._parts_of_trees.find(tree[section], key=section)) is not None:
             return cached
-        text = json.dumps(tree[section], sort_keys=True, default=str)
+        text = json.dumps(tree[section], sort_keys=True, default=str)  # equal sections with other objects
         if (section, text) not in self._parts:
             part = check.model(kind, tree[section], path=section)
             if part is None:
                 return None
             if len(self._parts) > _MOST_PARTS:
-                self._parts.clear()
+                self._parts.clear()  # simple, and rare: sweeps have few parts
             self._parts[section, text] = part
         return self._parts_of_trees.keep(self._parts[section, text], tree[section], key=section)
 
@@ -92,11 +93,11 @@ class DesignReader:
         section, _, name = path.partition(".")
         if path.rpartition(".")[2] in LABELS:
             return None
-        if section != "schedule":
+        if section != "schedule":  # values that are there are knobs, if the backend reads them
             unread = section == "system" and not reads(System, name, tree["system"])
             return None if unread or get_path(tree, path) is None else {}
         kind = schedule_type(tree)
-        if name not in kind.model_fields or _is_pinned(kind, name):
+        if name not in kind.model_fields or _is_pinned(kind, name):  # fixed by the family
             return None
         return {f"schedule.{key}": value for key, value in condition(kind, name).items()}
 
@@ -108,6 +109,7 @@ def _fill_shards(tree: Tree) -> Any:
         return tree["workload"]
     num_gpus = get_path(tree, "system.node.num_gpus")
     filled = {
+        # `shards: null` asks for all GPUs of the node
         name: {**op, "shards": num_gpus} if isinstance(op, Mapping) and op.get("shards", 0) is None else op
         for name, op in operators.items()
     }

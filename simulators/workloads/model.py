@@ -208,7 +208,7 @@ class Run(Frozen):
     @property
     def element_bytes(self) -> int:
         """Bytes of an activation."""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.precision == "fp32" else 2  # all other precisions keep activations in 16 bits
 
 
 class Parallel(PipelineSchedule, ShardedData):
@@ -259,6 +259,7 @@ class Parallel(PipelineSchedule, ShardedData):
     @property
     def expert_replicas(self) -> Any:
         """GPUs that hold the same experts."""
+        # with ep, experts are whole, and spread over all GPUs of a stage
         return self.replicas if self.ep == 1 else self.stage_gpus / self.ep
 
 
@@ -317,6 +318,7 @@ class BatchedGemmRates(Frozen):
     def share(self, side: ArrayLike) -> Any:
         """Share of the roofline by the longest side of the products."""
         low, high = np.log2(self.small_side), np.log2(np.maximum(self.large_side, self.small_side + 1))
+        # beyond either side, the share of that side
         place = np.clip((np.log2(np.asarray(side, float)) - low) / (high - low), 0.0, 1.0)
         return self.small + place * (np.asarray(self.large) - self.small)
 
