@@ -268,7 +268,7 @@ def _start_supervisor(launch: Launch, place: Scratch) -> Iterator[_Ends]:
 
 def _hang_up(ends: _Ends, status: _Stream) -> None:
     """Close the lifeline and wait for the supervisor; kill one that cannot end its program."""
-    ends.lifeline.close()  # which tells the supervisor to end the program
+    ends.lifeline.close()  # the end of the lifeline makes the supervisor end the program
     until = time.monotonic() + _HANGS_UP_S
     with selectors.DefaultSelector() as selector:
         selector.register(ends.status, selectors.EVENT_READ, status)

@@ -181,7 +181,7 @@ def _layer(kernel: Convolution, application: Application) -> ConvolutionPass:
     (n, c, h, w), (k, _, r, s) = application.tensors[kernel.x], application.tensors[kernel.w]
     sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "pad_h": kernel.pad[0], "pad_w": kernel.pad[1]}
     strides = {"stride_v": kernel.stride[0], "stride_h": kernel.stride[1]}
-    # the name of its output tells layers apart
+    # layers are recognised by the name of their output
     return ConvolutionPass(name=kernel.y, algorithm=application.algorithm, **sizes, **strides)
 
 

@@ -15,7 +15,7 @@ from dse.values import Frozen
 
 Algorithm = Literal["gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused"]
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp64": 8, "fp16": 2}
-Size = Annotated[Integer, Field(ge=1, le=2**40)]  # bytes that tags can tell apart: nothing is larger
+Size = Annotated[Integer, Field(ge=1, le=2**40)]  # bytes that tags can address: nothing is larger
 Small = Annotated[Integer, Field(ge=1, le=4096)]
 Factor = Annotated[Number, Field(gt=0, le=1e4)]
 Sides = tuple[Small, Small]

@@ -336,7 +336,7 @@ def _times(values: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
 def _number(text: str) -> float:
     with suppress(ValueError):
         return float(text)
-    return float("nan")  # fails each range, and is told as wrong
+    return float("nan")  # fails each range, and is reported
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
@@ -365,7 +365,7 @@ def _csv(path: Path, check: Problems) -> Iterator[Chunk]:
                 for line, cells in chunk:
                     if len(cells) != len(names):
                         _note(check, f"{path.name}, line {line}", f"has {len(cells)} cells, not {len(names)}")
-                # rows of another length are told, and left out
+                # rows of another length are reported, and left out
                 complete = [(line, cells) for line, cells in chunk if len(cells) == len(names)]
                 columns = [np.array(column) for column in zip(*(cells for _, cells in complete), strict=True)]
                 # an empty cell is a missing value

@@ -325,7 +325,7 @@ def _epoch_rules(design: StepDesign) -> Iterator[Rule]:
         return
     try:
         size = len(iteration_lengths(design.lengths, design.run.batch, design.run.seed))
-    except ConfigError as error:  # the sequence lengths themselves break rules: their problems are told here
+    except ConfigError as error:  # the sequence lengths themselves break rules: reported here
         yield from map(Rule.of, error.problems)
         return
     for path, degree in (("parallel.dp", design.parallel.dp), ("run.micro_batches", design.run.micro_batches)):

@@ -208,7 +208,7 @@ class _LayerTimes:
         exchanges = dict[str, tuple[Floats, Floats]]()
         for part, region, rate in zip(parts, regions([part.op for part in parts]), beside.rates_of(parts), strict=True):
             seconds = np.asarray(part.op.count, float) * part.spent.seconds
-            # exchanges that are computed again are not beside other work
+            # exchanges of a recomputed forward pass overlap no other work
             waited = isinstance(part.op.work, TokenExchange)
             if waited and part.op.phase != "recompute":
                 exchanges[part.op.name] = seconds, rate

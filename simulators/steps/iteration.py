@@ -67,7 +67,7 @@ class Gradients:
     def copy_cus(self) -> Any:
         """CUs of a kernel that moves gradients."""
         copy = None if self.contended is None else self.contended.copy
-        return 0 if copy is None else copy.num_cus  # not known: no CU-seconds are told
+        return 0 if copy is None else copy.num_cus  # not known: no CU-seconds to report
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -18,7 +18,7 @@ from simulators.steps.sharded_data import gathered_weights, largest_block, state
 
 Floats = NDArray[np.float64]
 
-_SERIALIZED = ("tp", "ep", "cp")  # messages of pp are counted apart, gradients of dp run beside
+_SERIALIZED = ("tp", "ep", "cp")  # messages of pp are counted apart, gradients of dp overlap the backward pass
 _GEMMS = ("linear", "fc", "attention")  # kinds of operators with products
 SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
 METRICS: Mapping[str, Metric] = {
@@ -80,7 +80,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     passes, gradients = iteration.passes, iteration.gradients
     compute = [part for part in passes.parts if part.over is None]
     tp = passes.sum(part for part in passes.parts if part.over in _SERIALIZED)
-    tp = tp - passes.hidden_s - passes.saved_s  # what runs beside compute is not waited for
+    tp = tp - passes.hidden_s - passes.saved_s  # what overlaps compute is not waited for
     m = passes.micro_batches
     forward = m * passes.sum(part for part in compute if part.forward)
     backward = passes.sum(part for part in compute if not part.forward)

@@ -106,7 +106,7 @@ class MicroBatch:
                     costs[place] = cost  # schedules replace the GEMM and the collective of a site
         if not halves:
             return costs
-        # kernels beside a sum run on the CUs that its CTAs leave
+        # kernels that overlap a sum run on the CUs that its CTAs leave
         few = operator_costs(ops, replace(self.platform, taken=self.parallel.split_ctas))
         computing = [place for place in halves if not isinstance(ops[place].work, Exchange)]
         sums = [costs[place].seconds for place in halves if place not in computing]

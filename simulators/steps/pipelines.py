@@ -120,7 +120,7 @@ def overlaps(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLik
     """How often exchanges of experts run beside other work, for each micro-batch: in each, in a pair of two, or in a
     pair of a forward and a backward pass.
     """
-    if knobs.exchanges != "two_micro_batches":  # each micro-batch has exchanges beside its own shared expert
+    if knobs.exchanges != "two_micro_batches":  # each micro-batch overlaps exchanges with its own shared expert
         return np.ones(())
     if not training:
         return np.asarray(0.5)  # two micro-batches make a pair

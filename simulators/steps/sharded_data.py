@@ -77,7 +77,7 @@ class SplitLayers:
         if knobs.zero < 2:
             return np.zeros(())
         copies = self.gathers(knobs) * np.asarray(self.gather_copy_s) + np.asarray(self.reduce_copy_s)
-        # only what runs beside compute slows it
+        # only what overlaps compute slows it
         hidden = np.maximum(self.exchanged_s(knobs) - sum(self.exposed_s(knobs)), 0.0)
         return np.asarray(np.asarray(self.count) * copies + (np.asarray(self.interference) - 1) * hidden)
 

@@ -284,7 +284,7 @@ class SiteSchedules:
             return
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
         for rule in schedule.rules(self.group.system, self.workload(schedule, at.name, gemm, exchange)):
-            # told by the path that was typed
+            # reported by the path that was typed
             yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
 
 
@@ -404,7 +404,7 @@ def _schedule(check: Problems, site: str, chosen: Any) -> Any:
         return read_schedule(chosen) if isinstance(chosen, str) else _validated(chosen)
     except ConfigError as error:
         paths = (f"sites.{site}.{problem.path}".removesuffix(".") for problem in error.problems)
-        # told by the path of the site
+        # reported by the path of the site
         check.found.extend(replace(problem, path=path) for problem, path in zip(error.problems, paths, strict=True))
         return None
 

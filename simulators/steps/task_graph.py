@@ -154,7 +154,7 @@ class _Writer:
         yield from self._earlier()
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
-        # messages that run beside compute are no task of their own
+        # messages that overlap compute are no task of their own
         written = iteration.passes.parallel.messages == "waited" and bool(iteration.message_s > 0)
         if written:
             yield self._message("activations in")

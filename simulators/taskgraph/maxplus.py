@@ -103,7 +103,7 @@ class IsolatedGraph:
         spent = {kind: _task_seconds(graph, seconds, kind) for kind in dict.fromkeys(graph.kinds)}
         return Totals(
             makespan_s=_longest_path(form.makespan, seconds.columns, durations),
-            # some task takes no time: then only times tell the order
+            # some task takes no time: then only times give the order
             peak_staged_bytes=self.timeline().totals().peak_staged_bytes if peak is None else peak,
             cu_s=_cu_seconds(graph, seconds),
             busy_s={

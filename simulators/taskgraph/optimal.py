@@ -41,7 +41,7 @@ class Optimum:
     @property
     def gap(self) -> float:
         """What a better schedule may still gain: seconds / bound - 1."""
-        # no bound: infinite in truth, told as 100 %, or none if both are 0
+        # no bound: infinite in truth, reported as 100 %, or none if both are 0
         return self.seconds / self.bound_s - 1 if self.bound_s > 0 else float(self.seconds > 0)
 
     @property

@@ -151,7 +151,7 @@ def chosen(
     every = kernels(gpu, shape, precision=precision, degree=degree)
     if choice == "best":
         return every.at(np.argmin(every.together(gpu, degree), axis=-1))
-    if choice == "isolated":  # tuned for the whole GPU, whatever runs beside
+    if choice == "isolated":  # tuned for the whole GPU, whatever runs at the same time
         return every.at(_fastest(gpu, shape, precision=precision, share=1.0))
     candidates = [_fastest(gpu, shape, precision=precision, share=share) for share in SHARES]  # one for each share
     places = np.stack(candidates, axis=-1)

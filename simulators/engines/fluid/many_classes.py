@@ -462,7 +462,7 @@ def run(  # noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
             upcoming = soonest[1]  # the root
             if num_later > 0:
                 upcoming = min(upcoming, later_key[0])
-            if upcoming == inf:  # all have ended, or those that are left wait for ever; told apart below
+            if upcoming == inf:  # all have ended, or those that are left wait for ever; the status below says which
                 break
             now = upcoming
             instant += 1  # counted, because two instants may share one value of the clock
