@@ -43,13 +43,15 @@ T = TypeVar("T")
 
 PATIENCE_S = 60.0
 """Default time to wait for a lost connection, a silent server or a locked file."""
+# while it is opened: a wrong name will not mend itself, a restart may
 _WRONG_S = 5.0  # the same while it is opened, for answers that mean a wrong name rather than a restart
 _WRONG = re.compile("does not exist|authentication failed|no password|pg_hba|resolve|translate host")
 _FIRST, _LAST = 1 / 4, 1 / 12  # of that time: for the first answer, and for one after it is over
 # Errors that changed bytes may cause, assertions of libraries among them.
 _GARBLED = (SQLAlchemyError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
+# "dse" in ASCII: any number, the same in all processes
 _LOCK = 0x647365  # PostgreSQL's advisory lock while tables are made
-_BY_ITSELF = {"isolation_level": "AUTOCOMMIT"}
+_BY_ITSELF = {"isolation_level": "AUTOCOMMIT"}  # no BEGIN and COMMIT: fewer round trips to a server
 _RANGES = 4096  # parts in which a damaged table is read, by the first 12 bits of its key
 
 
@@ -82,13 +84,14 @@ class Database:
 
     def __init__(self, url: str, tables: MetaData, *, keyed: Table, patience_s: float = PATIENCE_S) -> None:
         self._url, self._tables, self._keyed = url, tables, keyed
-        self.file = _sqlite_file(url)
+        self.file = _sqlite_file(url)  # None: a server
         self.mended, self.busy_s = False, 0.0
         self._patience, self._opening = patience_s, True
+        # shared by threads, so that each does not wait the whole time after another
         self._silent: float | None = None  # time since which no thread has had an answer
         self._open()
         self._opening = False
-        weakref.finalize(self, self._engine.dispose)
+        weakref.finalize(self, self._engine.dispose)  # a database that is dropped must not keep connections
 
     def __str__(self) -> str:
         return _display_name(self._url, self.file)
@@ -107,13 +110,14 @@ class Database:
 
         apart: its statements may be committed one by one, which takes a server fewer round trips.
         """
-        self._check_place()
+        self._check_place()  # writes to a deleted file would succeed, and be lost
         options: dict[str, Any] = {"write": True, **(_BY_ITSELF if apart and self.file is None else {})}
         return self._transact(work, self._engine.execution_options(**options))
 
     def exclude(self, connection: Connection) -> None:
         """Hold an exclusive lock until the transaction ends; SQLite has a single writer anyhow."""
         if self._engine.dialect.name == "postgresql":
+            # released with the transaction, also when the process dies
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
 
     def tidy(self) -> None:
@@ -122,7 +126,7 @@ class Database:
             with suppress(sqlite3.Error, DBAPIError):  # the next write reports what is wrong
                 connection = self._engine.raw_connection()
                 try:
-                    connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+                    connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")  # waits for nobody
                 finally:
                     connection.close()
 
@@ -136,14 +140,15 @@ class Database:
             self._retry(lambda: _make(engine, self._tables))
             return
         _make_folder(self.file)
+        # one process repairs, the others find it repaired
         with lock_file(self.file.with_name(f"{self.file.name}.lock")):
             try:
                 self._retry(lambda: _make(engine, self._tables))
             except _DamagedFile as error:
                 engine.dispose()
                 self._mend(error)
-                self._retry(lambda: _make(engine, self._tables))
-        self._inode = self.file.stat().st_ino
+                self._retry(lambda: _make(engine, self._tables))  # in the new file
+        self._inode = self.file.stat().st_ino  # shows later whether another file has taken its place
 
     def _transact(self, work: Callable[[Connection], T], engine: Engine) -> T:
         def once() -> T:
@@ -155,12 +160,12 @@ class Database:
             return self._retry(once)
         except _DamagedFile as error:
             if self.file is None:
-                raise StoreError(f"{self} is damaged: {error}") from error
+                raise StoreError(f"{self} is damaged: {error}") from error  # a server's files are not ours to repair
             self.close()
             with lock_file(self.file.with_name(f"{self.file.name}.lock")):
                 self._mend(error)
             self._inode = self.file.stat().st_ino
-            return self._retry(once)
+            return self._retry(once)  # a second time: the damage is gone, or it is an error
         finally:
             self.busy_s += time.monotonic() - began
 
@@ -178,34 +183,35 @@ class Database:
                 left = self._patience_left_s(began, error)
                 if verdict != "wait" or left <= 0.0:
                     raise StoreError(f"{self}: {_way_out(verdict, error)}") from error
-                if pause > 1.0:
+                if pause > 1.0:  # short waits are normal, and not worth a line
                     print(f"waiting for {self}: {_first_line(error)}", file=sys.stderr)
                 time.sleep(min(pause, left))
-                pause, tries = min(5.0, 2 * pause), tries + 1
+                pause, tries = min(5.0, 2 * pause), tries + 1  # doubled up to 5 s
             except _GARBLED as error:
-                if self.file is not None or tries:
+                if self.file is not None or tries:  # a server's connection may be out of step: try a new one, once
                     raise StoreError(f"{self}: {_way_out('garbled', error)}") from error
                 self.close()
                 tries += 1
             else:
-                self._silent = None
+                self._silent = None  # an answer ends the wait of all threads
                 return done
 
     def _deadline(self, began: float, *, first: bool) -> AbstractContextManager[None]:
         """Deadline for a server's answer: early on the first try, as another connection may be better."""
         if self.file is not None:
-            return nullcontext()
+            return nullcontext()  # SQLite has a timeout of its own
         from dse.store import postgres
 
         now = time.monotonic()
         left = self._patience - (now - min(began, self._silent or began))
         limit = min(left, _FIRST * self._patience) if first else left
+        # never less than a part of the time, or a late try could not succeed at all
         return postgres.until(now + max(limit, _LAST * self._patience))
 
     def _patience_left_s(self, began: float, error: DBAPIError) -> float:
         """Remaining time to wait, in s; the time that other threads waited counts, too."""
         self._silent = min(began, self._silent or began)
-        wrong = self._opening and _WRONG.search(str(error.orig))
+        wrong = self._opening and _WRONG.search(str(error.orig))  # only at first: names that worked once are right
         return self._silent + (min(self._patience, _WRONG_S) if wrong else self._patience) - time.monotonic()
 
     def _check_place(self) -> None:
@@ -217,13 +223,14 @@ class Database:
         """Copy every readable row to a new file, and rename the damaged one."""
         assert self.file is not None
         fresh, aside = self.file.with_name(f"{self.file.name}.new"), f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-wal", "-shm"):  # what an interrupted repair left
             Path(f"{fresh}{suffix}").unlink(missing_ok=True)
         new, old = _engine(f"sqlite:///{fresh}"), _engine(self._url)
         _make(new, self._tables)
         count = sum(_copy_rows(old, new, table, by_range=table is self._keyed) for table in self._tables.sorted_tables)
         new.dispose()  # closes the file: SQLite must not have it open while it moves
         old.dispose()
+        # the log first: a file that is made anew must not meet an old log
         for suffix in ("-wal", "-shm", ""):
             with suppress(FileNotFoundError):
                 Path(f"{self.file}{suffix}").replace(f"{self.file}.{aside}{suffix}")
@@ -238,6 +245,7 @@ class Database:
 
 def _sqlite_file(url: str) -> Path | None:
     match = re.fullmatch(r"sqlite:///([^?]+)", url)
+    # relative paths may change their meaning
     return None if match is None or match[1] == ":memory:" else Path(match[1]).resolve()
 
 
@@ -261,9 +269,11 @@ def _engine(url: str) -> Engine:
         if file is None:
             from dse.store import postgres  # its driver takes 0.2 s to import
 
+            # positional, as rows are tuples; looking for hstore costs a query for each connection
             engine = create_engine(url, paramstyle="format", use_native_hstore=False)
             postgres.watch(engine)
             return engine
+        # s that SQLite itself waits for a lock
         engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": 60})
     except (ArgumentError, NoSuchModuleError, ImportError, TypeError) as error:
         raise StoreError(f"store.url names no database that can be used: {_first_line(error)}") from error
@@ -291,6 +301,7 @@ def reader(url: str) -> Engine | None:
     log = file.with_name(f"{file.name}-wal")
     alone = "" if log.is_file() and log.stat().st_size else "&immutable=1"  # no writer, and the file is complete
     place = f"file:{quote(str(file))}?mode=ro{alone}"
+    # closes each connection, and so the file
     return create_engine("sqlite://", creator=lambda: sqlite3.connect(place, uri=True), poolclass=NullPool)
 
 
@@ -300,6 +311,7 @@ def _set_up(connection: Any, _record: Any) -> None:
     A commit waits for a checkpoint only if `tidy` is far behind.
     """
     connection.isolation_level = None  # transactions begin explicitly, by `_begin`
+    # a damaged text must be readable, or its row could not be moved
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     for setting in ("journal_mode=WAL", "synchronous=NORMAL", "cache_size=-65536", "wal_autocheckpoint=65536"):
         connection.execute(f"PRAGMA {setting}")
@@ -307,6 +319,7 @@ def _set_up(connection: Any, _record: Any) -> None:
 
 def _begin(connection: Connection) -> None:
     write = connection.get_execution_options().get("write")
+    # a read that turns into a write may fail: lock at once
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
@@ -330,6 +343,7 @@ def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
         names = postgres.foreign(connection, list(tables.tables))
     else:
         listed = "SELECT type || ' ' || name FROM sqlite_master"
+        # a virtual table runs code of an extension
         strange = f"{listed} WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
         names = [name for (name,) in connection.exec_driver_sql(strange)]
     if names:
@@ -339,19 +353,21 @@ def check_plain(connection: Connection, tables: MetaData, place: str) -> None:
 
 def _copy_rows(old: Engine, new: Engine, table: Table, *, by_range: bool) -> int:
     """Copy the readable rows of a table, and return their number."""
+    # 2 bytes are enough for 12 bits
     keys = [number.to_bytes(2, "big") for number in range(0, 1 << 16, (1 << 16) // _RANGES)]
-    ends = [None, *keys[1:], None] if by_range else [None, None]
+    ends = [None, *keys[1:], None] if by_range else [None, None]  # open at both ends
     (key,) = table.primary_key.columns
     count = 0
     for low, high in itertools.pairwise(ends):
         limits = [key >= low] if low is not None else []
         limits += [key < high] if high is not None else []
         rows: list[Any] = []
-        with suppress(DBAPIError), old.connect() as connection:
+        with suppress(DBAPIError), old.connect() as connection:  # an unreadable range loses its own rows only
+            # one by one: the rows before a damaged page are kept
             rows.extend(dict(row) for row in connection.execute(select(table).where(*limits)).mappings())
         if rows:
             with new.begin() as connection:
-                connection.execute(insert(table).prefix_with("OR IGNORE"), rows)
+                connection.execute(insert(table).prefix_with("OR IGNORE"), rows)  # damage may show a key twice
             count += len(rows)
     return count
 
@@ -360,6 +376,7 @@ def _verdict(error: DBAPIError) -> str:
     """Classify an error: `wait`, `damaged`, `full`, or empty for any other."""
     name = getattr(error.orig, "sqlite_errorname", None)
     if name is not None:
+        # by prefix: SQLite has extended codes such as SQLITE_BUSY_SNAPSHOT
         verdicts = {"SQLITE_BUSY": "wait", "SQLITE_LOCKED": "wait", "SQLITE_FULL": "full"}
         damaged = name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT"))
         return (
@@ -368,9 +385,11 @@ def _verdict(error: DBAPIError) -> str:
             else next((verdict for start, verdict in verdicts.items() if name.startswith(start)), "")
         )
     state = getattr(error.orig, "sqlstate", None) or ""
-    if state == "53100":
+    if state == "53100":  # disk_full
         return "full"
+    # invalid authorization, no such database, syntax or access rule
     refused = state.startswith(("28", "3D", "42")) or "authentication failed" in str(error.orig)
+    # connection exceptions, and shutdowns by an operator
     lost = error.connection_invalidated or isinstance(error, OperationalError) or state.startswith(("08", "57P"))
     return "wait" if lost and not refused else ""
 

@@ -35,12 +35,15 @@ class Owner:
     def is_known(self) -> bool:
         """True if this process can tell whether the owner has ended."""
         this = me()
+        # without a boot id or a start, pids prove nothing
         same = bool(this.boot and self.boot and self.started) and self.host == this.host
+        # pids mean something within a namespace only
         return same and (self.boot != this.boot or self.space == this.space)
 
     @property
     def gone(self) -> bool:
         """True if the owner has provably ended."""
+        # a pid that was given to another process starts later
         return self.is_known and (self.boot != me().boot or _start_ticks(self.pid) != self.started)
 
     @property
@@ -58,6 +61,7 @@ class Owner:
             return None
 
 
+# a file of another hand may hold anything
 _KINDS = {"host": str, "boot": str, "space": str, "pid": int, "started": int}
 
 
@@ -81,16 +85,16 @@ def lock_file(path: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        os.close(handle)  # which drops the lock; the file stays, or others might lock a deleted one
 
 
 @functools.cache
 def _place() -> tuple[str, str, str]:
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
+    except OSError:  # no Linux
         space = ""
-    machine = _read(Path("/etc/machine-id")) or "unnamed"
+    machine = _read(Path("/etc/machine-id")) or "unnamed"  # hosts in a cluster of containers may share a name
     return f"{socket.gethostname()}/{machine}", _read(Path("/proc/sys/kernel/random/boot_id")), space
 
 

@@ -27,6 +27,7 @@ ANSWER_S = 60.0
 
 _deadline: ContextVar[float] = ContextVar("deadline")  # of this thread
 
+# in s unless noted: a dead peer is noticed in 10 + 3 * 5 s
 _SETTINGS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -49,7 +50,7 @@ class WatchedConnection(psycopg.Connection[Any]):
         """Wait for the server's answer. Raises psycopg.OperationalError at the deadline."""
         began = time.monotonic()
         until = _deadline.get(began + ANSWER_S)
-        limit = max(0.01, until - began)
+        limit = max(0.01, until - began)  # a deadline in the past still reads an answer that is there
         try:
             return super().wait(gen, interval, limit if timeout is None else min(limit, timeout))
         except psycopg.OperationalError as error:
@@ -71,11 +72,12 @@ def until(deadline: float) -> Iterator[None]:
 
 def watch(engine: Engine | type[Engine]) -> None:
     """Make an engine, or all engines, use such connections; settings in a URL take precedence."""
-    if not event.contains(engine, "do_connect", _connect):
+    if not event.contains(engine, "do_connect", _connect):  # once for each engine
         event.listen(engine, "do_connect", _connect)
 
 
 def _connect(dialect: Dialect, _record: Any, words: Any, settings: dict[str, Any]) -> WatchedConnection | None:
+    # None: SQLAlchemy connects by itself
     return WatchedConnection.connect(*words, **{**_SETTINGS, **settings}) if dialect.driver == "psycopg" else None
 
 

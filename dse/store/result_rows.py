@@ -32,7 +32,7 @@ class Fresh:
 
 def key_bytes(keys: Keys) -> list[bytes]:
     """Convert content hashes [B, 2] to B byte strings of 16 bytes."""
-    data = keys.astype(">u8").tobytes()
+    data = keys.astype(">u8").tobytes()  # big-endian, so that bytes sort like numbers
     return [data[start : start + 16] for start in range(0, len(data), 16)]
 
 
@@ -46,7 +46,7 @@ def fits(row: Sequence[Any]) -> bool:
 
 def is_intact(row: Sequence[Any], context: int | None) -> bool:
     """Return whether a row fits its checksum and belongs to a context, if one is given."""
-    return fits(row) and context in (None, row[1])
+    return fits(row) and context in (None, row[1])  # None: any context
 
 
 def with_key(row: Sequence[Any], key: bytes) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ def _head(context: int, study: int, status: int, engine: str, reason: str) -> by
 
 
 def _sum(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=8).digest()
+    return hashlib.blake2b(text, digest_size=8).digest()  # damage is to be found, not forgery
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class AlikeRows:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield rows of the table."""
+        # failed points have no metrics
         places = range(0, self.width * self.size, self.width) if self.width else itertools.repeat(0)
         for key, point, start in zip(self.keys, self.points, places, strict=False):
             metrics = self.metrics[start : start + self.width]
@@ -102,6 +103,7 @@ class AlikeRows:
         ends = range(width, width * self.size + 1, width) if width else itertools.repeat(0)
         parts = zip(self.keys, texts, ends, strict=False)
         checksums = [_sum(key + head + text + b"\x1f" + self.metrics[end - width : end]) for key, text, end in parts]
+        # texts in one column of fixed width; padding is cut off again, as JSON ends in no blank
         longest = max(map(len, texts))
         return {
             **{"size": self.size, "context": context, "study": study, "status": status, "engine": engine},
@@ -143,14 +145,16 @@ SELECT results.* FROM results WHERE key IN (SELECT substr(:keys, 1 + 16 * i, 16)
 def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) -> Iterator[AlikeRows]:
     """Group rows, each group in the order of the keys, because neighbours lie on the same page."""
     evaluated = fresh.results
-    size, ok = len(evaluated.texts), STATUSES.index("ok")
+    size, ok = len(evaluated.texts), STATUSES.index("ok")  # more than any index of a text: three numbers in one
     kinds = (evaluated.status.astype(np.int64) * size + evaluated.engine) * size + evaluated.reason
-    order = np.argsort(fresh.keys[:, 0])
+    order = np.argsort(fresh.keys[:, 0])  # random keys: sorted inserts touch each page of the index once
     for kind in np.unique(kinds).tolist():
         places = order[kinds[order] == kind]
         status, engine, reason = kind // size**2, kind // size % size, kind % size
+        # NaN of failed points need no bytes
         columns = [evaluated.column(name)[places] for name in names] if status == ok else []
         metrics = np.stack(columns, axis=1).astype("<f8").tobytes() if columns else b""
+        # reasons may come from other programs
         shared = (context, study, status, _sanitize(evaluated.texts[engine]), _sanitize(evaluated.texts[reason]))
         points = [fresh.points[place] for place in places.tolist()]
         yield AlikeRows(shared, key_bytes(fresh.keys[places]), points, metrics)
@@ -158,18 +162,20 @@ def group_alike(fresh: Fresh, names: Sequence[str], context: int, study: int) ->
 
 def _sanitize(text: str) -> str:
     """Replace characters of a text that some database refuses."""
+    # PostgreSQL refuses NUL, UTF-8 lone surrogates
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def results_of_rows(rows: Sequence[Any], names: Sequence[str]) -> Results:
     """Convert rows of the table, all of one context, to results."""
-    texts = {"": 0}
+    texts = {"": 0}  # place of each text, in the order of their first use
     status = np.array([row[3] for row in rows], np.uint8)
     engine = np.array([texts.setdefault(row[4], len(texts)) for row in rows], np.int32)
     reason = np.array([texts.setdefault(row[5], len(texts)) for row in rows], np.int32)
-    numbers = np.full((len(rows), len(names)), np.nan)
+    numbers = np.full((len(rows), len(names)), np.nan)  # no metrics unless ok
     if names:
         data = b"".join(row[7] for row in rows)
+        # rows of other statuses add no bytes to `data`
         numbers[status == STATUSES.index("ok")] = np.frombuffer(data, "<f8").reshape(-1, len(names))
     return Results(status, {name: numbers[:, place] for place, name in enumerate(names)}, reason, engine, tuple(texts))
 

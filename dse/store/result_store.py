@@ -61,6 +61,7 @@ SCHEMA = 2
 """Version of the tables and of what a key is a hash of, raised by every change of them."""
 FORMER_SCHEMA = 1
 """The version whose keys `dse.study.rebase` carries over."""
+# below SQLite's limit of 32,766 parameters
 _CHUNK = 4096  # keys per statement
 
 _tables = MetaData()
@@ -101,7 +102,7 @@ results = Table(
     Column("point", String, nullable=False),  # JSON: scenario and searched values
     Column("metrics", Blob, nullable=False),  # float64, little-endian; empty unless ok
     Column("checksum", Blob(8), nullable=False),
-    sqlite_with_rowid=False,
+    sqlite_with_rowid=False,  # clustered by key: no second index
 )
 owners = Table(
     "owners",
@@ -143,6 +144,7 @@ class Store:
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S, schemas: Collection[int] = (SCHEMA,)) -> None:
         self.url, self.patience_s = url, patience_s
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
+        # for the driver itself, with positional parameters
         self._insert = str(self.insert_statement(results).compile(dialect=self.database.dialect))
         self._contexts: dict[int, Context] = {}
         self._check_schema(schemas)
@@ -165,18 +167,20 @@ class Store:
     def insert_statement(self, table: Table) -> Any:
         """Build the statement that inserts rows into a table, except those whose key is present."""
         make: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
-        return make(table).on_conflict_do_nothing()
+        return make(table).on_conflict_do_nothing()  # who was first stands
 
     @functools.cached_property
     def lease_statement(self) -> Any:
         """Statement that takes free leases; it returns the name and the owner of each, who may be another."""
         insert_into: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
+        # a change of nothing, so that RETURNING yields a row that was there, too
         same = insert_into(leases).on_conflict_do_update(index_elements=["name"], set_={"owner": leases.c.owner})
         return same.returning(leases.c.name, leases.c.owner)
 
     def number(self, context: Context) -> int:
         """Return the number of a context, which is added if it is new."""
         values = {**vars(context), "metrics": json.dumps(context.metrics)}
+        # the text of parameters is canonical: equal texts are equal contexts
         same = [contexts.c[name] == value for name, value in values.items()]
 
         def work(connection: Connection) -> int:
@@ -189,7 +193,7 @@ class Store:
 
     def context(self, number: int) -> Context | None:
         """Return the context of a number, None if there is none."""
-        if number not in self._contexts:
+        if number not in self._contexts:  # contexts never change
             query = select(contexts).where(contexts.c.id == number)
             row = self.database.read(lambda connection: connection.execute(query).first())
             if row is None:
@@ -216,14 +220,15 @@ class Store:
         """
         names, made_in = key_bytes(keys), self.context(context)
         assert made_in is not None
+        # each name once: designs may have equal keys
         rows = [
             row for chunk in chunks(list(dict.fromkeys(names))) for row in self._intact_rows(self._rows(chunk), context)
         ]
         if not rows:
-            nothing = Results.all_alike(Result("unsupported"), len(names))
+            nothing = Results.all_alike(Result("unsupported"), len(names))  # masked by `known`: any status would do
             return StoredResults(np.zeros(len(names), bool), nothing, np.full(len(names), -1))
         place = {row[0]: index for index, row in enumerate(rows)}
-        where = np.array([place.get(name, -1) for name in names], np.intp)
+        where = np.array([place.get(name, -1) for name in names], np.intp)  # takes the last row, which `known` masks
         study = np.array([row[2] for row in rows], np.int64)
         return StoredResults(where >= 0, results_of_rows(rows, made_in.metrics).take(where), study[where])
 
@@ -248,10 +253,11 @@ class Store:
             again = list(connection.execute(select(results).where(results.c.key.in_(names))))
             bad = [row for row in again if not is_intact(row, context)]
             if bad:
+                # kept for a look by hand, whatever it holds
                 records = [{"key": as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
                 connection.execute(insert(quarantine), records)
                 connection.execute(delete(results).where(results.c.key.in_([row[0] for row in bad])))
-            return [row for row in again if row not in bad]
+            return [row for row in again if row not in bad]  # those were damaged on the way only
 
         return [row for row in rows if row not in damaged] + self.database.write(work)
 
@@ -275,6 +281,7 @@ class Store:
         """Execute a statement that changes one row. Raises StoreError, without a change, if it matches more or none."""
 
         def work(connection: Connection) -> None:
+            # a wrong count raises, which rolls the change back
             if (count := connection.execute(statement).rowcount) != 1:
                 message = f"{self.database}: {count} rows were changed where 1 was to be; nothing was changed"
                 raise StoreError(f"{message}: look with python -m dse check")
@@ -302,9 +309,10 @@ class Store:
     def pages(self) -> Iterator[list[Any]]:
         """Read all rows of results in the order of their keys, as they stand, up to 65,536 at a time."""
         query, last = select(results).order_by(results.c.key).limit(1 << 16), b""
+        # pages by key, not by offset: others may insert meanwhile
         while rows := self._page(query.where(results.c.key > last)):
             yield rows
-            last = max(row[0] for row in rows)
+            last = max(row[0] for row in rows)  # a damaged table may be out of order
 
     def _page(self, query: Any) -> list[Any]:
         return self.database.read(lambda connection: list(connection.execute(query)))
@@ -316,10 +324,11 @@ class Store:
         """
 
         def work(connection: Connection) -> None:
-            self.database.exclude(connection)
+            self.database.exclude(connection)  # nobody may record under former keys meanwhile
             for names in chunks(list(keys)):
                 rows = connection.execute(select(results).where(results.c.key.in_(names))).all()
                 if rows:
+                    # the checksum covers the key
                     connection.exec_driver_sql(self._insert, [with_key(row, keys[row[0]]) for row in rows])
                 connection.execute(delete(results).where(results.c.key.in_(names)))
             connection.execute(delete(about))
@@ -339,6 +348,7 @@ class Store:
         if made_in is None:
             return [], np.empty((0, len(goals)))
         places, signs = [made_in.metrics.index(name) for name in goals], _signs(goals)
+        # layout of the bytes as joined: key and metrics, without gaps
         row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])
         parts = _result_bytes(self.database, study, self.number(made_in))
         best = _nondominated((np.frombuffer(part, row) for part in parts), np.empty(0, row), places, signs)
@@ -352,6 +362,7 @@ def _nondominated(parts: Iterable[Any], best: Any, places: Sequence[int], signs:
         for start in range(0, len(rows), _CHUNK):  # the front of fronts: cheaper than one of all rows
             chunk = rows[start : start + _CHUNK]
             best = np.concatenate([best, chunk]) if start else chunk
+            # equal points are all shown
             best = best[moocore.is_nondominated(best["metrics"][:, places] * signs, keep_weakly=True)]
     return best
 
@@ -361,8 +372,8 @@ def _result_bytes(database: Database, study: int, context: int) -> Iterator[byte
     row_bytes = results.c.key.concat(results.c.metrics)
     lite = database.dialect.name == "sqlite"  # its group_concat takes bytes as a text of the same bytes
     joined = cast(func.group_concat(row_bytes, ""), Blob) if lite else func.string_agg(row_bytes, b"")
-    ends = [bytes([16 * part]) for part in range(16)]
-    for low, high in itertools.pairwise([*ends, b"\xff" * 17]):
+    ends = [bytes([16 * part]) for part in range(16)]  # neither database holds more than 1 GB in one value
+    for low, high in itertools.pairwise([*ends, b"\xff" * 17]):  # above every key
         mine = (results.c.study == study, results.c.context == context, results.c.metrics != b"")
         query = select(joined).where(*mine, results.c.key >= low, results.c.key < high)
         yield database.read(functools.partial(_scalar, query)) or b""
@@ -376,6 +387,7 @@ def schema_of(connection: Connection) -> int:
     """The version of a database; of one whose number was lost, the former one if it holds results."""
     if versions := list(connection.execute(select(about.c.schema)).scalars()):
         return int(max(versions))
+    # only the former version had no number
     return SCHEMA if connection.execute(select(results.c.key).limit(1)).first() is None else FORMER_SCHEMA
 
 
@@ -398,13 +410,14 @@ def recorded_keys(url: str) -> Iterator[Keys]:
     if engine is None:
         return
     try:
+        # a million keys need not be in memory at once
         with engine.connect().execution_options(stream_results=True) as connection:
             check_plain(connection, _tables, hidden(url))
             if (version := schema_of(connection)) != SCHEMA:
                 raise wrong_schema(version, url)
             for part in connection.execute(select(results.c.key)).partitions(1 << 16):
                 data = b"".join(key for (key,) in part if isinstance(key, bytes) and len(key) == 16)
-                yield np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
+                yield np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)  # bytes were written big-endian
     except DBAPIError as error:
         raise StoreError(f"{hidden(url)} cannot be read ({error.orig}); look at it with python -m dse check") from error
     finally:
