@@ -32,7 +32,7 @@ from dse.values import Keys
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-_BEAT_S = 10.0
+_BEAT_S = 10.0  # six beats in _SILENCE_S: a few may be lost
 _SILENCE_S = 60.0  # after which an owner on another host counts as gone
 _LOOK_S = 0.2  # for which the last look for other processes counts
 _SHARE = 20  # recording may take 1 / _SHARE of the time where evaluation waits for it
@@ -54,20 +54,26 @@ class StoreSession:
     def __init__(self, store: Store, hold: Hold) -> None:
         self.store, self.hold = store, hold
         self._context = store.number(hold.context)
+        # results without some of the metrics cannot stand in
         contexts = (
             context for context in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(context.metrics)
         )
+        # keys are sums over values and context: another context is a constant apart
         self._shifts = [(store.number(context), _shift(hold.context, context)) for context in contexts]
         self.recalled: Counter[int] = Counter()
         self._pending: list[tuple[Fresh, Sequence[Keys]]] = []
         self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
+        # owner -> its last beat, and when this process saw it change: clocks of hosts are not compared
         self._silent: dict[int, tuple[int, float]] = {}
         self._owner = self._enter()
-        self.lost = self._sweep()
+        self.lost = self._sweep()  # after _enter: of two that begin at once, one sees the other
+        # points in flight of a dead owner show that the study was shared
         self._looked_s, self._alone, self._shared = 0.0, True, self.lost > 0
         self._made = SeenHashes()
+        # no results of these contexts, and nobody else to make some: no look-ups
         self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
         self._ended, self._written = threading.Event(), threading.Event()
+        # a failed study must not wait for them
         self._beside = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._tidy)]
         for thread in self._beside:
             thread.start()
@@ -89,15 +95,15 @@ class StoreSession:
 
     def find(self, keys: Keys) -> StoredResults | None:
         """Look up keys [B, 2]; None if none of them can be known, as no other process has worked on the study."""
-        self._unknown = self._unknown and self.alone
-        if self._unknown and not self._made.has(keys).any():
+        self._unknown = self._unknown and self.alone  # once others have joined, for good
+        if self._unknown and not self._made.has(keys).any():  # points of this session itself may come again
             return None
         merged: StoredResults | None = None
         for number, shift in self._shifts:
             answer = self.store.find(keys + shift, number)
             merged = answer if merged is None else _merge(merged, answer)
             if merged.known.all():
-                break
+                break  # other contexts need not be asked
         return merged
 
     def recall(self, studies: NDArray[np.int64]) -> None:
@@ -108,6 +114,7 @@ class StoreSession:
         """Lease parts (keys [B, 2] each); reclaims leases of dead owners. Returns which were granted."""
         names = [_name(part) for part in parts]
         sizes = {name: len(part) for name, part in zip(names, parts, strict=True)}
+        # in one order, so that two processes never wait for each other's rows
         rows = [{"name": name, "owner": self._owner, "size": size} for name, size in sorted(sizes.items())]
 
         def work(connection: Connection) -> dict[bytes, int]:
@@ -116,8 +123,8 @@ class StoreSession:
         holders = self.store.database.write(work, apart=True) if rows else {}
         other_owners = {owner for owner in holders.values() if owner != self._owner}
         if other_owners and self._sweep():
-            return self.lease(parts)
-        return [holders.get(name) == self._owner for name in names]
+            return self.lease(parts)  # again, as leases of the dead are free now
+        return [holders.get(name) == self._owner for name in names]  # a lease of one's own is granted again
 
     def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         """Buffer results and the parts that they complete. Returns the results recorded by this call, in order.
@@ -144,7 +151,7 @@ class StoreSession:
             return added == len(fresh.keys)
 
         all_new = self.store.database.write(work, apart=True)
-        self._written.set()
+        self._written.set()  # wakes the checkpoint
         parts = [part for part, _ in self._pending]
         recorded = [part.results for part in parts] if all_new else self._recorded_results(parts)
         self._pending = []
@@ -162,6 +169,7 @@ class StoreSession:
 
     def _delete_leases(self, connection: Connection, names: Sequence[bytes]) -> None:
         for chunk in chunks(names):
+            # a lease may have passed to another after a long pause
             connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
     def _recorded_results(self, parts: Sequence[Fresh]) -> list[Results]:
@@ -212,9 +220,10 @@ class StoreSession:
 
     def _beat(self) -> None:
         """Update the heartbeat, which shows processes on other hosts that this one is alive."""
+        # counted by the database: no clock
         count = update(owners).where(owners.c.id == self._owner).values(beat=owners.c.beat + 1)
         while not self._ended.wait(_BEAT_S):
-            with suppress(StoreError):
+            with suppress(StoreError):  # a beat may fail: evaluation notices what is wrong
                 self.store.database.write(lambda connection: connection.execute(count))
 
     def _tidy(self) -> None:
@@ -231,6 +240,7 @@ class StoreSession:
             rows = connection.execute(select(owners).where(owners.c.id != self._owner)).all()
             gone = [row for row in rows if self._is_gone(row)]
             mine = [row.id for row in gone if row.study == self.hold.study]
+            # the sum of no rows is NULL
             size = select(func.coalesce(func.sum(leases.c.size), 0)).where(leases.c.owner.in_(mine))
             count = int(connection.execute(size).scalar_one())
             _drop(connection, [row.id for row in gone])
@@ -245,7 +255,7 @@ class StoreSession:
         beat, since = self._silent.get(row.id, (None, 0.0))
         if beat != row.beat:
             self._silent[row.id] = (row.beat, time.monotonic())
-            return False
+            return False  # its silence begins with the first look
         return time.monotonic() - since > _SILENCE_S
 
 
@@ -256,17 +266,19 @@ def _drop(connection: Connection, gone: Sequence[int]) -> None:
 
 def _name(keys: Keys) -> bytes:
     """Name of a part: the sum of its keys, so a single point is named by its key."""
-    return key_bytes(keys.sum(axis=0, dtype=np.uint64)[None])[0]
+    return key_bytes(keys.sum(axis=0, dtype=np.uint64)[None])[0]  # wraps around at 64 bits, as the sum of hashes it is
 
 
 def _shift(source: Context, target: Context) -> Keys:
     """Difference between the keys of a design in two contexts, target less source."""
+    # without a design: what the context adds
     return grid_content_keys([], {}, target.words) - grid_content_keys([], {}, source.words)
 
 
 def _merge(first: StoredResults, second: StoredResults) -> StoredResults:
     """Merge two look-ups of the same keys; the first takes precedence."""
     size = len(first.known)
+    # rows of the second look-up follow those of the first
     where = np.where(first.known, np.arange(size), size + np.arange(size))
     both = Results.join([first.results, second.results]).take(where)
     return StoredResults(first.known | second.known, both, np.where(first.known, first.study, second.study))
@@ -276,7 +288,7 @@ def _difference(ours: Results, theirs: Results) -> str:
     """Describe the difference between two evaluations of the same designs; empty if there is none."""
     if (ours.status != theirs.status).any():
         return f"{int((ours.status != theirs.status).sum())} of {ours.size} results differ in status"
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # metrics may be 0
         gaps = [abs(ours.column(name) / theirs.column(name) - 1.0) for name in ours.metrics]
-    worst = max((float(np.nanmax(gap, initial=0.0)) for gap in gaps), default=0.0)
+    worst = max((float(np.nanmax(gap, initial=0.0)) for gap in gaps), default=0.0)  # 0 / 0: equal
     return f"a metric differs by {100 * worst:.3g} %" if worst > 0.0 else ""

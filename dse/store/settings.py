@@ -16,12 +16,13 @@ from dse.values import Frozen
 
 
 def _store_url(url: str) -> str:
+    # no other database: SQLAlchemy would take some that nothing here is tested with
     if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
         rule = "must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>"
         raise illegal(rule, f"sqlite:///{url}" if url.endswith(".db") else None)
     if rule := ambiguous(url):
         raise ValueError(rule)
-    if re.search(r"[?&]plugin=", url):
+    if re.search(r"[?&]plugin=", url):  # which would run its code
         raise ValueError("must not name a plug-in of SQLAlchemy")
     return url
 
@@ -44,7 +45,7 @@ class StoreAt(Frozen):
             assert self.url is not None
             return self.url
         file = folder / "results.db"
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-wal", "-shm"):  # SQLite follows links of all three
             if output_files.exists(path := file.with_name(file.name + suffix)):
                 with output_files.open_untrusted(path):
                     pass

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _FIRST_LOOK_S = 1.0  # between the two looks that a rate takes
-_BAD = ("failed", "invalid")
+_BAD = ("failed", "invalid")  # not infeasible: rules that points break are no failures
 
 
 class StatusRequest(Frozen):
@@ -94,7 +94,7 @@ def _show(engine: Engine, every_s: float | None) -> None:
     first = look(engine)
     if every_s is None:
         before = None
-        if first.processes:
+        if first.processes:  # a rate of nobody's work is 0: do not wait for it
             time.sleep(_FIRST_LOOK_S)
             before, first = first, look(engine)
         console().print(tables(first, before))
@@ -119,6 +119,7 @@ def look(engine: Engine) -> StoreSnapshot:
         points = {owner: int(size) for owner, size in connection.execute(held)}
         rows = connection.execute(select(owners).order_by(owners.c.id)).all()
     processes = [
+        # without the machine's id
         Process(row.id, row.study, row.host.partition("/")[0], row.pid, row.beat, points.get(row.id, 0), _state(row))
         for row in rows
     ]
@@ -145,6 +146,7 @@ def tables(now: StoreSnapshot, before: StoreSnapshot | None) -> Group:
         counts, rate = now.counts.get(study, Counter()), now.rate(study, before)
         numbers = f"{counts.total():,}", "" if rate is None or not mine else f"{rate:,.0f}"
         failed, held = sum(counts[bad] for bad in _BAD), sum(process.points for process in mine)
+        # nobody works on it, though it is not finished
         text = "interrupted" if state == "running" and not mine else state
         shown.add_row(f"{study} {name}", *numbers, f"{failed:,}", f"{held:,}", str(len(mine)), text)
     if not now.processes:
@@ -157,6 +159,7 @@ def tables(now: StoreSnapshot, before: StoreSnapshot | None) -> Group:
     listed.add_column("state")
     for process in now.processes:
         state = process.state
+        # its beat has changed between the looks
         if state == "elsewhere" and beats.get(process.number, process.beat) != process.beat:
             state = "at work"
         names = str(process.number), process.host, str(process.pid), str(process.study)
