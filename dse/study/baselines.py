@@ -28,7 +28,7 @@ class Baselines:
 
     def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Block], Evaluated]) -> None:
         self._space, self._change, self._identify = space, change, identify
-        self._known: OrderedDict[str, Evaluated] = OrderedDict()
+        self._known: OrderedDict[str, Evaluated] = OrderedDict()  # name of a grid -> its keys, the least used first
         self._held = 0
 
     def of(self, block: Block) -> Iterator[tuple[Block, Evaluated]]:
@@ -36,15 +36,17 @@ class Baselines:
 
         A block is split where the baselines of its points do not form one grid.
         """
+        # any point of the block: which knobs count is the same in all of it
         point = {**block.assignment, **{path: values[0] for path, values in block.axes.items()}, **self._change}
         active = self._space.active(point)
         axes = {path: values for path, values in block.axes.items() if path in active and path not in self._change}
         fixed = {path: value for path, value in active.items() if path not in axes}
+        # values, not identities: blocks of other parts of the space may share a grid
         name = repr((fixed, [(path, values.tolist()) for path, values in axes.items()]))
         if name not in self._known:
             free = [Knob(path, tuple(values.tolist())) for path, values in axes.items()]
             grids = list(self._space.resolve(fixed, free))
-            if len(grids) > 1:
+            if len(grids) > 1:  # a rule of the space may depend on an axis: take it apart
                 yield from self._of_parts(block, next(path for path, values in axes.items() if len(values) > 1))
                 return
             self._remember(name, grids[0])
@@ -58,7 +60,7 @@ class Baselines:
     def _remember(self, name: str, grid: Block) -> None:
         self._known[name] = self._identify(grid)
         self._held += grid.size + _WEIGHT
-        while self._held > _REMEMBERED and len(self._known) > 1:
+        while self._held > _REMEMBERED and len(self._known) > 1:  # the newest grid stays, however large
             _, dropped = self._known.popitem(last=False)
             self._held -= dropped.block.size + _WEIGHT
 
@@ -66,8 +68,10 @@ class Baselines:
 def places(block: Block, baseline: Block) -> NDArray[np.intp]:
     """Return the index of each point's baseline in the grid of baselines of its block, [block.size]."""
     shape = tuple(len(values) for values in block.axes.values())
-    if baseline.size == block.size:
+    if baseline.size == block.size:  # no axis was dropped: one to one
         return np.arange(block.size)
+    # dropped axes have length 1
     extents = tuple(len(values) if path in baseline.axes else 1 for path, values in block.axes.items())
     assert math.prod(extents) == baseline.size
+    # all points along a dropped axis share a baseline
     return np.broadcast_to(np.arange(baseline.size).reshape(extents), shape).reshape(-1)

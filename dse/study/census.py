@@ -55,7 +55,7 @@ class Tally:
         return self.distinct - self.refused - self.broken
 
     def __add__(self, other: Tally) -> Tally:
-        finite = self.size is not None and other.size is not None
+        finite = self.size is not None and other.size is not None  # endless and finite are endless
         size = (self.size or 0) + (other.size or 0) if finite else None
         names = ("asked", "distinct", "refused", "broken", "drawn")
         return Tally(size, **{name: getattr(self, name) + getattr(other, name) for name in names})
@@ -63,9 +63,11 @@ class Tally:
     def share(self, count: int) -> Estimate:
         """Estimate the share of points from a count of draws, with Wilson's interval of 95 %."""
         n, p = max(self.drawn, 1), count / max(self.drawn, 1)
+        # the score interval: unlike p ± z s it holds for small counts, too
         middle, scale = p + _Z**2 / (2 * n), 1 + _Z**2 / n
         half = _Z * math.sqrt(p * (1 - p) / n + (_Z / (2 * n)) ** 2)
         low, high = (middle - half) / scale, (middle + half) / scale
+        # no draws of a kind do not show that there are none, nor all draws that there are no others
         return Estimate(p, (low if count else 0.0, high if count < self.drawn else 1.0))
 
 
@@ -91,12 +93,14 @@ class Census:
 
     def __post_init__(self) -> None:
         self._backend, self._words = self.plan.backend, self.plan.context.words
+        # duplicates count within a scenario
         self._names, self._own = list(self.plan.spaces), [SeenHashes() for _ in self.plan.spaces]
         change = self.plan.settings.study.baseline
         self._baselines = [Baselines(space, change, self._identify_block) for space in self.plan.spaces.values()]
-        self._compared: set[bytes] = set()
+        self._compared: set[bytes] = set()  # grids of baselines whose rules were checked
         self._offered = 0
         size = sum(tally.size or 0 for tally in self.tallies.values())
+        # enough calls to time, in a small space as well
         self._per_call = min(self._backend.batch, _PER_CALL, max(1, size // _FEWEST_CALLS))
 
     def _identify_block(self, block: Block) -> Evaluated:
@@ -105,7 +109,7 @@ class Census:
     def take(self, blocks: Sequence[tuple[int, Block]]) -> None:
         """Count the points of some blocks, each of the scenario at a place."""
         batches = [block.batch for _, block in blocks if block.batch is not None]
-        screened = iter(self._backend.screen(batches))
+        screened = iter(self._backend.screen(batches))  # rules that are known without simulating
         for index, block in blocks:
             keys = block.keys(*self._words)
             fresh = self._own[index].add(keys)
@@ -130,6 +134,7 @@ class Census:
 
     def _blame(self, reason: str, count: int) -> None:
         """Note the rules that a reason names, each once."""
+        # a design may break several rules at once
         for rule, example in {general(text): text for text in reason.split("; ")}.items():
             self.rules[rule] += count
             self.examples.setdefault(rule, example)
@@ -153,6 +158,7 @@ class Census:
         """Keep some of all calls, each as likely as any other (reservoir sampling)."""
         for candidate in _calls(blocks, self._per_call):
             self._offered += 1
+            # of n calls the last takes a place with probability held / n
             place = int(self.random.integers(self._offered))
             if len(self.calls) < _CALLS_HELD:
                 self.calls.append(candidate)
@@ -166,6 +172,7 @@ def general(reason: str) -> str:
     >>> general("schedule.comm_cus = 400: leaves no CU (of 304)")
     'schedule.comm_cus = …: leaves no CU (of …)'
     """
+    # numbers of their own: digits in names of knobs stay
     return re.sub(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])", "…", reason)
 
 
@@ -179,7 +186,7 @@ def _calls(blocks: Sequence[tuple[int, Block]], most: int) -> Iterator[Call]:
     count = 0
     for index, block in blocks:
         for part in block.split(most):
-            if parts and count + part.size > most:
+            if parts and count + part.size > most:  # a part may fill a call by itself
                 yield parts
                 parts, count = [], 0
             parts.append((index, part))
@@ -194,12 +201,13 @@ def count_points(planned: Plan, random: np.random.Generator, advance: Advance) -
     census = Census(planned, {name: Tally(size) for name, size in sizes.items()}, random)
     pending: list[tuple[int, Block]] = []
     count = 0
+    # half, as rows of the study come with their baselines
     for blocks in blocks_together(list(planned.spaces.values()), ROWS_PER_GROUP // 2):
         for index, block in enumerate(blocks):
             if block is not None:
                 pending.append((index, block))
                 count += block.size
-        if count >= ROWS_PER_GROUP:
+        if count >= ROWS_PER_GROUP:  # rules are checked for many designs at once
             census.take(pending)
             advance(count)
             pending, count = [], 0
@@ -211,10 +219,11 @@ def count_points(planned: Plan, random: np.random.Generator, advance: Advance) -
 def sample_points(planned: Plan, random: np.random.Generator, advance: Advance) -> Census:
     """Count points drawn from each scenario: every knob that counts takes any of its values with equal probability."""
     sizes = {name: space.size() for name, space in planned.spaces.items()}
-    num_draws = -(-NUM_DRAWN // len(sizes))
+    num_draws = -(-NUM_DRAWN // len(sizes))  # rounded up, the same for each scenario
     census = Census(planned, {name: Tally(size, drawn=num_draws) for name, size in sizes.items()}, random)
     for index, space in enumerate(planned.spaces.values()):
         for _ in range(num_draws):
+            # points as a sampler would ask for them
             census.take([(index, block) for block in space.resolve(_draw_point(space, random))])
             advance(1)
     census.calls = search_calls(planned, random)
@@ -241,4 +250,4 @@ def search_calls(planned: Plan, random: np.random.Generator) -> list[Call]:
         space = list(planned.spaces.values())[index]
         blocks = [block for _ in range(num_points) for block in space.resolve(_draw_point(space, random))]
         calls.append([(index, block) for block in blocks if block.batch is not None])
-    return [call for call in calls if call]
+    return [call for call in calls if call]  # all points of a call may have been refused

@@ -75,14 +75,14 @@ class FigureWorkers:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_num_workers())
+        return ThreadPoolExecutor(_num_workers())  # a thread waits for each worker
 
     def finish(self, study: str) -> int:
         """Wait until all are drawn, with a progress bar; their number. What a figure raises is raised."""
         if self._drawn:
             with bar(f"{study}: figures", len(self._drawn), unit="figures") as advance:
                 for figure, future in self._drawn:
-                    if future is None or future.exception() is not None:
+                    if future is None or future.exception() is not None:  # also waits
                         figure.draw()  # it was not sent, its worker was lost, or it fails here, too, with its traceback
                     advance(1)
         return len(self._drawn)
@@ -91,7 +91,7 @@ class FigureWorkers:
         """End the workers. Does nothing the second time."""
         if self._drawn:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        if "_pool" in vars(self):
+        if "_pool" in vars(self):  # of cached properties only those that were used
             self._pool.close()
 
 

@@ -33,7 +33,7 @@ from dse.units import duration_text, with_prefix
 if TYPE_CHECKING:
     from rich.table import Table
 
-_RULES_SHOWN = 8
+_RULES_SHOWN = 8  # lines
 
 
 # ---------------------------------------------------------------- counting
@@ -82,19 +82,21 @@ class Outlook:
         """True where a scenario has more points than are evaluated."""
         most = self.plan.settings.budget.trials
         sizes = [tally.size for tally in self.census.tallies.values()]
+        # a space that is larger than the budget
         return bool(self.refused) or any(size is None or size > most for size in sizes)
 
     @property
     def rows(self) -> int:
         """Rows that the table will have at most."""
         total = self.total
-        baselines = self.census.num_evaluated - self.census.num_legal
+        baselines = self.census.num_evaluated - self.census.num_legal  # those outside the space
         return total.distinct + baselines if self.counts and not self.searches else self.trials
 
     @property
     def verdict(self) -> str:
         """Forecast in one sentence."""
         sizes = [tally.size for tally in self.census.tallies.values()]
+        # trials are a number per scenario
         largest = None if None in sizes else max(size for size in sizes if size is not None)
         enumeration_time = "" if self.enumerating is None else f" in {self.enumerating.text(duration_text)}"
         if not self.searches:
@@ -112,6 +114,7 @@ class Outlook:
         """Return the forecast as printed with `json=true`."""
         rows = {name: _tally_record(tally) for name, tally in self.census.tallies.items()}
         record: dict[str, Any] = {"study": self.plan.settings.study.name, "counted": self.counts, "scenarios": rows}
+        # draws of different scenarios cannot be compared for equal designs
         record |= {"total": _tally_record(self.total), "legal_designs": self.census.num_legal if self.counts else None}
         record |= {"to_evaluate": self.census.num_evaluated if self.counts else None, "in_store": self.known}
         record |= {"rules": dict(self.census.rules.most_common()), "jobs": workers(self.plan.settings.executor)}
@@ -129,7 +132,7 @@ def _tally_record(tally: Tally) -> dict[str, Any]:
 
 def outlook(planned: Plan, refused: str = "") -> Outlook:
     """Count the points of a study, time some of them, and estimate its cost. Nothing is recorded."""
-    random = np.random.default_rng(planned.settings.seed)
+    random = np.random.default_rng(planned.settings.seed)  # the same forecast for the same command
     sizes = [space.size() for space in planned.spaces.values()]
     size = None if None in sizes else sum(size for size in sizes if size is not None)
     counts = size is not None and size <= MOST_COUNTED
@@ -145,6 +148,7 @@ def _with_costs(forecast: Outlook, random: np.random.Generator) -> Outlook:
     """Return the forecast with time and disk from timed calls."""
     planned, census = forecast.plan, forecast.census
     jobs, seed, notes = workers(planned.settings.executor), planned.settings.seed, list[str]()
+    # a call in which all break rules would take no time
     calls = [call for call in census.calls if _has_legal(planned, call)]
     if not calls:
         return replace(forecast, notes=("no point can be evaluated, so nothing was timed",))
@@ -152,11 +156,12 @@ def _with_costs(forecast: Outlook, random: np.random.Generator) -> Outlook:
     row = measure_row(planned, points, stored=planned.settings.store.url is not None)
     enumerating = searching_ = None
     if forecast.counts:
-        left = census.num_evaluated - (forecast.known or 0)
+        left = census.num_evaluated - (forecast.known or 0)  # known designs are taken from the store
         enumerating = pace.total(left, jobs, extra_s=row.seconds, seed=seed)
         notes.append(_how(pace, row, jobs))
     if forecast.searches and not forecast.refused:
         legal_calls = [call for call in search_calls(planned, random) if _has_legal(planned, call)]
+        # calls of a search hold fewer designs, so that each design takes longer
         slow = time_calls(planned, legal_calls, random)[0] if forecast.counts and legal_calls else pace
         few = min(jobs, -(-planned.settings.search.batch // planned.backend.batch))  # calls that are made together
         searching_ = slow.total(forecast.trials, few, extra_s=row.seconds, seed=seed)
@@ -194,7 +199,7 @@ def _num_stored(planned: Plan, evaluated: SeenHashes) -> int | None:
 def command(words: Sequence[str]) -> int:
     """`dry-run study=<name> [overrides as for a study] [json=true]`: nothing is recorded or written."""
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    for wrong in (flag for flag in flags if flag not in OWN_FLAGS):
+    for wrong in (flag for flag in flags if flag not in OWN_FLAGS):  # the first
         raise ConfigError([Problem(wrong, "is no flag of a dry run", way_out=did_you_mean(wrong, OWN_FLAGS))])
     typed = [word for word in overrides(words) if word != "json=true"]
     planned, refused = _plan_or_refusal(request(typed, own_folder(words)))
@@ -207,7 +212,7 @@ def command(words: Sequence[str]) -> int:
     console = report.console()
     console.print(_table(forecast))
     for line in (*_lines(forecast), forecast.verdict):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False)  # no line breaks, for programs that read them
     return 0
 
 
@@ -216,8 +221,9 @@ def _plan_or_refusal(typed: Request) -> tuple[Plan, str]:
     try:
         return plan(typed), ""
     except ConfigError as error:
-        if any(problem.value != "exhaustive" for problem in error.problems):
+        if any(problem.value != "exhaustive" for problem in error.problems):  # other problems are reported as they are
             raise
+        # the largest budget that is accepted
         (most,) = (bound.le for bound in Budget.model_fields["trials"].metadata if hasattr(bound, "le"))
         budget = {**typed.tree["budget"], "trials": most}
         return plan(replace(typed, tree={**typed.tree, "budget": budget})), error.problems[0].rule
@@ -253,6 +259,7 @@ def _cells(tally: Tally) -> list[str]:
         return [f"{count:,}" for count in counts]
     legal = tally.drawn - tally.refused - tally.broken
     shares = [tally.share(count).text(_percent) for count in (tally.refused, tally.broken, legal)]
+    # draws say nothing of how many are distinct
     return ["endless" if tally.size is None else f"{tally.size:,}", "–", "–", *shares]
 
 

@@ -80,18 +80,20 @@ def climb(plan: Plan, table: pd.DataFrame, support: Climb) -> tuple[pd.DataFrame
     The table, in the order of the study, needs the searched paths, objectives, `scenario`, `key` and `status`.
     """
     ladder = _Ladder(plan, table[table["status"] == "ok"].reset_index(drop=True))
+    # levels ascend: coarser ones come before it
     own_place = next(place for place, level in enumerate(plan.levels) if level.own)
     absent = Absent()
-    for below, level in pairwise(plan.levels[own_place:]):
+    for below, level in pairwise(plan.levels[own_place:]):  # each level starts from the points that the one below has
         with support.opened(level.spec.context) as session:
             evaluate = _row_evaluator(plan, level, session, support)
+            # round 0 promotes by rank, later ones where levels may disagree
             for number in range(1 + plan.settings.fidelity.rounds):
                 chosen = ladder.chosen(below, level, number)
                 if chosen.size and not ladder.take(level, chosen, evaluate, absent):
-                    break
+                    break  # a level that failed has nothing to learn from
     if len(plan.levels) == own_place + 1:
         ladder.choose_only(plan.levels[own_place])
-    for level in plan.levels[:own_place]:
+    for level in plan.levels[:own_place]:  # coarser levels last, when all promoted points are known
         with support.opened(level.spec.context) as session:
             ladder.take(level, ladder.promoted_points, _row_evaluator(plan, level, session, support), absent)
     return ladder.rows(), absent
@@ -125,10 +127,10 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -
 
 def _check_tasks(level: Level, points: Sequence[Evaluated], most: int | None) -> None:
     """Count the tasks of some points of a level, evenly spread, and tell those of all. Raises _TooManyTasksError."""
-    if most is None or not points:
+    if most is None or not points:  # no limit, or nothing to count
         return
     backend = level.spec.make()
-    probe = [point.block.design for point in points[:: math.ceil(len(points) / _PROBED)]]
+    probe = [point.block.design for point in points[:: math.ceil(len(points) / _PROBED)]]  # at most _PROBED
     tasks = sum(backend.num_tasks(design) for design in probe if design is not None) / len(probe) * len(points)
     if tasks > most:
         rule = f"has about {tasks:,.0f} tasks in {len(points)} points, more than fidelity.most_tasks = {most:,}"
@@ -141,7 +143,7 @@ def _refusal(point: Evaluated) -> Results:
 
 def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
     """Return a row of the study's table as a design of a level."""
-    scenario, values = str(row["scenario"]), row.dropna()
+    scenario, values = str(row["scenario"]), row.dropna()  # knobs that do not count have no value
     chosen = {path: _plain(values[path]) for path in plan.knobs if path in values}
     block = point_at_level(plan, level, scenario, chosen)
     return Evaluated(block, block.keys(*level.spec.context.words), scenario)
@@ -150,14 +152,15 @@ def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
 def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -> Block:
     """Return a point of a scenario of the study as a design of a level."""
     backend, space = level.spec.make(), plan.spaces[scenario]
-    if level.spec.name == plan.spec.name:
+    if level.spec.name == plan.spec.name:  # backends of a kind take the same designs
+        # what the space knows is of the study's backend
         (block,) = replace(space, backend=backend, known=Memo()).resolve(point)
         return block
     return Block(point, {}, backend.design(plain_design(plan.backend, space.tree(point))))
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") else value  # scalars of NumPy, as designs hold plain values
 
 
 class _Ladder:
@@ -167,11 +170,14 @@ class _Ladder:
         self._plan, self._table, self._goals = plan, table, dict(plan.goals)
         self._asked = plan.settings.fidelity
         count = len(table)
+        # [N] for each level; empty: not promoted to it
         self._why: dict[str, NDArray[Any]] = {level.name: np.full(count, "", object) for level in plan.levels}
+        # not evaluated
         self._values = {level.name: np.full((count, len(self._goals)), np.nan) for level in plan.levels}
         self._results: dict[str, list[tuple[NDArray[np.intp], Results]]] = {level.name: [] for level in plan.levels}
         own_level = next(level for level in plan.levels if level.own)
-        self._values[own_level.name] = minimized(table, self._goals)
+        self._values[own_level.name] = minimized(table, self._goals)  # so that less is better in each
+        # scenarios are never compared with each other
         self._places = [np.flatnonzero(table["scenario"] == name) for name in plan.spaces]
         self._alike = _alike(plan, table)
 
@@ -189,6 +195,7 @@ class _Ladder:
         picks = [part for scenario in range(len(self._places)) for part in self._of(below, level, number, scenario)]
         for why, places in picks:
             self._why[level.name][places] = why
+        # in the order of the study, whatever chose them
         return np.sort(np.concatenate([places for _, places in picks])) if picks else np.empty(0, np.intp)
 
     def _of(self, below: Level, level: Level, number: int, scenario: int) -> Iterator[tuple[str, NDArray[np.intp]]]:
@@ -198,23 +205,26 @@ class _Ladder:
         if not places.size:
             return
         if number == 0:
+            # keeps a share for later rounds, if there are any
             most = self._asked.most - self._asked.most // _KEPT * (self._asked.rounds > 0)
             near = _nearest(values[places], values[places], self._asked.near)[:most]
             yield "near the front", places[near]
             yield "sample", self._draw_sample(np.delete(places, near), scenario)
             return
         left, seen = places[reasons[places] == ""], places[reasons[places] != ""]
+        # samples do not count for `most`
         room = self._asked.most - int(np.isin(reasons[places], ["near the front", "disagreement"]).sum())
         finer = self._values[level.name][seen]
-        fine = np.isfinite(finer).all(axis=1)
+        fine = np.isfinite(finer).all(axis=1)  # points may have failed at the finer level
         if fine.any() and left.size:
             ratio = _ratios(values[seen][fine], finer[fine], self._alike[seen][fine])
-            expected = values[left] * ratio(self._alike[left])
+            expected = values[left] * ratio(self._alike[left])  # as if they disagreed as much as points like them
             yield "disagreement", left[_nearest(expected, finer[fine], self._asked.near)[:room]]
 
     def _draw_sample(self, places: NDArray[np.intp], scenario: int) -> NDArray[np.intp]:
         """Draw a random sample that depends on seed and keys alone."""
         keys = self._table["key"].to_numpy().astype(str)[places]
+        # 1: a stream apart from that of the sampler
         random = np.random.default_rng(np.random.SeedSequence([self._plan.settings.seed, scenario, 1]))
         ordered = places[np.argsort(keys)]
         return random.permutation(ordered)[: self._asked.sample]
@@ -222,10 +232,10 @@ class _Ladder:
     def take(self, level: Level, places: NDArray[np.intp], evaluate: _Evaluate, absent: Absent) -> bool:
         """Evaluate points at a level; return whether it succeeded, and note why not."""
         if not places.size:
-            return True
+            return True  # nothing to evaluate is no failure
         try:
             results = evaluate(self._table, places)
-        except Broken as error:
+        except Broken as error:  # every point failed: the level, not the points
             absent.broken[level.name] = str(error)
             return False
         except _TooManyTasksError as error:
@@ -240,6 +250,7 @@ class _Ladder:
         """Return the rows of `fidelity.parquet`: every promoted point at every level, coarser levels first."""
         import pandas as pd
 
+        # a point may be promoted for different reasons at different levels
         why = np.max([_ranks(why) for why in self._why.values()], axis=0)
         parts = []
         for level in self._plan.levels:
@@ -262,7 +273,7 @@ class _Ladder:
         return self._table.loc[self.promoted_points, list(self._goals)].iterrows()
 
 
-_REASONS = ("", "sample", "disagreement", "near the front")
+_REASONS = ("", "sample", "disagreement", "near the front")  # ascending in strength
 
 
 def _ranks(why: NDArray[Any]) -> NDArray[np.intp]:
@@ -274,7 +285,7 @@ def _alike(plan: Plan, table: pd.DataFrame) -> NDArray[np.intp]:
     """Number the combinations of text knobs that the points have."""
     texts = [path for path in texts_of(plan) if path in table]
     if not texts:
-        return np.zeros(len(table), np.intp)
+        return np.zeros(len(table), np.intp)  # no text knobs: all points are alike
     return table[texts].astype(str).groupby(texts, sort=False, dropna=False).ngroup().to_numpy().astype(np.intp)
 
 
@@ -290,9 +301,10 @@ def excess(values: Floats, front: Floats) -> Floats:
 
     Smaller is better; where a member has 0 in an objective, only rows with no more there are comparable with it.
     """
-    smallest = np.full(len(values), np.inf)
+    smallest = np.full(len(values), np.inf)  # an empty front: nothing is near
     for member in front:
         with np.errstate(divide="ignore", invalid="ignore"):
+            # worse than 0 is infinitely worse
             over = np.where(values <= member, 0.0, (values - member) / np.abs(member))
         smallest = np.minimum(smallest, over.max(axis=1))
     return smallest
@@ -302,9 +314,10 @@ def _nearest(values: Floats, seen: Floats, near: float) -> NDArray[np.intp]:
     """Return the places of the rows near the front of those `seen`: the winner first, then by their excess."""
     import moocore
 
+    # equal points once
     front = np.unique(seen[moocore.is_nondominated(np.ascontiguousarray(seen), keep_weakly=False)], axis=0)
     over = excess(values, front)
-    order = np.lexsort((values[:, 0], over))
+    order = np.lexsort((values[:, 0], over))  # last key first: by excess, ties by the first objective
     order = order[over[order] <= near]
     best = first_best(values)
     return np.concatenate([[best], order[order != best]]).astype(np.intp) if over[best] <= near else order
@@ -316,7 +329,7 @@ def _ratios(coarse: Floats, fine: Floats, alike: NDArray[np.intp]) -> Callable[[
     A factor is the median of alike points; of all points where none of a group is known, and 1 where nothing is.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(coarse != 0, fine / coarse, np.nan)
+        ratio = np.where(coarse != 0, fine / coarse, np.nan)  # a factor cannot make something of 0
 
     def median(rows: Floats) -> Floats:
         valid = np.isfinite(rows)
@@ -324,11 +337,11 @@ def _ratios(coarse: Floats, fine: Floats, alike: NDArray[np.intp]) -> Callable[[
             [np.median(column[there]) if there.any() else np.nan for column, there in zip(rows.T, valid.T, strict=True)]
         )
 
-    overall = np.nan_to_num(median(ratio), nan=1.0)
+    overall = np.nan_to_num(median(ratio), nan=1.0)  # nothing known: levels are taken to agree
     groups = {group: median(ratio[alike == group]) for group in np.unique(alike).tolist()}
 
     def of(labels: NDArray[np.intp]) -> Floats:
         factors = np.stack([groups.get(group, overall) for group in labels.tolist()])
-        return np.where(np.isfinite(factors), factors, overall)
+        return np.where(np.isfinite(factors), factors, overall)  # single objectives of a group may be unknown
 
     return of

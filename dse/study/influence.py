@@ -30,12 +30,13 @@ from dse.units import amount, unit_of
 from dse.values import LABELS
 
 TENTH = 1.1
+# small steps first; large ones reach limits that do not bind yet
 MULTIPLES = (TENTH, 1 / TENTH, 8.0, 1 / 8, 1000.0, 1 / 1000)
 _SAMPLE = 16  # designs of a scenario
-_SCENARIOS = 6
+_SCENARIOS = 6  # each costs a sample
 _WEAK = 1e-3  # relative change of an objective
-_ROUNDING = 1e-12
-_STATUS = "status"
+_ROUNDING = 1e-12  # sums in another order differ by this much
+_STATUS = "status"  # in place of a metric: which designs are refused
 _NAMED = 3  # numbers that are proposed instead
 _TRIED = 12  # numbers that are looked at for this
 _MOST_OF_A_FILE = 24  # numbers of a user's file that are looked at
@@ -60,6 +61,7 @@ class Influence:
 
     def objective(self, goals: Iterable[str]) -> float:
         """Largest change of an objective with a tenth more or less."""
+        # a rule that breaks changes the answer, too
         return max((self.tenth.get(name, 0.0) for name in (*goals, _STATUS)), default=0.0)
 
 
@@ -83,7 +85,7 @@ def check_typed(planned: Plan) -> list[str]:
             notes.append(_weak(path, typed, influence, tuple(planned.goals)))
     if problems:
         raise ConfigError(problems)
-    return [*notes, *_notes_on_files(sample)]
+    return [*notes, *_notes_on_files(sample)]  # files last, as they refuse nothing
 
 
 def _unread_keys(planned: Plan) -> list[str]:
@@ -137,6 +139,7 @@ def _typed_numbers(planned: Plan) -> dict[str, object]:
     for text in planned.request.overrides:
         path, equals, _ = text.lstrip("+").partition("=")
         value = get_path(planned.request.tree, path) if equals else None
+        # numbers and quantities only
         if path.partition(".")[0] not in SECTIONS and path.rpartition(".")[2] not in LABELS and _multiple(value, 2.0):
             numbers[path] = value
     return numbers
@@ -147,14 +150,15 @@ def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
     folder, numbers = planned.request.folder, dict[str, dict[str, object]]()
     for section in planned.request.tree if folder is not None else ():
         file = Path(str(folder)) / section / f"{get_path(planned.request.tree, f'{section}.name')}.yaml"
-        if section in SECTIONS or not file.is_file():
+        if section in SECTIONS or not file.is_file():  # settings do not enter the model
             continue
         own = load_yaml(file)
+        # files without are options of the user's own: not changes of ours
         if isinstance(own, dict) and own.pop("defaults", None):
             numbers[str(file)] = {
                 path: value
                 for path, value in number_leaves(own, section)
-                if get_path(planned.request.tree, path) == value
+                if get_path(planned.request.tree, path) == value  # the command line may have replaced it
             }
     return numbers
 
@@ -162,7 +166,7 @@ def _numbers_of_files(planned: Plan) -> dict[str, dict[str, object]]:
 def number_leaves(tree: Any, path: str) -> Iterator[tuple[str, object]]:
     """Yield (dotted path, value) of the numbers and quantities of a tree that can be typed, labels left out."""
     for name, value in tree.items() if isinstance(tree, Mapping) else ():
-        if name in LABELS or "." in str(name):
+        if name in LABELS or "." in str(name):  # cannot be typed as a path
             continue
         if isinstance(value, Mapping):
             yield from number_leaves(value, f"{path}.{name}")
@@ -173,11 +177,12 @@ def number_leaves(tree: Any, path: str) -> Iterator[tuple[str, object]]:
 def _multiple(value: object, factor: float) -> object:
     """A multiple of a number or of a quantity such as `5 TB/s`, not the same; None for what is neither, or zero."""
     if isinstance(value, str) and (pair := amount(value)) is not None:
-        return f"{pair[0] * factor!r} {pair[1]}" if pair[0] else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+        return f"{pair[0] * factor!r} {pair[1]}" if pair[0] else None  # 0 has no multiples
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value:  # True is an int in Python
         return None
     if isinstance(value, float):
         return value * factor
+    # whole numbers stay whole, positive and different
     return max(value + 1, round(value * factor)) if factor > 1 else max(1, min(value - 1, round(value * factor)))
 
 
@@ -192,7 +197,8 @@ class _Sample:
     def of(cls, planned: Plan) -> _Sample | None:
         """Draw a sample; None where a design takes long, or a program of its own is asked about each."""
         backend, spaces = planned.backend, planned.spaces
-        names = list(spaces)[:: max(1, -(-len(spaces) // _SCENARIOS))]
+        names = list(spaces)[:: max(1, -(-len(spaces) // _SCENARIOS))]  # spread over all scenarios
+        # a batch of one: a program outside is asked about each design
         if backend.batch == 1 or any(backend.takes_long(backend.design(spaces[name].base)) for name in names):
             return None
         return cls(planned, {name: [{}, *_drawn_points(spaces[name])] for name in names})
@@ -207,16 +213,18 @@ class _Sample:
     def influence(self, path: str) -> Influence:
         """Change the number at a path in the base designs, and, where that changes nothing, in the whole sample."""
         base = self._influence(path, whole=False)
+        # rare: most numbers count in the base design
         return base if base.is_read else self._influence(path, whole=True)
 
     def _influence(self, path: str, *, whole: bool) -> Influence:
         tenth, most = dict[str, float](), dict[str, float]()
         for factor in MULTIPLES:
-            if most and factor not in MULTIPLES[:2]:
+            if most and factor not in MULTIPLES[:2]:  # larger steps only where small ones change nothing
                 break
             change = self._change(path, factor, whole=whole)
             most = _largest(most, change)
-            tenth = most if factor in MULTIPLES[:2] else tenth
+            tenth = most if factor in MULTIPLES[:2] else tenth  # a tenth more, and a tenth less
+            # read, and not weakly: nothing more to find out
             if any(tenth.get(name, 0.0) >= _WEAK for name in (*self.planned.goals, _STATUS)):
                 break
         return Influence(tenth, most, base=not whole)
@@ -224,19 +232,21 @@ class _Sample:
     def alternatives(self, path: str) -> list[str]:
         """Paths of numbers near by that count in the base design, those with the most similar names first."""
         tree = next(iter(self.planned.spaces.values())).base
-        owner = ".".join(path.split(".")[:2])
+        owner = ".".join(path.split(".")[:2])  # section and part, such as hardware.memory
         near = [other for other, _ in number_leaves(get_path(tree, owner), owner) if other != path]
         words = set(re.split(r"[._]", path))
+        # the same unit first: bandwidths for a bandwidth
         near.sort(key=lambda other: (unit_of(other) != unit_of(path), -_likeness(words, other)))
         goals = self.planned.goals
         counting = (name for name in near[:_TRIED] if self._influence(name, whole=False).objective(goals) >= _WEAK)
+        # stops at the first few, without evaluating the rest
         return [other for other, _ in zip(counting, range(_NAMED), strict=False)]
 
     def _change(self, path: str, factor: float, *, whole: bool) -> dict[str, float]:
         """Largest change of each metric in any scenario; none is looked at after one in which an objective changes."""
         spaces, change = _changed_spaces(self.planned, path, factor), dict[str, float]()
         if spaces is None or not set(self.points) <= set(spaces):
-            return {_STATUS: math.inf}
+            return {_STATUS: math.inf}  # the number breaks a rule, so something reads it
         for name in self.points:
             before, after = self._typed(name, whole), self._results(spaces[name], name, whole, (path, factor))
             change = _largest(change, _differences(before, after))
@@ -246,13 +256,13 @@ class _Sample:
 
     def _typed(self, name: str, whole: bool) -> Results:
         """Results of a scenario with all numbers as they were typed."""
-        if (name, whole) not in self._remembered:
+        if (name, whole) not in self._remembered:  # the same for every number that is looked at
             self._remembered[name, whole] = self._results(self.planned.spaces[name], name, whole)
         return self._remembered[name, whole]
 
     @functools.cached_property
     def _remembered(self) -> dict[tuple[str, bool], Results]:
-        return {}
+        return {}  # a cache in a frozen class
 
     def _results(self, space: Space, name: str, whole: bool, change: tuple[str, float] = ("", 1.0)) -> Results:
         """Results of points of a scenario, `infeasible` where a design is refused.
@@ -260,7 +270,7 @@ class _Sample:
         change: path and factor of a number that is changed below the options that points choose, too.
         """
         backend, parts = self.planned.backend, list[BaseModel | None]()
-        for point in self.points[name][: None if whole else 1]:
+        for point in self.points[name][: None if whole else 1]:  # the base design comes first
             try:
                 parts.append(backend.design(_changed(space.tree(point), *change, space.base)))
             except ConfigError:
@@ -274,12 +284,14 @@ class _Sample:
 def _changed(tree: dict[str, Any], path: str, factor: float, base: Mapping[str, Any]) -> dict[str, Any]:
     """A tree with a number changed that lies in an option which the point has chosen."""
     section = path.partition(".")[0]
+    # the point chose no other option of the section: changed with the base
     if not path or tree.get(section) is base.get(section) or not has_path(tree, path):
         return tree
     value = get_path(tree, path)
+    # an option with the same number was changed with the base
     if value == get_path(base, path) or (multiple := _multiple(value, factor)) is None:
         return tree
-    tree = {**tree, section: copy.deepcopy(tree[section])}
+    tree = {**tree, section: copy.deepcopy(tree[section])}  # options are shared by all points
     set_path(tree, path, multiple)
     return tree
 
@@ -290,18 +302,18 @@ def _changed_spaces(planned: Plan, path: str, factor: float) -> Mapping[str, Spa
     tree = {key: value for key, value in planned.request.tree.items() if key not in SECTIONS}
     if data_dir := get_path(planned.request.tree, "study.data_dir"):
         tree["data_dir"] = data_dir
-    value = get_path(tree, path)
+    value = get_path(tree, path)  # null: the scenarios fill it in
     value = get_path(base, path) if value is None else value
     multiple = _multiple(value, factor)
     if multiple is None:
         return planned.spaces
-    if get_path(base, path) == value:
+    if get_path(base, path) == value:  # scenarios leave it as it is
         return {
             name: replace(space, base=with_value(space.base, path, factor)) for name, space in planned.spaces.items()
         }
     backend: Backend = planned.backend
     try:
-        bases = backend.scenarios(with_value(tree, path, factor))
+        bases = backend.scenarios(with_value(tree, path, factor))  # made anew, as they derive other values from it
     except ConfigError:
         return None
     first = next(iter(planned.spaces.values()))
@@ -321,14 +333,15 @@ def with_value(tree: Mapping[str, Any], path: str, factor: float) -> dict[str, A
 def _drawn_points(space: Space) -> Iterator[Mapping[str, Any]]:
     """Yield the base design, then points in which every value of every knob occurs, then random ones."""
     yield {}
-    draw = random.Random(0)
+    draw = random.Random(0)  # the same answer every time
     for row in range(_SAMPLE):
         yield space.walk(lambda knob, row=row: _value(knob, row, draw))  # type: ignore[misc]
 
 
 def _value(knob: Knob, row: int, draw: random.Random) -> Any:
     if not knob.values:
-        return knob.low if row % 2 else knob.high
+        return knob.low if row % 2 else knob.high  # both ends of an interval in turn
+    # the first half cycles through the values
     return knob.values[row % len(knob.values)] if row < _SAMPLE // 2 else draw.choice(knob.values)
 
 
@@ -338,7 +351,8 @@ def _differences(before: Results, after: Results) -> dict[str, float]:
     both = before.ok & after.ok
     for name in before.metrics:
         old, new = before.column(name)[both], after.column(name)[both]
-        scale = np.maximum(np.abs(old), np.abs(new))
+        scale = np.maximum(np.abs(old), np.abs(new))  # symmetric, so that a change and its reverse count alike
+        # both are 0: no change
         change = float(np.nanmax(np.abs(old - new) / np.where(scale > 0, scale, 1.0), initial=0.0))
         changes |= {name: change} if change > _ROUNDING else {}
     return changes

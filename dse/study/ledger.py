@@ -29,11 +29,13 @@ class Ledger:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._layout = TableLayout.of(plan)
         self.sheet = Sheet(path, self._layout)
-        contest = Contest(plan.settings.study.answer, tuple(plan.knobs))
+        contest = Contest(plan.settings.study.answer, tuple(plan.knobs))  # decides between rows with equal objectives
         self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics), rows=contest)
+        # names of rows: written, written as a baseline only, and of these explored later
         self._written, self._unexplored, self._claimed = SeenHashes(), SeenHashes(), SeenHashes()
+        # one for each scenario: equal designs of different scenarios are different rows
         self._salts = np.concatenate([grid_content_keys([f"scenario = {name}"], {}) for name in plan.spaces])
-        self._held: list[ScenarioRows] = []
+        self._held: list[ScenarioRows] = []  # a row group takes many small chunks
         self.distinct = np.zeros(len(plan.spaces), int)
         self.winners: dict[str, tuple[str, BaseModel]] = {}
         self.statuses: Counter[str] = Counter()
@@ -44,7 +46,7 @@ class Ledger:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.sheet.discard()
+            self.sheet.discard()  # half a table looks like a whole one
 
     def take(self, rows: Iterable[ScenarioRows]) -> None:
         """Take in rows in the order of the table."""
@@ -65,11 +67,11 @@ class Ledger:
         scenarios = np.repeat([chunk.scenario for chunk in chunks], sizes)
         explored = np.repeat([chunk.explored for chunk in chunks], sizes)
         names = np.concatenate([chunk.point.keys for chunk in chunks]) + self._salts[scenarios]
-        fresh = self._written.add(names)
+        fresh = self._written.add(names)  # each row once: a baseline is often a point as well
         self._unexplored.add(names[fresh & ~explored])
-        again = np.flatnonzero(explored & ~fresh)
+        again = np.flatnonzero(explored & ~fresh)  # points whose row was written before, as a baseline
         again = again[self._unexplored.has(names[again])]
-        again = again[self._claimed.add(names[again])]
+        again = again[self._claimed.add(names[again])]  # counted once, however often they come
         newly_explored = scenarios[np.concatenate([np.flatnonzero(explored & fresh), again])]
         self.distinct += np.bincount(newly_explored, minlength=len(self.distinct))
         self._write(chunks, np.flatnonzero(fresh), sizes)
@@ -81,7 +83,7 @@ class Ledger:
         self.sheet.append(batch)
         ends = np.cumsum(sizes)
         for scenario, row in self._standings.take(batch):
-            part = int(np.searchsorted(ends, chosen[row], side="right"))
+            part = int(np.searchsorted(ends, chosen[row], side="right"))  # the chunk in which the row lies
             place = int(chosen[row] - (ends[part] - sizes[part]))
             point = chunks[part].point
             assert point.block.batch is not None
@@ -109,7 +111,7 @@ class Ledger:
             size += int(on_front.sum())
             return on_front
 
-        long = self.sheet.num_rows > ROWS_PER_GROUP
+        long = self.sheet.num_rows > ROWS_PER_GROUP  # a short table is written before a bar could be read
         with bar(f"{label}: writing", self.sheet.num_rows) if long else nullcontext(_silent) as advance:
             self.sheet.finish(marks, advance)
         return size

@@ -54,6 +54,7 @@ def plain_design(backend: Backend, tree: Tree) -> dict[str, Any]:
     Labels are left out except the names of the sections, and a key with dots is a path.
     """
     design, nested = backend.design(tree), dict[str, Any]()
+    # names are labels, which leaves leave out
     named = [(f"{section}.name", getattr(part, "name", None)) for section, part in design]
     for path, value in [
         *((path, name) for path, name in named if name),
@@ -91,17 +92,19 @@ def levels(
     ladder = []
     for name in fidelity.levels:
         level = Level(*own_level, own=True) if name == OWN else Level(name, _spec(name, composed[name]), own=False)
+        # a machine without a program still runs the other levels
         if not level.own and (absence := level.spec.make().absence()):
             print(f"level {name} is left out: {absence}", file=sys.stderr)
+        # the study's simulator under its own name would be compared with itself
         elif level.own or level.spec != own_level[1]:
             ladder.append(level)
-    return tuple(ladder) if len(ladder) > 1 else ()
+    return tuple(ladder) if len(ladder) > 1 else ()  # a single level has nothing to be compared with
 
 
 def _spec(name: str, tree: Mapping[str, Any]) -> BackendSpec:
     try:
         spec = BackendSpec.of(tree)
-        spec.make()
+        spec.make()  # raises where its settings are wrong
     except ConfigError as error:
         raise ConfigError(problems_of_level(name, error.problems)) from error
     return spec

@@ -71,7 +71,7 @@ class Plan:
     @property
     def may_repeat(self) -> bool:
         """True where a searched knob may change nothing in some designs, so that several points are one design."""
-        space, backend = next(iter(self.spaces.values())), self.backend
+        space, backend = next(iter(self.spaces.values())), self.backend  # scenarios share knobs
         if not isinstance(backend, Canonical):
             return False
         return not set(backend.neutral(backend.design(space.base))).isdisjoint(self.knobs)
@@ -79,9 +79,10 @@ class Plan:
     @property
     def recorded_paths(self) -> tuple[str, ...]:
         """Paths that the table holds besides the searched ones: those listed, and those read by claims and figures."""
-        sections = next(iter(self.spaces.values())).base
+        sections = next(iter(self.spaces.values())).base  # scenarios have the same sections
         columns = getattr(plugins.load("study", self.settings.study.module), "columns", ())
         needed = [path for path in columns if path.partition(".")[0] in sections]
+        # each once, in order
         return tuple(path for path in dict.fromkeys((*self.settings.study.recorded, *needed)) if path not in self.knobs)
 
     @property
@@ -96,7 +97,7 @@ def plan(request: Request) -> Plan:
     """Validate a request. Raises ConfigError with every problem of command line, files and values."""
     check = Problems()
     check.found.extend(request.problems)
-    if not request.tree:
+    if not request.tree:  # nothing was composed: its problems are all there is
         check.done()
     sections = {key: value for key, value in request.tree.items() if key in SECTIONS}
     settings = _settings(check, sections)
@@ -111,12 +112,13 @@ def plan(request: Request) -> Plan:
     spaces = _spaces(of_bases, space, spec.make())
     example = next(iter(spaces.values()), space)  # a base that is a design says of a value alone whether it is legal
     _check_knobs(check, example)
+    # its problems were noted with the settings
     study = settings.study if settings else Problems().model(Study, request.tree.get("study"), path="study")
     if study is not None:
         _check_study(check, study, example)
     check.found.extend(of_bases.found)
     _check_typed(check, request, spaces)
-    if settings is not None and not check.found:
+    if settings is not None and not check.found:  # a sampler may fail on what was noted already
         _check_search(check, settings, spaces)
     ladder = _ladder(check, settings, request, spec=spec)
     for level in ladder:
@@ -135,10 +137,12 @@ def _settings(check: Problems, sections: Mapping[str, Any]) -> Settings | None:
     section = sections.get("executor")
     name = section.get("evaluator", "local") if isinstance(section, Mapping) else "local"
     try:
+        # a plug-in's evaluator has settings of its own
         executor = check.model(evaluator_kind(str(name)).settings, section, path="executor")
     except ConfigError as error:
         check.found.extend(error.problems)
         return None
+    # stands in, so that the other sections are still checked
     settings = check.model(Settings, {**sections, "executor": executor or Executor(name="refused")}, path="")
     return settings if executor else None
 
@@ -151,7 +155,7 @@ def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
     for name, probe in planned.settings.study.probes.items():
         knobs = tuple(Knob(path, values) for path, values in probe.values().items())
         chosen = {
-            scenario: replace(space, knobs=knobs, known=Memo())
+            scenario: replace(space, knobs=knobs, known=Memo())  # what the study's space knows is of other knobs
             for scenario, space in planned.spaces.items()
             if any(fnmatch.fnmatchcase(scenario, pattern) for pattern in probe.scenarios)
         }
@@ -160,7 +164,7 @@ def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
             _check_knobs(misfit, next(iter(chosen.values())), f"study.probes.{name}.points")
         if chosen and not misfit.found:
             yield name, _plan_beside(planned, name, chosen)
-        elif not planned.departures:
+        elif not planned.departures:  # what was typed may rule a probe out: not an error
             check.found.extend(misfit.found)
     check.done()
 
@@ -176,6 +180,7 @@ def _plan_cases(planned: Plan) -> Iterator[tuple[str, Plan]]:
     space = next(iter(planned.spaces.values()))
     for name, cases in module.cases(planned.request.tree).items():
         spaces = {
+            # a case is complete: no options to choose among
             label: replace(space, base=case.tree, knobs=case.knobs, options={}, known=Memo())
             for label, case in cases.items()
             if _is_design(space.backend, case.tree)
@@ -195,7 +200,8 @@ def _is_design(backend: Backend, tree: Tree) -> bool:
 def _plan_beside(planned: Plan, name: str, spaces: Mapping[str, Space], **changes: Any) -> Plan:
     """The plan of all points of other spaces than the study's. changes: of the study's settings."""
     study = planned.settings.study.model_copy(update={"name": f"{planned.settings.study.name}.{name}", **changes})
-    budget = Budget(trials=max(1, *(space.size() or 1 for space in spaces.values())))
+    budget = Budget(trials=max(1, *(space.size() or 1 for space in spaces.values())))  # large enough to enumerate
+    # winners of a probe are of no interest
     settings = planned.settings.model_copy(update={"study": study, "budget": budget, "timeline": False})
     knobs = next(iter(spaces.values())).knobs
     return replace(planned, settings=settings, spaces=spaces, request=replace(planned.request, knobs=knobs))
@@ -203,7 +209,7 @@ def _plan_beside(planned: Plan, name: str, spaces: Mapping[str, Space], **change
 
 def _ladder(check: Problems, settings: Settings | None, request: Request, *, spec: BackendSpec) -> tuple[Level, ...]:
     """Return the levels that the study is compared with; () with the problems noted."""
-    if settings is None or set(settings.fidelity.levels) - {*request.levels, OWN}:
+    if settings is None or set(settings.fidelity.levels) - {*request.levels, OWN}:  # unknown names
         return ()  # reported when the request was composed
     try:
         name = str(settings.simulator.get("name") or spec.name)
@@ -222,6 +228,7 @@ def _check_level(
     """
     backend, study_backend = level.spec.make(), next(iter(spaces.values())).backend
     for name, goal in goals.items():
+        # a finer model must rank by the same measure
         if name not in backend.metrics or backend.metrics[name].goal != goal:
             rule = f"does not {goal} the study's objective {name}"
             check.add(f"fidelity.levels ({level.name})", rule, way_out=f"its metrics: {', '.join(backend.metrics)}")
@@ -229,7 +236,7 @@ def _check_level(
         bases = {
             name: space.base if alike else plain_design(study_backend, space.base) for name, space in spaces.items()
         }
-        backend.sections(next(iter(bases.values())))
+        backend.sections(next(iter(bases.values())))  # raises where one is missing
         validate(backend, bases)
     except ConfigError as error:
         check.found.extend(problems_of_level(level.name, error.problems))
@@ -240,7 +247,7 @@ def _composed_space(check: Problems, request: Request, backend: Backend) -> Spac
     design = {key: value for key, value in request.tree.items() if key not in SECTIONS}
     data_dir = get_path(request.tree, "study.data_dir")
     design |= {} if data_dir is None else {"data_dir": data_dir}
-    backend.sections(design)
+    backend.sections(design)  # raises where one is missing
     if absence := backend.absence():
         check.add("simulator", absence, value=get_path(request.tree, "simulator.name"))
     options = {section: named for section, named in request.options.items() if section in design}
@@ -263,10 +270,13 @@ def _check_typed(check: Problems, request: Request, spaces: Mapping[str, Space])
     for text in request.overrides:
         path, equals, _ = text.lstrip("+").partition("=")
         section = path.partition(".")[0]
+        # options of groups and labels are no values
         if not equals or path == section or path.rpartition(".")[2] in LABELS:
             continue
+        # scenarios that replace the section do not read the composed one
         alike = [space for space in spaces.values() if space.base.get(section) == request.tree.get(section)]
         value = get_path(request.tree, path)
+        # of a mapping its leaves count
         if len(alike) < max(1, len(spaces)) or section in alike[0].options or isinstance(value, Mapping | None):
             continue
         if all(space.backend.condition(path, space.base) is None for space in alike):
@@ -286,7 +296,7 @@ def _fitting_knobs(request: Request, design: Tree, backend: Backend) -> tuple[Kn
     return tuple(
         knob
         for knob in request.knobs
-        if knob.path in typed
+        if knob.path in typed  # a knob that was typed must fit: an error otherwise
         or knob.path.partition(".")[0] not in request.fixed
         or backend.condition(knob.path, design) is not None
     )
@@ -308,13 +318,14 @@ def _check_study(check: Problems, study: Study, space: Space) -> None:
 
 def _check_baseline(check: Problems, study: Study, space: Space) -> None:
     """Check that the values of the baseline are legal."""
+    # options first: they decide which other paths there are
     options = {path: value for path, value in study.baseline.items() if path.endswith(".name")}
     for path, value in options.items():
         named = space.options.get(path.partition(".")[0], {})
         if value not in named:
             way = did_you_mean(str(value), named)
             check.add("study.baseline", f"names no option of {path.partition('.')[0]}", value=value, way_out=way)
-            return
+            return  # other paths could only be judged with it
     for path, value in study.baseline.items():
         if path not in options and space.backend.condition(path, space.tree(options)) is None:
             siblings = _siblings(space.tree(options), path)
@@ -338,6 +349,7 @@ def _check_search(check: Problems, settings: Settings, spaces: Mapping[str, Spac
         space = spaces[large[0]]
         goals = _goals(settings, space.knobs, space.backend)
         try:
+            # makes the sampler without evaluating anything, to check its options
             method(SearchQuestion(space, goals, settings.seed, trials, lambda points: [], repr), settings.search)
         except ConfigError as error:
             check.found.extend(error.problems)
@@ -353,6 +365,7 @@ def _check_warm_start(check: Problems, settings: Settings) -> None:
 
 
 def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dict[str, Goal]:
+    # with fixed hardware, objectives such as its price are the same for all points
     hardware = any(knob.path.partition(".")[0] in settings.study.hardware for knob in knobs)
     names = (*settings.study.objectives, *(settings.study.hardware_objectives if hardware else ()))
     return {name: backend.metrics[name].goal for name in names}
@@ -364,13 +377,15 @@ def _check_knobs(check: Problems, space: Space, section: str = "space") -> None:
     section: path of the knobs in the configuration.
     """
     chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
-    options: list[dict[str, Any]] = [{}, *chosen]
+    options: list[dict[str, Any]] = [{}, *chosen]  # the composed design first: most knobs count there
     for knob in space.knobs:
         if space.is_option(knob.path):
             continue
+        # a knob may count under some option only
         fitting = [(option, needed) for option in options if (needed := _condition(space, knob, option)) is not None]
         if not fitting:
             rule, way = _no_knob(space, knob.path, options)
+            # the way out is a path below the section
             check.add(f"{section}.{knob.path}", rule, way_out=way.replace("mean `", f"mean `{section}."))
             continue
         option, needed = fitting[0]
@@ -381,7 +396,7 @@ def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> t
     """Return the rule that a path breaks which is no knob, and the way out."""
     if path.partition(".")[0] in NO_KNOBS:
         return "is no knob of any design here", "it says how a study runs: leave it out"
-    if path in space.base and get_path(space.base, f"{path}.name") is not None:
+    if path in space.base and get_path(space.base, f"{path}.name") is not None:  # a section whose option was meant
         return "is no knob of any design here", f"did you mean `{path}.name`?"
     siblings = {
         name: None for option in options for name in _siblings(space.tree(option), path) if _counts(space, path, name)
@@ -391,6 +406,7 @@ def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> t
     if near := nearest(name, siblings):
         way = way.replace(f"mean `{near}", f"mean `{path.removesuffix(name)}{near}")
     elsewhere = nearest_key(space.base, path.removeprefix("space."))
+    # a list of names, and no guess
     return "is no knob of any design here", elsewhere if way.startswith(("known", "nothing")) else way
 
 
@@ -406,8 +422,10 @@ def _illegal_values(space: Space, knob: Knob, chosen: Mapping[str, Any], section
     meant = [meant_sweep(str(value)) for value in problems]
     choice = f"choice({','.join(map(str, legal))})"
     way = f"write `{assignment(path, choice)}`" if legal else ""
+    # a sweep in the notation of another tool
     way = f"write `{assignment(path, meant[0])}`" if len(knob.values) == 1 and any(meant) else way
     found = [problem for one in problems.values() for problem in one]
+    # ways out are written for overrides of the space
     return [replace(problem, way_out=way) if section == "space" and way else problem for problem in found]
 
 
@@ -422,6 +440,7 @@ def _values_to_check(knob: Knob) -> Sequence[Any]:
     count = len(knob.values)
     if count <= _MOST_CHECKED or not knob.is_ordered:
         return knob.values or (knob.low, knob.high)
+    # both ends included
     return [knob.values[place * (count - 1) // (_MOST_CHECKED - 1)] for place in range(_MOST_CHECKED)]
 
 
@@ -443,9 +462,10 @@ def _check_value(check: Problems, space: Space, assignment: dict[str, Any], show
         space.backend.design(space.tree(assignment))
     except ConfigError as error:
         for problem in error.problems:
-            if problem.path.startswith(path):
+            if problem.path.startswith(path):  # other problems are of the base, not of this value
                 rule = problem.rule if shown.endswith(f".{problem.path}") else f"{problem.path} {problem.rule}"
                 way = problem.way_out.replace(f"write `{problem.path}=", f"write `{shown}=")
+                # a baseline is a mapping: no single override mends it
                 check.add(shown, rule, value=problem.value, way_out="" if shown == "study.baseline" else way)
     except KeyError:
         check.add(shown, f"{path} lies below a value that holds no keys")

@@ -48,6 +48,7 @@ class Present:
 
 def _on_this_machine(planned: Plan) -> Plan:
     """A plan whose points are evaluated here: the cluster of a record may be anybody's, and what it answers is run."""
+    # settings of an evaluator of its own are left out
     common = planned.settings.executor.model_dump(include=set(Executor.model_fields))
     executor = Executor.model_validate({**common, "evaluator": "local"})
     return replace(planned, settings=planned.settings.model_copy(update={"executor": executor}))
@@ -65,6 +66,7 @@ def present_value(words: Sequence[str], folder: Path | None, path: str) -> Any:
 
 def plan_again(run: FinishedRun, present: Present) -> Plan:
     """Plan the study of a finished run as its command did (`plan_recorded`). Raises ConfigError."""
+    # older runs recorded the whole command: python -m dse and the overrides
     overrides = run.provenance.get("overrides", run.provenance["command"][3:])
     if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
         raise file_error(run.folder / "provenance.json", "holds overrides that are no list of words")
@@ -79,11 +81,12 @@ def plan_recorded(overrides: Sequence[str], folder: str | None, present: Present
     """
     recorded = request(overrides, present.folder or (Path(folder) if folder else None))
     problems = problems_of_files(recorded.tree)
+    # files that another user names must not be read
     if settings := [problem for problem in problems if problem.path.startswith("executor.settings.")]:
         raise ConfigError(replace(problem, rule=f"was recorded: {problem.rule}", way_out=_WAY) for problem in settings)
     planned = _on_this_machine(plan(recorded))
     for spec in (planned.spec, *(level.spec for level in planned.levels)):
-        program = tuple(getattr(spec.make(), "program", ()))
+        program = tuple(getattr(spec.make(), "program", ()))  # of backends that start one
         if program and program != present.command:
             command_line = shlex.join(program)
             rule = f"was recorded with a program that this command line does not name: {command_line}"
@@ -99,5 +102,6 @@ _OF_A_CLIENT = ("store", "executor", "tracking", "output_dir", "figures", "resum
 def plan_stored(row: Row[Any], present: Present) -> Plan:
     """Plan a study of the store from its record. Raises ConfigError."""
     words = parse_json(row.command, "command")
+    # `group.key=value` and `group=option`
     overrides = [word for word in words if re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0] not in _OF_A_CLIENT]
     return plan_recorded(overrides, parse_json(row.provenance, "provenance").get("config_dir"), present)

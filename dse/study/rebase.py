@@ -68,7 +68,7 @@ def rebase(words: Sequence[str]) -> int:
     url = store_at.database_url(Path(options["output_dir"]))
     if is_missing(url):
         raise ConfigError([Problem("output_dir", "holds no results.db", options["output_dir"], "run a study first")])
-    store = Store(url, schemas=(FORMER_SCHEMA, SCHEMA))
+    store = Store(url, schemas=(FORMER_SCHEMA, SCHEMA))  # the present one, too: results that were left may be carried over another time
     _check_idle(store)
     keys, left = present_keys(store, Present.of(options))
     store.rebase(keys)
@@ -81,6 +81,7 @@ def rebase(words: Sequence[str]) -> int:
 def _check_idle(store: Store) -> None:
     """Refuse a store that a process of this machine is at work on. Raises StoreError."""
     rows = store.database.read(lambda connection: connection.execute(select(owners)).all())
+    # owners on other machines cannot be asked
     known = [owner for row in rows if (owner := Owner(row.host, row.boot, row.space, row.pid, row.started)).is_known]
     if busy := [str(owner.pid) for owner in known if not owner.gone]:
         raise StoreError(f"{store.database} is in use by process {', '.join(busy)}: end it first")
@@ -91,12 +92,12 @@ def present_keys(store: Store, present: Present) -> tuple[dict[bytes, bytes], Co
     plans, keys, left = dict(_plans(store, present)), dict[bytes, bytes](), Counter[int]()
     with bar("rebase", _num_results(store), "results") as advance:
         for page in store.pages():
-            for row in filter(fits, page):
+            for row in filter(fits, page):  # damaged rows are left to `check`
                 made_in, planned = store.context(row.context), plans.get(row.study)
                 key = _present_key(row, made_in, planned) if made_in and planned else None
                 if key is None:
                     left[row.study] += 1
-                elif key != row.key:
+                elif key != row.key:  # already under its present key
                     keys[row.key] = key
             advance(len(page))
     return keys, left
@@ -121,6 +122,7 @@ def _present_key(row: Any, made_in: Context, planned: Plan) -> bytes | None:
     """The present key of a recorded result; None where no design of its point has or had the recorded key."""
     for design in _designs(planned, parse_json(row.point, "point")):
         now = content_keys(design, context=made_in.words)
+        # a sum of hashes: renamed leaves shift it by a constant
         present, former = key_bytes(np.concatenate([now, now + former_shift(design)]))
         if row.key in (present, former):
             return present
@@ -135,7 +137,7 @@ def _designs(planned: Plan, point: Mapping[str, Any]) -> Iterator[BaseModel]:
         space = part.spaces[scenario]
         with suppress(ConfigError, KeyError):  # of a value or an option that is there no more
             yield space.backend.design(space.tree(assignment))
-            for level in planned.levels or [own_level]:
+            for level in planned.levels or [own_level]:  # a result may be of any level
                 if (design := point_at_level(part, level, scenario, assignment).design) is not None:
                     yield design
 
@@ -144,11 +146,11 @@ def former_shift(design: BaseModel) -> Keys:
     """The key of a design under former names less its present key, [1, 2]: a key is the sum of the hashes of leaves."""
     leaf_values = {path: value for path, value, _ in leaves(design)}
     present, former = dict[str, Any](), dict[str, Any]()
-    for path in (path for path in leaf_values if path.endswith(".family")):
+    for path in (path for path in leaf_values if path.endswith(".family")):  # each schedule of a design has its own
         section = path.removesuffix("family")
         for name, former_name in _NAMES.get(leaf_values[path], {}).items():
             value = present[section + name] = leaf_values[section + name]
-            former[section + former_name] = _VALUES.get(name, {}).get(value, value)
+            former[section + former_name] = _VALUES.get(name, {}).get(value, value)  # values that were not renamed stay
     return _sum_of_hashes(former) - _sum_of_hashes(present)
 
 

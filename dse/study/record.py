@@ -77,7 +77,7 @@ def _values(planned: Plan, path: str) -> list[str]:
     """Values that a path has in the study: those that are searched, or those of all scenarios."""
     values = dict[str, None]()
     for space in planned.spaces.values():
-        searched = next((knob.values for knob in space.knobs if knob.path == path), None)
+        searched = next((knob.values for knob in space.knobs if knob.path == path), None)  # None: fixed in this study
         values |= dict.fromkeys(map(str, searched or [get_path(space.base, path)]))
     return [value for value in values if value != "None"]
 
@@ -105,6 +105,7 @@ def _models(planned: Plan) -> dict[str, str]:
 def _facts(planned: Plan) -> list[dict[str, Any]]:
     """The constants the study rests on, with their sources; those set on the command line are the user's."""
     designs = (planned.backend.design(space.base) for space in planned.spaces.values())
+    # equal facts of several scenarios once
     every = {str(fact): fact for design in designs for fact in planned.backend.facts(design)}
     typed = {text.partition("=")[0] for text in planned.request.overrides}
     names = ("path", "value", "provenance", "source")

@@ -31,7 +31,7 @@ def run_again(outputs: Outputs, start: str, present: Present) -> tuple[Any, Plan
     """The row of a stored point, its study, and its replay. Raises ConfigError as `replay_point` does."""
     planned, row, design = stored_point(outputs, start, present)
     replay = planned.backend.replay(design)
-    if not replay.intervals:
+    if not replay.intervals:  # closed forms and programs outside
         raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
     return row, planned, replay
 
@@ -50,11 +50,11 @@ def _row(outputs: Outputs, start: str) -> Any:
     """Return the row whose key begins with `start`; of the other rows only keys are read."""
     import numpy as np
 
-    with results(outputs.results, ()) as file:
+    with results(outputs.results, ()) as file:  # all columns
         for group in range(file.num_groups):
             keys = file.group(group, ["key"]).column("key").to_pylist()
             matches = [place for place, name in enumerate(keys) if name.startswith(start)]
-            if len({keys[place] for place in matches}) > 1:
+            if len({keys[place] for place in matches}) > 1:  # one key may have several rows, as scenarios share designs
                 raise ConfigError([Problem("key", "begins several keys", start, "write more of its letters")])
             if matches:
                 return frame(file.path, file.group(group).take(np.array(matches[:1]))).iloc[0]
@@ -68,6 +68,7 @@ def _design(planned: Plan, row: Any) -> Any:
     chosen = {path: _plain(row[path]) for path in planned.knobs if path in row.dropna()}
     blocks = [] if space is None else list(space.resolve(chosen))
     for block in blocks:
+        # present code may make another design of the same values
         if block.design is not None and identity(block.design, *planned.context.words) == row["key"]:
             return block.design
     rule = "was made by other code or another configuration, and cannot be run again as it was"
@@ -75,7 +76,7 @@ def _design(planned: Plan, row: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") else value  # scalars of NumPy, as designs hold plain values
 
 
 @output_files.working_on_folders

@@ -96,12 +96,13 @@ def open_study(plan: Plan, provenance: Mapping[str, Any]) -> Iterator[Begun]:
     begun = begin(Store(settings.database_url(folder), patience_s=settings.patience_s), plan, provenance)
     try:
         left = max(0, plan.num_points - begun.done)
+        # the folder itself may not exist yet
         existing = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
         needed, free = _BYTES_PER_POINT * left, shutil.disk_usage(existing).free
         if needed > free:
             raise StoreError(f"{folder} has room for {free >> 20} MiB, the study needs about {needed >> 20} MiB")
         if begun.resumed:
-            bound = "at most " if begun.before or plan.may_repeat else ""
+            bound = "at most " if begun.before or plan.may_repeat else ""  # some points may turn out to be known
             print(f"resuming: {begun}, {bound}{left} left", file=sys.stderr)
         yield begun
     finally:
@@ -112,6 +113,7 @@ def open_study(plan: Plan, provenance: Mapping[str, Any]) -> Iterator[Begun]:
 def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     """Begin a study or go on with it; with `resume=accept`, go on with one whose question has changed."""
     definition = question(plan)
+    # read before looking: a study that is added later is noticed
     newest = store.database.read(lambda connection: connection.execute(select(func.max(studies.c.id))).scalar())
     same, other = _earlier(store, plan, definition)
     mode = plan.settings.resume
@@ -122,10 +124,10 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
         "context": store.number(plan.context),
         "command": json.dumps(redact(plan.request.overrides)),
         "asked": json.dumps(definition),
-        "request": json.dumps(redact(plan.request.tree), default=str),
+        "request": json.dumps(redact(plan.request.tree), default=str),  # URLs may hold passwords
         "provenance": json.dumps(provenance),
     }
-    going_on = same if same is not None else other if mode == "accept" else None
+    going_on = same if same is not None else other if mode == "accept" else None  # the same question always goes on
     if going_on is not None:
         return _continue_study(store, plan, going_on, values)
     first = {
@@ -138,7 +140,7 @@ def begin(store: Store, plan: Plan, provenance: Mapping[str, Any]) -> Begun:
     _forget(store, plan, [store.number(plan.context)])
     study, is_new = _add_study(store, {**values, **first}, since=newest or 0)
     if not is_new:  # the same command, typed at the same time
-        return begin(store, plan, provenance)
+        return begin(store, plan, provenance)  # it is found now, as the same study
     return Begun(store, study, StoreSession(store, Hold(study, plan.context)), 0, 0, resumed=False)
 
 
@@ -149,6 +151,7 @@ def _continue_study(store: Store, plan: Plan, old: Row[Any], values: Mapping[str
     _forget(store, plan, [store.number(plan.context), *numbers])
     present, before = _parsed_record(values["provenance"]), _parsed_record(old.provenance)
     done = store.count(old.id, {*numbers, values["context"]})
+    # a run that left no results is of no interest
     earlier = _distinct([*before.pop("earlier", []), *([before] if done else [])])
     other = _parsed_record(old.asked) != _parsed_record(values["asked"])
     row = {
@@ -196,6 +199,7 @@ def _distinct(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the last of the runs made with the same code, versions and machine."""
     distinct: list[Mapping[str, Any]] = []
     for run in runs:
+        # a later run replaces those it does not differ from
         distinct = [*(earlier for earlier in distinct if changes(earlier, run)), run]
     return distinct
 
@@ -224,16 +228,19 @@ def _earlier(store: Store, plan: Plan, definition: Mapping[str, str]) -> tuple[R
     query = select(studies).where(studies.c.name == plan.settings.study.name).order_by(studies.c.id.desc())
     rows = [row for row in _read(store, query) if _is_whole(store, row)]
     here = store.database.read(lambda connection: connection.execute(select(owners)).all())
+    # unknown owners count as alive
     busy = {row.study for row in here if not Owner(row.host, row.boot, row.space, row.pid, row.started).gone}
-    same = next((row for row in rows if _parsed_record(row.asked) == definition), None)
-    command = _without_resume(redact(plan.request.overrides))
+    same = next((row for row in rows if _parsed_record(row.asked) == definition), None)  # rows come newest first
+    command = _without_resume(redact(plan.request.overrides))  # how to resume is no part of the question
     for row in rows:
+        # somebody else's study is not meant
         if _without_resume(_parsed_record(row.command)) == command or (row.state == "running" and row.id not in busy):
             return same, row
     return same, None
 
 
-_TEXTS = {"asked": dict, "command": list, "accepted": list, "provenance": dict}
+_TEXTS = {"asked": dict, "command": list, "accepted": list, "provenance": dict}  # column -> type of its JSON
+# a stranger's file must not fill memory
 _MOST_TEXT = 1 << 24  # characters in one of them
 
 
@@ -271,9 +278,9 @@ def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> st
         asked = f"with `{' '.join(typed)}`"
     else:
         paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-        if paths == [_VERSION]:
+        if paths == [_VERSION]:  # nothing that was typed differs: the user may wonder why
             return _changed_code(old, before[_VERSION])
-        shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]
+        shown = [f"{path} was {before.get(path, 'absent')[:40]}" for path in paths[:_SHOWN]]  # one line each
         asked = "; ".join([*shown, *([f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else [])])
     return f"new study: {old.name} {old.id} {state} ({asked}) and stays as it is; resume=accept goes on with that one"
 
@@ -303,6 +310,7 @@ def question(plan: Plan) -> dict[str, str]:
         f"study.{name}": str(getattr(settings.study, name)) for name in ("module", "objectives", "hardware_objectives")
     }
     definition |= {f"study.baseline.{path}": repr(value) for path, value in settings.study.baseline.items()}
+    # without a sampler, neither seed nor search changes results
     if any(space.size(settings.budget.trials) is None for space in plan.spaces.values()):
         definition |= {
             "seed": repr(settings.seed),
@@ -314,8 +322,9 @@ def question(plan: Plan) -> dict[str, str]:
         definition |= {f"search.options.{name}": repr(value) for name, value in settings.search.options.items()}
     for knob in plan.request.knobs:
         values = [repr(value) for value in knob.values]
+        # a logarithmic interval is sampled differently
         definition[f"space.{knob.path}"] = ", ".join(values) or f"{knob.low!r} to {knob.high!r}{' (log)' * knob.log}"
-    space = next(iter(plan.spaces.values()))
+    space = next(iter(plan.spaces.values()))  # options are the same in all scenarios
     for section, named in space.options.items():
         definition |= {f"{section}={name}.{path}": value for name, tree in named.items() for path, value in _flat(tree)}
     return definition | _designs(plan)

@@ -73,6 +73,7 @@ class Support:
 def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
     """Search every scenario of a plan and write the table to `path`. It depends on configuration and seed alone."""
     support, trials, name = support or Support(), plan.settings.budget.trials, plan.settings.study.name
+    # None: too many to enumerate within the budget
     sizes = {name: space.size(trials) for name, space in plan.spaces.items()}
     chosen: dict[str, Chosen] = {}
     total = sum(trials if size is None else size for size in sizes.values())
@@ -82,6 +83,7 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
             evaluator = support.evaluator(plan.spec, plan.settings.executor, services)
             scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
             finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
+            # finite scenarios first, as they share calls
             ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
             for scenario in scenarios:
                 if sizes[scenario.name] is None:
@@ -89,10 +91,12 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
                     chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
                     ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
             ledger.flush()
+            # a sampler may have asked for fewer points than its budget
             advance(0, exactly=sum(ledger.statuses.values()))
         front_size = ledger.finish(name)
     for scenario in finite:
         distinct = int(ledger.distinct[scenario.index])
+        # points that were the same design as others are not distinct
         chosen[scenario.name] = Chosen(distinct, "exhaustive", (sizes[scenario.name] or 0) - distinct)
     in_order = {name: chosen[name] for name in plan.spaces}
     timelines, limits = _replay_winners(plan, ledger.winners if plan.settings.timeline else {})
@@ -104,7 +108,7 @@ def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[Evaluated]:
     trials = plan.settings.budget.trials
     finite = [place for place, space in enumerate(plan.spaces.values()) if space.size(trials) is not None]
     for rows in _enumerate_points([_Scenario(plan, place, evaluator) for place in finite]):
-        if rows.point.asked:
+        if rows.point.asked:  # a baseline may be a point of the space, too
             continue
         rows.point.asked = True
         if rows.point.block.design is None:
@@ -117,6 +121,7 @@ def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[ScenarioRows]:
     """Yield every point of finite spaces; the same block of many scenarios together, so that they share calls."""
     for first in range(0, len(scenarios), _TOGETHER):
         some = scenarios[first : first + _TOGETHER]
+        # half: each row may come with its baseline
         for blocks in blocks_together([scenario.space for scenario in some], ROWS_PER_GROUP // 2):
             for scenario, block in zip(some, blocks, strict=True):
                 yield from scenario.rows([] if block is None else [block])
@@ -124,7 +129,7 @@ def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[ScenarioRows]:
 
 def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[ScenarioRows]) -> Iterator[ScenarioRows]:
     """Yield the same rows with results: rows without any are evaluated, once."""
-    waiting: deque[ScenarioRows] = deque()
+    waiting: deque[ScenarioRows] = deque()  # rows in order, whose results are on their way
 
     def points() -> Iterator[Evaluated]:
         for chunk in rows:
@@ -136,10 +141,12 @@ def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[ScenarioRows]) -> Ite
             if point.block.design is not None:
                 yield point
             else:
+                # no design at all: nothing for a backend to judge
                 point.results = Results.all_alike(Result("infeasible", reason=point.block.reason), point.block.size)
                 evaluator.seen(point.block.size)
 
     def ready() -> Iterator[ScenarioRows]:
+        # results of blocks that were known earlier come without a call
         while waiting and waiting[0].point.results is not None:
             yield waiting.popleft()
 
@@ -157,12 +164,13 @@ class _Scenario:
         self.index, self._evaluator, self._advance = index, evaluator, advance
         self.name = list(plan.spaces)[index]
         self.space: Space = plan.spaces[self.name]
+        # independent streams, though seeds of studies are small numbers
         self.seed = int(np.random.SeedSequence([plan.settings.seed, index]).generate_state(1)[0])
         self._plan, self._words = plan, plan.context.words
         self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identify_block)
-        self._points: dict[str, str] = {}
-        self._known: dict[str, Evaluated] = {}
-        self._sampled: dict[str, None] = {}
+        self._points: dict[str, str] = {}  # assignment as text -> name, so that equal assignments are resolved once
+        self._known: dict[str, Evaluated] = {}  # name -> point: equal designs are evaluated once
+        self._sampled: dict[str, None] = {}  # a set in order
         self._met = SeenHashes()
 
     @property
@@ -195,9 +203,9 @@ class _Scenario:
             for part, baseline in self._baselines.of(block):
                 point = self._once(self._identify_block(part))
                 reference = self._once(baseline)
-                if np.array_equal(point.keys, reference.keys):
+                if np.array_equal(point.keys, reference.keys):  # a point that is its own baseline is one row
                     point = reference
-                elif not reference.asked:
+                elif not reference.asked:  # several blocks share a baseline, which has one row
                     yield ScenarioRows(self.index, reference, reference, explored=False)
                 yield ScenarioRows(self.index, point, reference, explored=True)
 
@@ -205,7 +213,7 @@ class _Scenario:
         """Tell whether all points of a block came before it, apart from a knob that changes nothing."""
         if not isinstance(self._plan.backend, Canonical) or block.design is None:
             return False
-        fresh = self._met.add(block.keys(*self._words))
+        fresh = self._met.add(block.keys(*self._words))  # also where all are kept: later blocks are compared with it
         return block.asked is not None and not fresh.any()
 
     def _identify_block(self, block: Block) -> Evaluated:
@@ -213,16 +221,17 @@ class _Scenario:
 
     def _once(self, point: Evaluated) -> Evaluated:
         """Return the same designs as evaluated for a sampler, if they were."""
+        # samplers evaluate points one by one
         return self._known.get(_name(point), point) if self._known and point.block.size == 1 else point
 
     def identify(self, point: Assignment) -> str:
         """Return the key of a point: equal designs have equal keys, however they are written."""
-        text = repr(sorted(point.items(), key=lambda item: item[0]))
+        text = repr(sorted(point.items(), key=lambda item: item[0]))  # the order of knobs does not matter
         if text not in self._points:
             (block,) = self.space.resolve(point)
             evaluated = self._identify_block(block)
             self._points[text] = _name(evaluated)
-            self._known.setdefault(_name(evaluated), evaluated)
+            self._known.setdefault(_name(evaluated), evaluated)  # another assignment may have made the same design
         return self._points[text]
 
     def legal(self, points: Sequence[Assignment]) -> list[bool]:
@@ -234,6 +243,7 @@ class _Scenario:
         """Evaluate points for a sampler; return their metrics in order, None where there are none."""
         names = [self.identify(point) for point in points]
         fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].asked]
+        # rows are made anew for the table, with their baselines
         for _ in _evaluate_rows(
             self._evaluator, [ScenarioRows(self.index, point, point, explored=True) for point in fresh]
         ):
@@ -255,6 +265,7 @@ def replay_points(plan: Plan) -> pd.DataFrame:
         for block in space.blocks(ROWS_PER_GROUP):
             batch, keys = block.batch, keys_to_hex(block.keys(*plan.context.words))
             for key, design in zip(keys, batch.designs(), strict=True) if batch else ():
+                # illegal designs cannot be lowered
                 replay = Replay((), {}) if plan.backend.problems(design) else plan.backend.replay(design)
                 rows += [{"scenario": scenario, "key": key.decode(), **vars(task)} for task in replay.intervals]
     return pd.DataFrame(rows)
@@ -267,7 +278,7 @@ def _replay_winners(
 
     limits: dict[str, Mapping[str, float]] = {}
     intervals: list[dict[str, Any]] = []
-    for scenario in (name for name in plan.spaces if name in winners):
+    for scenario in (name for name in plan.spaces if name in winners):  # in the order of the plan
         key, design = winners[scenario]
         replay = plan.backend.replay(design)
         limits[scenario] = dict(replay.limits)

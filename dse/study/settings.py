@@ -72,7 +72,7 @@ class Study(Frozen):
     question, and which rows may win.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,80}$")]  # name of folders and part of names of files
     question: str = ""
     paper: Annotated[str, Field(max_length=200)] = ""
     module: str
@@ -84,6 +84,7 @@ class Study(Frozen):
     recorded: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
     uncertainty: Mapping[str, Annotated[Number, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    # name of a table's file
     probes: Mapping[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")], Probe] = Field(default_factory=dict)
     data_dir: str | None = None
     answer: Answer = Answer()
@@ -96,8 +97,10 @@ class Budget(Frozen):
 
 
 def _tracking_uri(uri: str) -> str:
+    # schemes that MLflow knows
     if not re.match(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks|uc)(\+\w+)?(:|$)", uri):
         rule = "must be null or a tracking URI of MLflow, such as sqlite:///mlflow.db or http://<host>:5000"
+        # a host and a port without a scheme
         server = f"http://{uri}" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri) else None
         raise illegal(rule, f"sqlite:///{uri}" if uri.endswith(".db") else server)
     return _plain_url(uri)
@@ -106,7 +109,7 @@ def _tracking_uri(uri: str) -> str:
 def _plain_url(url: str) -> str:
     if rule := ambiguous(url):
         raise ValueError(rule)
-    if re.search(r"[?&]plugin=", url):
+    if re.search(r"[?&]plugin=", url):  # which would run its code
         raise ValueError("must not name a plug-in of SQLAlchemy")
     return url
 
@@ -162,7 +165,7 @@ class Settings(Frozen):
     executor: Executor
     tracking: TrackingSettings
     space: Mapping[str, Any]
-    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]
+    seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]  # as far as seeds of all libraries go
     output_dir: Annotated[str, Field(min_length=1)]
     timeline: bool = True
     figures: Figures = Figures(name="all")
@@ -179,9 +182,11 @@ def constraints_of(study: Mapping[str, Any], row: Mapping[str, Any], goals: Iter
     """
     limits = {name: Limit.model_validate(limit) for name, limit in study.get("limits", {}).items()}
     outcome = {name: row.get(name, math.nan) for name in (*goals, *limits)}
+    # without all metrics it is not known how far beyond
     if row["status"] not in ("ok", "infeasible") or not all(map(_is_finite, outcome.values())):
         return constraints(limits, None)
     beyond = constraints(limits, outcome)
+    # infeasible within all limits: a rule of the backend
     return beyond if row["status"] == "ok" or max(beyond.values()) > 0 else constraints(limits, None)
 
 

@@ -30,7 +30,9 @@ from dse.values import Keys
 ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
 
 _DTYPES = {"text": "string", "integer": "Int64", "number": "Float64", "yes or no": "boolean"}
+# pandas' types may be missing, NumPy's need a mask
 _NUMPY = {"integer": np.int64, "number": np.float64, "yes or no": np.bool_}
+# kinds of arrays (dtype.kind) that are taken as they are: i and f
 _PLAIN = {"integer": "i", "number": "if", "yes or no": ""}
 _MARK = 6  # place of `on_front` among the columns
 
@@ -65,11 +67,11 @@ class TableLayout:
     @classmethod
     def of(cls, plan: Plan) -> TableLayout:
         """Return the columns of a study."""
-        space = next(iter(plan.spaces.values()))
+        space = next(iter(plan.spaces.values()))  # scenarios have the same columns
         chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
         designs = []
-        for point in ({}, *chosen, *_samples(space)):
-            with suppress(ConfigError, KeyError):
+        for point in ({}, *chosen, *_samples(space)):  # options may have fields of their own
+            with suppress(ConfigError, KeyError):  # values that are no design with the base
                 designs.append(plan.backend.design(space.tree(point)))
         values = {knob.path: knob.values for knob in space.knobs}
         kinds = {path: _kind(path, designs, values.get(path, ())) for path in (*plan.knobs, *plan.recorded_paths)}
@@ -87,7 +89,7 @@ class TableLayout:
         paths = {path: pd.Series([], dtype=_DTYPES[kind]) for path, kind in self.kinds.items()}
         numbers = {name: pd.Series([], dtype=float) for name in self.backend.described}
         schema = pa.Schema.from_pandas(pd.DataFrame({**plain, **marked, **paths, **numbers}), preserve_index=False)
-        coded = {
+        coded = {  # few different values: an index for each row takes less space
             "scenario",
             "status",
             "reason",
@@ -97,7 +99,7 @@ class TableLayout:
         for place, name in enumerate(schema.names):
             if name in coded:
                 schema = schema.set(place, pa.field(name, pa.dictionary(pa.int32(), pa.string())))
-            elif name in ("key", "baseline"):
+            elif name in ("key", "baseline"):  # all different
                 schema = schema.set(place, pa.field(name, pa.string()))
         return schema
 
@@ -120,16 +122,19 @@ class TableLayout:
             **{name: pa.array(column) for name, column in self._numbers(results, rows).items()},
         }
         schema = self.schema
+        # filled in by the second pass
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.remove(_MARK))
 
     def _apply_limits(self, results: Results) -> Results:
         """Return the results, those beyond a limit infeasible, with the reason; they keep their metrics."""
         for name, limit in self.limits.items():
+            # one reason: the last limit that is broken
             for bound, beyond in limit.beyond(results.column(name)).items():
                 over = results.ok & (beyond > 0.0)
                 side = "below" if bound == "low" else "above"
                 text = f"{name} is {side} study.limits.{name}.{bound} = {getattr(limit, bound):g}"
                 status = np.where(over, STATUSES.index("infeasible"), results.status).astype(np.uint8)
+                # the place of the text that is added
                 reason = np.where(over, len(results.texts), results.reason).astype(np.int32)
                 results = replace(results, status=status, reason=reason, texts=(*results.texts, text))
         return results
@@ -180,6 +185,7 @@ class Sheet:
         self._path, self._layout = path, layout
         self._part = path.with_suffix(".part")
         self._schema = layout.schema
+        # an Arrow stream is written and read in batches, and needs no footer
         self._writer = pa.ipc.new_stream(str(self._part), self._schema.remove(_MARK))
         self.num_rows = 0
 
@@ -195,13 +201,13 @@ class Sheet:
 
         self._writer.close()
         coded = [name for name in self._schema.names if pa.types.is_dictionary(self._schema.field(name).type)]
-        fresh = self._path.with_suffix(".new")
+        fresh = self._path.with_suffix(".new")  # a file that is complete or absent
         with (
             pa.OSFile(str(self._part)) as source,
             pa.ipc.open_stream(source) as reader,
             pq.ParquetWriter(fresh, self._schema, use_dictionary=coded, store_schema=False) as writer,
         ):
-            for batch in reader:
+            for batch in reader:  # one batch at a time
                 columns = [*batch.columns[:_MARK], pa.array(marks(batch)), *batch.columns[_MARK:]]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
                 seen(batch.num_rows)
@@ -222,15 +228,17 @@ def _samples(space: Space) -> Iterator[Assignment]:
     They show the types of values that a column may hold where a design declares none.
     """
     for knob in space.knobs:
+        # the last value of each type, and every text
         values = {value if isinstance(value, str) else type(value): value for value in knob.values or (knob.low,)}
         yield from ({knob.path: value} for value in values.values() if not space.is_option(knob.path))
 
 
 def _kind(path: str, designs: Sequence[BaseModel], values: Sequence[Any]) -> str:
     """Return the type of a column: text, integer, number, or yes or no. values: of the knob, if it is one."""
+    # what designs declare decides; where they say nothing, what values are
     types = {kind for design in designs for kind in _kinds(design, path)} or {type(value) for value in values}
-    types -= {type(None)}
-    if types and types <= {int, float}:
+    types -= {type(None)}  # a missing value says nothing of the type
+    if types and types <= {int, float}:  # a column may mix whole numbers and fractions
         return "integer" if types == {int} else "number"
     return "yes or no" if types == {bool} else "text"
 
@@ -250,7 +258,7 @@ def _plain(annotation: Any) -> Iterator[Any]:
         yield from map(type, get_args(annotation))
     elif get_origin(annotation) is Annotated:
         yield from _plain(get_args(annotation)[0])
-    elif get_args(annotation):
+    elif get_args(annotation):  # unions and containers
         for part in get_args(annotation):
             yield from _plain(part)
     else:
@@ -261,7 +269,7 @@ def _texts(hashes: Keys) -> Any:
     """Return keys as a pyarrow array of texts, without a Python object each."""
     import pyarrow as pa
 
-    data = keys_to_hex(hashes)
+    data = keys_to_hex(hashes)  # 32 hexadecimal digits for each key
     offsets = np.arange(0, 32 * len(data) + 1, 32, dtype=np.int32)
     return pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(data))
 
@@ -292,11 +300,13 @@ def _column(path: str, kind: str, rows: Sequence[ScenarioRows]) -> Any:
     blocks = [chunk.point.block for chunk in rows]
     if kind == "text":
         names: dict[str, int] = {}
+        # places of texts in the order of their first use
         cells = [
             _cells(block, path, lambda value: names.setdefault(str(value), len(names)), plain="") for block in blocks
         ]
-        codes = np.concatenate([np.where(missing, -1, array) for array, missing in cells])
+        codes = np.concatenate([np.where(missing, -1, array) for array, missing in cells])  # -1: missing
         return _dictionary_array(codes, list(names))
+    # a value of another type is missing, not converted
     cells = [
         _cells(block, path, lambda value: value if _fits(value, kind) else None, plain=_PLAIN[kind]) for block in blocks
     ]
@@ -317,12 +327,12 @@ def _cells(
         return column, np.zeros(len(column), bool)
     values = column.tolist() if isinstance(column, np.ndarray) else [column]
     readings = [None if value is None else read(value) for value in values]
-    size = block.size // len(readings)
+    size = block.size // len(readings)  # a constant of the block, or an axis that later axes repeat
     none = np.array([value is None for value in readings])
-    return np.repeat([0 if value is None else value for value in readings], size), np.repeat(none, size)
+    return np.repeat([0 if value is None else value for value in readings], size), np.repeat(none, size)  # 0 where missing: masked
 
 
 def _fits(value: Any, kind: str) -> bool:
-    if isinstance(value, bool) or kind == "yes or no":
+    if isinstance(value, bool) or kind == "yes or no":  # True is an int in Python
         return isinstance(value, bool) and kind == "yes or no"
     return isinstance(value, int if kind == "integer" else (int, float))

@@ -35,8 +35,9 @@ BUDGET_S = 2.0
 _PATIENCE = 4  # multiple of BUDGET_S after which no call begins, however long the first one took
 LIKELY = 0.95
 """Share of resampled estimates (or of samples) that an interval holds."""
+# fewer give no interval
 _FEWEST, _MOST = 3, 200  # calls that are timed
-_RESAMPLED = 2000
+_RESAMPLED = 2000  # ends of an interval of 95 % lie at the 50th of them
 _RECORDED = 4096  # designs whose results are recorded to measure their cost
 
 
@@ -78,12 +79,14 @@ class CallTimes:
     def resample(self, seed: int) -> Floats:
         """Return the seconds per design of calls drawn with replacement from the timed ones, [resamples]."""
         drawn = np.random.default_rng(seed).integers(len(self.sizes), size=(_RESAMPLED, len(self.sizes)))
+        # total over total, as calls differ in size
         return np.asarray(self.seconds[drawn].sum(axis=1) / self.sizes[drawn].sum(axis=1))
 
     def total(self, count: int, jobs: int, *, extra_s: float = 0.0, seed: int = 0) -> Estimate:
         """Estimate the seconds to evaluate designs on some jobs. extra_s: seconds per design besides evaluation."""
 
         def total_s(per_design: float) -> float:
+            # recording is done by one process
             return self.start_s + spread(count * per_design, jobs) + count * extra_s if count else 0.0
 
         if len(self.sizes) < _FEWEST:
@@ -99,7 +102,7 @@ def spread(work_s: float, jobs: int) -> float:
 
 def workers(executor: Executor) -> int:
     """Return the number of jobs of an executor."""
-    return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs
+    return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs  # -1: all CPUs
 
 
 def time_calls(
@@ -109,16 +112,17 @@ def time_calls(
     backend, words, names = plan.backend, plan.context.words, list(plan.spaces)
     sizes, seconds, points = list[float](), list[float](), list[list[Evaluated]]()
     began = time.perf_counter()
-    for place in _order(len(calls), random):
+    for place in _order(len(calls), random):  # random, so that drifts of the machine hit all calls alike
         batches = [block.batch for _, block in calls[place] if block.batch is not None]
         started = time.perf_counter()
         results = call(plan.spec, batches)
         seconds.append(time.perf_counter() - started)
-        sizes.append(sum(int(result.ok.sum()) for result in backend.screen(batches)))
-        if len(points) < len(calls):
+        sizes.append(sum(int(result.ok.sum()) for result in backend.screen(batches)))  # refused designs cost nothing
+        if len(points) < len(calls):  # the first time only: repeats have the same results
             pairs = zip(calls[place], results, strict=True)
             points.append([Evaluated(b, b.keys(*words), names[index], result) for (index, b), result in pairs])
         spent = time.perf_counter() - began
+        # the first call may compile, and does not count
         if spent - seconds[0] > BUDGET_S or spent > _PATIENCE * BUDGET_S or len(seconds) >= _MOST:
             break
     return _pace(np.array(sizes), np.array(seconds)), points
@@ -163,7 +167,7 @@ def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
     met: set[bytes] = set()
     left = _RECORDED
     for point in points:
-        if point.keys.tobytes() in met or not left:
+        if point.keys.tobytes() in met or not left:  # designs are recorded once
             continue
         met.add(point.keys.tobytes())
         part = next(point.block.split(left))
@@ -176,7 +180,7 @@ def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple
     """Return the bytes of results in a new store, beyond those of its empty tables, and the seconds to record them."""
     store = Store(f"sqlite:///{file}")
     number = store.number(plan.context)
-    store.database.tidy()
+    store.database.tidy()  # else the tables are still in the log
     empty = file.stat().st_size
     fresh = Fresh.join(
         [Fresh(point.keys, point.require_results, point.block.texts(point.scenario)) for point in points]
@@ -222,6 +226,6 @@ def _measure_table(plan: Plan, rows: Sequence[ScenarioRows], path: Path) -> tupl
         for batch in batches or [layout.batch(rows).slice(0, 0)]:
             sheet.append(batch)
         sheet.finish(lambda batch: np.zeros(batch.num_rows, bool), lambda count: None)
-        elapsed_s = time.perf_counter() - began
+        elapsed_s = time.perf_counter() - began  # of the last
         sizes.append(path.stat().st_size)
     return sizes[-1] - sizes[0], elapsed_s

@@ -34,7 +34,7 @@ def points(plan: Plan, scenario: str) -> list[Assignment]:
 
 def _of(run: FinishedRun, plan: Plan, scenario: str) -> Iterator[Assignment]:
     space = plan.spaces[scenario]
-    paths = [knob.path for knob in space.order if knob.path in run.columns]
+    paths = [knob.path for knob in space.order if knob.path in run.columns]  # a knob may depend on those before it
     rows = read(run, ["scenario", "on_front", *paths])
     rows = rows[rows["on_front"]]
     scenario_rows = rows[rows["scenario"] == scenario]
@@ -51,9 +51,9 @@ def _point(space: Space, run: FinishedRun, row: pd.Series) -> Assignment | None:
     point: Assignment = {}
 
     def choose(knob: Knob) -> Any:
-        value = row[knob.path] if knob.path in row.index else get_path(run.config, knob.path)
-        point[knob.path] = None if pd.isna(value) else space.meant(knob, value, point)
+        value = row[knob.path] if knob.path in row.index else get_path(run.config, knob.path)  # searched then, or fixed
+        point[knob.path] = None if pd.isna(value) else space.meant(knob, value, point)  # did not count in that row
         return point[knob.path]
 
     chosen = space.walk(choose)
-    return None if None in chosen.values() else chosen
+    return None if None in chosen.values() else chosen  # a knob that counts now has no value there

@@ -33,7 +33,7 @@ from dse.values import Frozen
 if TYPE_CHECKING:
     from sqlalchemy import Row
 
-_LOOK_S = 2.0
+_LOOK_S = 2.0  # between looks for studies
 
 
 class WorkerRequest(Frozen):
@@ -49,7 +49,7 @@ def worker(words: Sequence[str]) -> int:
     store_at, executor, request = _request(options)
     present = Present.of(options)
     url = store_at.database_url(Path("outputs"))
-    done: set[tuple[int, int]] = set()
+    done: set[tuple[int, int]] = set()  # (study, results before its last change): a changed study is helped with again
     with stoppable() as stop:
         until = time.monotonic() + request.wait_s
         _wait_for_file(url, until, stop)
@@ -61,7 +61,7 @@ def worker(words: Sequence[str]) -> int:
                 if (row.id, row.before) not in done and not stop():
                     _help(store, row, executor, present, stop)
                     done.add((row.id, row.before))
-                    until = time.monotonic() + request.wait_s
+                    until = time.monotonic() + request.wait_s  # waiting begins after the last study
             if time.monotonic() >= until:
                 break
             time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
@@ -97,6 +97,7 @@ def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerReque
 def _help(store: Store, row: Row[Any], executor: Executor, present: Present, stop: Stop) -> None:
     """Evaluate what is left of a study; one that cannot be helped with is told and passed by."""
     label = f"study {row.id} ({row.name})"
+    # other code would record other results under the same keys
     if wrong := differences(code_version(), code_version(parse_json(row.provenance, "provenance"))):
         print(f"{label} is passed by: here {wrong}", file=sys.stderr)
         return
@@ -110,14 +111,14 @@ def _help(store: Store, row: Row[Any], executor: Executor, present: Present, sto
     sizes = [space.size(part.settings.budget.trials) for part in parts for space in part.spaces.values()]
     if None in sizes:
         print(f"{label} has scenarios whose points only its client knows, as a search asks for them", file=sys.stderr)
-    settings = planned.settings.executor.model_copy(update={"jobs": executor.jobs})
+    settings = planned.settings.executor.model_copy(update={"jobs": executor.jobs})  # those of this machine
     try:
         with bar(label, sum(size or 0 for size in sizes)) as advance:
             evaluator = Evaluator(planned.spec, settings, session, advance, stop)
             for part in parts:
                 for _ in evaluator.results(finite_points(part, evaluator)):
-                    pass
-    except SignalInterrupt:
+                    pass  # results are recorded on the way
+    except SignalInterrupt:  # the caller sees it by `stop`
         return
     finally:
         session.leave()
