@@ -68,7 +68,8 @@ def rebase(words: Sequence[str]) -> int:
     url = store_at.database_url(Path(options["output_dir"]))
     if is_missing(url):
         raise ConfigError([Problem("output_dir", "holds no results.db", options["output_dir"], "run a study first")])
-    store = Store(url, schemas=(FORMER_SCHEMA, SCHEMA))  # the present one, too: results that were left may be carried over another time
+    # the present one, too: results that were left may be carried over another time
+    store = Store(url, schemas=(FORMER_SCHEMA, SCHEMA))
     _check_idle(store)
     keys, left = present_keys(store, Present.of(options))
     store.rebase(keys)

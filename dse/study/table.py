@@ -329,7 +329,8 @@ def _cells(
     readings = [None if value is None else read(value) for value in values]
     size = block.size // len(readings)  # a constant of the block, or an axis that later axes repeat
     none = np.array([value is None for value in readings])
-    return np.repeat([0 if value is None else value for value in readings], size), np.repeat(none, size)  # 0 where missing: masked
+    # 0 where missing: masked
+    return np.repeat([0 if value is None else value for value in readings], size), np.repeat(none, size)
 
 
 def _fits(value: Any, kind: str) -> bool:
