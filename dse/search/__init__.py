@@ -53,7 +53,7 @@ METHODS = {
 
 
 def _one_run(name: str) -> str:
-    if "/" not in name:
+    if "/" not in name:  # a name alone means its newest run
         raise ValueError("must name one run, <study>/<time> or a folder: the newest is another one tomorrow")
     return name
 
@@ -90,7 +90,7 @@ def method(question: SearchQuestion, search: Search) -> SearchMethod:
     """Make the search method of a search. Raises ConfigError for an unknown name or option."""
     names = plugins.names("method")
     if search.name not in names:
-        way = did_you_mean(search.name, [*names, "exhaustive"])
+        way = did_you_mean(search.name, [*names, "exhaustive"])  # no method, and yet a name that `search=` takes
         raise ConfigError([Problem("search.name", "is no search method", search.name, way)])
     instance: SearchMethod = plugins.load("method", search.name)(question, search.options)
     return instance
@@ -104,18 +104,20 @@ def explore(question: SearchQuestion, search: Search, *, first: Iterable[Assignm
     """
     asker, sieve = method(question, search), _Sieve(question)
     first_points, random_points = iter(first), _shuffled_points(question)
+    # a small budget in as many rounds, a large one in full batches
     most = min(search.batch, math.ceil(question.trials / search.rounds))
     while (left := question.trials - len(sieve.known)) > 0:
         fresh, wanted = dict[str, Assignment](), min(most, left)
         _take(sieve, first_points, fresh, wanted)
         waiting = _ask(sieve, asker, fresh, wanted)
-        if not getattr(asker, "finishes", False):
+        if not getattr(asker, "finishes", False):  # one that ends by itself has nothing to gain from random points
             _take(sieve, random_points, fresh, wanted)
-        if not fresh:
+        if not fresh:  # the space is exhausted
             break
         points = list(fresh.values())
         sieve.known.update(zip(fresh, question.evaluate(points), strict=True))
-        points += waiting
+        points += waiting  # repeats within a batch: the method waits for each of its proposals
+        # in the order of the proposals, whatever order they were evaluated in
         asker.tell(points, [sieve.outcome(point) for point in points])
     return Chosen(len(sieve.known), search.name, sieve.duplicates, len(sieve.illegal))
 
@@ -137,7 +139,7 @@ class _Sieve:
     ) -> tuple[list[Assignment], list[Assignment]]:
         """Add points to evaluate to `fresh`, by name; return the duplicates and the illegal points."""
         duplicates: list[Assignment] = []
-        unmet: dict[str, Assignment] = {}
+        unmet: dict[str, Assignment] = {}  # by name, so that rules are checked of each design once
         for point in points:
             name = self._question.identify(point)
             if any(name in names for names in (self.known, self.illegal, fresh, unmet)):
@@ -171,24 +173,25 @@ def _ask(sieve: _Sieve, asker: SearchMethod, fresh: dict[str, Assignment], wante
         duplicates, illegal = sieve.sort(points, fresh)
         decided = [point for point in (*duplicates, *illegal) if sieve.is_decided(point)]
         waiting += [point for point in duplicates if not sieve.is_decided(point)]
-        if decided:
+        if decided:  # at once, so that the method does not propose them again
             asker.tell(decided, [sieve.outcome(point) for point in decided])
         sieve.duplicates += len(duplicates)
         stale += len(duplicates) + len(illegal)
-        if not points:
+        if not points:  # the method has no more proposals
             break
     return waiting
 
 
 def _take(sieve: _Sieve, source: Iterator[Assignment], fresh: dict[str, Assignment], wanted: int) -> None:
     """Add points of a source until there are `wanted` fresh ones."""
+    # an exhausted source ends the loop
     while len(fresh) < wanted and (points := list(itertools.islice(source, wanted - len(fresh)))):
         sieve.sort(points, fresh)
 
 
 def _shuffled_points(question: SearchQuestion) -> Iterator[Assignment]:
     """Yield every point of a space in seeded random order; none if it has too many."""
-    if question.space.size(_MOST_TO_LIST) is not None:
+    if question.space.size(_MOST_TO_LIST) is not None:  # listed only where it fits in memory
         points = list(question.space.points())
         random.Random(question.seed).shuffle(points)
         yield from points

@@ -29,25 +29,28 @@ class Genes:
     def __init__(self, space: Space) -> None:
         self._space, self.knobs = space, space.order
         self.sizes = np.array([len(knob.values) for knob in self.knobs])
-        self.ordered = np.array([not knob.values or knob.is_ordered for knob in self.knobs])
+        self.ordered = np.array([not knob.values or knob.is_ordered for knob in self.knobs])  # intervals are ordered
         deciding = {knob.path for knob in space.deciding_knobs}
+        # places of the knobs on whose values it depends which others count
         self._deciding = np.flatnonzero([knob.path in deciding for knob in self.knobs])
         self._places: dict[int, dict[tuple[type, Any], int]] = {}  # by column, once they are asked for
+        # genes of the deciding knobs -> mask of the knobs that count [K]
         self._counting: dict[tuple[float, ...], NDArray[np.bool_]] = {}
 
     def draw(self, count: int, random: np.random.Generator) -> Rows:
         """Draw points, uniform and independent in every knob."""
-        return self.settle(np.full((count, len(self.knobs)), -1.0), random)
+        return self.settle(np.full((count, len(self.knobs)), -1.0), random)  # nothing is given: all genes are drawn
 
     def values(self, chosen: NDArray[np.intp], random: np.random.Generator) -> NDArray[np.float64]:
         """Draw a uniform value for each gene, given by its place among the knobs."""
         drawn, sizes = random.random(chosen.shape), self.sizes[chosen]
-        return np.where(sizes > 0, np.floor(drawn * sizes), drawn)
+        return np.where(sizes > 0, np.floor(drawn * sizes), drawn)  # below `sizes`, as drawn numbers are below 1
 
     def settle(self, rows: Rows, random: np.random.Generator) -> Rows:
         """Make rows valid points: genes of inactive knobs become -1, missing genes of active knobs are drawn."""
         columns = np.broadcast_to(np.arange(len(self.knobs)), rows.shape)
         rows = np.where(rows < 0, self.values(columns, random), rows)
+        # few combinations occur: each is resolved once
         kinds, where = np.unique(rows[:, self._deciding], axis=0, return_inverse=True)
         counting = np.array([self._counts(tuple(kind.tolist())) for kind in kinds]).reshape(len(kinds), len(self.knobs))
         return np.where(counting[where.reshape(-1)], rows, -1.0)
@@ -81,24 +84,26 @@ class Genes:
             if column not in self._places:
                 self._places[column] = _places(knob)
             return float(self._places[column][_name(value)])
+        # position in the interval, of logarithms where the knob is logarithmic
         low, high, at = (map(math.log, (knob.low, knob.high, value))) if knob.log else (knob.low, knob.high, value)
         return (at - low) / (high - low)
 
 
 def _places(knob: Knob) -> dict[tuple[type, Any], int]:
     """Places of the values of a knob, as they are written and as numbers."""
+    # `4 MiB` as typed is 4194304 in a design
     kinds = (knob.values,) if knob.numbers in (None, knob.values) else (knob.numbers or (), knob.values)
     return {_name(value): place for values in kinds for place, value in enumerate(values)}
 
 
 def _name(value: Any) -> tuple[type, Any]:
     """Key of a value that distinguishes 1 from True."""
-    return bool if isinstance(value, bool) else object, value
+    return bool if isinstance(value, bool) else object, value  # 1 == True, and both have one hash
 
 
 def _value(knob: Knob, gene: float) -> Any:
     if knob.values:
         return knob.values[int(gene)]
     if knob.log:
-        return min(knob.high, knob.low * (knob.high / knob.low) ** gene)
+        return min(knob.high, knob.low * (knob.high / knob.low) ** gene)  # rounding may lead beyond the end
     return min(knob.high, knob.low + gene * (knob.high - knob.low))

@@ -20,7 +20,7 @@ Outcome = Mapping[str, float] | None
 Evaluate = Callable[[Sequence[Assignment]], Sequence[Outcome]]
 Identify = Callable[[Assignment], str]
 Legal = Callable[[Sequence[Assignment]], Sequence[bool]]
-_TINY = 1e-30
+_TINY = 1e-30  # a bound below this counts as 0, and nothing is a share of it
 _NO_RESULT = 1e9  # excess of a point without a result: more than that over any limit, so that it ranks last
 
 
@@ -75,7 +75,7 @@ class SearchQuestion:
         """Objectives [B, objectives] of outcomes, signed such that smaller is better."""
         signs = [1.0 if goal == "minimize" else -1.0 for goal in self.goals.values()]
         rows = [[outcome[name] for name in self.goals] for outcome in outcomes]
-        return np.array(rows, float).reshape(len(rows), len(signs)) * signs
+        return np.array(rows, float).reshape(len(rows), len(signs)) * signs  # [0, objectives] without outcomes
 
     def excess(self, outcome: Mapping[str, float]) -> dict[str, float]:
         """Excess of an outcome over each bound of the limits, by name; at most 0 within the bound."""
@@ -83,6 +83,7 @@ class SearchQuestion:
 
     def violation(self, outcome: Mapping[str, float]) -> float:
         """Total excess of an outcome over the limits; 0 if it is feasible."""
+        # reserves at one limit do not make up for excess at another
         return sum(max(0.0, value) for value in self.excess(outcome).values())
 
 
@@ -99,7 +100,8 @@ def constraints(limits: Mapping[str, Limit], outcome: Outcome) -> dict[str, floa
     All points have the same constraints, in the same order.
     """
     if outcome is not None:
-        return {"result": -_NO_RESULT, **excess(limits, outcome)}
+        return {"result": -_NO_RESULT, **excess(limits, outcome)}  # well met
+    # any value: only the names of the bounds matter
     bounds = [f"{name}.{bound}" for name, limit in limits.items() for bound in limit.beyond(np.zeros(1))]
     return {"result": _NO_RESULT, **dict.fromkeys(bounds, 0.0)}
 

@@ -22,6 +22,7 @@ from dse.space import Assignment
 from dse.units import Fraction, Integer
 from dse.values import Frozen
 
+# a space that is nearly exhausted yields few fresh points
 _ROUNDS = 8  # of children, before uniform draws; and of uniform draws
 
 
@@ -46,18 +47,18 @@ class Archive:
         self._question, self._options = question, options
         self._genes = Genes(question.space)
         self._random = np.random.default_rng(question.seed)
-        self._seen: set[bytes] = set()
+        self._seen: set[bytes] = set()  # rows as bytes, proposed or told
         self._rows: Rows = np.empty((0, len(self._genes.knobs)))
         self._values = np.empty((0, len(question.goals)))
-        self._beyond = np.empty(0)
+        self._beyond = np.empty(0)  # [B]: total excess over the limits
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose points that are neither known nor proposed before."""
-        first = min(count, max(0, self._options.initial - len(self._seen)))
+        first = min(count, max(0, self._options.initial - len(self._seen)))  # of the initial draws those that are left
         fresh = [self._fresh(self._draw, first)] if first else []
         if first < count and len(self._rows):
             fresh.append(self._fresh(self._children, count - first))
-        missing = count - sum(map(len, fresh))
+        missing = count - sum(map(len, fresh))  # few unseen children around the front
         if missing:
             fresh.append(self._fresh(self._draw, missing))
         return self._genes.points(np.concatenate(fresh))
@@ -87,6 +88,7 @@ class Archive:
         """Places of the front and of the next fronts until there are `fewest`; then of the least infeasible points."""
         left = np.flatnonzero(self._beyond == 0.0)
         selected = left[:0]
+        # a single parent would have children in one place only
         while len(left) and len(selected) < self._options.fewest:
             front = moocore.is_nondominated(self._values[left])
             selected, left = np.concatenate([selected, left[front]]), left[~front]
@@ -99,7 +101,7 @@ class Archive:
         """Return up to `count` rows not seen before, from proposals of `propose(n)`."""
         rows: list[NDArray[np.float64]] = []
         for _ in range(_ROUNDS):
-            for row in propose(2 * (count - len(rows))):
+            for row in propose(2 * (count - len(rows))):  # half of them may have been seen
                 name = row.tobytes()
                 if name not in self._seen and len(rows) < count:
                     self._seen.add(name)
@@ -115,21 +117,28 @@ class Archive:
         random, options = self._random, self._options
         mother, father = (self._rows[random.integers(len(self._rows), size=count)] for _ in range(2))
         from_father = (random.random(mother.shape) < 0.5) & (random.random((count, 1)) < options.crossover)
+        # only where the knob counts in both parents
         child = np.where(from_father & (mother >= 0) & (father >= 0), father, mother)
+        # a changed gene may decide which others count
         return self._genes.settle(np.where(self._choose_genes(child), self._move_genes(child), child), random)
 
     def _choose_genes(self, child: Rows) -> NDArray[np.bool_]:
         """Mask of the genes to change: at least one per child, of the active genes that have another value."""
         free = (child >= 0) & (self._genes.sizes != 1)
+        # genes that cannot change come last
+        # twice: the random rank of each gene
         order = np.where(free, self._random.random(child.shape), 2.0).argsort(axis=1).argsort(axis=1)
+        # at least 1, on average `changes`
         wanted = self._random.geometric(1 / self._options.changes, size=(len(child), 1))
         return np.asarray(free & (order < wanted))
 
     def _move_genes(self, child: Rows) -> Rows:
         """Change every gene: by a step, or by a new draw."""
         random, sizes = self._random, self._genes.sizes
+        # small steps are the likeliest
         size = random.geometric(0.5, size=child.shape) * np.where(random.random(child.shape) < 0.5, 1, -1)
         stepped = np.clip(child + size, 0, sizes - 1)
+        # positions in an interval: a tenth of it, at one standard deviation
         near = np.clip(child + 0.1 * random.standard_normal(child.shape), 0.0, 1.0)
         step = self._genes.ordered & (random.random(child.shape) < self._options.steps)
         columns = np.broadcast_to(np.arange(child.shape[1]), child.shape)

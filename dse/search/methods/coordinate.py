@@ -26,7 +26,7 @@ from dse.space import Assignment, Space
 from dse.units import Integer
 from dse.values import Frozen
 
-_NONE = (np.inf, np.inf)
+_NONE = (np.inf, np.inf)  # (violation, objective) of a point without an outcome: behind all others
 _MOST_TOGETHER = 32  # combinations of a knob and those that it decides of, which are changed as one
 Places = tuple[int, ...]
 Values = tuple[int, ...]
@@ -55,7 +55,7 @@ class Coordinate:
         paths = [knob.path for knob in self._genes.knobs]
         self._deciding, self._free = _groups(question.space, paths, self._genes.sizes)
         self._values = [self._combinations(places) for places in self._free]
-        self._ranks: dict[bytes, tuple[float, float]] = {}
+        self._ranks: dict[bytes, tuple[float, float]] = {}  # row as bytes -> rank
         self._sweeps = self._all_sweeps()
         self._waiting: Iterator[Rows] = iter(())
         self._asked = set[bytes]()  # rows whose outcomes are not known yet
@@ -64,7 +64,9 @@ class Coordinate:
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose points of the sweep at hand; those of the next one once the outcomes of all are known."""
         asked = list(itertools.islice(self._waiting, count))
+        # a sweep begins when all of the one before is known
         while not asked and not self._asked and (rows := next(self._sweeps, None)) is not None:
+            # known points are not asked for again
             self._waiting = (row for row in rows if row.tobytes() not in self._ranks)
             asked = list(itertools.islice(self._waiting, count))
         self._asked.update(row.tobytes() for row in asked)
@@ -86,9 +88,11 @@ class Coordinate:
         starts = self._starts()
         yield (row for start in starts for row in itertools.chain([start], self._neighbours(start, self._values)))
         self._best = min(starts, key=self._rank)
+        # by what each value did alone around its start
         ranked = {start.tobytes(): [self._ranked(start, group) for group in range(len(self._free))] for start in starts}
         yield [self._together(start, ranked[start.tobytes()]) for start in starts]
         while self._improve():
+            # that with the same deciding values: its ranking applies
             start = next(start for start in starts if (start[self._deciding] == self._best[self._deciding]).all())
             most, best = self._options.most, ranked[start.tobytes()]
             others = [self._with(self._best, (knob,), (value,)) for knob, value in self._others()]
@@ -104,10 +108,10 @@ class Coordinate:
         """Rows with the first value of every knob, for each combination of those of the deciding knobs."""
         starts: dict[bytes, Rows] = {}
         for chosen in itertools.product(*(range(int(self._genes.sizes[knob])) for knob in self._deciding)):
-            row = np.zeros(len(self._genes.knobs))
+            row = np.zeros(len(self._genes.knobs))  # the first value of each knob
             row[self._deciding] = chosen
             settled = self._settle(row)
-            starts[settled.tobytes()] = settled
+            starts[settled.tobytes()] = settled  # combinations that differ only in knobs that do not count are one
         return list(starts.values())
 
     def _combinations(self, places: Places) -> list[Values]:
@@ -149,10 +153,10 @@ class Coordinate:
         rows = (
             self._with(around, places, value)
             for places, several in zip(self._free, values, strict=True)
-            if around[places[0]] >= 0
+            if around[places[0]] >= 0  # a knob that does not count cannot be varied
             for value in several
         )
-        return (row for row in rows if (row != around).any())
+        return (row for row in rows if (row != around).any())  # the point itself is known
 
     def _with(self, row: Rows, places: Places, values: Values) -> Rows:
         changed = row.copy()
@@ -173,14 +177,17 @@ def _groups(space: Space, paths: Sequence[str], sizes: NDArray[np.intp]) -> tupl
     needs = {knob.path: space.needs(knob) & set(paths) for knob in space.knobs}
     deciding = {knob.path for knob in space.deciding_knobs}
     place, together = {path: number for number, path in enumerate(paths)}, list[Places]()
+    # options of a group change too much to be combined with a knob
     for path in (path for path in paths if path in deciding and not needs[path] and not space.is_option(path)):
         below = [other for other in paths if path in needs[other]]
         places = (place[path], *(place[other] for other in below))
         apart = not deciding.intersection(below) and all(needs[other] == {path} for other in below)
+        # else one sweep would try too many combinations
         together += [places] if apart and np.prod(sizes[list(places)]) <= _MOST_TOGETHER else []
     grouped = {number for places in together for number in places}
     left = [number for number in range(len(paths)) if number not in grouped]
     alone: list[Places] = [(number,) for number in left if paths[number] not in deciding]
+    # in the order of the knobs
     return [number for number in left if paths[number] in deciding], sorted([*together, *alone])
 
 

@@ -45,21 +45,21 @@ class Portfolio:
         self, question: SearchQuestion, options: PortfolioOptions, methods: Sequence[SearchMethod], *, num_cheap: int
     ) -> None:
         self._options, self._methods, self._cheap = options, methods, num_cheap
-        self._earned = np.zeros(len(self._methods))
+        self._earned = np.zeros(len(self._methods))  # decayed sums of gains
         self._asked = np.zeros(len(self._methods))
-        self._due = np.zeros(len(self._methods))
+        self._due = np.zeros(len(self._methods))  # points that a method is owed, in fractions
         self._proposed = Memo[int]()
         self._front = _Front(question)
 
     def ask(self, count: int) -> Sequence[Assignment]:
         """Propose `count` points, those of each method by its share."""
         if self._front.num_known < self._options.initial:
-            return self._methods[0].ask(count)
+            return self._methods[0].ask(count)  # which draws the Latin hypercube
         self._due += count * self._shares()
         counts = np.zeros(len(self._methods), int)
         for _ in range(count):
-            counts[int(np.argmax(self._due - counts))] += 1
-        self._due -= counts
+            counts[int(np.argmax(self._due - counts))] += 1  # largest remainder first
+        self._due -= counts  # what is left over counts in the next batch
         return [point for place, num in enumerate(counts.tolist()) if num for point in self._of(place, num)]
 
     def _of(self, place: int, count: int) -> Sequence[Assignment]:
@@ -71,6 +71,7 @@ class Portfolio:
     def _shares(self) -> NDArray[np.float64]:
         """Share of each method in the next points: the best earner gets all but the least shares of the others."""
         num = len(self._methods) if self._front.num_known <= self._options.dear else self._cheap
+        # a method that was not asked yet has no rate to divide
         rates = self._earned[:num] / np.maximum(self._asked[:num], 1.0)
         shares = np.zeros(len(self._methods))
         shares[:num] = min(self._options.least, 1.0 / num)
@@ -80,7 +81,8 @@ class Portfolio:
     def tell(self, points: Sequence[Assignment], outcomes: Sequence[Outcome]) -> None:
         """Tell every method every outcome, and credit the gain of a point to the method that proposed it."""
         for method in self._methods:
-            method.tell(points, outcomes)
+            method.tell(points, outcomes)  # also of others' points: all learn from all
+        # a batch without outcomes says nothing
         decay = 1.0 - self._options.forget if any(outcome is not None for outcome in outcomes) else 1.0
         self._earned *= decay
         self._asked *= decay
@@ -108,12 +110,12 @@ class _Front:
             return 0.0
         values = np.vstack([self._values, self._question.values([outcome])])
         on_front = moocore.is_nondominated(values)
-        if not on_front[-1]:
+        if not on_front[-1]:  # a dominated point adds nothing
             return 0.0
         before, self._values = self._values, values[on_front]
-        low, high = values.min(axis=0), values.max(axis=0)
+        low, high = values.min(axis=0), values.max(axis=0)  # of old and new front, so that both are measured in one box
         scale = np.where(high > low, high - low, 1.0)
-        beyond = np.full(len(low), 1.0 + _BEYOND)
+        beyond = np.full(len(low), 1.0 + _BEYOND)  # the ends of a front would add nothing with the reference at them
         volumes = [
             float(moocore.hypervolume((part - low) / scale, ref=beyond)) for part in (before, self._values) if len(part)
         ]
@@ -130,7 +132,7 @@ def make(question: SearchQuestion, options: Mapping[str, Any]) -> Portfolio:
         screened.make(question, {"initial": settings.initial}),
         samplers.TPE(question, {"n_startup_trials": settings.initial}),
     ]
-    return Portfolio(question, settings, methods, num_cheap=1)
+    return Portfolio(question, settings, methods, num_cheap=1)  # proposals of TPE cost more with each known point
 
 
 METHOD = make

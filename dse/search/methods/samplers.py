@@ -46,9 +46,10 @@ def _check_plain(options: Mapping[str, Any]) -> None:
 def _optuna(needs: str) -> Any:
     import optuna
 
-    if needs and importlib.util.find_spec(needs) is None:
+    if needs and importlib.util.find_spec(needs) is None:  # Optuna would import it only when it samples
         raise ImportError(f"No module named {needs!r}", name=needs)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # a line for each trial otherwise
+    # constraints and multivariate sampling are marked so
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
 
@@ -71,8 +72,9 @@ class StudySampler:
         self._library, self._question = library, question
         self._study = library.create_study(directions=list(question.goals.values()), sampler=sampler)
         self._knobs = {knob.path: knob for knob in question.space.knobs}
+        # a sampler that fills a cube evenly has to know its dimensions
         self._flat = {path: self._distribution(knob) for path, knob in self._knobs.items()} if all_knobs else None
-        self._open = Memo[Any]()
+        self._open = Memo[Any]()  # proposal -> its trial, by identity
         self._worst: list[float] = []  # objectives of all outcomes so far
 
     def ask(self, count: int) -> Sequence[Assignment]:
@@ -90,7 +92,7 @@ class StudySampler:
         for point, outcome in zip(points, outcomes, strict=True):
             trial = self._open.pop(point)
             beyond, values = constraints(self._question.limits, outcome), self._objectives(outcome)
-            if trial is None:
+            if trial is None:  # a point of another method or of a warm start
                 self._study.add_trial(self._finished_trial(point, beyond, values))
                 continue
             for name, value in beyond.items():
@@ -104,7 +106,7 @@ class StudySampler:
         wants finite values, and one models them.
         """
         if outcome is None:
-            return self._worst or [0.0] * len(self._question.goals)
+            return self._worst or [0.0] * len(self._question.goals)  # no outcome yet: any finite value
         values = [outcome[name] for name in self._question.goals]
         pairs = zip(self._question.goals.values(), values, self._worst or values, strict=True)
         self._worst = [max(pair) if goal == "minimize" else min(pair) for goal, *pair in pairs]
@@ -122,7 +124,7 @@ class StudySampler:
         make = self._library.distributions
         if not knob.values:
             return make.FloatDistribution(knob.low, knob.high, log=knob.log)
-        if knob.is_ordered:
+        if knob.is_ordered:  # neighbouring places are similar values
             return make.IntDistribution(0, len(knob.values) - 1)
         return make.CategoricalDistribution(knob.values)
 

@@ -52,21 +52,23 @@ class ScreenedSearch(archive.Archive):
         super().__init__(question, options)
         self._most, self._surrogate = options, Surrogate(self._genes)
         spread = qmc.LatinHypercube(len(self._genes.knobs), rng=np.random.default_rng(question.seed))
-        self._first = spread.random(options.initial)
+        self._first = spread.random(options.initial)  # positions in 0...1
         self._learned = _TrainingPoints.none(len(self._genes.knobs), len(question.goals))
         self._front = np.empty((0, len(question.goals)))  # objectives of the best points within the limits
-        self._num_learned = self._tuned = 0
+        self._num_learned = self._tuned = 0  # number of points when rates were tuned
         self._failures, self._validity = _Failures(options.learned // 2), Surrogate(self._genes)
 
     def _learn(self, rows: Rows, outcomes: Sequence[Mapping[str, float]]) -> None:
         """Add points with an outcome."""
         super()._learn(rows, outcomes)
+        # -1: without limits every point is within them
         margins = [max(self._question.excess(outcome).values(), default=-1.0) for outcome in outcomes]
         fresh = _TrainingPoints(
             rows, self._question.values(outcomes), np.array(margins), self._random.random(len(rows))
         )
-        front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])
+        front = np.concatenate([self._front, fresh.values[fresh.margins <= 0.0]])  # only points within the limits
         self._front = front[moocore.is_nondominated(front)] if len(front) else front
+        # bounded, so that fitting takes the same time throughout
         self._learned = self._learned.join(fresh).some(self._most.learned // 2)
         self._num_learned += len(rows)
 
@@ -78,6 +80,7 @@ class ScreenedSearch(archive.Archive):
         """Draw points, the first ones from the Latin hypercube."""
         first, self._first = self._first[:count], self._first[count:]
         sizes = self._genes.sizes
+        # a stratum of the hypercube -> a value of the knob
         spread = self._genes.settle(np.where(sizes > 0, np.floor(first * sizes), first), self._random)
         return np.concatenate([spread, super()._draw(count - len(spread))])
 
@@ -85,33 +88,42 @@ class ScreenedSearch(archive.Archive):
         """Return the most promising of many unseen children."""
         if len(self._learned.rows) < _FEWEST:
             return super()._children(count)
-        num_candidates = max(self._most.pool, 2 * count)
+        num_candidates = max(self._most.pool, 2 * count)  # at least so many that there is a choice
         num_drawn = round(self._most.even * num_candidates)
         candidates = np.concatenate([super()._children(num_candidates - num_drawn), super()._draw(num_drawn)])
+        # each child once, and none that was proposed before
         fresh = {name: row for row in candidates if (name := row.tobytes()) not in self._seen}
         pool = np.array(list(fresh.values())).reshape(-1, candidates.shape[1])
         return pool[self._choose_promising(pool, count)] if len(pool) else pool
 
     def _choose_promising(self, pool: Rows, count: int) -> list[int]:
         """Places of the `count` points of the pool whose samples are furthest beyond the front and earlier picks."""
+        # rarely, as tuning takes most of the time
         learned, tune = self._learned, self._num_learned >= _GROWN * self._tuned
         values, signs = _scale(learned.values)
         self._tuned = self._num_learned if tune else self._tuned
+        # excess over limits is modelled like an objective
         self._surrogate.fit(learned.rows, np.column_stack([values, learned.margins]), tune=tune)
         mean, deviation = self._surrogate.predict(pool)
+        # one sample of each point: exploration follows from the deviation
         draws = mean + deviation * self._random.standard_normal(mean.shape)
+        # back from logarithms
         draws[:, :-1] = np.where(signs != 0, signs * np.exp(signs * draws[:, :-1]), draws[:, :-1])
         within = learned.values[learned.margins <= 0.0] if len(self._front) else learned.values
+        # none within the limits: the front of all
         front = self._front if len(self._front) else learned.values[moocore.is_nondominated(learned.values)]
+        # where the front has no extent, that of the points
         spread = np.where(np.ptp(front, axis=0) > 0, np.ptp(front, axis=0), np.ptp(within, axis=0))
         draws[:, :-1] /= np.where(spread > 0, spread, 1.0)
         front = front / np.where(spread > 0, spread, 1.0)
         gains = _improvements(draws[:, :-1], front)
         beyond, fails, chosen = np.maximum(0.0, draws[:, -1]), self._draw_failures(pool, tune=tune), list[int]()
         for _ in range(min(count, len(pool))):
+            # last key first: valid, within limits, furthest beyond the front
             chosen.append(int(np.lexsort((-gains, beyond, fails))[0]))
+            # a point near one that was chosen gains little
             gains = np.minimum(gains, (draws[chosen[-1], :-1] - draws[:, :-1]).max(axis=1))
-            gains[chosen[-1]], beyond[chosen[-1]], fails[chosen[-1]] = -np.inf, np.inf, np.inf
+            gains[chosen[-1]], beyond[chosen[-1]], fails[chosen[-1]] = -np.inf, np.inf, np.inf  # not again
         return chosen
 
     def _draw_failures(self, pool: Rows, *, tune: bool) -> NDArray[np.float64]:
@@ -123,6 +135,7 @@ class ScreenedSearch(archive.Archive):
         labels = np.repeat([-1.0, 1.0], [len(self._learned.rows), len(failures)])
         self._validity.fit(rows, labels[:, None], tune=tune)
         mean, deviation = self._validity.predict(pool)
+        # taken for valid: 0, so that other keys decide between such points
         return np.maximum(0.0, mean + deviation * self._random.standard_normal(mean.shape))[:, 0]
 
 
@@ -149,7 +162,9 @@ class _TrainingPoints:
     def some(self, half: int) -> _TrainingPoints:
         """Select the best `half`, and a uniform sample of `half` of the others."""
         rank = moocore.pareto_rank(self.values)
+        # last key first: least excess, then front by front, ties at random
         best = np.lexsort((self.lots, rank, np.maximum(0.0, self.margins)))
+        # the same numbers stay, so that the sample changes slowly
         order = np.concatenate([best[:half], best[half:][np.argsort(self.lots[best[half:]], kind="stable")][:half]])
         return _TrainingPoints(*(part[order] for part in vars(self).values()))
 
@@ -167,6 +182,7 @@ class _Failures:
         self._names.update(map(np.ndarray.tobytes, fresh))
         joined = np.concatenate([self.rows.reshape(-1, rows.shape[1]), fresh])
         lots = np.concatenate([self._lots, random.random(len(fresh))])
+        # the smallest lots of all so far are a uniform sample of them
         smallest = np.argsort(lots, kind="stable")[: self._most]
         self._lots, self.rows = lots[smallest], joined[smallest]
 
@@ -177,8 +193,9 @@ def _improvements(values: NDArray[np.float64], front: NDArray[np.float64]) -> ND
     The improvement is the least over the members of the largest improvement in any objective.
     """
     least = np.full(len(values), np.inf)
+    # in parts, as a large front times the pool may not fit in memory
     for members in np.array_split(front, -(-front.shape[0] * len(values) // _CELLS)):
-        over = members[:, :1] - values[:, 0]
+        over = members[:, :1] - values[:, 0]  # [F, B]: improvement in the first objective
         for objective in range(1, values.shape[1]):
             np.maximum(over, members[:, objective : objective + 1] - values[:, objective], out=over)
         least = np.minimum(least, over.min(axis=0))
@@ -188,6 +205,7 @@ def _improvements(values: NDArray[np.float64], front: NDArray[np.float64]) -> ND
 def _scale(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scale objectives [B, M] to logarithms if all have one sign. Returns them with these signs [M], or 0."""
     signs = np.where((values > 0).all(axis=0), 1.0, np.where((values < 0).all(axis=0), -1.0, 0.0))
+    # ratios matter for times and prices
     return np.where(signs != 0, signs * np.log(np.where(signs != 0, np.abs(values), 1.0)), values), signs
 
 
