@@ -24,7 +24,9 @@ class BackendSpec:
         """From the `simulator` group: `backend` names it, the rest (but labels) are its parameters."""
         if not isinstance(simulator, Mapping):
             raise ConfigError([Problem("simulator", "is no section of keys", simulator, "choose one: simulator=event")])
+        # labels change no result
         parameters = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
+        # the order in a file means nothing
         return cls(str(simulator.get("backend")), tuple(sorted(parameters.items())))
 
     def make(self) -> Backend:
@@ -54,7 +56,7 @@ def _make(spec: BackendSpec) -> Backend:
     kind = complete(plugins.load("backend", spec.name))
     try:
         backend = kind(**dict(spec.parameters))
-    except TypeError as error:
+    except TypeError as error:  # a missing or an unknown keyword
         rule = f"does not fit backend {spec.name}: {error}"
         raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
     return backend

@@ -24,6 +24,7 @@ def difference(first: Result, second: Result) -> str:
         return f"evaluated twice, it was {first.status} and {second.status} ({second.reason})"
     for name, value in first.metrics.items():
         other = second.metrics.get(name, math.nan)
+        # NaN and NaN are equal here
         if not (math.isclose(value, other, rel_tol=_SAME) or value == other or (value != value and other != other)):
             return f"evaluated twice, {name} was {value!r} and {other!r}"
     return ""
@@ -61,15 +62,16 @@ class Patience:
 
     def record_failure(self, reason: str) -> None:
         """One design has failed. Raises Broken."""
+        # failures for different reasons are those of designs, not of the backend
         self._last, self._count = reason, self._count + 1 if reason == self._last else 1
-        if self._count == self.most:
+        if self._count == self.most:  # 0 is never reached
             raise broken_error(self._count, reason)
 
 
 def serve(request: tuple[BackendSpec, Sequence[Batch], Patience]) -> list[Results]:
     """Results of batches, in a worker process; without batches the backend is made ready."""
     spec, batches, patience = request
-    spec.make()
+    spec.make()  # imports and compiles before the first call, which may have a time limit
     return call(spec, batches, patience) if batches else []
 
 
@@ -89,20 +91,20 @@ def call(
         backend = spec.make()
         results = _check_answers(backend, batches, backend.evaluate(batches))
     except Lost as error:
-        if single and retries > 0:
+        if single and retries > 0:  # the loss may be no fault of the point
             print(f"a process of the backend was lost ({error}): its point is evaluated again", file=sys.stderr)
             return call(spec, batches, patience, retries=retries - 1)
         reason = f"LOST: {error}"
-    except MemoryError:
+    except MemoryError:  # halves need less
         reason = "OUT OF MEMORY"
-    except Exception as error:
-        if disk_is_full(error):
+    except Exception as error:  # whatever a plug-in raises
+        if disk_is_full(error):  # no fault of the design, and the next would fail likewise
             raise
         reason = f"{type(error).__name__}: {error}"
     else:
         patience.record_success()
         return results
-    if single:
+    if single:  # of several, some may work
         patience.record_failure(reason)
     return halve(batches, reason, lambda half: call(spec, half, patience, retries=retries))
 
@@ -115,7 +117,7 @@ def halve(batches: Sequence[Batch], reason: str, again: Callable[[Sequence[Batch
     (batch,) = batches
     if batch.size == 1:
         return [Results.of([Result("failed", reason=reason)])]
-    return [Results.join([again([part])[0] for part in batch.split((batch.size + 1) // 2)])]
+    return [Results.join([again([part])[0] for part in batch.split((batch.size + 1) // 2)])]  # rounded up: two parts
 
 
 def _check_answers(backend: Backend, batches: Sequence[Batch], answers: Sequence[Results]) -> list[Results]:

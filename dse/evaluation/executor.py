@@ -68,11 +68,11 @@ class Standing:
     def results(self, points: Iterable[Evaluated], *, last: bool = False) -> Iterator[Results]:
         """As `Evaluator.results`. last: close it at the end."""
         flow = _Flow(self._own, self._calls)
-        with closing(self) if last else nullcontext():
+        with closing(self) if last else nullcontext():  # also where the caller stops before the end
             for parts in flow.rounds(points):
                 flow.do(parts)
                 yield from flow.ready()
-            while flow.elsewhere:
+            while flow.elsewhere:  # all that is left is in others' hands
                 flow.wait()
                 yield from flow.ready()
 
@@ -93,8 +93,8 @@ class _Flow:
         self._most, self._takes_long = backend.batch, backend.takes_long
         self.calls = calls
         self.elsewhere: list[Part] = []
-        self._points: deque[list[Part]] = deque()
-        self._recording: deque[Piece] = deque()
+        self._points: deque[list[Part]] = deque()  # in order: results are given in this order
+        self._recording: deque[Piece] = deque()  # handed to the session, in the order in which it reports them
         self._round = 0
 
     def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[Part]]:
@@ -112,6 +112,7 @@ class _Flow:
 
     def _enough(self) -> int:
         """Designs of this round: few at first, so that there is progress to tell."""
+        # doubles with each round, up to all that is evaluated together
         return min(_LOOKED_UP << self._round, max(_LOOKED_UP, self._most * self.calls.width))
 
     def ready(self) -> Iterator[Results]:
@@ -128,7 +129,7 @@ class _Flow:
         self._evaluate(first)
         look_up(later, self._session, self._own.seen)
         self._evaluate([part for part in later if part.left])
-        if len(self.elsewhere) > _MOST_ELSEWHERE:
+        if len(self.elsewhere) > _MOST_ELSEWHERE:  # so that points on their way do not gather
             self.wait()
 
     def wait(self) -> None:
@@ -138,7 +139,7 @@ class _Flow:
         look_up(parts, self._session, self._own.seen)
         left = [part for part in parts if part.left]
         self._evaluate(left)
-        if left and len(self.elsewhere) == len(left):
+        if left and len(self.elsewhere) == len(left):  # nothing was freed: do not ask the store all the time
             time.sleep(_POLL_S)
 
     def _evaluate(self, parts: Sequence[Part]) -> None:
@@ -151,7 +152,7 @@ class _Flow:
                         self._record(piece, results)
                     self.calls.judge(group, group_results)
             finally:
-                self._settle(self._session.flush())
+                self._settle(self._session.flush())  # also where it stops: what was evaluated is kept
 
     def _lease(self, parts: Sequence[Part]) -> list[Piece]:
         """The pieces of the parts that no other process has in hand, and nobody has recorded."""
@@ -161,21 +162,23 @@ class _Flow:
         if self._session.is_shared and not (self._own.looked_up and sum(part.block.size for part in leased) > _FEW):
             look_up(leased, self._session, self._own.seen)  # it may have been recorded just before the lease was ours
         pieces = [piece for part in leased for piece in part.pieces()]
+        # somebody recorded them before the lease
         self._session.release([part.keys for part in leased if not part.left])
         return pieces
 
     def _record(self, piece: Piece, results: Results) -> None:
         part = piece.part
-        part.left -= results.size
+        part.left -= results.size  # before recording, which asks whether the part is complete
         self._recording.append(piece)
         fresh = Fresh(piece.keys, results, piece.block.texts(part.scenario))
+        # a lease ends when all of its part is recorded
         self._settle(self._session.record(fresh, [] if part.left else [part.keys], idle=self.calls.away))
 
     def _settle(self, recorded: Sequence[Results]) -> None:
         """Results that are recorded count."""
         for results in recorded:
             piece = self._recording.popleft()
-            piece.part.found[piece.start] = results
+            piece.part.found[piece.start] = results  # only now: what could not be recorded does not count
             self._own.seen(results.size)
 
 
@@ -190,9 +193,11 @@ class _Calls:
         self._spent = 0.0
         self._pool: Pool | None = None
         self._jobs = executor.num_jobs
+        # limits need a process that can be ended
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
+        # points in flight may have ended their process: keep this one out of it
         self._apart = limited or evaluator.apart or evaluator.session.lost > 0
-        self._streak: list[Keys] = []
+        self._streak: list[Keys] = []  # keys of the last failures that were alike
         self._last = ""
         self._patience = Patience(executor.max_retries, executor.broken_after)
         self._second: Pool | None = None
@@ -200,7 +205,7 @@ class _Calls:
     @property
     def width(self) -> int:
         """Number of calls that are made ready together."""
-        return _CALLS_PER_JOB * self._jobs if self.away else 1
+        return _CALLS_PER_JOB * self._jobs if self.away else 1  # one at a time here, so that results are recorded soon
 
     @property
     def away(self) -> bool:
@@ -222,6 +227,7 @@ class _Calls:
                     yield group, self._recheck(group, results)
         except Broken:
             if self._streak:
+                # results of a broken backend say nothing of the designs
                 self._own.session.withdraw(np.concatenate(self._streak))
             raise
 
@@ -250,14 +256,15 @@ class _Calls:
         size, limit = sum(batch.size for batch in batches), self._own.executor.timeout_s
         assert self._pool is not None
         try:
-            request = (self._own.spec, batches, self._patience.fresh)
+            request = (self._own.spec, batches, self._patience.fresh)  # each worker counts by itself
+            # a limit is of one design
             results: list[Results] = self._pool.call(request, None if limit is None else limit * size)
             self._patience.record_success()
             return results
         except (Lost, RuntimeError) as error:
-            if self._pool.closed:
+            if self._pool.closed:  # this process ends them: not a failure of the design
                 raise
-            again = size == 1 and retries > 0 and not str(error).startswith("TIMEOUT")
+            again = size == 1 and retries > 0 and not str(error).startswith("TIMEOUT")  # it would take as long again
             if isinstance(error, Lost):
                 outcome = "is evaluated again" if size > 1 or again else "has failed"
                 print(f"a worker was lost ({_brief(error)}); what it had in hand ({size}) {outcome}", file=sys.stderr)
@@ -269,11 +276,13 @@ class _Calls:
 
     def _recheck(self, group: Sequence[Piece], group_results: Sequence[Results]) -> list[Results]:
         """The results, of which some are obtained twice; invalid where the two differ."""
+        # share of the 64-bit range that a key's first half may lie in
         most = self._own.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
         if not most:
             return list(group_results)
         if self._second is None:
             memory = self._own.executor.memory_bytes
+            # few designs: one process is enough
             self._second = Pool(serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
         return [self._compare(piece, results, most) for piece, results in zip(group, group_results, strict=True)]
 
@@ -281,7 +290,7 @@ class _Calls:
         """The results of a piece, of which those whose key is below `most` are obtained again."""
         keys = piece.keys[:, 0].astype(float)
         compared = results
-        for place in np.flatnonzero((keys <= most) & results.ok).tolist():
+        for place in np.flatnonzero((keys <= most) & results.ok).tolist():  # failed points may fail otherwise
             if differing := difference(results[place], self._again(Batch(piece.batch.at(place)))):
                 odd = Results.of([Result("invalid", reason=differing, engine=results[place].engine)])
                 compared = Results.join([compared.take(slice(place)), odd, compared.take(slice(place + 1, None))])
@@ -307,12 +316,13 @@ class _Calls:
         most = self._own.executor.broken_after
         for piece, results in zip(group, group_results, strict=True):
             failed = results.status == STATUSES.index("failed")
-            if not failed.any() or not most:
+            if not failed.any() or not most:  # some success between failures: not broken
                 self._streak = []
                 continue
             for place in range(results.size):
                 reason = results[place].reason if failed[place] else ""
                 keys = piece.part.keys[piece.start + place : piece.start + place + 1]
+                # goes on where the reason is the same, or begins anew
                 self._streak = [*self._streak, keys] if reason and reason == self._last else [keys] if reason else []
                 self._last = reason
                 if len(self._streak) == most:
@@ -320,7 +330,7 @@ class _Calls:
 
     def _give_up(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         failed = [results.status == STATUSES.index("failed") for results in group_results]
-        keys = [piece.keys[bad] for piece, bad in zip(group, failed, strict=True)]
+        keys = [piece.keys[bad] for piece, bad in zip(group, failed, strict=True)]  # those of this call, too
         self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
         raise broken_error(len(self._streak), self._last)
 
@@ -332,4 +342,4 @@ class _Calls:
 
 
 def _brief(error: Exception) -> str:
-    return str(error).partition(": ")[0]
+    return str(error).partition(": ")[0]  # without what the process wrote

@@ -59,7 +59,7 @@ class Part:
         """Take in what is recorded; which of it was not known here."""
         gaps = is_known.copy()
         for start, have in self.found.items():
-            gaps[start : start + have.size] = False
+            gaps[start : start + have.size] = False  # known results stay
         for start, stop in _runs(gaps):
             self.take(start, results.take(slice(start, stop)))
         return gaps
@@ -80,6 +80,7 @@ class Part:
 
 def _runs(marks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Runs of marks without a gap, as start...stop."""
+    # +1 where a run begins, -1 where it ends
     edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
@@ -89,7 +90,7 @@ def _grids(block: Block, wanted: NDArray[np.bool_], start: int = 0) -> Iterator[
     if wanted.all():
         yield start, block
     elif wanted.any():
-        for half in block.split((block.size + 1) // 2):
+        for half in block.split((block.size + 1) // 2):  # halves of a grid are grids: a gap costs a few calls
             yield from _grids(half, wanted[: half.size], start)
             wanted, start = wanted[half.size :], start + half.size
 
@@ -101,7 +102,7 @@ def batched_parts(parts: Iterable[Part], enough: Callable[[], int]) -> Iterator[
     for part in parts:
         together.append(part)
         count += part.block.size
-        if count >= enough():
+        if count >= enough():  # asked each time, as it grows
             yield together
             together, count = [], 0
     if together:
@@ -110,6 +111,7 @@ def batched_parts(parts: Iterable[Part], enough: Callable[[], int]) -> Iterator[
 
 def look_up(parts: Sequence[Part], session: Session, seen: Callable[[int], None]) -> None:
     """Give parts their results that are recorded; seen(n) is told how many."""
+    # None: none of these can be known
     lookup = session.find(np.concatenate([part.keys for part in parts])) if parts else None
     if lookup is None:
         return
@@ -117,7 +119,7 @@ def look_up(parts: Sequence[Part], session: Session, seen: Callable[[int], None]
     for part, stop in zip(parts, ends.tolist(), strict=True):
         places, before = slice(stop - len(part.keys), stop), part.left
         fresh = part.know(lookup.known[places], lookup.results.take(places))
-        session.recall(lookup.study[places][fresh])
+        session.recall(lookup.study[places][fresh])  # counted once, though a point is looked up again and again
         seen(before - part.left)
 
 
@@ -141,7 +143,7 @@ def waves(parts: list[Part], most: int) -> tuple[list[Part], list[Part]]:
 def parts_of(point: Evaluated, most: int) -> Iterator[Part]:
     """The designs of a point in parts of at most `most`."""
     start = 0
-    for block in point.block.split(most):
+    for block in point.block.split(most):  # the same parts in every process, whose leases must match
         yield Part(block, point.keys[start : start + block.size], point.scenario)
         start += block.size
 
@@ -151,6 +153,7 @@ def call_groups(pieces: Iterable[Piece], most: int, takes_long: Callable[[BaseMo
     group: list[Piece] = []
     count = 0
     for piece in pieces:
+        # the last one, and this: a slow one is a call by itself
         slow = any(takes_long(other.batch.design) for other in (*group[-1:], piece))
         if group and (slow or count + piece.block.size > most):
             yield group

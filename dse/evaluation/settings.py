@@ -32,7 +32,7 @@ class Executor(Frozen):
     evaluator: str = "local"
     jobs: Annotated[Integer, Field(ge=-1, le=1024), AfterValidator(_some)] = -1
     timeout_s: Annotated[Seconds, Field(gt=0)] | None = None
-    memory_bytes: Annotated[Bytes, Field(ge=1e8)] | None = None
+    memory_bytes: Annotated[Bytes, Field(ge=1e8)] | None = None  # an interpreter with its libraries takes that much
     max_retries: Annotated[Integer, Field(ge=0, le=100)] = 1
     broken_after: Annotated[Integer, Field(ge=0)] = 5
     max_failed_fraction: Fraction = 0.0
@@ -41,4 +41,5 @@ class Executor(Frozen):
     @property
     def num_jobs(self) -> int:
         """Worker processes."""
+        # as far as affinity and control groups let this process
         return joblib.cpu_count() if self.jobs < 0 else self.jobs

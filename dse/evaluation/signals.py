@@ -33,7 +33,7 @@ class Stop:
         return self.number != 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number:
+        if self.number:  # the second one
             raise KeyboardInterrupt
         self.number = number
         print("stopping: what is in flight is recorded first (once more: stop now)", file=sys.stderr)
@@ -46,7 +46,7 @@ def stoppable() -> Iterator[Stop]:
     SIGHUP stays ignored where it is, as `nohup` has it.
     """
     stop = Stop()
-    main = threading.current_thread() is threading.main_thread()
+    main = threading.current_thread() is threading.main_thread()  # Python lets only the main thread set handlers
     ignored = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
     before = {number: signal.signal(number, stop._handle) for number in SIGNALS if main and number not in ignored}
     try:

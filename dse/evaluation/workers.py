@@ -27,6 +27,7 @@ from typing import Any
 from dse.errors import Broken, disk_is_full
 
 _GRACE_S = 2.0  # from being asked to end to being made to
+# read once, when the libraries are loaded
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _SAID = 2000  # characters that are kept of what a lost call wrote
 
@@ -49,9 +50,10 @@ class Pool:
 
     def __init__(self, serve: Call, first: Any, *, size: int, memory_bytes: float | None = None) -> None:
         self._serve, self._first, self._memory = serve, first, memory_bytes
+        # workers that are running first: the others may never be needed
         self._idle: queue.Queue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
-            self._idle.put(None)
+            self._idle.put(None)  # a worker that was not started
         _check_room()
         self._lock = threading.Lock()
         self._alive: set[_Worker] = set()
@@ -75,7 +77,7 @@ class Pool:
         except Lost:
             if worker is not None:
                 self._alive.discard(worker)
-            worker = None
+            worker = None  # its place is free for a new one
             raise
         finally:
             self._idle.put(worker)
@@ -90,7 +92,7 @@ class Pool:
 def _check_room() -> None:
     """Raise OSError where the name of a socket would be too long: 107 characters, of which 18 are added."""
     folder = multiprocessing.util.get_temp_dir()
-    if len(folder) > 107 - 18:
+    if len(folder) > 107 - 18:  # sun_path of a Unix socket, less its final NUL
         raise OSError(f"the folder for temporary files, {folder}, has too long a name for sockets: set TMPDIR=/tmp")
 
 
@@ -98,20 +100,22 @@ class _Worker:
     """One process, and the file that takes what it writes."""
 
     def __init__(self, serve: Call, memory_bytes: float | None) -> None:
+        # a fork of this process would copy its threads' locks as they are
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([serve.__module__])
+        context.set_forkserver_preload([serve.__module__])  # once, instead of in each worker
         handle, self._name = tempfile.mkstemp(prefix="dse-worker-")
         self._said = os.fdopen(handle, "rb")
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, serve, memory_bytes, self._name)
-        self._process = context.Process(target=_work, args=arguments, daemon=True)
+        self._process = context.Process(target=_work, args=arguments, daemon=True)  # ends with this process
         with _default_signals(), _one_thread(), _without_script():
             self._process.start()
-        theirs.close()
+        theirs.close()  # or the pipe would stay open when the worker ends
 
     def call(self, argument: Any, timeout_s: float | None) -> Any:
         try:
             self._pipe.send(argument)
+            # also wakes where the process ends without an answer
             if not wait([self._pipe, self._process.sentinel], timeout_s):
                 raise Lost(self.end(f"TIMEOUT after {timeout_s:g} s"))
             fine, answer = self._pipe.recv()
@@ -124,7 +128,7 @@ class _Worker:
     def end(self, why: str | None = "") -> str:
         """End the process and its group; why it is ended, or (None) how it ended by itself, and what it said last."""
         if why is None:
-            self._process.join(_GRACE_S)
+            self._process.join(_GRACE_S)  # it is ending: wait for its exit code
         _end_group(self._process)
         self._pipe.close()
         output = "" if self._said.closed else _shorten(self._said.read().decode(errors="replace").strip())
@@ -136,7 +140,8 @@ class _Worker:
 
 def _shorten(text: str) -> str:
     """The beginning and the end of a text, without what differs from process to process."""
-    same = re.sub(r"\b0x[0-9a-f]{6,}", "0x...", text)
+    same = re.sub(r"\b0x[0-9a-f]{6,}", "0x...", text)  # addresses: equal failures must have equal reasons
+    # the end says more: the error itself
     return same if len(same) <= _SAID else f"{same[: _SAID // 4]} ... {same[-_SAID * 3 // 4 :]}"
 
 
@@ -201,21 +206,23 @@ _STARTING = threading.Lock()
 
 def _work(pipe: Connection, serve: Call, memory_bytes: float | None, output: str) -> None:
     """Serve calls in a worker process until it is told to end or its parent is gone."""
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # so that what it starts can be ended with it
+    # Ctrl-C reaches all processes of a terminal: the client ends its workers in order
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     handle = os.open(output, os.O_WRONLY | os.O_APPEND)
     Path(output).unlink()  # nobody else has to clean it up
-    os.dup2(handle, 1)
+    os.dup2(handle, 1)  # also what libraries write below Python
     os.dup2(handle, 2)
-    faulthandler.enable(all_threads=False)
+    faulthandler.enable(all_threads=False)  # where a crash happened, on standard error
     if memory_bytes is not None:
+        # address space: resident memory cannot be limited
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     threading.Thread(target=_follow, daemon=True).start()
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):  # the parent has closed the pipe
         while True:
             argument = pipe.recv()
-            os.ftruncate(handle, 0)
+            os.ftruncate(handle, 0)  # what earlier calls wrote says nothing of this one
             pipe.send(_answer(serve, argument))
 
 
