@@ -79,7 +79,7 @@ class _Composer:
         for folder in self.folders:
             for path in folder.glob("*/*.yaml"):
                 options_of.setdefault(path.parent.name, set()).add(path.stem)
-        return {group: sorted(options) for group, options in options_of.items()}
+        return {group: sorted(options) for group, options in options_of.items()}  # not in the order of the disk
 
     def override_key(self, group: str) -> str:
         """How Hydra calls the choice of a group: with its section where that lies inside another option's."""

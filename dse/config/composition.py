@@ -33,9 +33,9 @@ class Files(ConfigRepository):
     """The files of some folders of configuration, as Hydra looks at them, with their values as plain trees."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        version.setbase("1.3")
+        version.setbase("1.3")  # of Hydra's grammar, whatever version is installed
         self.sources = [FileConfigSource("main", str(folder)) for folder in folders]
-        self._results = dict[str, ConfigResult | None]()
+        self._results = dict[str, ConfigResult | None]()  # file -> its result, as Hydra asks for it many times
         self._trees = dict[str, dict[str, Any]]()
         self._known_places = dict[tuple[str, ...], list[tuple[str, str]]]()
 
@@ -50,11 +50,12 @@ class Files(ConfigRepository):
         file = Path(source.path, f"{config_path}.yaml")
         text = read_text(file, str(file))
         tree = dict(_parse_file(text, str(file)))
+        # those choose how Hydra itself runs
         chosen = [entry for entry in tree.pop("defaults", []) if not _is_of_hydra(entry)]
         self._trees[config_path] = tree
-        outline = OmegaConf.create({"defaults": chosen})
+        outline = OmegaConf.create({"defaults": chosen})  # without values: OmegaConf is slow with many
         defaults = self._create_defaults_list(config_path, self._extract_defaults_list(config_path, outline))
-        header = ConfigSource._get_header_dict(text[:512])
+        header = ConfigSource._get_header_dict(text[:512])  # as much as Hydra reads of it
         return ConfigResult("main", source.path, outline, header, defaults)
 
     def compose(self, picks: Sequence[str]) -> dict[str, Any]:
@@ -65,8 +66,10 @@ class Files(ConfigRepository):
         """The tree with one more option picked: the section of its group, and the rest where that depends on it."""
         places = self._places(tuple(picks))
         files = [place for place in places if place[0].rpartition("/")[0] == group]
+        # alone where nothing else depends on which option it is
         if len(files) == 1 and not (self._has_defaults(files[0][0]) or self._has_defaults(f"{group}/{option}")):
             other, sections = (f"{group}/{option}", files[0][1]), ("", group)
+            # the section itself; one that refers to others is composed with the whole
             near = [place for place in places if place[1].partition(".")[0] in sections]
             tree = self._merge(other if place == files[0] else place for place in near)
             if not interpolates(tree.get(group)):
@@ -89,10 +92,10 @@ class Files(ConfigRepository):
         tree = dict[str, Any]()
         for config_path, package in places:
             inner = self._trees[config_path]
-            for name in reversed(package.split(".") if package else ()):
+            for name in reversed(package.split(".") if package else ()):  # a.b holds the file's keys below a, then b
                 inner = {name: inner}
             _merge(tree, inner)
-        tree.pop("hydra", None)
+        tree.pop("hydra", None)  # settings of Hydra are no part of a study
         return tree
 
 
@@ -105,23 +108,23 @@ def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """Put a copy of the values of another tree into a tree; those of both that are mappings are merged."""
     for name, value in other.items():
         if isinstance(value, Mapping):
-            if not isinstance(tree.get(name), dict):
+            if not isinstance(tree.get(name), dict):  # a mapping takes the place of a value
                 tree[name] = {}
             _merge(tree[name], value)
-        elif value != _MISSING or name not in tree:
+        elif value != _MISSING or name not in tree:  # a mark does not erase a value
             tree[name] = _copy(value)
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(name): _copy(inner) for name, inner in value.items()}
+        return {str(name): _copy(inner) for name, inner in value.items()}  # OmegaConf's keys may be numbers
     return [_copy(inner) for inner in value] if isinstance(value, list) else value
 
 
 class _Loader(LOADER):  # type: ignore[misc]
     """YAML as OmegaConf reads it: 1e-6 is a number, a date is text, and no key stands twice."""
 
-    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
+    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers  # 1e-6 is a text in YAML 1.1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         names = set[str]()
@@ -136,7 +139,7 @@ class _Loader(LOADER):  # type: ignore[misc]
         return tree
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=512)  # more files than a command reads, so that each is parsed once
 def _parse_file(text: str, where: str) -> Mapping[str, Any]:
     """The tree of a file's text, which nobody changes. Raises ConfigError."""
     tree = load(text, where, _Loader) or {}

@@ -84,7 +84,7 @@ class _Weigher:
         if place not in self._known:
             self._known[place] = 0
             weight, remaining = len(text), text
-            while match := _REFERENCE.search(remaining):
+            while match := _REFERENCE.search(remaining):  # the innermost first: its pattern takes no braces
                 weight += _EACH + self._weight_of_name(place, match[1], text)
                 remaining = remaining[: match.start()] + _INNER + remaining[match.end() :]
             self._known[place] = weight
@@ -115,10 +115,10 @@ class _Weigher:
 
 def _absolute(place: _Place, name: str) -> _Place:
     """The place that a name means where it is written: each dot before it is one level up."""
-    plain = re.sub(r"[\[\].]+", ".", name.strip())
+    plain = re.sub(r"[\[\].]+", ".", name.strip())  # `a[0].b` and `a.0.b` are one
     dots = len(name.strip()) - len(name.strip().lstrip("."))
     parts = tuple(part.strip("'\" ") for part in plain.strip(".").split(".") if part)
-    return (*place[: max(0, len(place) - dots)], *parts) if dots else parts
+    return (*place[: max(0, len(place) - dots)], *parts) if dots else parts  # more dots than levels: the root
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def limit_cpu_time(seconds: float = MOST_SECONDS) -> Iterator[None]:
         rule = f"takes longer than {seconds:g} s of CPU time to compose"
         raise ConfigError([Problem("configuration", rule, way_out="make it smaller, or leave out interpolations")])
 
-    before = signal.signal(signal.SIGVTALRM, late)
+    before = signal.signal(signal.SIGVTALRM, late)  # CPU time of this process: waiting for a disk does not count
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)  # again each second, should one be swallowed
     try:
         yield

@@ -34,7 +34,7 @@ def overrides(words: Sequence[str]) -> list[str]:
         if skip:
             skip = False
         elif word in OWN_FLAGS:
-            skip = True
+            skip = True  # the word after is its value
         elif word in VERBOSE:
             typed.append("verbose=true")
         elif not word.startswith("-"):

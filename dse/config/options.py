@@ -39,6 +39,7 @@ def conf_dirs() -> list[Path]:
 
 def search_path(folders: Sequence[Path]) -> list[str]:
     """The override by which Hydra looks into further folders of configuration; none without any."""
+    # a quotation mark in the name of a folder
     quoted = [str(folder.resolve()).replace("'", "\\'") for folder in folders]
     places = ",".join(f"'file://{one}'" for one in quoted)
     return [f"hydra.searchpath=[{places}]"] if quoted else []
@@ -60,6 +61,7 @@ def is_shipped(path: Path) -> bool:
 
 def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     """Options of a group with their descriptions, those of its catalogue after those that have a file."""
+    # the user's own last: it describes an option of the same name
     files = {path.stem: path for folder in (*conf_dirs(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
     described = {name: _description(path) for name, path in sorted(files.items())}
     return described | {name: text for name, text in listed(group).items() if name not in described}
@@ -80,9 +82,9 @@ def _description(path: Path) -> str:
 def _shipped_description(path: Path) -> str:
     """The first scalar called `description`, or `question` of a study, read no further than that."""
     text = path.read_text("utf-8")
-    if not any(f"{name}:" in text for name in _NAMES):
+    if not any(f"{name}:" in text for name in _NAMES):  # most files without one need no parser
         return _comment(path)
-    events = yaml.parse(text, Loader=LOADER)
+    events = yaml.parse(text, Loader=LOADER)  # events as they come: the rest of a file is not built
     scalars = (event.value for event in events if isinstance(event, yaml.ScalarEvent))
     for value in scalars:
         if value in _NAMES:
@@ -176,6 +178,7 @@ def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     section, _, path = key.partition(".")
     inner = tree.get(section)
     sources = inner.get("sources") if isinstance(inner, dict) else None
+    # a quantity such as `5 TB/s` is a number, too
     is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
     if path and is_number and isinstance(sources, dict):
         sources[path] = {"provenance": "assumed", "source": "typed on the command line"}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_WORDS = frozenset({"null", "true", "false", "nan", "inf"})
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")  # words that Hydra's grammar takes without quotes
+_WORDS = frozenset({"null", "true", "false", "nan", "inf"})  # which it reads as other values
 
 
 def override(name: str, value: Any) -> str:
@@ -29,14 +29,15 @@ def override(name: str, value: Any) -> str:
 def _text(value: Any) -> str:
     """A value in the grammar of Hydra's overrides."""
     rows = getattr(value, "to_dict", None)
-    if rows is not None and hasattr(value, "columns"):
+    if rows is not None and hasattr(value, "columns"):  # a DataFrame, without importing pandas
+        # NaN: a cell without a value
         value = [{str(name): cell for name, cell in row.items() if cell == cell} for row in rows("records")]
     item = getattr(value, "item", None)  # of a number of NumPy
     value = item() if callable(item) else value
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool):  # before numbers, as True is an int
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (int, float)):
-        return repr(value)
+        return repr(value)  # all digits
     if isinstance(value, (str, Path)):
         return _quoted(str(value))
     if isinstance(value, Mapping):
@@ -50,5 +51,6 @@ def _quoted(text: str) -> str:
     """A text that Hydra's grammar reads as this text."""
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
+    # backslashes count before a quotation mark and at the end only
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"

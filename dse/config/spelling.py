@@ -10,10 +10,11 @@ from typing import Any
 from dse.errors import NO_KNOBS, Problem, assignment, did_you_mean, nearest
 from dse.units import amount, meant_number, meant_quantity, unit_of
 
-_FIRST = ("study", "simulator", "search", "schedule", "system", "workload")
+_FIRST = ("study", "simulator", "search", "schedule", "system", "workload")  # what is typed most
 Options = Mapping[str, Sequence[str]]
 _Reading = tuple[int, str, str]  # words that belong together, the rule that they break, what was meant
-_KEY = r"[+~]{0,2}[A-Za-z_][\w./@-]*"
+_KEY = r"[+~]{0,2}[A-Za-z_][\w./@-]*"  # as Hydra's grammar has it: + adds, ~ deletes, @ names a package
+# of word processors and web pages
 _TYPOGRAPHY = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "–": "-", "—": "-"})
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
@@ -30,6 +31,7 @@ def mend(words: Sequence[str], options: Options) -> tuple[list[str], list[Proble
     """
     mended, problems, place = list[str](), list[Problem](), 0
     while place < len(words):
+        # the first that fits
         reading = next((found for rule in _RULES if (found := rule(words[place:], options))), None)
         if reading is None:
             mended.append(words[place])
@@ -38,19 +40,21 @@ def mend(words: Sequence[str], options: Options) -> tuple[list[str], list[Proble
         count, rule, meant = reading
         typed = " ".join(words[place : place + count])
         problems.append(Problem(typed, rule, way_out=f"write `{meant}`" if meant else "write <path>=<value>"))
-        mended += [_unquoted(meant)] if meant and not meant.startswith("-") else []
+        mended += [_unquoted(meant)] if meant and not meant.startswith("-") else []  # flags are read elsewhere
         place += count
     return mended, problems
 
 
 def _unquoted(word: str) -> str:
     key, _, value = word.partition("=")
+    # quotes for the shell: not part of the word here
     return f"{key}={value[1:-1]}" if re.fullmatch(r"'[^']*'", value) else word
 
 
 def _typed_in_a_text_program(words: Sequence[str], options: Options) -> _Reading | None:
     if words[0].translate(_TYPOGRAPHY) == words[0]:
         return None
+    # up to the closing quotation mark
     end = next((n for n in range(1, len(words) + 1) if not _is_open(" ".join(words[:n]))), 1)
     key, _, value = " ".join(words[:end]).translate(_TYPOGRAPHY).partition("=")
     key = f"--{key.lstrip('-')}" if key.startswith("-") else key
@@ -64,8 +68,10 @@ def _split_by_the_shell(words: Sequence[str], options: Options) -> _Reading | No
         return None
     rule = "was split by the shell, as it has a space outside quotes"
     if _is_open(value):
+        # up to the closing bracket
         end = next((n for n in range(2, len(words) + 1) if not _is_open(" ".join(words[:n]))), 0)
         return (end, rule, assignment(key, "".join((value, *words[1:end])))) if end else None
+    # a unit, if a number may stand before it
     if len(words) > 1 and meant_number(value) is not None and amount(f"1 {words[1]}"):
         return 2, rule, assignment(key, f"{value} {words[1]}")
     return None
@@ -81,7 +87,7 @@ def _apart_from_its_sign(words: Sequence[str], options: Options) -> _Reading | N
     """`path = value`, `path= value`, `path =value`, `path value`."""
     first, after = words[0], [*words[1:3], "", ""]
     rule, key = "has a space beside =", first.rstrip("=")
-    if not re.fullmatch(_KEY, key) or key.startswith("~"):
+    if not re.fullmatch(_KEY, key) or key.startswith("~"):  # a deletion has no value
         return None
     if after[0] == "=" and "=" not in first and after[1]:
         return 3, rule, assignment(key, after[1])
@@ -89,14 +95,14 @@ def _apart_from_its_sign(words: Sequence[str], options: Options) -> _Reading | N
         return 2, rule, assignment(key, after[0].lstrip("="))
     if first.endswith("=") and after[0] and "=" not in after[0]:
         return 2, rule, assignment(key, after[0])
-    is_key = "." in key or after[0] in options.get(key, ())
+    is_key = "." in key or after[0] in options.get(key, ())  # a word alone may be anything
     if "=" not in first and is_key and after[0] and "=" not in after[0] and not Path(first).exists():
         return 2, "has no = between path and value", assignment(key, after[0])
     return None
 
 
 def _with_another_sign(words: Sequence[str], options: Options) -> _Reading | None:
-    match = re.fullmatch(rf"({_KEY}?)(==|:=|=>|->|:)([^/\\=].*)", words[0])
+    match = re.fullmatch(rf"({_KEY}?)(==|:=|=>|->|:)([^/\\=].*)", words[0])  # no URL and no file on Windows
     if match is None or (match[2] == ":" and not (match[1] in options or "." in match[1])):
         return None
     return 1, f"has {match[2]} between path and value, not =", assignment(match[1], match[3])
@@ -104,14 +110,14 @@ def _with_another_sign(words: Sequence[str], options: Options) -> _Reading | Non
 
 def _with_a_comma_at_its_end(words: Sequence[str], options: Options) -> _Reading | None:
     key, equals, value = words[0].partition("=")
-    if equals and re.fullmatch(r"[^,;]+[,;]", value):
+    if equals and re.fullmatch(r"[^,;]+[,;]", value):  # a list is not meant to lose its comma
         return 1, f"ends with {value[-1]}", assignment(key, value[:-1])
     return None
 
 
 def _in_the_home_folder(words: Sequence[str], options: Options) -> _Reading | None:
     key, equals, value = words[0].partition("=")
-    if equals and value.startswith("~/"):
+    if equals and value.startswith("~/"):  # shells expand ~ at the start of a word only
         return 1, "has a ~ that the shell leaves as it is", assignment(key, str(Path(value).expanduser()))
     return None
 
@@ -131,7 +137,7 @@ def _without_sign(words: Sequence[str], options: Options) -> _Reading | None:
     for group in sorted(options, key=rank):
         if word in options[group]:
             return 1, "has no path before it", f"{group}={word}"
-    near = nearest(word, options.get("study", ()), cutoff=0.75)
+    near = nearest(word, options.get("study", ()), cutoff=0.75)  # stricter than usual, as nothing but the word speaks for it
     return 1, "is no path=value", f"study={near}" if near else ""
 
 
@@ -161,6 +167,7 @@ def nearest_key(tree: Mapping[str, Any], key: str, value: object = None) -> str:
     if path == ".".join(parent):
         return did_you_mean(missing, siblings)
     rest = parts[len(parent) + 1 :] if path == ".".join([*parent, path.rpartition(".")[2]]) else []
+    # correct one name of a path after the other
     if rest and value is not None and not _has(tree, [*path.split("."), *rest]):
         return nearest_key(tree, ".".join([path, *rest]), value)
     path = ".".join([path, *rest])
@@ -172,6 +179,7 @@ def _unit_in_name(parent: str, name: str, value: str, siblings: Sequence[str]) -
     stem, _, symbol = name.lower().rpartition("_")
     for sibling in siblings:
         unit = unit_of(sibling)
+        # a word in place of a unit
         typed = value if amount(value) else f"{value} {'GB/s' if symbol in ('bandwidth', 'bw') else symbol}"
         if stem and unit and sibling.startswith(f"{stem}_") and (meant := meant_quantity(typed, unit)):
             return f"did you mean `{assignment(f'{parent}.{sibling}'.lstrip('.'), meant)}`?"
@@ -205,8 +213,9 @@ def _elsewhere(tree: Mapping[str, Any], key: str) -> str:
     paths = {path.lower(): path for path in _paths(tree) if not path.startswith(_MENTIONS)}
     if plain in paths:
         return paths[plain]
-    for ending in (plain, plain.rpartition(".")[2]):
+    for ending in (plain, plain.rpartition(".")[2]):  # the whole of what was typed, then its last name
         fitting = sorted((path for path in paths if path.endswith(f".{ending}")), key=len)
+        # one path, or one that is less deep than all others: the obvious one
         if fitting and (len(fitting) == 1 or len(fitting[0]) < len(fitting[1])):
             return paths[fitting[0]]
     return _near_end(list(paths.values()), plain) if "." not in plain else ""
@@ -214,6 +223,7 @@ def _elsewhere(tree: Mapping[str, Any], key: str) -> str:
 
 def _near_end(paths: Sequence[str], name: str) -> str:
     """The path whose last name is most like one that stands alone; "" where a section is as near."""
+    # the shortest path last, which stays
     ends = {path.rpartition(".")[2]: path for path in sorted(paths, key=len, reverse=True)}
     near = nearest(name, ends, cutoff=0.75)
     return ends[near] if near else ""
@@ -246,6 +256,7 @@ def grammar_problem(text: str, error: Exception, parses: Callable[[str], bool]) 
     """The problem of an override that Hydra's grammar refuses. parses: whether it takes another one."""
     key, _, value = text.partition("=")
     is_call = re.match(r"\w+[(\[{]", value) is not None
+    # a call in quotes would be a text
     candidates = [(key, meant) for meant in (meant_sweep(value), "" if is_call else f'"{value}"') if meant]
     words = [assignment(path, meant) for path, meant in candidates if parses(f"{path}={meant}")]
     return Problem(text, f"cannot be parsed: {_plain_reason(error)}", way_out=f"write `{words[0]}`" if words else "")
@@ -321,7 +332,7 @@ def instead_of_sweep(path: str, text: str, present: object) -> str:
     if isinstance(present, (list, tuple)):
         return f"write `{assignment(path, parts)}`"
     if path.partition(".")[0] in NO_KNOBS:
-        first = re.split(r"[(,)]", text)[1 if "(" in text else 0]
+        first = re.split(r"[(,)]", text)[1 if "(" in text else 0]  # the first value of a sweep
         return f"write one value, such as `{assignment(path.removesuffix('.name'), first)}`"
     search = f"to search it, write `{assignment(path, text, prefix='+space.')}`"
     number, unit = re.fullmatch(r"([\d.,]*)(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
@@ -335,12 +346,13 @@ def instead_of_sweep(path: str, text: str, present: object) -> str:
 
 def composition_problem(error: Exception) -> Problem:
     """The problem of files that cannot be composed, as Hydra and OmegaConf tell it."""
-    text = " ".join(str(error).partition("Config search path")[0].split())
+    text = " ".join(str(error).partition("Config search path")[0].split())  # the rest is a list of folders
     match = re.match(r"In '(.*?)': Could not find '(.*?)'", text)
     if match is None:
         return Problem("configuration", text)
     where, missing = match.groups()
     group = missing.split("/")[-2] if "/" in missing else ""
+    # Hydra takes a name without a slash as below the present group
     is_inside = missing.startswith(f"{where.partition('/')[0]}/") and missing.count("/") > 1
     way = f"a group of its own is written with a slash: - /{group}: {missing.rpartition('/')[2]}"
     known = f"python -m dse {group} --help lists the options" if group else "write group: option"

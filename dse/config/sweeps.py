@@ -23,7 +23,7 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
     from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
 
     if isinstance(value, IntervalSweep):
-        return _interval(path, value.start, value.end, log="log" in value.tags)
+        return _interval(path, value.start, value.end, log="log" in value.tags)  # tag(log,interval(a,b))
     if isinstance(value, RangeSweep):
         values: tuple[Any, ...] = tuple(_range_values(value))
     elif isinstance(value, Glob):
@@ -37,6 +37,7 @@ def sweep_knob(path: str, value: Any, groups: Mapping[str, list[str]]) -> Knob:
         raise ValueError("a value is a number, a text or null, not a list or a mapping")
     if isinstance(value, RangeSweep):
         return Knob(path, values)
+    # a value that is listed twice is one
     return Knob(path, tuple(dict.fromkeys(getattr(item, "text", item) for item in values)))
 
 
@@ -52,7 +53,7 @@ def _range_values(sweep: Any) -> Sequence[int | float]:
     count, ends = range_size(sweep), (sweep.start, sweep.stop, sweep.step)
     if all(isinstance(end, int) for end in ends):
         return range(*ends)
-    start, step = Decimal(str(sweep.start)), Decimal(str(sweep.step))
+    start, step = Decimal(str(sweep.start)), Decimal(str(sweep.step))  # 0.1 + 0.2 in floats would not be 0.3
     return [float(start + place * step) for place in range(count)]
 
 
@@ -64,7 +65,7 @@ def range_size(sweep: Any) -> int:
     start, stop, step = (Decimal(str(end)) for end in (sweep.start, sweep.stop, sweep.step))
     if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
         raise ValueError("a range has finite ends and a step other than 0")
-    count = max(Decimal(0), (stop - start) / step)
+    count = max(Decimal(0), (stop - start) / step)  # a step in the other direction: no values
     if count > MOST_VALUES:
         raise ValueError(too_many(count))
     return math.ceil(count)

@@ -27,12 +27,13 @@ MOST_ENTRIES = 10_000  # files and folders of any name
 _MOST_TOLD = 20  # problems of one file
 
 _ACCIDENTS = {
+    # 12:30:45 is 45045 in YAML 1.1
     re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"): "would be read in base 60",
     re.compile(r"[-+]?0[0-9]+"): "would be read in base 8 (or lose its leading zero)",
     re.compile(r"[-+]?[0-9]+_[0-9_]+"): "has an underscore inside a number",
     re.compile(r"(?i:on|off|yes|no)"): "would be read as true or false",
 }
-_HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")
+_HYDRA = re.compile(r"(?<![\w-])hydra(?![\w-])")  # as a word: `hydraulics` is fine
 _HEADER = re.compile(r"^\s*#\s*@package\s+(.*)$", re.MULTILINE)
 _OUTSIDE = re.compile(r"(^|/)\.\.(/|$)")
 _RUNS = "is a setting of Hydra's, and some of these run code"
@@ -43,13 +44,13 @@ def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:
     """The YAML files of a user's folder, links followed, each with why it must not be read (none: it may be)."""
     seen: set[str] = set()
     count = entries = 0
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, followlinks=True):  # Hydra follows links, too
         entries += len(folders) + len(names)
         if entries > MOST_ENTRIES:
             way = "name a folder that holds configurations only"
             yield folder, [Problem(str(folder), f"holds more than {MOST_ENTRIES} files and folders", way_out=way)]
             return
-        folders[:] = sorted(
+        folders[:] = sorted(  # in place: os.walk goes on with these
             name_of_folder for name_of_folder in folders if os.path.realpath(Path(place, name_of_folder)) not in seen
         )
         seen.update(os.path.realpath(Path(place, name_of_folder)) for name_of_folder in folders)
@@ -59,7 +60,7 @@ def looked_at(folder: Path) -> Iterator[tuple[Path, list[Problem]]]:
                 yield folder, [Problem(str(folder), f"holds more than {MOST_FILES} YAML files")]
                 return
             path = Path(place, name)
-            inside = "hydra" in path.relative_to(folder).with_suffix("").parts
+            inside = "hydra" in path.relative_to(folder).with_suffix("").parts  # a group named so
             yield path, [Problem(str(path), _RUNS, way_out="remove it")] if inside else unreadable(path)
 
 
@@ -73,9 +74,9 @@ def unreadable(path: Path) -> list[Problem]:
         return list(error.problems)
     except UnicodeDecodeError as error:
         return [Problem(where, f"cannot be read: {error}")]
-    problems = list(islice(_foreign(text, where), _MOST_TOLD))
+    problems = list(islice(_foreign(text, where), _MOST_TOLD))  # a file of garbage has thousands
     if not problems:
-        learn(tree)
+        learn(tree)  # its secrets are then hidden in messages
     return problems
 
 
@@ -87,6 +88,7 @@ def load_yaml(path: Path) -> Any:
 def accidents(path: Path) -> list[Problem]:
     """Plain scalars of a readable file that YAML 1.1 misreads, with file and line."""
     events = yaml.parse(path.read_text(encoding="utf-8"), Loader=LOADER)
+    # quoted texts are not misread
     scalars = (event for event in events if isinstance(event, yaml.ScalarEvent) and not event.style)
     return list(islice((problem for event in scalars for problem in _misread(event, str(path))), _MOST_TOLD))
 
@@ -109,7 +111,7 @@ def _foreign(text: str, where: str) -> Iterator[Problem]:
     for package in _HEADER.findall(text):
         if _HYDRA.search(package):
             yield Problem(where, _RUNS, f"@package {package}", "remove the line")
-    for root in yaml.compose_all(text, Loader=LOADER):
+    for root in yaml.compose_all(text, Loader=LOADER):  # nodes, before anything is built
         if isinstance(root, yaml.ScalarNode) and root.value:
             yield Problem(where, "holds one value and no keys", root.value[:100], "write it as key: value")
         for path, node in _walk(root, ""):
@@ -132,7 +134,7 @@ def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _forbidden(path: str, node: Any, line: str) -> Iterator[Problem]:
     text = str(node.value)
-    is_key = path.endswith(text) and (path == text or path[: -len(text)].endswith("."))
+    is_key = path.endswith(text) and (path == text or path[: -len(text)].endswith("."))  # the path of a key ends in it
     if text.startswith("_target_"):
         yield Problem(f"{line} {path}", _CALLS, text, "remove it")
     if re.match(r"defaults\.\d+", path):
