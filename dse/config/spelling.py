@@ -137,7 +137,7 @@ def _without_sign(words: Sequence[str], options: Options) -> _Reading | None:
     for group in sorted(options, key=rank):
         if word in options[group]:
             return 1, "has no path before it", f"{group}={word}"
-    near = nearest(word, options.get("study", ()), cutoff=0.75)  # stricter than usual, as nothing but the word speaks for it
+    near = nearest(word, options.get("study", ()), cutoff=0.75)  # strict: nothing but the word speaks for it
     return 1, "is no path=value", f"study={near}" if near else ""
 
 
