@@ -48,6 +48,7 @@ def match_levels(rows: pd.DataFrame, coarse: str, fine: str) -> pd.DataFrame:
 
 def _scenario(both: pd.DataFrame, goals: Mapping[str, str]) -> dict[str, Any]:
     coarse, fine = _values(both, goals), _values(both, goals, ".fine")
+    # promoted points are no random sample: their ranks agree less by choice
     drawn = (both["promoted"] == "sample").to_numpy()
     objectives = {
         name: {
@@ -73,7 +74,7 @@ def tau(coarse: Floats, fine: Floats) -> float | None:
     """
     from scipy.stats import kendalltau
 
-    if len(np.unique(coarse)) < 2 or len(np.unique(fine)) < 2:
+    if len(np.unique(coarse)) < 2 or len(np.unique(fine)) < 2:  # ranks of equal values say nothing
         return None
     correlation = float(kendalltau(coarse, fine).statistic)
     return correlation if math.isfinite(correlation) else None
@@ -104,6 +105,7 @@ def _fronts(coarse: Floats, fine: Floats) -> dict[str, Any]:
         "after": int(after.sum()),
         "entered": int((after & ~before).sum()),
         "left": int((before & ~after).sum()),
+        # judged at the finer level, whatever each level calls best
         "winner_changed": bool((fine[first_best(coarse)] != best).any()),
     }
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 20
 """Rows of the first table in the terminal."""
 _MOST_METRICS = 4  # columns of a table in words
+# two are soon compared by eye
 _FEWEST_IN_COMMON = 3  # winners, for what they have in common to be said once
 _LARGE = 1e6  # from which on numbers have a unit with a prefix
 _MOST_MISSES = 3  # that are named in a line
@@ -39,6 +40,7 @@ def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
     """
     record = outputs.read_json("summary")
     figures = plugins.load("study", module).figures(table, outputs.read_table("timelines"))
+    # without results, figures have nothing to say
     key = next(iter(figures), None) if (table["status"] == "ok").any() else None
     sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])
     outputs.write_json("summary", {**record, "answer": sentence})
@@ -100,11 +102,13 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     apart = _apart(record, best)
     knobs = [path for path in dict.fromkeys((*record["shown"], *record["knobs"])) if path in best]
     over = Contest.of(record).answer.over
+    # metrics among the shown columns are no choices
     knobs = [path for path in knobs if path not in record["units"] and path not in (*apart, *over)]
     common = common_choices(best, knobs) if len(best) >= _FEWEST_IN_COMMON else []
     metrics = _shown_metrics(record, best)
     shared = choice_in_words(best.iloc[0], common) if common else ""
     varied = [path for path in knobs if path not in common]
+    # limits are of the winner of a scenario, not of each row
     limited = any(record["limits"].values()) and len(apart) == 1 and not over
     notes = [f"all: {shared}"] if shared else []
     notes += [f"each at its worst by {', '.join(map(words, over))}"] if over else []
@@ -122,6 +126,7 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
 def _shown_metrics(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
     """Metrics of the first table: those that the study says, else the gain, the first objective and others."""
     relation = record["gain"]
+    # each once, in order of importance
     wanted = dict.fromkeys((*([relation] if relation else []), next(iter(record["goals"])), *record["shown"]))
     usual = [name for name in wanted if name in record["units"] and name in best][:_MOST_METRICS]
     return [name for name in Contest.of(record).answer.shows if name in best] or usual
@@ -136,7 +141,7 @@ def _winners_across(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     for keys, rows in best.groupby(apart, sort=False, dropna=False):
         texts = [str(keys[0]), *(_value_text(key, path) for key, path in zip(keys[1:], apart[1:], strict=True))]
         at = {row[across]: _metric(row[name], name, record["units"][name], relation=None) for _, row in rows.iterrows()}
-        shown.add_row(*texts, *(at.get(value, "–") for value in values))
+        shown.add_row(*texts, *(at.get(value, "–") for value in values))  # no winner at this value
     return shown
 
 
@@ -163,6 +168,7 @@ def _value_text(value: Any, path: str) -> str:
 
 
 def _metric(value: Any, name: str, unit: str, *, relation: str | None) -> str:
+    # NaN: not relative to a baseline
     return gain_in_words(value) if name == relation and value == value else cell(value, unit)
 
 
@@ -189,7 +195,7 @@ def conclude(record: Mapping[str, Any], best: pd.DataFrame) -> str:
     if best.empty:
         return ""
     knobs = [path for path in record["knobs"] if path in best]
-    if name not in best or not (best[name] > 0).all():
+    if name not in best or not (best[name] > 0).all():  # a geometric mean needs positive gains
         return _best_value(record, best, knobs)
     how = _what_wins(best, knobs)
     if len(best) == 1:
@@ -244,7 +250,7 @@ def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:
             if len({row["reason"] for row in rows}) == 1
             else "no claim was tested"
         )
-    missed = [row for row in rows if row["within"] is False and row["basis"] == "predicted"]
+    missed = [row for row in rows if row["within"] is False and row["basis"] == "predicted"]  # other bases cannot miss
     names = [f"{row['id'].partition('.')[2]} {error_text(row)}".strip() for row in missed[:_MOST_MISSES]]
     more = f" and {len(missed) - _MOST_MISSES} more" if len(missed) > _MOST_MISSES else ""
     misses = f"; missed: {', '.join(names)}{more}" if missed else ""

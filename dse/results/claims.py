@@ -91,8 +91,9 @@ def error(claim: Claim, finding: ClaimResult) -> float | None:
         return None
     if claim.kind == "band":
         low, high = (value[0], value[-1]) if isinstance(value, tuple) else claim.tolerance or (value, value)
+        # of several values the worst
         return min((_beyond(each, low, high) for each in _each(ours)), key=lambda share: -abs(share))
-    if isinstance(ours, tuple) or isinstance(value, tuple) or not value:
+    if isinstance(ours, tuple) or isinstance(value, tuple) or not value:  # a share of nothing is no error
         return None
     return ours / value - 1
 
@@ -108,7 +109,7 @@ def within(claim: Claim, finding: ClaimResult) -> bool | None:
     if finding.ours is None:
         return None
     if claim.tolerance is None or isinstance(finding.ours, bool):
-        return finding.ours == claim.value
+        return finding.ours == claim.value  # a yes or no
     low, high = claim.tolerance
     if claim.kind == "band":
         return all(low <= ours <= high for ours in _each(finding.ours))

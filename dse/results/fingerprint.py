@@ -55,7 +55,7 @@ def fingerprint(module: str) -> str:
     Followed are imports of our packages but `dse`, of the module's own package, and of modules that lie beside that;
     all plug-ins of a kind count where a module loads such by name.
     """
-    total = hashlib.blake2b(digest_size=6)
+    total = hashlib.blake2b(digest_size=6)  # 48 bits: versions of one backend, not all files of the world
     for name, text in sorted(_parts(module).items()):
         total.update(f"{name}\0{text}\0".encode())
     return total.hexdigest()
@@ -73,7 +73,7 @@ def _parts(start: str) -> dict[str, str]:
         module = _summary(path.read_bytes(), summaries)
         parts[name] = module.syntax
         parts |= _data_hashes(path, module.files)
-        if name not in _JUDGES:
+        if name not in _JUDGES:  # what they import moves values
             imported = {other for other in _imported(name, path, module) if _is_followed(other.partition(".")[0], tops)}
             waiting |= {place for other in imported for place in _with_parents(other)} - set(parts)
     if len(summaries) > num_before:
@@ -83,7 +83,7 @@ def _parts(start: str) -> dict[str, str]:
 
 def _tops(start: str) -> frozenset[str]:
     """Top-level names whose modules are followed."""
-    return frozenset({start.partition(".")[0], *plugins.roots()} - {"dse"})
+    return frozenset({start.partition(".")[0], *plugins.roots()} - {"dse"})  # the framework, but for its judges
 
 
 @functools.cache
@@ -92,6 +92,7 @@ def _is_followed(top: str, tops: frozenset[str]) -> bool:
     if top in tops or top == "dse":
         return top in tops
     place, beside = _place(top), {_place(followed) for followed in tops}
+    # installed libraries have versions of their own, in the provenance
     return place is not None and place.name not in ("site-packages", "dist-packages") and place in beside
 
 
@@ -103,6 +104,7 @@ def _place(top: str) -> Path | None:
         origin = spec.origin if spec else None
         if spec is not None and origin not in (None, "built-in", "frozen"):
             path = Path(str(origin))
+            # a package's file is one folder deeper
             return path.parents[1] if spec.submodule_search_locations else path.parent
     return None
 
@@ -123,7 +125,7 @@ def _imported(name: str, path: Path, module: ModuleSummary) -> Iterator[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for text in module.imports:
         dots = len(text) - len(text.lstrip("."))
-        parent = package.rsplit(".", dots - 1)[0] if dots else ""
+        parent = package.rsplit(".", dots - 1)[0] if dots else ""  # one dot is the package itself
         dotted = f"{parent}.{text[dots:]}" if dots else text
         yield dotted
     for kind in module.kinds:
@@ -133,7 +135,7 @@ def _imported(name: str, path: Path, module: ModuleSummary) -> Iterator[str]:
 
 @functools.cache
 def _with_parents(dotted: str) -> tuple[str, ...]:
-    return tuple(accumulate(dotted.split("."), "{}.{}".format))
+    return tuple(accumulate(dotted.split("."), "{}.{}".format))  # a.b.c imports a and a.b, too
 
 
 def _data_hashes(path: Path, names: Iterable[str]) -> dict[str, str]:
@@ -174,8 +176,10 @@ def summarise(source: bytes) -> ModuleSummary:
     nodes = list(ast.walk(tree))
     words = list[str]()
     _flatten(tree, words)
+    # texts of Python may hold lone surrogates
     syntax = hashlib.blake2b("\0".join(words).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    # longer texts are no names of files
     files = sorted(text for text in texts if text.endswith(_DATA_SUFFIXES) and len(text) < 256)
     return ModuleSummary(
         syntax, tuple(sorted(set(_import_names(nodes)))), tuple(sorted(set(_kinds(nodes)))), tuple(files)
@@ -189,6 +193,7 @@ def _import_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             yield base
+            # a name that is imported may be a module or not
             yield from (f"{base}.{alias.name}" if node.module else f"{base}{alias.name}" for alias in node.names)
 
 
@@ -206,6 +211,7 @@ def _flatten(node: ast.AST, words: list[str]) -> None:
     words.append(type(node).__name__)
     for name in node._fields:
         value = getattr(node, name, None)
+        # fields that newer versions add are empty where they are not used
         if value is None or value == [] or name in _UNSEEN:
             continue
         if name == "body" and isinstance(value, list):
@@ -216,7 +222,7 @@ def _flatten(node: ast.AST, words: list[str]) -> None:
                 _flatten(item, words)
             else:
                 words.append(repr(item))
-        words.append("]")
+        words.append("]")  # ends a list, so that trees with the same words in other places differ
 
 
 def _is_docstring(owner: ast.AST, first: ast.AST) -> bool:

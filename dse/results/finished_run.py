@@ -31,6 +31,7 @@ class FinishedRun:
 
         path: what the run is to the command, for messages. Raises ConfigError where there is none, or it is unfinished.
         """
+        # a folder first, then one below `root`
         places = [place for place in (Path(run), root / run) if output_files.exists(place / _FILES[0])]
         if places:
             return cls(places[0].resolve())._check(path)
@@ -144,11 +145,13 @@ class FinishedRun:
 
 def _is_explored(rows: pd.DataFrame, allowed: Mapping[str, Knob]) -> Any:
     """Marks of the rows that lie in the space; only baselines can lie outside."""
+    # a row that is its own baseline may be one outside the space
     inside = rows["key"].to_numpy() != rows["baseline"].to_numpy()
-    fits = inside | True
+    fits = inside | True  # all True, as an array of this length
     for path, knob in allowed.items():
         column = rows[path]
         if knob.values:
+            # a knob that does not count in the row
             fits = fits & (column.astype(str).isin([str(value) for value in knob.values]) | column.isna()).to_numpy()
         else:
             fits = fits & ((column >= knob.low) & (column <= knob.high)).fillna(True).to_numpy(bool)

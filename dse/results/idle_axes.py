@@ -40,16 +40,18 @@ def idle_axes(table: pd.DataFrame, knobs: Sequence[str], metrics: Sequence[str])
     import pandas as pd
 
     rows = table[table["status"] == "ok"]
-    scenarios = pd.factorize(rows["scenario"])[0]
+    scenarios = pd.factorize(rows["scenario"])[0]  # numbers in place of texts: groups are found faster
     outcomes = outcome_keys([rows[name].to_numpy(float) for name in metrics], scenarios)
+    # a missing value is a value of its own
     codes = {path: pd.factorize(rows[path], use_na_sentinel=False)[0] for path in knobs}
     axes = []
     for path in knobs:
         other_knobs = pd.DataFrame({"scenario": scenarios, **{name: codes[name] for name in knobs if name != path}})
+        # rows that agree in all other knobs lie on one axis
         axis = other_knobs.groupby(list(other_knobs), sort=False).ngroup().to_numpy()
         outcomes_of_axis = pd.DataFrame({"axis": axis, "value": codes[path], "outcome": outcomes[:, 0]})
         sizes = outcomes_of_axis.groupby("axis").nunique()
-        varied = sizes["value"].to_numpy() > 1
+        varied = sizes["value"].to_numpy() > 1  # an axis with a single value shows nothing
         idle = int(np.sum(varied & (sizes["outcome"].to_numpy() == 1)))
         if idle:
             axes.append(Axes(path, int(varied.sum()), idle))

@@ -50,6 +50,7 @@ def exists(path: Path) -> bool:
 def open_untrusted(path: Path) -> Iterator[IO[bytes]]:
     """A plain file, opened for reading without waiting. Raises ConfigError for anything else, OSError."""
     try:
+        # no link, no waiting for a pipe
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if isinstance(error, PermissionError):
@@ -145,7 +146,7 @@ class ParquetTable:
         self.num_rows, self.num_groups = int(file.metadata.num_rows), int(file.num_row_groups)
         self.kinds = {name: _kinds(schema.field(name).type) for name in schema.names}
         self.check: Callable[[pa.Table], object] = lambda part: None
-        self._text_left = _FREE_TEXT + _TEXT_PER_BYTE * size
+        self._text_left = _FREE_TEXT + _TEXT_PER_BYTE * size  # for all that is read of this file
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,12 +162,12 @@ class ParquetTable:
             raise file_error(self.path, f"has no column {absent[0]}")
         with _understood(self.path, "the Parquet that it says it is"):
             coded = self._file.read_row_group(number, columns=wanted).select(wanted)
-            self._text_left -= sum(map(_text_bytes, coded.columns))
+            self._text_left -= sum(map(_text_bytes, coded.columns))  # before texts are made of the codes
             if self._text_left < 0:
                 raise file_error(self.path, "holds more text than a table of its size can")
             fields = [self.schema.field(name) for name in wanted]
             rows = coded.cast(pa.schema(fields, metadata=self.schema.metadata))
-            rows.validate(full=True)
+            rows.validate(full=True)  # indices and offsets of a damaged file may lead anywhere
         self.check(rows)
         return rows
 
@@ -193,6 +194,7 @@ def table(path: Path) -> Iterator[ParquetTable]:
         size = os.fstat(handle.fileno()).st_size
         _check_footer(path, handle, size)
         with _understood(path, "Parquet"):
+            # limits what a footer may make the reader allocate
             first = pq.ParquetFile(handle, thrift_container_size_limit=MOST_VALUES, pre_buffer=False)
             _check_rows(path, first.metadata, size)
             _open_columns(first)
@@ -211,7 +213,7 @@ def table(path: Path) -> Iterator[ParquetTable]:
 
 def _check_footer(path: Path, handle: IO[bytes], size: int) -> None:
     """The end of a file must be that of a table, with a footer that may be read."""
-    if size < 12:
+    if size < 12:  # magic number, footer's length, magic number again
         raise file_error(path, "is not Parquet: it is too short")
     handle.seek(-8, os.SEEK_END)
     end = handle.read(8)
@@ -227,6 +229,7 @@ def _check_rows(path: Path, metadata: Any, size: int) -> None:
         raise file_error(
             path, f"says it has {metadata.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes"
         )
+    # rows of lists have no bound that the footer tells
     if any(metadata.schema.column(number).max_repetition_level for number in range(columns)):
         raise file_error(path, "has a column of lists")
     if min([0, metadata.num_rows, *(group.num_rows for group in groups)]) < 0:
@@ -270,7 +273,7 @@ def _kinds(column: Any) -> str:
     inner = column.value_type if kinds.is_dictionary(column) else column
     if kinds.is_string(inner) or kinds.is_large_string(inner):
         return "text"
-    if kinds.is_null(inner):
+    if kinds.is_null(inner):  # a column without any value may be of any kind
         return "text, number, truth"
     if kinds.is_boolean(inner):
         return "number, truth"
@@ -288,7 +291,7 @@ def _text_bytes(column: Any) -> int:
     for chunk in column.chunks:
         lengths = pc.binary_length(chunk.dictionary)
         repeated_bytes = pc.sum(pc.take(lengths, chunk.indices)).as_py() or 0
-        total += max(repeated_bytes, pc.sum(lengths).as_py() or 0)
+        total += max(repeated_bytes, pc.sum(lengths).as_py() or 0)  # distinct texts that no row uses take memory, too
     return total
 
 
@@ -323,6 +326,7 @@ def _where(error: BaseException) -> str:
     place, trace = "", error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
+        # a virtual environment may lie in the folder of the code
         if file.is_relative_to(our_code) and "site-packages" not in file.parts:
             place = f"{file.relative_to(our_code)}:{trace.tb_lineno}"
         trace = trace.tb_next

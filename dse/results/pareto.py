@@ -35,11 +35,14 @@ def minimized(columns: Any, goals: Mapping[str, str]) -> Floats:
 
 def _round(values: Floats) -> Floats:
     mantissa, exponent = np.frexp(values)
+    # of 53: errors of sums of some thousand terms are in the other 13
+    # -0.0 and 0.0 are one outcome, and their bits differ
     return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, 40)), exponent - 40) + 0.0)
 
 
 def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[Any]]) -> Keys:
     """Hashes [B, 2] of outcomes: of all metrics [B] each, rounded as in `minimized`, and of their scenario [B]."""
+    # equal metrics in different scenarios are different outcomes
     keys = np.stack([scenarios, scenarios], axis=-1).astype(np.uint64) ^ _SEEDS
     for column in columns:
         bits = _round(np.asarray(column, np.float64)).view(np.uint64)
@@ -47,6 +50,7 @@ def outcome_keys(columns: Sequence[NDArray[Any]], scenarios: NDArray[np.integer[
     return keys
 
 
+# 2^64 over the golden ratio (that of SplitMix64), and over the root of x^4 = x + 1: both odd
 _SEEDS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
 
 
@@ -75,6 +79,7 @@ class Front:
         """Take in rows [B, objectives], smaller being better."""
         if not len(values):
             return
+        # the new ones among themselves first: most drop out
         candidates = values if self._values is None else np.concatenate([self._values, _best(values)])
         self._values = _best(candidates)
 
@@ -82,9 +87,10 @@ class Front:
         """Marks [B] of the rows [B, objectives] that are on the front."""
         marked = np.zeros(len(values), bool)
         if self._values is not None:
+            # cheap: only rows whose first objective is on the front may be on it
             near = np.flatnonzero(np.isin(values[:, 0], self._values[:, 0]))
             together = np.concatenate([self._values, values[near]])
-            _, place = np.unique(together, axis=0, return_inverse=True)
+            _, place = np.unique(together, axis=0, return_inverse=True)  # equal rows get equal numbers
             first = len(self._values)
             marked[near] = np.isin(place[first:], place[:first])
         return marked
@@ -101,7 +107,7 @@ def first_best(values: Floats) -> int:
     """The first of the rows [B, objectives] that are best by the first objective, ties by the next ones."""
     rows = np.arange(len(values))
     for column in values.T:
-        rows = rows[column[rows] == column[rows].min()]
+        rows = rows[column[rows] == column[rows].min()]  # exact, as values are rounded
     return int(rows[0])
 
 
@@ -147,7 +153,7 @@ class Contest:
         marks = ~self.is_bound(batch) & ~_have(batch, self.answer.baselines)
         if not self.answer.baseline_may_win:
             keys, baselines = (np.asarray(batch.column(name).to_pylist()) for name in ("key", "baseline"))
-            marks &= keys != baselines
+            marks &= keys != baselines  # a row that is its own baseline
         return np.asarray(marks)
 
     @property
@@ -166,7 +172,7 @@ class Contest:
         ok = table[table["status"] == "ok"]
         decisive = pa.Table.from_pandas(ok[[name for name in self.columns if name in ok]], preserve_index=False)
         marks = self.may_win(decisive)
-        return ok[marks] if marks.any() else ok
+        return ok[marks] if marks.any() else ok  # where only bounds have results, those are shown
 
     def winners(self, table: pd.DataFrame, goals: Mapping[str, str], *, apart: bool = False) -> pd.DataFrame:
         """The best row of each scenario by the first objective, ties by the next ones, then the first.
@@ -183,6 +189,7 @@ class Contest:
 
     def leaders(self, part: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
         """Rows of a part of a table among which winners of the whole table may be."""
+        # the worst of a choice may lie in another part
         return self.contenders(part) if self.answer.over else self.winners(part, goals)
 
     @property
@@ -197,7 +204,7 @@ class Contest:
         first = dict([next(iter(goals.items()))])
         groups = ["scenario", *(path for path in dict.fromkeys(self.knobs) if path in rows and path not in over)]
         worst = rows.assign(**{_WORST: minimized(rows, first)[:, 0]}).groupby(groups, sort=False, dropna=False)[_WORST]
-        return rows.loc[np.sort(worst.idxmax().to_numpy())]
+        return rows.loc[np.sort(worst.idxmax().to_numpy())]  # in the order of the table
 
 
 _WORST = "worst value of the first objective"
@@ -225,8 +232,9 @@ def _is_among(column: Any, texts: tuple[str, ...]) -> NDArray[np.bool_]:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
+        # an empty dictionary: all values are missing
         known = np.array([str(value) in texts for value in column.dictionary.to_pylist()] or [False])
-        places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        places = column.indices.fill_null(0).to_numpy(zero_copy_only=False)  # missing values are masked below
         return np.asarray(known[places] & column.is_valid().to_numpy(zero_copy_only=False))
     return np.array([str(value) in texts for value in column.to_pylist()], bool)
 
@@ -260,8 +268,10 @@ class Standings:
             self._fronts[scenario].add(values)
         may_win = np.ones(batch.num_rows, bool) if self._counting is None else self._counting.may_win(batch)
         for scenario, rows, values in self._rows_by_scenario(batch, bounds=True):
+            # no row may win: the best of all is shown
             first = np.flatnonzero(may_win[rows]) if may_win[rows].any() else np.arange(len(rows))
             row = int(first[first_best(values[first])])
+            # rows that may win come before others, however good
             rank, best = (not bool(may_win[rows[row]]), tuple(values[row].tolist())), self._best[scenario]
             if best is None or rank < best:
                 self._best[scenario] = rank
@@ -273,7 +283,7 @@ class Standings:
         marked = np.zeros(batch.num_rows, bool)
         for scenario, rows, values in self._rows_by_scenario(batch):
             marked[rows] = self._fronts[scenario].holds(values)
-        marked[marked] = self._marked.add(self._outcomes(batch, np.flatnonzero(marked)))
+        marked[marked] = self._marked.add(self._outcomes(batch, np.flatnonzero(marked)))  # of equal outcomes the first
         return marked
 
     def _outcomes(self, batch: Any, rows: NDArray[np.intp]) -> Keys:
@@ -310,8 +320,9 @@ class SeenHashes:
         order = np.argsort(hashes[:, 0], kind="stable")
         ordered = hashes[order]
         fresh = ~self.has(ordered)
-        fresh[1:] &= (ordered[1:] != ordered[:-1]).any(axis=1)
+        fresh[1:] &= (ordered[1:] != ordered[:-1]).any(axis=1)  # among equal new ones the first counts
         self._runs.append(ordered[fresh])
+        # as in a merge sort: each hash is copied a logarithmic number of times
         while len(self._runs) > 1 and len(self._runs[-2]) <= min(_LONGEST, 2 * len(self._runs[-1])):
             both = np.concatenate([self._runs.pop(-2), self._runs.pop()])
             self._runs.append(both[np.argsort(both[:, 0], kind="stable")])
@@ -324,6 +335,7 @@ class SeenHashes:
         is_known = np.zeros(len(hashes), bool)
         for run in self._runs:
             if len(run):
+                # beyond the end: the last one, which then differs
                 place = np.minimum(np.searchsorted(run[:, 0], hashes[:, 0]), len(run) - 1)
                 is_known |= (run[place] == hashes).all(axis=1)
         return is_known

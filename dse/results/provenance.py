@@ -52,7 +52,7 @@ _MACHINE = Path("/proc/cpuinfo")
 def record(overrides: Sequence[str], folder: Path | None, *, backend: str, seed: int) -> dict[str, Any]:
     """Provenance of one study run, ready for JSON. folder: of the user's own configuration."""
     flags = [] if folder is None else [f"--config-dir={folder}"]
-    typed = [str(redact(text)) for text in overrides]
+    typed = [str(redact(text)) for text in overrides]  # commands may hold passwords
     return {
         "command": ["python", "-m", "dse", *flags, *typed],
         "overrides": typed,
@@ -160,6 +160,7 @@ def _version(name: str) -> str:
 
 def _machine() -> dict[str, Any]:
     cpus = re.findall(r"^model name\s*:\s*(.+)$", _MACHINE.read_text() if _MACHINE.is_file() else "", re.MULTILINE)
+    # a scheduler may allow fewer
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": platform.platform(),
@@ -173,6 +174,7 @@ def _machine() -> dict[str, Any]:
 
 def _git(root: Path) -> dict[str, Any]:
     """Commit and uncommitted changes of the code, new files among them, or why they are not known."""
+    # other folders hold no code that results rest on
     places = [f":/{folder}" for folder in (*PACKAGES, "conf", "plugins")]
     try:
         _ask(
@@ -182,6 +184,7 @@ def _git(root: Path) -> dict[str, Any]:
         state = {"commit": _ask(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
         if changed:
             diff = changed + _ask(root, "diff", "HEAD", "--", *places)
+            # tells two states with changes apart, without keeping the code
             state["diff"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return state
     except (OSError, subprocess.SubprocessError):
@@ -190,5 +193,5 @@ def _git(root: Path) -> dict[str, Any]:
 
 def _ask(folder: Path, *words: str) -> str:
     command = ["git", "-C", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=20)  # a network file system may hang
     return done.stdout.decode("utf-8", "surrogateescape").strip()

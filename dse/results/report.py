@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dse.plots import Draw
     from dse.results.claims import ClaimResult
 
-_MOST_COLOURS = 11
+_MOST_COLOURS = 11  # of the palette
 _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
 
 
@@ -55,7 +55,7 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
     """Write the files that a study has beside its claims; yield (name, what draws) of the figures among them."""
     study = plugins.load("study", module)
-    for name, extra in getattr(study, "extras", lambda run: ())(FinishedRun(outputs.folder)):
+    for name, extra in getattr(study, "extras", lambda run: ())(FinishedRun(outputs.folder)):  # most studies have none
         if callable(extra):
             yield name, extra
         elif name.endswith(".csv"):
@@ -79,7 +79,9 @@ def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, D
 
     record = outputs.read_json("summary")
     axes = [plots.Axis.of(name, record["units"][name]) for name in record["goals"]]
+    # as many values as a legend and the palette hold
     few = [path for path in record["knobs"] if 1 < table[path].nunique() <= _MOST_COLOURS]
+    # a choice in words explains more than a number
     by = next((path for path in few if not is_numeric_dtype(table[path])), few[0] if few else "scenario")
     if len(axes) > 1:
         front = table[table["on_front"] & (table["status"] == "ok")]
@@ -93,6 +95,7 @@ def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str,
     from dse.results.claims import judge
 
     study = plugins.load("study", module)
+    # changes that the study says its claims survive
     changed = [
         text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
     ]
@@ -103,7 +106,7 @@ def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str,
     departure = departure if (selection.table["status"] == "ok").any() else "no point has a result"
     findings: Mapping[str, ClaimResult] = {} if departure else study.findings(selection.table)
     if not departure and hasattr(study, "further"):
-        findings = {**findings, **study.further(FinishedRun(outputs.folder))}
+        findings = {**findings, **study.further(FinishedRun(outputs.folder))}  # findings that need more than the table
     rows = judge(study.claims(), findings, departure=departure)
     outputs.write_json("claims", rows)
     return rows
@@ -124,7 +127,7 @@ def summary(outputs: Outputs, table: pd.DataFrame) -> Table:
     shown = Table(title=f"{record['study']}: best {next(iter(record['goals']))} per scenario")
     limited = ["limited by"] if any(record["limits"].values()) else []
     for name in ("scenario", *map(_column_title, columns), *limited):
-        shown.add_column(name, justify="right" if name in record["units"] else "left")
+        shown.add_column(name, justify="right" if name in record["units"] else "left")  # numbers to the right
     for _, row in best.iterrows():
         cells = [cell(row[path], record["units"].get(path, "")) for path in columns]
         limit = limits_text(record["limits"].get(row["scenario"], {}))
@@ -227,6 +230,7 @@ def _column_title(path: str) -> str:
 
 def limits_text(limits: Mapping[str, float]) -> str:
     """The two largest shares of what limits a point: `compute 80 %, contention 15 %`."""
+    # below, it rounds to 0 %
     shares = [f"{name} {100 * share:.0f} %" for name, share in limits.items() if share >= 0.01]
     return ", ".join(shares[:2])
 
@@ -240,6 +244,7 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
 
     if not rows:
         return "this study checks no published claims"
+    # one reason for all: no table is needed
     if all(row["within"] is None for row in rows) and len({row["reason"] for row in rows}) == 1:
         return f"published claims were not tested: {rows[0]['reason']}"
 
@@ -258,7 +263,7 @@ def claims_table(rows: list[dict[str, Any]]) -> Table | str:
         verdict = {True: "within", False: "MISS", None: "not tested"}[row["within"]]
         bound = "≤ " if row["kind"] == "at_most" else ""
         bounded = f"{bound}{_value(row['published'], row['unit'])}"
-        published = bounded if row["provenance"] != "memory" else "unverified"
+        published = bounded if row["provenance"] != "memory" else "unverified"  # a value that nobody has looked up
         basis = row["basis"] if row["within"] is not None else ""
         cells = [row["id"], published, _value(row["ours"], row["unit"]), error_text(row)]
         shown.add_row(*cells, verdict, basis, "; ".join(filter(None, [row["reason"], flips_text(row)])))
@@ -343,7 +348,7 @@ def trace(intervals: Iterable[Interval], limits: Mapping[str, float]) -> dict[st
             "ph": "X",
             "pid": 1,
             "tid": lanes[span.lane],
-            "ts": span.start_s * 1e6,
+            "ts": span.start_s * 1e6,  # µs, as the format has it
             "dur": (span.finish_s - span.start_s) * 1e6,
             "args": {"moved_bytes": span.moved_bytes, "flop": span.flop},
         }

@@ -126,7 +126,7 @@ class Outputs:
             first = f"did you mean `{near}`?" if near else f"run python -m dse study={study} first"
             way = did_you_mean(study, finished) if finished else first
             raise ConfigError([Problem("study", f"has no finished run below {root}/", study, way)])
-        if folder.resolve().parent != folder.parent.resolve():
+        if folder.resolve().parent != folder.parent.resolve():  # `latest` is a link, which another user may have placed
             raise output_files.file_error(
                 folder, "leads out of its folder", way_out="remove the link, or name the run's folder"
             )
@@ -135,17 +135,17 @@ class Outputs:
     def discard(self) -> None:
         """Take the folder of a study that did not come to its end away again."""
         for table in self.folder.glob("*.parquet"):
-            table.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
+            table.unlink(missing_ok=True)  # tables only: whatever else lies there is not ours
+        with contextlib.suppress(OSError):  # something else lies in it
             self.folder.rmdir()
 
     def finish(self) -> None:
         """Point the `latest` link here, in one step."""
         link = self.folder.parent / "latest"
-        fresh = self.folder.parent / f".latest.{os.getpid()}"
+        fresh = self.folder.parent / f".latest.{os.getpid()}"  # two runs may finish at once
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self.folder.name)
-        fresh.replace(link)
+        fresh.replace(link)  # atomic: there is a `latest` at every moment
 
     @property
     def results(self) -> Path:
@@ -179,6 +179,7 @@ class Outputs:
 
     def write_json(self, name: str, value: Any) -> None:
         """`<name>.json`."""
+        # JSON has no NaN, and other readers refuse it
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
         with atomic_replacement(path_inside(self.folder, f"{name}.json")) as fresh:
             fresh.write_text(text + "\n", encoding="utf-8")
@@ -203,6 +204,7 @@ class Outputs:
 
     def write_yaml(self, name: str, tree: Mapping[str, Any]) -> None:
         """Write a YAML file in the folder."""
+        # in the order of the configuration
         self.write_text(name, yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True))
 
     def read_config(self) -> dict[str, Any]:
@@ -252,6 +254,7 @@ def _check_rows(path: Path, part: Any, goals: Sequence[str]) -> None:
             raise output_files.file_error(path, "holds a status that is none", min(unknown))
         ok = part.filter(pc.equal(part.column("status"), "ok"))
         for name in (name for name in goals if name in part.column_names):
+            # a missing value is not finite
             if ok.num_rows and not pc.all(pc.fill_null(pc.is_finite(ok.column(name).cast("double")), False)).as_py():
                 raise output_files.file_error(path, f"has rows with a result and without a finite {name}")
 

@@ -27,8 +27,8 @@ MOST_ROWS = 200_000
 SELECTED = 20_000
 """Rows that they read of a longer one."""
 
-_ABOUT = ("key", "status", "reason", "engine", "baseline")
-_WINNER, _FRONT, _BEST, _REST = range(4)
+_ABOUT = ("key", "status", "reason", "engine", "baseline")  # texts that say something of a row, and are no knobs
+_WINNER, _FRONT, _BEST, _REST = range(4)  # the smaller, the sooner
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _SelectedRows:
     """The rows that matter most so far; what comes later may push others out."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._random = most, np.random.default_rng(0)
+        self._most, self._random = most, np.random.default_rng(0)  # the same sample of the same table
         self._rows: Any = None
         self._order: NDArray[np.float64] = np.empty(0)
 
@@ -77,8 +77,9 @@ class _SelectedRows:
         """Take in rows, the lower their rank the sooner; within a rank it is chance that decides."""
         import pyarrow as pa
 
+        # ranks are whole numbers, so that chance decides within a rank only
         order = np.concatenate([self._order, ranks + self._random.random(len(ranks))])
-        chosen = np.sort(np.argsort(order, kind="stable")[: self._most])
+        chosen = np.sort(np.argsort(order, kind="stable")[: self._most])  # in the order of the table
         num_before = len(self._order)
         fresh = rows.take(chosen[chosen >= num_before] - num_before)
         self._rows = (
@@ -102,7 +103,7 @@ def _ranks(part: Any, goals: Mapping[str, str], texts: list[str]) -> NDArray[np.
         for places in rows.iloc[ok].groupby(names, sort=False, dropna=False).indices.values():
             ranks[ok[places[first_best(values[places])]]] = rank
 
-    mark(texts, _BEST)
+    mark(texts, _BEST)  # weakest first: later marks replace it
     ranks[rows["on_front"].to_numpy()] = _FRONT
     mark(["scenario"], _WINNER)
     return ranks
@@ -147,7 +148,7 @@ def shown_rows(path: Path, rule: SelectionRule) -> Iterator[Any]:
 NUMBER = "row number"
 _ROWS = 2000  # of a table, held as Python objects at a time
 _SAMPLE = 100  # rows of each status without result, where not all rows are shown
-_ON_FRONT, _PROMOTED, _BASELINE, _WITHOUT_RESULT, _UNREMARKABLE = range(5)
+_ON_FRONT, _PROMOTED, _BASELINE, _WITHOUT_RESULT, _UNREMARKABLE = range(5)  # in order of importance
 
 
 def _groups_with_row_numbers(file: Any) -> Iterator[Any]:
@@ -175,6 +176,7 @@ def _remarks(table: Any) -> NDArray[np.int64]:
         _BASELINE: column["baseline"] == column["key"],
         _WITHOUT_RESULT: column["status"] != "ok",
     }
+    # the first that holds
     return np.select([np.asarray(mark, bool) for mark in marks.values()], list(marks), _UNREMARKABLE)
 
 
@@ -186,10 +188,13 @@ def _remarkable(file: Any, most: int) -> Any:
     remarkable: Any = None
     for part in _groups_with_row_numbers(file):
         fresh = part.filter(pa.array(_remarks(part) < _UNREMARKABLE))
+        # what was kept so far competes with the new part: memory stays bounded
         remarkable = fresh if remarkable is None else pa.concat_tables([remarkable, fresh])
         remarks, statuses = _remarks(remarkable), remarkable.column("status").to_numpy().astype(str)
+        # last key first: by reason, then by key
         order = np.lexsort((remarkable.column("key").to_numpy().astype(str), remarks))
         failed = order[remarks[order] == _WITHOUT_RESULT]
+        # each status has its own sample
         sample = [failed[statuses[failed] == status][:_SAMPLE] for status in np.unique(statuses[failed])]
         remarkable = remarkable.take(
             np.concatenate([order[remarks[order] < _WITHOUT_RESULT], *sample])[:most].astype(np.int64)

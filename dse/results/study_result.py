@@ -112,7 +112,7 @@ class StudyResult:
             way = did_you_mean(name, self._draws)
             raise ConfigError([Problem("plot", "is no figure of this study", name, way)])
         figure = draw(self._draws[name], width).figure
-        figure._repr_png_ = partial(_png, figure)
+        figure._repr_png_ = partial(_png, figure)  # what a notebook asks for
         return figure
 
     @cached_property
@@ -158,7 +158,7 @@ class StudyResult:
 def _png(figure: Any) -> bytes:
     """A figure as a notebook shows it."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
+    figure.savefig(file, format="png", dpi=110)  # readable on a screen
     return file.getvalue()
 
 

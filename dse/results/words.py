@@ -23,7 +23,7 @@ def choice_in_words(row: pd.Series[Any], paths: Iterable[str]) -> str:
     """
     phrases = plugins.declarations("PHRASES")
     texts = [knob_in_words(path, row[path], phrases) for path in _names_first(paths) if path in row.dropna()]
-    means = [text for text in texts if text.startswith("by ")]
+    means = [text for text in texts if text.startswith("by ")]  # `by DMA` follows what it is a means of
     first, *others = [text for text in texts if text and text not in means] or [""]
     return ", ".join([" ".join(filter(None, [first, *means])), *others])
 
@@ -32,6 +32,7 @@ def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
     """A value of a knob in words: by its phrase, else by its name; "" for a value that goes without saying."""
     phrase = phrases.get(path)
     if isinstance(phrase, str):
+        # `{} chunks`: the number decides between singular and plural
         return _count(value, phrase.partition("{} ")[2]) if phrase.startswith("{} ") else phrase.format(value)
     if phrase is not None and str(value) in phrase:
         return str(phrase[str(value)])
@@ -51,6 +52,7 @@ def _count(number: Any, things: str) -> str:
 
 
 def _names_first(paths: Iterable[str]) -> list[str]:
+    # names of options before their numbers
     return sorted(dict.fromkeys(paths), key=lambda path: not path.endswith(".name"))
 
 
@@ -101,6 +103,6 @@ AS_FAST = "as fast"
 
 def gain_in_words(ratio: float) -> str:
     """A speed-up in words: `1.62x faster`, `as fast`, `1.10x slower`."""
-    if round(ratio, 2) == 1:
+    if round(ratio, 2) == 1:  # as it is shown
         return AS_FAST
     return f"{ratio:.2f}x faster" if ratio > 1 else f"{1 / ratio:.2f}x slower"
