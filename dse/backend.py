@@ -20,7 +20,7 @@ from dse.errors import Problem
 from dse.values import LABELS, put
 
 Status = Literal["ok", "infeasible", "unsupported", "failed", "invalid"]
-STATUSES: tuple[Status, ...] = get_args(Status)
+STATUSES: tuple[Status, ...] = get_args(Status)  # stored as indices: append only
 Tree = Mapping[str, Any]
 Columns = Mapping[str, NDArray[np.float64]]
 
@@ -120,7 +120,7 @@ def pieces(axes: Mapping[str, NDArray[Any]], most: int) -> Iterator[Mapping[str,
         return
     path = next(path for path, values in axes.items() if len(values) > 1)
     values = axes[path]
-    step = max(1, most // (size // len(values)))
+    step = max(1, most // (size // len(values)))  # whole rows of the later axes, so that the order stays
     for first in range(0, len(values), step):
         yield from pieces({**axes, path: values[first : first + step]}, most)
 
@@ -364,9 +364,9 @@ class Backend:
 
 def complete(kind: Callable[..., Any]) -> Callable[..., Backend]:
     """The class of a simulator, with the defaults of `Backend` where it has no such member."""
-    if not isinstance(kind, type) or issubclass(kind, Backend):
+    if not isinstance(kind, type) or issubclass(kind, Backend):  # a function that makes one returns what it returns
         return kind
-    return type(kind.__name__, (kind, Backend), {"__module__": kind.__module__})
+    return type(kind.__name__, (kind, Backend), {"__module__": kind.__module__})  # its own members come first
 
 
 @dataclass(frozen=True)
@@ -488,7 +488,7 @@ def _numbers(column: NDArray[Any]) -> NDArray[np.float64]:
 
 def _fault(name: str, column: NDArray[Any] | None, *, index: int, metric: Metric | None) -> str:
     value = None if column is None else column[index]
-    value = value.item() if isinstance(value, np.generic) else value
+    value = value.item() if isinstance(value, np.generic) else value  # a NumPy scalar's own text says its type
     if metric is None:
         rule = "is not a metric of this backend"
     elif value is None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from dse.values import LABELS, Keys, Memo, leaves
 
+# two digits of each byte as one 16-bit number
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 
 
@@ -59,7 +60,7 @@ def _add(hashes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     first = second = 0
     for high, low in hashes:
         first, second = first + high, second + low
-    return first & _WORD, second & _WORD
+    return first & _WORD, second & _WORD  # Python's integers do not wrap around
 
 
 def _spread(hashes: Iterable[tuple[int, int]], axes: Mapping[str, NDArray[Any]]) -> Keys:
@@ -67,6 +68,7 @@ def _spread(hashes: Iterable[tuple[int, int]], axes: Mapping[str, NDArray[Any]])
     total = np.array([_add(hashes)], np.uint64)
     for path, values in axes.items():
         named = [_lane(f"{path} = {_canonical(value)!r}") for value in values.tolist()]
+        # each value of an axis joins all points so far: the last axis varies fastest
         total = (total[:, None, :] + np.array(named, np.uint64)).reshape(-1, 2)
     return total
 
@@ -74,7 +76,7 @@ def _spread(hashes: Iterable[tuple[int, int]], axes: Mapping[str, NDArray[Any]])
 _WORD = 2**64 - 1
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 16)  # values of axes come again in every block
 def _lane(text: str) -> tuple[int, int]:
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
     return digest >> 64, digest & _WORD
@@ -82,6 +84,7 @@ def _lane(text: str) -> tuple[int, int]:
 
 def keys_to_hex(hashes: Keys) -> NDArray[np.bytes_]:
     """Content hashes [B, 2] as texts [B] of 32 hexadecimal digits."""
+    # most significant digits first
     digits: NDArray[np.bytes_] = _HEX[hashes.astype(">u8").view(np.uint8)].view("S32").reshape(-1)
     return digits
 
@@ -95,5 +98,6 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_canonical(item) for item in value]
     if isinstance(value, BaseModel):
+        # the order of fields in a file does not matter
         return sorted((path, _canonical(item)) for path, item, _ in leaves(value))
     return value + 0.0 if isinstance(value, float) else value  # -0.0 is 0.0

@@ -65,6 +65,7 @@ def _nearest_file(path: Path, where: str) -> str:
     if "\\" in str(path):
         return "separate folders by /"
     with suppress(OSError, ValueError):
+        # a folder may hold millions
         near = nearest(path.name, (file.name for file in islice(path.parent.iterdir(), _MOST_LOOKED_AT)), cutoff=0.75)
         return f"did you mean `{assignment(where, str(path.with_name(near)))}`?" if near else ""
     return ""
@@ -82,6 +83,7 @@ def open_plain_file(
     if rule:
         raise ConfigError([Problem(where, rule, str(path), _nearest_file(path, where) or way_out)])
     try:
+        # opening a FIFO would wait for its writer; a terminal must not become ours
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError([Problem(where, f"cannot be read: {error}", str(path), way_out)]) from None
@@ -142,6 +144,7 @@ def read_csv(
     path: Path, where: str = "data", *, needed: Sequence[str] = (), most: int = MOST_BYTES, way_out: str = _PLAIN
 ) -> CsvTable:
     """Read a CSV that has the columns `needed`. Raises ConfigError that names the file and lines."""
+    # the reader of CSV sees line ends inside quotes
     text = StringIO(read_text(path, where, most=most, way_out=way_out), newline="")
     numbered = [(number, line) for number, line in enumerate(text, 1) if not line.startswith("#")]
     reader, check = csv.reader((line for _, line in numbered), strict=True), Problems()
@@ -196,6 +199,7 @@ def atomic_replacement(path: Path) -> Iterator[Path]:
     for left in path.parent.glob(f".{path.name}.*"):
         if not Path("/proc", left.name.rpartition(".")[2]).exists():  # its writer was killed
             left.unlink(missing_ok=True)
+    # next to it, as only a file of the same file system can replace it
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)  # what somebody put there may be a link
     try:
@@ -254,7 +258,7 @@ _ARCHIVES: Mapping[bytes, tuple[str, str]] = {
     b"PK\x05\x06": ("zip, and holds nothing", "unzip"),
 }
 """First bytes of archives that are not read: what they are, and the command that unpacks them."""
-_TAR_AT, _TAR = 257, b"ustar"
+_TAR_AT, _TAR = 257, b"ustar"  # a tar's mark is not at its start
 
 
 def loss(error: Exception) -> str:
@@ -277,10 +281,10 @@ def open_packed(path: Path) -> Iterator[tuple[BufferedReader, BufferedReader]]:
             head = _first_bytes(layer)
             packer = next((packer for mark, packer in _PACKERS.items() if head.startswith(mark)), None)
             if packer is None:
-                break
+                break  # not packed, or not any more
             opened = _zip_member(layer, path) if packer == "zip" else _stream(packer, layer)
             layer = BufferedReader(_UnpackedStream(opened, packer, file), _READ_BYTES)
-        _refuse_archive(_first_bytes(layer), path)
+        _refuse_archive(_first_bytes(layer), path)  # after unpacking: a tar.gz holds a tar
         yield layer, file
 
 
@@ -313,7 +317,7 @@ def _stream(packer: str, layer: BufferedReader) -> IO[bytes]:
     if packer == "gzip":
         return gzip.GzipFile(fileobj=layer, mode="rb")  # type: ignore[return-value]
     if packer in ("zstd", "lz4"):
-        import pyarrow as pa
+        import pyarrow as pa  # the standard library has neither
 
         return pa.CompressedInputStream(pa.PythonFile(layer, "r"), packer)  # type: ignore[no-any-return]
     if packer == "xz":
@@ -332,6 +336,7 @@ class _Frames:
         fresh = b""
         while True:
             if self._frame.eof:
+                # padding between frames
                 fresh, self._frame, self._begun = self._frame.unused_data.lstrip(b"\0"), self._new(), False
             if not fresh and self._frame.needs_input:
                 fresh = self._packed.read1(_HEAD_BYTES)
@@ -351,7 +356,7 @@ def _zip_member(layer: BufferedReader, path: Path) -> IO[bytes]:
     def refused(rule: str, way: str = f"unpack it first: unzip {path.name}") -> ConfigError:
         return ConfigError([Problem("profile", rule, str(path), way)])
 
-    if not layer.seekable():
+    if not layer.seekable():  # a zip's directory is at its end
         raise refused("is a zip inside another packed file")
     try:
         layer.seek(max(layer.seek(0, os.SEEK_END) - _ZIP_TAIL, 0))
@@ -388,7 +393,7 @@ class _UnpackedStream(RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """See io.RawIOBase.readinto."""
-        read = getattr(self._stream, "read1", self._stream.read)
+        read = getattr(self._stream, "read1", self._stream.read)  # as much as is there, without waiting for all
         try:
             data: bytes = read(min(len(buffer), _READ_BYTES))
         except TooLargeError:
@@ -396,6 +401,7 @@ class _UnpackedStream(RawIOBase):
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile):
             raise DamagedError(self._packer) from None
         self._bytes += len(data)
+        # packed bytes read so far: the ratio is checked on the way
         if self._bytes > min(MOST_UNPACKED, max(FREELY_UNPACKED, MOST_RATIO * self._file.tell())):
             raise TooLargeError(self._packer)
         buffer[: len(data)] = data

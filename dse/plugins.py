@@ -240,14 +240,14 @@ def _own_target(kind: str, name: str) -> str:
 def target(kind: str, name: str) -> str:
     """`module:attribute` of a plug-in; "" where there is none. Raises ConfigError where several offer the name."""
     entries, own_target = _entries(KINDS[kind].group).get(name, []), _own_target(kind, name)
-    if len(entries) + bool(own_target) > 1:
+    if len(entries) + bool(own_target) > 1:  # nobody should have to know which one wins
         places = [own_target.partition(":")[0]] if own_target else []
         places += [_distribution(entry) for entry in entries]
         raise ConfigError([Problem(f"{kind}.{name}", f"is offered by {' and '.join(places)}", way_out="keep one")])
     if own_target or not entries:
         return own_target
     value = entries[0].value
-    return value if ":" in value else f"{value}:{KINDS[kind].attribute}"
+    return value if ":" in value else f"{value}:{KINDS[kind].attribute}"  # an entry point may name the module alone
 
 
 def _attribute(place: str, name: str) -> Any:

@@ -49,7 +49,7 @@ def bar(label: str, total: int | None, unit: str = "points") -> Iterator[Advance
     speed = TextColumn("{task.fields[rate]}")
     left = TextColumn("left")
     columns = (
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False),  # labels hold names that users chose
         BarColumn(),
         MofNCompleteColumn(),
         speed,

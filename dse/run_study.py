@@ -71,7 +71,7 @@ def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:
     drawing.begin(report.extras(outputs, module), outputs.figures)
     drawing.finish(planned.settings.study.name)
     page = write_report(outputs, has_charts=planned.settings.figures.name != "none")
-    outputs.finish()
+    outputs.finish()  # `latest` leads to complete runs only
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
 
 
@@ -109,6 +109,7 @@ def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]
                 session = StorelessSession() if stored is None else stored.session
                 findings = search_with_probes(planned, outputs, Support(session, stop, evaluator))
                 write_files(planned, findings, outputs=outputs)
+                # before anything that takes longer: the answer is what the user waits for
                 table = _print_answer(planned, findings, outputs)
                 figures = report.figures(outputs, planned.settings.study.module, table)
                 drawing.begin(figures, outputs.figures, key=True)
@@ -117,12 +118,13 @@ def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]
 
                     session_of = _no_session if stored is None else partial(stored.at_level, planned)
                     write_levels(planned, outputs, Climb(session_of, stop, evaluator))
-        except BaseException as error:
-            drawing.close()
+        except BaseException as error:  # also where a signal ends it
+            drawing.close()  # figures would be written into the folder that is removed
             outputs.discard()
             if isinstance(error, SignalInterrupt):
                 raise _interruption(stop, is_kept=stored is not None) from None
             raise
+        # last: a run without it is not finished
         write_provenance(planned, outputs, record if stored is None else {**record, **stored.recalled_results(record)})
         if stored is not None:
             stored.finish()
@@ -165,7 +167,7 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
 
 def _note_idle_knobs(planned: Plan, outputs: Outputs, shown: Selection) -> None:
     """Write which searched knobs change no metric to `summary.json`, where all points are at hand."""
-    if shown.complete and planned.knobs:
+    if shown.complete and planned.knobs:  # a part of the table cannot show that a knob never matters
         idle = [str(axes) for axes in idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))]
         outputs.write_json("summary", {**outputs.read_json("summary"), "idle": idle})
 

@@ -46,7 +46,7 @@ def _units() -> Mapping[str, tuple[Decimal, tuple[int, ...]]]:
         for prefixes, scale in _PREFIXES.items()
         for names, (size, powers) in _BASES.items()
         for prefix, name, plural in product(prefixes.split() or [""], names.split(), ("", "s"))
-        if len(name) > 1 or not plural
+        if len(name) > 1 or not plural  # symbols have no plural: Bs is no unit
     }
 
 
@@ -116,6 +116,7 @@ def meant_quantity(text: str, unit: str) -> str | None:
     kind = unit.partition("/")[0]
     if kind == "byte" and not base.startswith(("f", "s")):
         per_second = (parts[3] or "").lower() == "ps"
+        # b is a bit where people use the prefix of bit rates: Gb, Mb, bps
         bits = base.startswith("bit") or (parts[2] == "b" and (prefix[:1].isupper() or per_second))
         base, prefix = "bit" if bits else "B", prefix[:1].upper().replace("K", "k") + prefix[1:]
     elif kind == "flop" and base.startswith("f"):
@@ -137,9 +138,9 @@ def meant_number(text: str) -> float | int | None:
     (1024, 0.5, 0.5, 10000, None)
     """
     plain = text.strip().replace("_", "")
-    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", plain):
+    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", plain):  # a comma between thousands
         plain = plain.replace(",", "")
-    plain = re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", plain)
+    plain = re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", plain)  # a comma in place of the point
     scale = {"%": Decimal("0.01"), "k": Decimal(1000), "K": Decimal(1000), "M": Decimal(10**6)}.get(plain[-1:])
     try:
         number = Decimal(plain[:-1].strip() if scale else plain) * (scale or 1)
@@ -152,7 +153,7 @@ def meant_number(text: str) -> float | int | None:
 
 def amount(text: str) -> tuple[float, str] | None:
     """The number that a text such as `1.5 TB/s` stands for, in the unit given; None of a text that is no quantity."""
-    for unit in ("byte", "second", "byte/second", "flop/second", "flop"):
+    for unit in ("byte", "second", "byte/second", "flop/second", "flop"):  # dimensions that fields have
         with contextlib.suppress(ValueError):
             return _parse(text, unit), unit
     return None
@@ -166,6 +167,7 @@ def _number(value: Any) -> Any:
     return value
 
 
+# YAML 1.1 reads these as octal, base 60 or truth values
 _READ_OTHERWISE = re.compile(r"0\d+|\d+(:\d+)+|on|off|yes|no", re.IGNORECASE)
 
 
@@ -188,6 +190,7 @@ def _quantity(unit: str) -> Callable[[Any], Any]:
 
 Integer = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
+# no modelled time is longer: a number in another unit
 Seconds = Annotated[float, _quantity("second"), Field(ge=0, le=1e4)]
 WallSeconds = Annotated[float, _quantity("second"), Field(gt=0, le=1e7)]
 """Time that a person or a machine waits, not time that is modelled."""
@@ -197,7 +200,7 @@ FlopPerSecond = Annotated[float, _quantity("flop/second"), Field(gt=0, le=1e20)]
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 
 
-_SUFFIXES = {
+_SUFFIXES = {  # the longer first: _bytes_per_s ends in _s, too
     "_bytes_per_s": "byte/second",
     "_flop_per_s": "flop/second",
     "_gbit_per_s": "gigabit/second",
@@ -228,6 +231,7 @@ def quantity_text(value: float, path: str) -> str:
     '989 TFLOP/s'
     """
     *_, table, last = ["", *path.split(".")]
+    # `per` something else than a second
     name, _, per = re.fullmatch(r"(.*?)(_per_(?!s(?:_|$))(\w+))?", last).groups()  # type: ignore[union-attr]
     unit = unit_of(name) or unit_of(table)
     text = with_prefix(value, unit) if unit else f"{value:.3g}" if abs(value) < 100 else f"{value:.6g}"
@@ -245,7 +249,7 @@ def with_prefix(value: float, unit: str) -> str:
     symbol = _SYMBOLS[first.removeprefix("giga")] + (f"/{_SYMBOLS[per]}" if per else "")
     if not value or not math.isfinite(value):
         return f"{value:.3g} {'G' * giga}{symbol}"
-    rounded = Decimal(f"{value:.3g}") * (10**9 if giga else 1)
+    rounded = Decimal(f"{value:.3g}") * (10**9 if giga else 1)  # before the prefix is chosen: 999.9999 is 1 k
     power = min(max(rounded.adjusted() // 3, _LEAST), len(_WRITTEN) + _LEAST - 1)
     return f"{float(rounded / Decimal(1000) ** power):.3g} {_WRITTEN[power - _LEAST]}{symbol}"
 
@@ -261,7 +265,8 @@ def duration_text(seconds: float) -> str:
     ('400 µs', '40 s', '1.5 h', '36 d')
     """
     for size, name in _LONGER:
-        if seconds >= 1.5 * size:
+        if seconds >= 1.5 * size:  # below, the next smaller unit reads better
+            # one digit as long as the number is below 10
             return f"{seconds / size:.{0 if seconds >= 9.95 * size else 1}f} {name}"
     return f"{seconds:.0f} s" if seconds >= 9.95 else with_prefix(float(f"{seconds:.2g}"), "second")
 
@@ -272,4 +277,4 @@ def typed_integer(word: str) -> int | str:
     >>> typed_integer("-1"), typed_integer("[")
     (-1, '[')
     """
-    return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word) else word
+    return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word) else word  # what fits 64 bits

@@ -140,7 +140,7 @@ def put(model: BaseModel, path: str, value: Any) -> Any:
         changed: Any = {**inner, key: put(inner[key], deeper, value) if deeper else value}
     else:
         changed = put(inner, below, value) if below else value
-    return model.model_copy(update={name: changed})
+    return model.model_copy(update={name: changed})  # not validated: it may be an array
 
 
 _Value = TypeVar("_Value")
@@ -159,13 +159,14 @@ class Memo(Generic[_Value]):
 
     def get(self, compute: Callable[[], _Value], *objects: Any, key: Hashable = None) -> _Value:
         """The value of some objects, computed where there is none."""
+        # the objects are held, so that no identity is given out twice
         entry = self._entries.get((key, *map(id, objects)))
         return self.keep(compute(), *objects, key=key) if entry is None else entry[1]
 
     def keep(self, value: _Value, *objects: Any, key: Hashable = None) -> _Value:
         """Set the value of some objects, and return it."""
         if len(self._entries) >= self._most:
-            self._entries.clear()
+            self._entries.clear()  # simpler than dropping the oldest, and seldom
         self._entries[self._place(objects, key)] = objects, value
         return value
 

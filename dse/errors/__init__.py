@@ -37,6 +37,7 @@ class Problem:
 
     def __str__(self) -> str:
         item = getattr(self.value, "item", None)  # of a number of NumPy, whose own text says its type
+        # an array stays as it is
         value = item() if callable(item) and not getattr(self.value, "ndim", 0) else self.value
         where = str(redact(self.path)) + (f" = {redact(value)!r}" if self.value is not None else "")
         return printable(f"{where}: {self.rule}" + (f" ({self.way_out})" if self.way_out else ""))
@@ -46,6 +47,7 @@ class ConfigError(Exception):
     """Input refused before anything was evaluated; exit code 2."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
+        # several checks may find the same problem
         by_content = {(each.path, each.rule, repr(each.value), each.way_out): each for each in problems}
         self.problems = tuple(by_content.values())
 
@@ -124,6 +126,7 @@ def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str
     >>> nearest("H100", ["v100", "h100"]), nearest("conf/study/ficco-sweep.yaml", ["ficco", "ficco_sweep"])
     ('h100', 'ficco_sweep')
     """
+    # of names that differ in capitals only, the first stays
     by_plain = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}
     plain = _plain(name)
     if plain in by_plain:
@@ -131,12 +134,14 @@ def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str
     if plain in _OFF and "none" in by_plain:
         return by_plain["none"]
     near = difflib.get_close_matches(plain, sorted(by_plain), n=3, cutoff=cutoff)
+    # ratios of equal matches may differ in their last digits
     ratios = {other: round(difflib.SequenceMatcher(None, plain, other).ratio(), 3) for other in near}
     return by_plain[min(near, key=lambda other: (-ratios[other], other))] if near else ""
 
 
 def _plain(name: str) -> str:
     """A name without what people write differently: capitals, hyphens, spaces, a folder before it, `.yaml` after."""
+    # a path that a shell has completed
     stem = name.replace("\\", "/").rpartition("/")[2] if "/" in name or name.endswith(".yaml") else name
     return re.sub(r"[-\s]+", "_", stem.strip().removesuffix(".yaml").removesuffix(".yml").lower())
 
@@ -168,6 +173,7 @@ def assignment(path: str, value: object, *, prefix: str = "") -> str:
     ("a.b_bytes_per_s='64 GB/s'", "a.b='[x,y]'", 'a.b=false')
     """
     text = _grammar(value)
+    # the shell's way of a quotation mark within quotes
     quoted = text if _WORD.fullmatch(text) or not text else "'" + text.replace("'", "'\"'\"'") + "'"
     return f"{prefix}{path}={quoted}"
 
@@ -177,7 +183,7 @@ def _grammar(value: object) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_grammar, value))}]"
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)  # without the digits that rounding adds
 
 
 def pairs(words: Iterable[str], defaults: Mapping[str, str], *, optional: Sequence[str] = ()) -> dict[str, str]:
@@ -211,6 +217,7 @@ def _instead_of_word(word: str, values: Mapping[str, str], names: Sequence[str])
     if near and (value or not equals):
         return f"did you mean `{assignment(near, value)}`?" if value else f"write {near}=<value>"
     if not equals:
+        # a bare number was most likely meant for the option that takes one
         numeric = [other for other in names if name.isdigit() and values.get(other, "").isdigit()]
         missing = [other for other in names if other in values and not values[other]]
         if target := [*numeric, *missing]:
@@ -228,7 +235,7 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
         elif item["type"] == "missing":
             yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
         else:
-            value = item["input"] if _is_leaf(item["input"]) else None
+            value = item["input"] if _is_leaf(item["input"]) else None  # whole sections would fill the screen
             way = _way_out(dotted, item) or _way_out_of_field(owner, dotted, item)
             yield Problem(dotted or path, _sentence(item["msg"]), value, way)
 
@@ -239,6 +246,7 @@ def _way_out_of_field(owner: type[BaseModel] | None, path: str, item: ErrorDetai
     if field is None:
         return ""
     models = _models_in(field.annotation)
+    # a section was given one value
     if item["type"] in ("model_type", "dict_type") and len(models) == 1 and _is_leaf(item["input"]):
         keys = list(models[0].model_fields)
         return f"write `{assignment(f'{path}.{keys[0]}', item['input'])}`" if len(keys) == 1 else known_here(keys)
@@ -256,6 +264,7 @@ def _other_key(path: str, fields: Sequence[str]) -> str:
 def _way_out(path: str, item: ErrorDetails) -> str:
     """The way out of a value that is not legal, as a word that can be typed where one is known."""
     kind, value = item["type"], item["input"]
+    # a list where a list belongs: only its length is wrong
     if isinstance(value, (list, tuple)) and kind not in ("tuple_type", "list_type", "too_short", "too_long"):
         several = assignment(path, f"choice({','.join(map(str, value[:8]))})", prefix="+space.")
         return "give one value" + ("" if path.partition(".")[0] in NO_KNOBS else f"; to search several: `{several}`")
@@ -273,6 +282,7 @@ def _legal_value(path: str, item: ErrorDetails) -> object:
     if kind == "tuple_type" and _is_leaf(value):
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
     if kind == "literal_error":
+        # among a few legal values a vague match will do
         return nearest(_grammar(value), re.findall(r"'([^']*)'", limits["expected"]), cutoff=0.4) or None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -283,10 +293,12 @@ def _legal_number(path: str, kind: str, value: float, limits: Mapping[str, Any])
     """The legal number nearest to one out of range: with the unit that it most likely lacks, else the limit."""
     unit = next((unit for suffix, unit in _UNITS.items() if path.endswith(suffix)), "")
     if kind == "greater_than_equal":
+        # a small number was most likely meant in a larger unit
         return f"{value:g} {unit}" if unit and value > 0 else limits["ge"]
     if kind == "less_than_equal" and limits["le"] == 1 and 1 < value <= 100:  # a percentage
         return value / 100
     if kind == "less_than_equal":
+        # beyond 10,000 s it was hardly meant as seconds
         return f"{value:g} us" if path.endswith("_s") and not unit else limits["le"]
     return None
 
@@ -325,6 +337,7 @@ def _locate(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], type
     keys, owner = list[str](), None
     for key in location:
         models = _models_in(kind)
+        # a union's tag is no key that a person typed
         if len(models) > 1 and (tagged := [model for model in models if _tag(model) == key]):
             kind = tagged[0]
             continue
@@ -342,6 +355,7 @@ def _holds_many(annotation: Any) -> bool:
 
 
 def _item(annotation: Any) -> Any:
+    # the values of a mapping, not its keys
     return next((part for part in reversed(get_args(annotation)) if part is not Ellipsis), None)
 
 

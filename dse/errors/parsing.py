@@ -22,7 +22,7 @@ MOST_NODES = 100_000
 MOST_JSON_VALUES = 1_000_000
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is there
 _STANDARD = "tag:yaml.org,2002:"
-_PLAIN = re.compile(rf"!$|{re.escape(_STANDARD)}(?!python/)")
+_PLAIN = re.compile(rf"!$|{re.escape(_STANDARD)}(?!python/)")  # tags of Python's objects run code
 _LONG = re.compile(r"[-+.0-9][-+.:_0-9a-fA-Fx]{400,}")
 _LONG_IN_JSON = re.compile(r"[-+.0-9eE]{400}")
 _GARBLED = re.compile("[\0\ud800-\udfff]")
@@ -37,6 +37,7 @@ _NOT_YAML = (
 def parse_yaml(text: str, where: str, *, most_nodes: int = MOST_NODES) -> Any:
     """Parse a text in YAML that is within the limits. where: the file or the path that holds it. Raises ConfigError."""
     try:
+        # the first problem is enough
         if problems := list(islice(chain(_limits(text, where, most_nodes), _long_numbers(text, where)), 1)):
             raise ConfigError(problems)
         return _plain(yaml.load(text, Loader=LOADER), where)
@@ -72,8 +73,9 @@ def parse_json(
     hook = _distinct_keys if distinct else None
     kinds: dict[str, Any] = {"parse_constant": _no_number, "parse_float": _finite}
     try:
+        # some programs put a mark before a text
         content = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        if sum(map(content.count, ",[{")) > most_values:
+        if sum(map(content.count, ",[{")) > most_values:  # an upper bound of the number of values, without parsing
             raise ConfigError([Problem(where, f"holds more than {most_values} values")])
         if not lenient and (long := _LONG_IN_JSON.search(content)):
             _check_is_text(content, long.start(), where)
@@ -94,7 +96,7 @@ def _reason(error: BaseException) -> str:
 def _check_is_text(content: str, place: int, where: str) -> None:
     """Raise ConfigError where a long run of digits stands outside of quotation marks, as no number is so long."""
     marks = re.sub(r"\\.", "", content[:place], flags=re.DOTALL).count('"')
-    if marks % 2 == 0:
+    if marks % 2 == 0:  # outside of a text
         raise ConfigError([Problem(where, "holds a number of more than 400 characters")])
 
 
@@ -104,7 +106,7 @@ def _no_number(name: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     number = float(text)
-    if not math.isfinite(number):
+    if not math.isfinite(number):  # 1e999 is read as infinity
         raise ValueError(f"{text[:40]} is too large a number")
     return number
 
@@ -121,7 +123,7 @@ def depth(tree: Any) -> int:
     count, level = 0, [tree]
     while level and count <= MOST_DEPTH:
         count += 1
-        level = _below(level)
+        level = _below(level)  # a level at a time: no recursion, which has a limit of its own
     return count
 
 
@@ -135,7 +137,7 @@ def _plain(tree: Any, where: str) -> Any:
     """A tree whose texts can be written to a file. Raises ConfigError."""
     level = [tree]
     while level:
-        texts = [text for node in level for text in (node if isinstance(node, dict) else [node])]
+        texts = [text for node in level for text in (node if isinstance(node, dict) else [node])]  # keys are texts, too
         if garbled := next((text for text in texts if isinstance(text, str) and _GARBLED.search(text)), None):
             rule = "holds a character that no text has (NUL, or half of a pair of UTF-16)"
             raise ConfigError([Problem(where, rule, garbled[:40], _WAY_OUT)])
@@ -162,6 +164,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
 def _long_numbers(text: str, where: str) -> Iterator[Problem]:
     """Problems of numbers of thousands of digits: reading one takes time that grows with their square."""
     for event in yaml.parse(text, Loader=LOADER):
+        # quoted, it is a text
         if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
             yield Problem(_line(event, where), f"is a number of {len(event.value)} characters")
 

@@ -18,6 +18,7 @@ class Terminal(Console):
     """A console of rich that shows every text as it may be printed, without reading markup in it."""
 
     def __init__(self, **settings: Any) -> None:
+        # texts of users may hold brackets
         super().__init__(**{"markup": False, "force_jupyter": False, "emoji": False, **settings})
 
     @property
@@ -39,6 +40,7 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of what is shown, of texts that may be printed."""
+        # a text that was cleaned loses its spans, which would no longer fit
         if isinstance(renderable, Text) and (plain := printable(renderable.plain)) != renderable.plain:
             renderable = Text(plain, style=renderable.style, justify=renderable.justify, overflow=renderable.overflow)
         return super().render(renderable, options)
@@ -47,5 +49,5 @@ class Terminal(Console):
         """End the command quietly."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer goes nowhere
         raise ClosedPipe

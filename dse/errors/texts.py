@@ -30,6 +30,7 @@ _NAMED = rf"(?:{_SECRETS}|{_TOKENS})"
 """Names of secrets; `tokens` is the name of a number."""
 _NAME = re.compile(rf"(?i)[\w-]{{0,80}}{_NAMED}")
 _MAY_BE_NAMED = re.compile(r"(?i)passw|passphrase|secret|credential|key|token|pwd")
+# a bounded length, so that searching takes linear time
 _START = re.compile(r"(?<![A-Za-z0-9+_.-])[A-Za-z][A-Za-z0-9+_.-]{0,40}:/{2,3}(?=[^/\s])")
 _END = re.compile(r"""[\s"'<>`]|$""")
 _AUTHORITY = re.compile(r"([^/@:?#]*):(.*)@", re.DOTALL)
@@ -39,14 +40,16 @@ _PAIR = re.compile(
     r"""["']?\s{0,8}[=:]\s{0,8})("[^"\n]+"|'[^'\n]+'|[^\s"',;&)}\]]+)"""
 )
 _BARE = re.compile(r"[\w.%+/-]*:[^@\s:][^@\s]*@[\w.\[%-]\S*")
+# short texts stand in many words by chance
 _LEAST, _LEAST_OF_ENVIRONMENT = 4, 6  # characters of a secret that is hidden wherever it stands
 _STEERS = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (
         *(code for code in range(32) if chr(code) not in "\n\t"),
         *range(0x7F, 0xA0),
+        # marks of writing direction, and separators of lines
         *(0x61C, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF),
-        *range(0xD800, 0xE000),
+        *range(0xD800, 0xE000),  # halves of UTF-16 pairs, which cannot be encoded
     )
 }
 _STEERING = re.compile("[" + "".join(map(re.escape, map(chr, _STEERS))) + "]")
@@ -77,6 +80,7 @@ def hidden(text: str) -> str:
         text = pattern.sub(HIDDEN, text)
     if "://" in text:
         text = _without_passwords(text, to_end=False)
+    # a cheap look first, as every printed line comes here
     return _PAIR.sub(_hide_value, text) if _MAY_BE_NAMED.search(text) else text
 
 
@@ -109,6 +113,7 @@ def _is_secret(name: object, value: object) -> bool:
     is_value = isinstance(value, str) and bool(value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     last = str(name).rpartition(".")[2]
+    # `tokens: 512` is a number of tokens
     return (is_value or (is_number and "token" not in last.lower())) and _NAME.fullmatch(last) is not None
 
 
@@ -128,7 +133,7 @@ def ambiguous(url: str) -> str:
 
 def _without_passwords(text: str, *, to_end: bool) -> str:
     """A text without the secrets of its URLs. to_end: a URL may hold blanks and quotes, and ends with the text."""
-    for start, stop in reversed([*_secret_places(text, to_end=to_end)]):
+    for start, stop in reversed([*_secret_places(text, to_end=to_end)]):  # from the end, so that places stay right
         text = f"{text[:start]}{HIDDEN}{text[stop:]}"
     return text
 
@@ -157,7 +162,7 @@ def _places_in_url(rest: str) -> Iterator[tuple[int, int]]:
     if first:
         query = re.search(r"[?#]", rest)  # a password may hold these signs, too; a query may hold an @
         is_of_query = query is not None and query.start() < first.start(2)
-        if not is_of_query and first[2] != HIDDEN:
+        if not is_of_query and first[2] != HIDDEN:  # hidden before
             yield first.span(2)
         query_from = 0 if is_of_query else first.end()
     elif (user := re.match(r"[^/@:?#\s]{16,}(?=@)", rest)) and not rest.startswith(HIDDEN):
@@ -188,7 +193,7 @@ def secrets_known(words: Iterable[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        _patterns[:] = before
+        _patterns[:] = before  # in place: it is looked up by others
 
 
 class Masks:
@@ -199,8 +204,8 @@ class Masks:
 
     def put_on(self, text: str) -> str:
         """Put masks on the secrets of a text."""
-        for secret in sorted({*secrets_of(text)}, key=len, reverse=True):
-            mask = f"hidden{len(self._secrets):04d}"
+        for secret in sorted({*secrets_of(text)}, key=len, reverse=True):  # longer ones first: one may hold another
+            mask = f"hidden{len(self._secrets):04d}"  # a plain word, which every grammar takes
             self._secrets[mask] = secret
             learn({"password": mask})
             text = text.replace(secret, mask)
@@ -217,6 +222,7 @@ def learn(tree: Any, *, least: int = _LEAST) -> None:
     """Remember the secrets of a tree or a text, those of so many characters, for as long as `secrets_known` lasts."""
     secrets = {secret for secret in secrets_of(tree) if len(secret) >= least and secret != HIDDEN}
     if forms := {form for secret in secrets for form in _forms(secret)}:
+        # longer ones first: one may hold another
         escaped = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
         _patterns.append(re.compile(rf"(?<![A-Za-z0-9])(?:{escaped})(?![A-Za-z0-9])"))
 
@@ -249,7 +255,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 # ---------------------------------------------------------------- streams
 
-CLOSED_PIPE = 128 + 13
+CLOSED_PIPE = 128 + 13  # SIGPIPE
 """Exit code where nobody reads the output any more: that of a program that SIGPIPE ended."""
 
 
@@ -288,7 +294,7 @@ class ClosableStream:
             self._turn_away()
             raise ClosedPipe from None
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.EPIPE):
+            if error.errno not in (errno.EIO, errno.EPIPE):  # EIO: the terminal is gone
                 raise
             self._turn_away()
 
@@ -325,7 +331,7 @@ class PrintableStream(ClosableStream):
 def printable_streams() -> Iterator[None]:
     """While it lasts, what is printed is printable, tracebacks included."""
     before = sys.stdout, sys.stderr
-    if any(isinstance(stream, PrintableStream) for stream in before):
+    if any(isinstance(stream, PrintableStream) for stream in before):  # a command inside another one
         yield
         return
     sys.stdout, sys.stderr = (cast("TextIO", PrintableStream(stream) if stream else stream) for stream in before)

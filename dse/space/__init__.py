@@ -61,8 +61,10 @@ class Knob:
     def numbers(self) -> tuple[float, ...] | None:
         """The number that each value is, of a quantity such as `2 MB` in its unit; None unless all are numbers."""
         amounts = [amount(value) if isinstance(value, str) else (value, None) for value in self.values]
+        # True is an int, and no quantity
         if any(pair is None or isinstance(pair[0], (bool, NoneType)) for pair in amounts):
             return None
+        # numbers without a unit may stand among quantities
         units = {pair[1] for pair in amounts if pair is not None} - {None}
         return tuple(pair[0] for pair in amounts if pair is not None) if len(units) <= 1 else None
 
@@ -99,7 +101,7 @@ class Space:
     @functools.cached_property
     def order(self) -> tuple[Knob, ...]:
         """The knobs, so that a condition looks at earlier ones only."""
-        return tuple(sorted(self.knobs, key=self._depth))
+        return tuple(sorted(self.knobs, key=self._depth))  # stable: knobs of one depth keep their order
 
     def _depth(self, knob: Knob) -> int:
         """Options first, then free knobs, then those that depend on them, and so on."""
@@ -129,7 +131,7 @@ class Space:
         tree = dict(self.base)
         chosen = {path.partition(".")[0]: value for path, value in assignment.items() if path.endswith(".name")}
         for section, option in chosen.items():
-            if section in self.options:
+            if section in self.options:  # a name that is not searched is a label
                 tree[section] = self.options[section][option]
         values = {path: value for path, value in assignment.items() if not self.is_option(path)}
         for section in dict.fromkeys(path.partition(".")[0] for path in values):
@@ -139,6 +141,7 @@ class Space:
 
     def _section(self, section: Any, values: Mapping[str, Any]) -> Any:
         """A section with values set; the same object for the same values, as many points share one."""
+        # values may be lists, which have no hash
         return self._sections.get(lambda: _with_values(section, values), section, key=repr(values))
 
     @functools.cached_property
@@ -182,6 +185,7 @@ class Space:
     def size(self, most: int | None = None) -> int | None:
         """Number of distinct points; None where there are more than `most`, or an interval makes them infinite."""
         if most not in self._sizes:
+            # an interval has no number of points
             self._sizes[most] = self._count(most) if all(knob.values for knob in self.knobs) else None
         return self._sizes[most]
 
@@ -189,7 +193,7 @@ class Space:
         count = 0
         for _, free in self._structures({}, self.deciding_knobs):
             count += math.prod(len(knob.values) for knob in free)
-            if most is not None and count > most:
+            if most is not None and count > most:  # large spaces need not be counted to their end
                 return None
         return count
 
@@ -199,7 +203,7 @@ class Space:
 
     def blocks(self, most: int) -> Iterator[Block]:
         """Every distinct point of a finite space, in blocks of at most `most` points."""
-        return (block for (block,) in blocks_together([self], most) if block is not None)
+        return (block for (block,) in blocks_together([self], most) if block is not None)  # one space: tuples of one
 
     def unsettled_blocks(self) -> Iterator[Block]:
         """Every distinct point of a finite space, whether or not some knobs change nothing in it."""
@@ -229,6 +233,7 @@ class Space:
             return design_value if knob.low <= design_value <= knob.high else None
         if self.is_option(knob.path):
             return design_value if design_value in knob.values else None
+        # any legal value: numbers are looked up for all
         numbers = _Resolver(self).numbers(knob, {**point, knob.path: knob.values[0]})
         pairs = zip(knob.values, numbers, strict=True)
         return next((value for value, number in pairs if number == design_value), None)
@@ -239,7 +244,7 @@ class Space:
             yield point, [knob for knob in self.order if knob not in self.deciding_knobs and self._counts(knob, point)]
             return
         knob, later = knobs[0], knobs[1:]
-        if not self._counts(knob, point):
+        if not self._counts(knob, point):  # its value changes nothing: no branch for each
             yield from self._structures(point, later)
             return
         for value in knob.values:
@@ -248,9 +253,10 @@ class Space:
     def active(self, assignment: Mapping[str, Any]) -> Assignment:
         """The part of an assignment that counts (for example after a baseline changed its options)."""
         by_path = {knob.path: knob for knob in self.order}
+        # a baseline may set paths that are no knobs
         extra = {path: value for path, value in assignment.items() if path not in by_path}
         options = {path: value for path, value in assignment.items() if self.is_option(path)}
-        point: Assignment = dict(options)
+        point: Assignment = dict(options)  # options first: they decide which paths there are
         for path in [*by_path, *extra]:
             if path in assignment and path not in point and self._counts(Knob(path), {**extra, **point}):
                 point[path] = assignment[path]
@@ -261,7 +267,8 @@ class Space:
             return True
         tree = self.tree({path: value for path, value in point.items() if self.is_option(path)})
         needed = self.backend.condition(knob.path, tree)
-        return needed is not None and all(
+        return needed is not None and all(  # None: the option does not have it
+            # a condition on what is no knob is decided by the tree
             point.get(path, get_path(tree, path)) == value and self._counts(Knob(path), point)
             for path, value in needed.items()
         )
@@ -282,12 +289,13 @@ class _Resolver:
         except ConfigError as error:
             yield from self._refused_blocks(point, free, tree=tree, error=error)
             return
+        # numbers that change what a design is made of
         fixed = [knob for knob in free if not self.space.backend.is_axis(knob.path, design)]
         if fixed:
             yield from self._product(point, fixed, [knob for knob in free if knob not in fixed])
             return
         numbers = {knob.path: self.numbers(knob, first, alone=True) for knob in free}
-        odd = next((knob for knob in free if None in numbers[knob.path]), None)
+        odd = next((knob for knob in free if None in numbers[knob.path]), None)  # an axis with illegal values
         if odd is None:
             axes = {path: np.array(values) for path, values in numbers.items()}
             yield Block(self.space.in_knob_order(point), axes, design)
@@ -311,6 +319,7 @@ class _Resolver:
 
         If that may be the fault of these values, those of one knob are split off until one is legal.
         """
+        # faults that no value of a free knob can mend
         fixed = [problem for problem in error.problems if not any(_overlap(knob.path, problem.path) for knob in free)]
         if free and not fixed:
             paths = {problem.path for problem in error.problems}
@@ -318,6 +327,7 @@ class _Resolver:
             others_free = [knob for knob in free if knob is not odd]
             first = {**point, **{knob.path: knob.values[0] for knob in others_free}}
             blamed = list(
+                # as walks ask in order, the first legal value ends the search
                 itertools.takewhile(lambda value: self._blames(odd.path, {**first, odd.path: value}), odd.values)
             )
             yield from self._product(point, [Knob(odd.path, tuple(blamed))], others_free)
@@ -357,6 +367,7 @@ class _Resolver:
                 number_of[repr(value)] = self._number({**first, knob.path: value}, knob.path)
         numbers = [number_of[repr(value)] for value in knob.values]
         kinds = {type(number) for number in numbers if number is not None}
+        # an axis is one array: mixed types would be converted
         return numbers if len(kinds) <= 1 else [None] * len(numbers)
 
     def _number(self, point: Assignment, path: str) -> Any:

@@ -68,6 +68,7 @@ class Block:
     def part(self, axes: Mapping[str, NDArray[Any]]) -> Block:
         """The points that take only some of the values of each axis."""
         design = None if self.design is None else Batch(self.design, axes).at(0)
+        # what was asked for has the same axes, and others
         asked_part = None if self.asked is None else self.asked.part({**self.asked.axes, **axes})
         return replace(self, axes=axes, design=design, asked=asked_part)
 
@@ -78,6 +79,7 @@ class Block:
         assignment = {**self.assignment, path: value} if searched else self.assignment
         assert self.design is not None
         design = put(self.design, path, value)
+        # the first question, if several knobs were fixed
         return replace(self, assignment=assignment, axes=axes, design=design, asked=self.asked or self)
 
     def runs(self, marks: NDArray[np.bool_]) -> Iterator[tuple[Block, bool]]:
@@ -87,6 +89,7 @@ class Block:
             return
         grid = marks.reshape([len(values) for values in self.axes.values()])
         steps = [np.diff(grid.astype(np.int8), axis=place) for place in range(grid.ndim)]
+        # an axis along which the marks change: cut it there
         place = next(place for place, step in enumerate(steps) if step.any())
         path, values = list(self.axes.items())[place]
         other_axes = tuple(axis for axis in range(grid.ndim) if axis != place)
@@ -94,6 +97,7 @@ class Block:
             [0, *(1 + np.flatnonzero(steps[place].any(axis=other_axes))), len(values)]
         ):
             part = self.part({**self.axes, path: values[start:stop]})
+            # parts may change along other axes
             yield from part.runs(np.take(grid, range(start, stop), axis=place).reshape(-1))
 
     def points(self) -> Iterator[Assignment]:
@@ -103,6 +107,7 @@ class Block:
 
     def texts(self, scenario: str) -> list[str]:
         """Names of the points in the store: scenario and searched values, as JSON."""
+        # without the closing brace, as axes follow
         head = json.dumps({"scenario": scenario, **self.assignment}, default=str)[:-1]
         parts = [
             [f", {json.dumps(path)}: {json.dumps(value, default=str)}" for value in values.tolist()]
@@ -115,6 +120,7 @@ class Block:
         if self.design is not None:
             return content_keys(self.design, self.axes, context)
         unlabelled = {section: _without_labels(tree) for section, tree in self.tree.items()}
+        # no design has such a path: keys cannot meet
         return grid_content_keys(
             [f"refused = {json.dumps(unlabelled, sort_keys=True, default=str)}"], self.axes, context
         )
@@ -152,6 +158,7 @@ def settle(blocks: Sequence[Block], backend: Backend) -> list[list[Block]]:
     if not isinstance(backend, Canonical):
         return parts
     neutral = [backend.neutral(block.design) if block.design is not None else {} for block in blocks]
+    # one question for each path and value, over all blocks
     for path, value in dict.fromkeys(item for values in neutral for item in values.items()):
         places = [place for place, values in enumerate(neutral) if values.get(path) == value]
         unsettled = [part for place in places for part in parts[place] if not _is_settled(part, path, value)]
@@ -173,6 +180,7 @@ def _idle(blocks: Sequence[Block], path: str, value: Any, *, by: Canonical) -> I
     """For each block, at which of its designs `path` may have the value; asked for in calls of limited size."""
     batches = [block.batch for block in blocks if block.batch is not None]
     ends = np.cumsum([batch.size for batch in batches])
+    # neighbours until so many designs are together
     for _, call in itertools.groupby(range(len(batches)), key=lambda place: int(ends[place]) // _MOST_SETTLED):
         yield from by.idle([batches[place] for place in call], path, value)
 

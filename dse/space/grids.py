@@ -42,7 +42,7 @@ def results_by_batch(
     """Results of each batch, from the results of the grids that `grids` makes of all of them."""
     by_batch: dict[int, Results] = {}
     for indices, grid in grids(batches, kind, apart):
-        grid_results, num_designs = results(grid), grid.size // len(indices)
+        grid_results, num_designs = results(grid), grid.size // len(indices)  # batches of a grid are equally large
         for place, index in enumerate(indices):
             by_batch[index] = grid_results.take(slice(place * num_designs, (place + 1) * num_designs))
     return [by_batch[index] for index in range(len(batches))]
@@ -61,13 +61,14 @@ def grids(
     for index, batch in enumerate(batches):
         design = batch.design
         assert isinstance(design, kind)
+        # sections are shared by many designs
         parts = tuple(structures.get(partial(_structure, part), part) for _, part in design)
         axes = tuple((path, values.tobytes()) for path, values in batch.axes.items())
         groups.setdefault((apart(design), parts, axes), []).append(index)
     for indices in groups.values():
         first = batches[indices[0]]
         shape = (len(indices), *first.shape)
-        aligned = (-1, *(1 for _ in first.shape))
+        aligned = (-1, *(1 for _ in first.shape))  # along the first axis
         merged = _merge([batches[index].design for index in indices], aligned)
         for place, (path, values) in enumerate(first.axes.items(), start=1):
             merged = put(merged, path, values.reshape([-1 if axis == place else 1 for axis in range(len(shape))]))
@@ -77,6 +78,7 @@ def grids(
 def _structure(part: Any) -> tuple[Any, ...]:
     """Structural leaves of a section."""
     kinds = map(type, part.values() if isinstance(part, Mapping) else [part])
+    # structural values must be equal, others need only be there
     walked = ((path, value) if marked else path for path, value, marked in leaves(part, ""))
     return (*kinds, *walked)
 
@@ -84,15 +86,16 @@ def _structure(part: Any) -> tuple[Any, ...]:
 def _merge(values: Sequence[Any], aligned: tuple[int, ...]) -> Any:
     """Merge values into one; numbers that differ become an array along the first axis."""
     first = values[0]
-    if all(value is first for value in values):
+    if all(value is first for value in values):  # the usual case: shared sections
         return first
     different, at = distinct(values)
-    if len(different) < len(values):
+    if len(different) < len(values):  # equal objects are merged once
         return _map_arrays(_merge(different, aligned), lambda array: array[at])
     if isinstance(first, BaseModel):
         columns = {name: [getattr(value, name) for value in values] for name in type(first).model_fields}
+        # names may differ; that of the first stands
         parts = {name: column[0] if name in LABELS else _merge(column, aligned) for name, column in columns.items()}
-        return type(first).model_construct(**parts)
+        return type(first).model_construct(**parts)  # arrays are no legal values: not validated again
     if isinstance(first, Mapping):
         return {name: _merge([value[name] for value in values], aligned) for name in first}
     if isinstance(first, (int, float)) and any(value != first for value in values):
