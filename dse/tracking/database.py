@@ -36,6 +36,7 @@ ENVIRONMENT: Final = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
 
+# words of SQLite and alembic for a file that no retry mends
 _DAMAGE: Final = ("not a database", "malformed", "_alembic_tmp_", "is damaged")
 _POLL_S: Final = 0.2
 _LOCK: Final = 0x647365  # number of PostgreSQL's advisory lock: "dse"
@@ -106,7 +107,7 @@ def repair(uri: str) -> Path | None:
 def _is_sound(file: Path, uri: str) -> bool:
     try:
         with closing(sqlite3.connect(file, timeout=60)) as connection:
-            if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):  # (1): one fault is enough
                 return False
         open_store(uri)
     except sqlite3.OperationalError as error:  # locked or not readable: no proof of damage
@@ -133,7 +134,7 @@ def write_lock(store: TrackingStore) -> Iterator[None]:
 def mlflow() -> Any:
     """Import MLflow on first use, with the environment that it reads at import."""
     for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+        os.environ.setdefault(name, value)  # the user's own settings stay
     with warnings.catch_warnings():
         # MLflow 3.17's table classes use a loader that SQLAlchemy 2.1 deprecates.
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy")
@@ -191,13 +192,13 @@ def _open_engine(uri: str) -> Engine | None:
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(file.with_name(f"{file.name}.lock")):
-            if not file.exists() or file.stat().st_size == 0:
+            if not file.exists() or file.stat().st_size == 0:  # an interrupted first start leaves an empty file
                 _build(file)
             _check_sqlite(file)
             return _engine(uri)
     if is_sql(uri):
         return _connect(uri)
-    mlflow().MlflowClient(uri).search_experiments(max_results=1)
+    mlflow().MlflowClient(uri).search_experiments(max_results=1)  # asks for the least: does the server answer?
     return None
 
 
@@ -208,9 +209,9 @@ def _advisory_lock(connection: Any) -> Iterator[None]:
     It polls, because a statement that waits for the lock would look like a server that does not answer.
     """
     while not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar():
-        connection.commit()
+        connection.commit()  # a transaction that stays open would keep the server from tidying up
         time.sleep(_POLL_S)
-    connection.commit()
+    connection.commit()  # the lock belongs to the session, not to the transaction
     try:
         yield
     finally:
@@ -221,7 +222,7 @@ def _advisory_lock(connection: Any) -> Iterator[None]:
 def _build(file: Path) -> None:
     """Build an MLflow database beside `file` and move it there in one step."""
     unfinished = file.with_name(f"{file.name}.new")
-    for suffix in ("", "-journal", "-wal", "-shm"):
+    for suffix in ("", "-journal", "-wal", "-shm"):  # left by a build that was interrupted
         Path(f"{unfinished}{suffix}").unlink(missing_ok=True)
     engine = _sql_store(f"sqlite:///{unfinished}").engine
     engine.dispose()  # closes the file: SQLite must not have it open while it moves

@@ -24,7 +24,7 @@ from dse.results.selection import NUMBER, SelectionRule, shown_rows
 from dse.store.owner import lock_file
 from dse.study.settings import constraints_of
 
-_ABOUT = ("key", "status", "reason", "engine", "on_front")
+_ABOUT = ("key", "status", "reason", "engine", "on_front")  # of a row, as attributes of its trial
 
 
 class StorageError(RuntimeError):
@@ -108,7 +108,7 @@ def _check_is_not_mlflows(storage: str) -> None:
         postgres.watch(Engine)  # because Optuna makes its own engine
     engine = create_engine(storage)
     try:
-        if inspect(engine).has_table("latest_metrics"):
+        if inspect(engine).has_table("latest_metrics"):  # a table that only MLflow has
             raise StorageError("it holds MLflow's runs, and Optuna needs a database of its own")
     finally:
         engine.dispose()
@@ -141,15 +141,16 @@ def _write_trials(outputs: Outputs, storage: Any, *, rule: SelectionRule, seen: 
         return 0
     import pandas as pd
 
-    table = pd.concat(parts).sort_values(NUMBER)
+    table = pd.concat(parts).sort_values(NUMBER)  # in the order of the table: what matters most came first
     knobs = [path for path in summary["knobs"] if path in table]
+    # Optuna keeps local times without a zone
     time = datetime.fromisoformat(outputs.read_json("provenance")["time"]).astimezone().replace(tzinfo=None)
     distributions = {path: _distribution(table[path]) for path in knobs}
     shared = _TrialProperties(distributions, summary["goals"], outputs.read_config()["study"], time)
     count = 0
     for scenario, rows in table.groupby("scenario", sort=False):
         study = _study(storage, f"{summary['study']}/{outputs.folder.name}/{scenario}", shared)
-        there = {trial.user_attrs.get("key") for trial in study.get_trials(deepcopy=False)}
+        there = {trial.user_attrs.get("key") for trial in study.get_trials(deepcopy=False)}  # read only
         fresh = [row for row in rows.to_dict("records") if row["key"] not in there]
         seen(len(rows) - len(fresh))
         for row in fresh:
@@ -201,6 +202,7 @@ def _distribution(column: Any) -> Any:
 
     values = [_plain(value) for value in column.dropna().unique()]
     if not values or any(isinstance(value, str | bool) for value in values):
+        # None: the knob counts in no row
         return distributions.CategoricalDistribution(sorted(values, key=str) or [None])
     kind = distributions.IntDistribution if isinstance(values[0], int) else distributions.FloatDistribution
     return kind(min(values), max(values))

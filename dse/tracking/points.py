@@ -97,6 +97,7 @@ def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
         last = knob.rpartition(".")[2]
         words.append(label if last == "name" else f"{last}={label}")
     key = tags["dse.point_key"][:6]
+    # room for a blank and six digits of the key
     return f"{truncate(' '.join(word for word in words if word), _MAX_POINT_NAME - 7)} {key}"
 
 

@@ -59,8 +59,10 @@ def background_tracking(wanted: TrackingSettings) -> Iterator[BackgroundTracking
     if wanted.uri is None and wanted.optuna is None:
         yield BackgroundTracking(None, wanted)
         return
+    # the child imports this very code, wherever it was started
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
+        # no module of the working folder takes the place of a library
         [sys.executable, "-P", "-W", "ignore", "-m", "dse.tracking.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -80,6 +82,7 @@ def _end(child: subprocess.Popen[str]) -> None:
     """Stop the process, which has ten seconds to mark a half-written study run."""
     child.terminate()
     with suppress(OSError):
+        # its reader ends at the end of its input
         child.stdin.close()  # type: ignore[union-attr]
     try:
         child.wait(10)
@@ -111,19 +114,19 @@ def _send(child: subprocess.Popen[str], line: str) -> None:
 
 def _messages(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     for line in child.stdout or ():
-        with suppress(ConfigError):
+        with suppress(ConfigError):  # a line that was cut off by its end
             yield parse_json(line, "message")
 
 
 def _child() -> int:
     """Run the background process: settings, then a folder come in as lines of JSON; progress and sentences go out."""
-    out = os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "w")  # messages keep this channel to themselves
     os.dup2(2, 1)  # because prints of libraries are not messages
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, _terminate)
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     wanted = TrackingSettings.model_validate_json(lines.get())
-    os.nice(_NICENESS)
+    os.nice(_NICENESS)  # before importing, which takes most of its time
     warm(wanted)
     folder = Path(parse_json(lines.get(), "folder"))
 
@@ -166,7 +169,7 @@ def _rarely(seen: Seen) -> Iterator[Seen]:
             pending, last = 0, time.monotonic()
 
     yield count
-    seen(pending)
+    seen(pending)  # what is left at the end
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ def _obstacle(uri: str, port: int) -> str | None:
     """Describe why the UI cannot be served; None if it can."""
     file = sqlite_file(uri)
     if file is not None and not file.is_file():
+        # a server would make an empty database there
         return f"There is no tracking database at {file}: run a study with tracking first."
     if file is not None and not _may_be_sqlite(file):
         return (
@@ -99,7 +100,7 @@ def _run_server(uri: str, port: int) -> int:
     # arguments.
     environment = (
         ENVIRONMENT
-        | os.environ
+        | os.environ  # the user's own settings come before ours, those below after
         | {
             "MLFLOW_BACKEND_STORE_URI": uri,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -121,7 +122,7 @@ def _run_server(uri: str, port: int) -> int:
         try:
             code = server.wait()
             print(f"The MLflow server ended by itself (exit code {code}).", file=sys.stderr)
-            return code or 1
+            return code or 1  # it was to run until Ctrl-C, so that any end is a failure
         except KeyboardInterrupt:
             return 0
         finally:
@@ -162,7 +163,7 @@ def _stop_group(server: subprocess.Popen[str]) -> None:
     """End the server and its child processes: terminate, wait up to 10 s, then kill."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
+            os.killpg(server.pid, number)  # the group: uvicorn's worker, too
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             server.poll()  # reaps the leader, which otherwise stays in the group for ever

@@ -21,10 +21,10 @@ RUNS: Final = "runs"  # key of the view of its study runs
 _ON_FRONT: Final = "tags.`dse.on_front` = 'true'"
 _MAY_WIN: Final = f"tags.`dse.status` = 'ok' and tags.`{MAY_WIN}` = 'true'"
 CHARTS: Final = "compareRunsMode=CHART"
-_MOST_COLUMNS: Final = 16
+_MOST_COLUMNS: Final = 16  # more do not fit a screen
 _MOST_AXES: Final = 8  # of parallel coordinates
 _SECTION: Final = "dse"
-_WIDE: Final = {"columns": 1, "cardHeight": 420}
+_WIDE: Final = {"columns": 1, "cardHeight": 420}  # one chart in a row, in pixels
 _FACETS: Final[Mapping[str, Any]] = {
     **{"runsPinned": [], "runsHidden": [], "runsExpanded": {}, "runsVisibilityMap": {}},  # MLflow 3.10 has no defaults
     **{"groupBy": None, "groupsExpanded": {}, "useGroupedValuesInCharts": True, "hideEmptyCharts": True},
@@ -70,6 +70,7 @@ def points_view(run_id: str, columns: PointColumns, *, front: bool = False) -> d
         "compareRunCharts": list(
             _charts(
                 [mlflow_name(path) for path, everywhere in knobs.items() if everywhere],
+                # the metric by which points are ordered comes first, once
                 [mlflow_name(name) for name in dict.fromkeys([first, *list(goals)[first not in goals :]])],
             )
         ),
@@ -93,6 +94,7 @@ def _charts(params: Sequence[str], goals: Sequence[str]) -> Iterator[dict[str, A
     common = {"metricSectionId": _SECTION, "deleted": False, "isGenerated": False}
     if len(goals) > 1:
         x, y = ({"key": name, "type": "METRIC"} for name in goals[:2])
+        # as many as MLflow's page loads at a time
         yield {**common, "uuid": "front", "type": "SCATTER", "xaxis": x, "yaxis": y, "runsCountToCompare": 100}
     axes = {"selectedParams": list(params[:_MOST_AXES]), "selectedMetrics": list(goals[:_MOST_AXES])}
     if params:
@@ -101,6 +103,7 @@ def _charts(params: Sequence[str], goals: Sequence[str]) -> Iterator[dict[str, A
 
 def set_view(client: Any, experiment_id: str, key: str, state: Mapping[str, Any]) -> None:
     """Write the state of a view into its experiment."""
+    # a tag has 8000 characters
     client.set_experiment_tag(experiment_id, f"{TAG}{key}", json.dumps(state, separators=(",", ":")))
 
 

@@ -86,6 +86,7 @@ class StudyFolder:
     @classmethod
     def all(cls, root: Path, study: str = "*") -> list[StudyFolder]:
         """List the finished runs of a study, or of all, below an output folder, the oldest first."""
+        # `latest` is a link to one of them
         folders = {path.parent.resolve() for path in root.glob(f"{study}/*/results.parquet")}
         runs = [cls(folder) for folder in sorted(folders)]
         return [run for run in runs if all(output_files.exists(run.folder / name) for name in _FILES)]
@@ -117,7 +118,7 @@ class StudyFolder:
     def identity(self) -> str:
         """Hash of name and provenance, which identifies this run wherever its folder lies."""
         content = output_files.text(self.folder / "provenance.json").encode()
-        return hashlib.sha256(self.folder.name.encode() + b"\n" + content).hexdigest()[:32]
+        return hashlib.sha256(self.folder.name.encode() + b"\n" + content).hexdigest()[:32]  # 128 bits
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -148,6 +149,7 @@ class StudyFolder:
         end = datetime.fromisoformat(self.provenance["time"])
         start = end
         with suppress(ValueError):
+            # a clock that was set back must not make a run end before it starts
             start = min(end, datetime.strptime(self.folder.name[:19], "%Y-%m-%d_%H-%M-%S").astimezone())
         return int(start.timestamp() * 1000), int(end.timestamp() * 1000)
 
@@ -192,6 +194,7 @@ class StudyFolder:
         """Searched dotted paths, and whether every point has a value of each."""
         paths = self.summary["knobs"]
         with results(self.results, self.summary["goals"]) as table:
+            # knobs only: a long table has few of them
             columns = table.whole([path for path in paths if path in table.schema.names])
         return {path: path in columns.column_names and not columns.column(path).null_count for path in paths}
 
@@ -222,6 +225,7 @@ class StudyFolder:
 
         with results(self.results, self.summary["goals"]) as table:
             parts = [output_files.frame(self.results, part) for part in table.groups()]
+            # gives the columns where the table has no rows
             empty = output_files.frame(self.results, table.schema.empty_table())
         leaders: pd.DataFrame = pd.concat(
             [empty, *(self.contest.leaders(part, self.summary["goals"]) for part in parts)]
@@ -249,6 +253,7 @@ class StudyFolder:
         better = np.minimum if kind == "minimize" else np.maximum
         names = list(dict.fromkeys(scenario.tolist()))
         for name in names if len(names) <= _MOST_CURVES else ():
+            # rows that may not win never improve the best
             best = better.accumulate(np.where(may_win, values, math.inf * _SIGN[kind])[scenario == name])
             steps = [step for step in _steps(len(best)) if math.isfinite(best[step - 1])]
             yield Curve(mlflow_name(f"best_{goal}/{name}"), steps, [float(best[step - 1]) for step in steps])
@@ -262,7 +267,7 @@ class StudyFolder:
             **numbers,
             **{f"num_{status_name}": count for status_name, count in zip(names, counts, strict=True)},
         }.items():
-            yield Curve(name, [0], [float(count)])
+            yield Curve(name, [0], [float(count)])  # a single value, not a curve
 
 
 _SIGN: Final = {"minimize": 1.0, "maximize": -1.0}
@@ -278,4 +283,5 @@ def _steps(count: int) -> list[int]:
     """Return some numbers from 1 to `count`, evenly spaced in their logarithm."""
     import numpy as np
 
+    # most of the progress of a search is early
     return np.unique(np.geomspace(1, count, _STEPS).round().astype(int)).tolist() if count else []

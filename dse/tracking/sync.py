@@ -83,9 +83,9 @@ def sync(
             written = _points(store, study, run_id, rule=rule, seen=seen)
             _describe(store, run_id, study)
             _set_views(store, run_id, study)
-            wait_for_files()
+            wait_for_files()  # points are written while figures are drawn
             _keep(store, run_id, study)
-            store.client.set_tag(run_id, "dse.points", amount)
+            store.client.set_tag(run_id, "dse.points", amount)  # last: it shows that all of this is written
     return SyncOutcome(hidden(store.uri), run_id, written.count, written.how, written.reason, amount)
 
 
@@ -139,6 +139,7 @@ def _study_run(store: TrackingStore, experiment: Any, identity: str) -> Any:
     from mlflow.entities import ViewType
 
     chosen = f"tags.`dse.run` = '{identity}'"
+    # deleted ones, too: what a person deleted is not written again
     runs = store.client.search_runs([experiment.experiment_id], chosen, run_view_type=ViewType.ALL, max_results=1)
     return runs[0] if runs else None
 

@@ -104,7 +104,7 @@ def _show_in_optuna(study: StudyFolder, wanted: TrackingSettings, news: News) ->
 def way_out(folder: Path, wanted: TrackingSettings) -> str:
     """Build the advice with the command that writes the views of a study run later."""
     root = folder.parent.parent
-    where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"
+    where = "" if root.resolve() == Path("outputs").resolve() else f" output_dir={root}"  # the default of the command
     views = {name: place for name, place in (("uri", wanted.uri), ("optuna", wanted.optuna)) if place is not None}
     if not all(
         _is_below(place, Path.cwd()) for place in views.values()
@@ -162,7 +162,7 @@ def _is_sound(study: StudyFolder) -> bool:
 def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> TrackingSettings:
     """Settings of the views of a study run: those typed, else the recorded ones if trusted, else MLflow's default."""
     recorded = {key: value for key, value in study.config["tracking"].items() if key in TrackingSettings.model_fields}
-    if "uri" in arguments or "optuna" in arguments:
+    if "uri" in arguments or "optuna" in arguments:  # typed ones replace both: a recorded place may not be meant
         recorded |= {"uri": arguments.get("uri"), "optuna": arguments.get("optuna")}
     else:
         recorded |= {name: _trusted_place(study, name, recorded.get(name), arguments) for name in ("uri", "optuna")}
@@ -194,6 +194,7 @@ def _trusted_place(study: StudyFolder, name: str, recorded: object, arguments: M
 
 def _is_below(place: str, here: Path) -> bool:
     """Return whether a URI (or the path of a journal) is a file below a folder, after following links."""
+    # no parameters and no escapes, which could lead elsewhere
     match = re.fullmatch(r"sqlite:///([^?%]+)|([^?%:]+\.log)", place)
     path = "" if match is None else match[1] or match[2]
     return not path.startswith((":", "file:")) and here.resolve() in Path(path).resolve().parents
@@ -244,7 +245,7 @@ def _links(uri: str, address: str, *, open_first: bool) -> Iterator[str]:
     """Yield a line for each study with its saved view; open the newest in a browser, if wanted."""
     try:
         pages = list(shared_views.links(open_store(uri).client, address))
-    except TrackingError:
+    except TrackingError:  # the server says what is wrong
         return
     if pages and open_first:
         webbrowser.open(pages[0][1])

@@ -21,7 +21,7 @@ from dse.tracking.points import Point
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-_RUNS_PER_TRANSACTION: Final = 2000
+_RUNS_PER_TRANSACTION: Final = 2000  # a transaction that others need not wait for long
 _THREADS: Final = 4  # concurrent calls to a server
 
 # The columns that the bulk writer fills, per table class. Other columns in the database mean a version of MLflow that
@@ -63,7 +63,7 @@ def write(place: PointDestination, points: Iterable[Point], seen: Callable[[int]
     """Write the points that the store lacks. seen: called for every point, present before or written now."""
     there = _there(place)
     counted = _skip_written(points, there, seen)
-    first = list(islice(counted, 1))
+    first = list(islice(counted, 1))  # alone, to see whether the bulk writer can be trusted
     engine = place.store.engine
     if engine is None:
         return _by_client(place, chain(first, counted), there=there, seen=seen)
@@ -85,7 +85,7 @@ Identity = tuple[str, str]
 
 def _skip_written(points: Iterable[Point], there: dict[Identity, str], seen: Callable[[int], None]) -> Iterator[Point]:
     for point in points:
-        if there.get((point.scenario, point.key)) == "":
+        if there.get((point.scenario, point.key)) == "":  # complete
             seen(1)
         else:
             yield point
@@ -102,7 +102,7 @@ def _there(place: PointDestination) -> dict[Identity, str]:
 
     runs: dict[Identity, str] = {}
     token = None
-    while token is not None or not runs:
+    while token is not None or not runs:  # the first page has no token
         page = place.store.client.search_runs(
             [place.experiment.experiment_id],
             f"tags.`mlflow.parentRunId` = '{place.study_run}'",
@@ -111,7 +111,7 @@ def _there(place: PointDestination) -> dict[Identity, str]:
             page_token=token,
         )
         for run in page:
-            is_complete = run.info.status != "RUNNING"
+            is_complete = run.info.status != "RUNNING"  # left half written
             runs[run.data.tags["dse.scenario"], run.data.tags["dse.point_key"]] = "" if is_complete else run.info.run_id
         token = page.token
         if not token:
@@ -154,12 +154,12 @@ def _by_client(
         _write_one(place, point, there.get((point.scenario, point.key)))
 
     count = 0
-    with ThreadPoolExecutor(_THREADS if place.store.engine is None else 1) as pool:
+    with ThreadPoolExecutor(_THREADS if place.store.engine is None else 1) as pool:  # a file has one writer
         waiting: deque[Future[None]] = deque()
         try:
             for point in points:
                 waiting.append(pool.submit(write_point, point))
-                if len(waiting) >= 2 * _THREADS:
+                if len(waiting) >= 2 * _THREADS:  # results are taken in order, and few are held
                     waiting.popleft().result()
                     seen(1)
                 count += 1
@@ -205,7 +205,7 @@ def _in_bulk(place: PointDestination, engine: Engine, points: list[Point]) -> li
 def _insert(connection: Any, name: str, values: list[tuple[Any, ...]]) -> None:
     """Insert rows of a table class directly by the driver, because SQLAlchemy's mapping per row costs more."""
     columns, table = ", ".join(_LAYOUT[name]), _table(name).__tablename__
-    if connection.dialect.driver == "psycopg":
+    if connection.dialect.driver == "psycopg":  # COPY: a stream of rows in one statement
         with connection.connection.cursor() as cursor, cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
             for row in values:
                 copy.write_row(row)
@@ -275,7 +275,7 @@ def _probe_refusal(place: PointDestination, engine: Engine, first: list[Point]) 
     except MlflowException:
         pass  # a run that MLflow cannot read is not as intended either
     with engine.begin() as connection:
-        for name in reversed(_LAYOUT):
+        for name in reversed(_LAYOUT):  # rows that refer to a run before the run
             table = _table(name)
             connection.execute(delete(table).where(table.run_uuid.in_(ids)))
     return "the first point did not read back as written"
