@@ -22,6 +22,7 @@ from dse.units import quantity_text
 
 STEPS = 25  # of a constant's range, on a logarithmic grid; odd, so that the nominal value is on the grid
 _PRECISE = 1e-9  # relative width of an interval at which the search for a flip ends
+# seven values inside: an eighth is left of the interval
 _PARTS = np.arange(1, 8) / 8  # of an interval
 _NEAR = 1 / 16  # of an interval, at most: the values asked beside the one at which a secant is 0
 _RIVALS = 4  # options to evaluate while a flip is narrowed down: the best at either end
@@ -70,7 +71,7 @@ class Breaks:
         if len(self.stretches) == 1:
             ends = f"{quantity_text(winning.low, path)} and {quantity_text(winning.high, path)}"
             return f"{self.scenario}: no flip between {path} = {ends} (now {quantity_text(self.nominal, path)})"
-        beside = self.stretches[max(0, self.home - 1) : self.home + 2]
+        beside = self.stretches[max(0, self.home - 1) : self.home + 2]  # the stretches on either side
         differing = [n for n in range(len(choose)) if len({stretch.option[n] for stretch in beside}) > 1]
         below = self.stretches[self.home - 1] if self.home else None
         above = self.stretches[self.home + 1] if self.home + 1 < len(self.stretches) else None
@@ -97,7 +98,7 @@ def breaks(
 ) -> list[Breaks]:
     """Find where the winning option flips as one constant goes from nominal / span to nominal x span."""
     factors = legal(run_points, constant, np.geomspace(1 / span, span, STEPS))
-    factors[np.argmin(np.abs(np.log(factors)))] = 1.0
+    factors[np.argmin(np.abs(np.log(factors)))] = 1.0  # rounding in geomspace must not move the nominal value
     scanned = evaluate_batches(run_points, one_by_one(run_points, constant, factors), objective, advance)[:, 0]
     values, nominal = scanned.reshape(len(run_points.designs), len(factors)), run_points.nominal(constant.path)
     searches = []
@@ -107,11 +108,12 @@ def breaks(
         searches.append(
             _Search(run_points, constant, rows, (axis, values[rows], int(np.argmin(np.abs(np.log(factors))))))
         )
+    # all searches ask together, so that the backend is called with large batches
     while any(search.open for search in searches):
         wanted = [(search, *search.asks()) for search in searches if search.open]
         rows, numbers = (np.concatenate([query[place] for query in wanted]) for place in (1, 2))
         fresh = evaluate_batches(run_points, at(run_points, constant, rows, numbers), objective, advance)[:, 0]
-        ends = np.cumsum([len(query_rows) for _, query_rows, _ in wanted])[:-1]
+        ends = np.cumsum([len(query_rows) for _, query_rows, _ in wanted])[:-1]  # np.split takes inner ends
         for (search, _, _), objectives in zip(wanted, np.split(fresh, ends), strict=True):
             search.tell(objectives)
     turns = [reversal_share(values[run_points.rows(index)]) for index in range(len(run_points.scenarios))]
@@ -134,7 +136,7 @@ def reversal_share(values: Floats) -> Floats:
     It is the lesser of the largest rise and the largest fall between any two finite places.
     """
     seen = np.isfinite(values)
-    least = np.minimum.accumulate(np.where(seen, values, math.inf), axis=1)
+    least = np.minimum.accumulate(np.where(seen, values, math.inf), axis=1)  # places without a result are passed over
     largest = np.maximum.accumulate(np.where(seen, values, 0.0), axis=1)
     rise = np.divide(values, least, out=np.ones_like(values), where=seen).max(axis=1, initial=1.0)
     fall = np.divide(largest, values, out=np.ones_like(values), where=seen).max(axis=1, initial=1.0)
@@ -155,9 +157,11 @@ class _Search:
         self._rows, self._whole, self._options = rows, constant.whole, run_points.options
         self._places = run_points.option[rows]
         self._codes = np.unique(self._places)
+        # ranks of options at the nominal value
         self._rank = np.argsort(np.argsort(self._by_option(values)[:, home], kind="stable"))
-        unique, first = np.unique(axis, return_index=True)
+        unique, first = np.unique(axis, return_index=True)  # whole constants: several factors may give one value
         self._axis: list[float] = unique.tolist()
+        # value -> objective of each point there
         self._ends = {value: values[:, place] for value, place in zip(self._axis, first.tolist(), strict=True)}
         self._winner = [self._best(best) for best in self._by_option(values[:, first]).T]
         self._pending: list[tuple[float, NDArray[np.intp]]] = []
@@ -168,6 +172,7 @@ class _Search:
     def _best(self, options: Floats) -> int:
         """Place of the best option; ties go to the option that ranks first at the nominal value."""
         least = options.min()
+        # no option has a result: all are tied
         tied = np.flatnonzero(options <= least + TIE * abs(least)) if np.isfinite(least) else np.arange(len(options))
         return int(tied[np.argmin(self._rank[tied])])
 
@@ -200,8 +205,10 @@ class _Search:
         width = math.log(high / low)
         apart = [self._apart(end, low, high) for end in (low, high)]
         shares = list(_PARTS)
+        # the winners swap, so that a secant has a root between
         if all(map(math.isfinite, apart)) and apart[1] > apart[0]:
             root, near = -apart[0] / (apart[1] - apart[0]), min(_NEAR, width)
+            # beside it, so that the next interval is narrow even if it is not exact
             shares += [root - near, root, root + near]
         values = low * np.exp(width * np.clip(shares, 0.0, 1.0))
         if self._whole:
@@ -212,6 +219,7 @@ class _Search:
         """Share by which the best option at `low` is behind that at `high` at an evaluated value of the constant."""
         options = self._by_option(self._ends[end][:, None])[:, 0]
         first, second = (options[self._winner[self._axis.index(place)]] for place in (low, high))
+        # relative to both, so that large objectives do not dominate
         return float((first - second) / (abs(first) + abs(second))) if first != second else 0.0
 
     def _rivals(self, end: float) -> NDArray[np.intp]:
@@ -225,7 +233,7 @@ class _Search:
         """Add the objectives of the points from the last `asks`."""
         start = 0
         for value, rows in self._pending:
-            column = np.full(len(self._rows), math.inf)
+            column = np.full(len(self._rows), math.inf)  # points that were not asked for are none of the best
             column[rows] = values[start : start + len(rows)]
             start += len(rows)
             place = int(np.searchsorted(self._axis, value))
@@ -241,6 +249,7 @@ class _Search:
             if merged and merged[-1].option == option:
                 merged[-1] = replace(merged[-1], high=value)
                 continue
+            # the middle of a narrow interval, in logarithms
             between = value if self._whole or not merged else math.sqrt(merged[-1].high * value)
             if merged and not self._whole:
                 merged[-1] = replace(merged[-1], high=between)

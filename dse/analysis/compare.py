@@ -47,6 +47,7 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted path -> (old value, new value) where two configurations differ; None where one has no value."""
     before, now = flat(old), flat(new)
+    # a value of None is not the same as no value
     return {
         path: (before.get(path), now.get(path))
         for path in dict.fromkeys([*before, *now])
@@ -108,6 +109,7 @@ class Pair:
         first, second = self.first.front, self.second.front
         measured = (first, second) if factors else (self.scale_objectives(first), self.scale_objectives(second))
         ideal, extent = self.scale
+        # `equal` compares each member with each, [front, front]
         return {
             "scenario": self.scenario,
             "evaluated": [self.first.total, self.second.total],
@@ -122,6 +124,7 @@ class Pair:
 
     def curve(self, points: ComparedPoints) -> tuple[Floats, Floats]:
         """Progress of one of the runs: (points evaluated [steps], hypervolume by then [steps])."""
+        # fine at the start, where progress is fast
         steps = np.unique(np.geomspace(1, points.total, _STEPS).round().astype(int))
         reached, front = [], points.values[:0]
         for before, now in zip([0, *steps[:-1]], steps, strict=True):
@@ -139,6 +142,7 @@ def _front(values: Floats) -> Floats:
 
 def _count_dominated(front: Floats, other: Floats) -> int:
     """Number of members of a front that some member of the other front dominates."""
+    # no worse in any objective, and better in one
     return int(sum(((other <= member).all(axis=1) & (other < member).any(axis=1)).any() for member in front))
 
 
@@ -146,7 +150,7 @@ def _hypervolume(front: Floats) -> float:
     """Hypervolume of scaled points, as a share of the box from the ideal to the reference point."""
     import moocore
 
-    inside = front[(front < REFERENCE).all(axis=1)]
+    inside = front[(front < REFERENCE).all(axis=1)]  # what is beyond the reference point dominates nothing of the box
     if not len(inside):
         return 0.0
     return float(moocore.hypervolume(inside, ref=[REFERENCE] * front.shape[1]) / REFERENCE ** front.shape[1])
@@ -189,6 +193,7 @@ class RunComparison:
             name: [dict(zip(kinds, map(np.ndarray.tolist, curve), strict=True)) for curve in both]
             for name, both in self.curves.items()
         }
+        # rectangles may be open to infinity, which JSON does not have
         finite = None if self.attainment is None else np.minimum(self.attainment, REFERENCE).tolist()
         return {**record, "curves": curves, "attainment": finite}
 
@@ -205,6 +210,7 @@ def compare_runs(first: FinishedRun, second: FinishedRun) -> RunComparison:
             f"the objectives differ ({goals[0]} | {goals[1]}): run one of them again with the other's study.objectives"
         )
         why_not["fronts, hypervolume and attainment"] = rule
+    # a factor means nothing of values about 0
     factors = bool(pairs_) and all((points.values > 0).all() for pair in pairs_ for points in (pair.first, pair.second))
     return RunComparison(
         (first.name, second.name),
@@ -226,6 +232,7 @@ def _points(run: FinishedRun, goals: Mapping[str, str]) -> dict[str, ComparedPoi
     table = read(run, ["scenario", "status", *goals])
     for name, rows in table.groupby("scenario", sort=False, observed=True):
         ok = np.flatnonzero(rows["status"] == "ok")
+        # rows without a result took evaluations, too
         points[str(name)] = ComparedPoints(minimized(rows.iloc[ok], goals), ok + 1, len(rows))
     return points
 
@@ -254,6 +261,7 @@ def _counts(run: FinishedRun) -> dict[str, Any]:
         "on_front": int(table["on_front"].sum()),
     }
     kinds = {name: table[name].value_counts() for name in ("status", "engine")}
+    # engines of rows without a result have no name
     counted = {
         name: {str(key): int(count) for key, count in counts.items() if key and count} for name, counts in kinds.items()
     }
@@ -278,6 +286,7 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
     sets = []
     for side in ("first", "second"):
         fronts = [pair.scale_objectives(getattr(pair, side).front) for pair in pairs_]
+        # as moocore numbers the sets of an attainment function
         numbers = np.repeat(np.arange(1, len(fronts) + 1), [len(front) for front in fronts])
         sets.append(np.column_stack([np.concatenate(fronts), numbers]))
     if not moocore.eafdiff(*sets)[:, 2].any():  # moocore cannot return no rectangles
@@ -331,7 +340,7 @@ def _write(comparison: RunComparison, root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     folder = plain_folder(plain_folder(root / "compare") / name)
     Outputs(folder).write_json("compare", comparison.json())
-    for stale in (*folder.glob("*.png"), *folder.glob("*.svg")):
+    for stale in (*folder.glob("*.png"), *folder.glob("*.svg")):  # figures of an earlier comparison of the same runs
         stale.unlink()
     if comparison.rows:
         make = partial(searches.hypervolumes, comparison.curves, comparison.names, _methods(comparison))

@@ -50,6 +50,7 @@ class Cases:
     def distinct(self) -> Cases:
         """Cases without the options that are never better or worse than an earlier option."""
         first_places: dict[bytes, int] = {}
+        # equal to the last bits are equal; -1 marks illegal
         for place, column in enumerate(np.where(self.legal, np.round(self.regrets / TIE), -1.0).T):
             first_places.setdefault(column.tobytes(), place)
         places = list(first_places.values())
@@ -136,12 +137,14 @@ def cases(run: FinishedRun, question: ContextQuestion, *, to_learn: bool = True)
         ok = part[(part["status"] == "ok") & part["explored"]]
         values = ok.assign(value=sign * ok[question.objective])
         best.append(
+            # all other knobs at their best
             values.groupby([*context, *question.choose], dropna=False, sort=False, observed=True)["value"].min()
         )
         input_rows.append(ok[[*dict.fromkeys([*context, *question.inputs])]].drop_duplicates())
     if not sum(map(len, best)):
         raise ConfigError([Problem("study", "has no row with a result in its space", run.name, "look at `reason`")])
     names = [*context, *question.choose]
+    # parts of the table may share a context
     values = pd.concat(best).groupby(names, dropna=False, sort=False, observed=True).min().reset_index()
     inputs = pd.concat(input_rows).drop_duplicates()
     return _Gatherer(run, question, values, inputs, to_learn).cases()
@@ -162,11 +165,11 @@ class _Gatherer:
         contexts = self.best.groupby(context, dropna=False, sort=False, observed=True).ngroup().to_numpy()
         options: dict[Option, int] = {}
         rows = self.best[list(self.question.choose)].astype(object)
-        rows = rows.where(rows.notna(), None)
+        rows = rows.where(rows.notna(), None)  # NaN is not equal to itself: None as a key
         places = [options.setdefault(tuple(map(plain, row)), len(options)) for row in rows.itertuples(index=False)]
         values = np.full((contexts.max() + 1, len(options)), np.nan)
         values[contexts, places] = self.best["value"]
-        first = np.unique(contexts, return_index=True)[1]
+        first = np.unique(contexts, return_index=True)[1]  # the first row of each context
         return self._drop_single_options(
             self._describe(self.best.iloc[first][context].reset_index(drop=True), tuple(options), values)
         )
@@ -175,11 +178,12 @@ class _Gatherer:
         """Build cases with the inputs that have one value in each context and several altogether."""
         context = list(contexts)
         counts = self.known.groupby(context, dropna=False, sort=False, observed=True).nunique(dropna=False)
+        # inputs that vary within a context are not known before it runs
         single = [path for path in self.question.inputs if path in context or (counts[path] == 1).all()]
         rows = contexts.merge(
             self.known[[*dict.fromkeys([*context, *single])]].drop_duplicates(), how="left", on=context
         )
-        complete = [path for path in single if rows[path].notna().all()]
+        complete = [path for path in single if rows[path].notna().all()]  # a rule must have its inputs in every context
         varied = [path for path in complete if rows[path].nunique() > 1 or not self.to_learn]
         inputs = {path: _array(rows[path]) for path in varied}
         sizes = [path for path in varied if path not in self.question.system and rows[path].nunique() > 1]

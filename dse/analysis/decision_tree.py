@@ -52,6 +52,7 @@ class Feature:
 
 
 def _real(value: Any) -> Any:
+    # whole numbers would wrap around in products
     return value.astype(float) if isinstance(value, np.ndarray) else float(value)
 
 
@@ -96,7 +97,7 @@ class Tree:
         """Pick the options for `count` rows of inputs, by path."""
         options: list[Option] = [()] * count
         waiting = [(self.root, np.arange(count))]
-        while waiting:
+        while waiting:  # rows go down the tree together
             node, rows = waiting.pop()
             if isinstance(node, Split):
                 below = node.feature.of({path: inputs[path][rows] for path in node.feature.inputs}) <= node.threshold
@@ -114,7 +115,7 @@ class Tree:
             node = waiting.pop()
             yield node
             if isinstance(node, Split):
-                waiting += [node.above, node.below]
+                waiting += [node.above, node.below]  # the last one is taken first
 
     @property
     def names(self) -> dict[str, str]:
@@ -155,6 +156,7 @@ class Tree:
         names = self.names
         arguments = ", ".join(["*", *names.values()]) if names else ""
         inputs = [f"    {name}: {path}" for path, name in names.items()]
+        # the text becomes a docstring
         first, *following = about.replace("\\", "\\\\").replace('"""', "'''").splitlines()
         lines = [first, *(f"    {line}".rstrip() for line in following), *[""] * bool(inputs), *inputs]
         quoted = "\n".join(lines)
@@ -168,7 +170,8 @@ class Tree:
         below, above = (self._statements(side, names, depth + 1) for side in (node.below, node.above))
         if node.feature.text is not None:
             return [f"{pad}if {node.feature.expression(names)}:", *above, *below_without_else(below)]
-        real = {path: f"float({name})" for path, name in names.items()}
+        real = {path: f"float({name})" for path, name in names.items()}  # as `Feature.of` computes
+        # all digits: the function must pick as the tree does
         return [f"{pad}if {node.feature.expression(real)} <= {node.threshold!r}:", *below, *below_without_else(above)]
 
     def json(self) -> dict[str, Any]:
@@ -226,6 +229,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     for path in paths:
         words = path.split(".")
         tails = (".".join(words[-count:]) for count in range(1, len(words) + 1))
+        # the fewest whole words
         tail = next(
             candidate for candidate in tails if sum(f".{other}".endswith(f".{candidate}") for other in paths) == 1
         )
@@ -242,10 +246,11 @@ def between(low: float, high: float) -> float:
     """
     near, far = _middle_half(low, high)
     for digits in range(1, 17):
+        # the middle, in logarithms where numbers are positive
         shortest = float(f"{near**0.5 * far**0.5 if near > 0 else near / 2 + far / 2:.{digits}g}")
         if near <= shortest <= far:
             return shortest
-    return low
+    return low  # neighbouring floats: nothing lies between
 
 
 def _middle_half(low: float, high: float) -> tuple[float, float]:

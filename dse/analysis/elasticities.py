@@ -108,6 +108,7 @@ def elasticities(run_points: RunPoints, standings: Sequence[ScenarioStanding], o
         design = run_points.designs[standing.point]
         values = dict(_numbers(run_points, design))
         both = [(path, sign) for path in values for sign in (-1, 1)]
+        # the same numbers in every scenario: asked once
         legal_sides |= {side: _is_legal(run_points, side) for side in both if side not in legal_sides}
         sides = [side for side in both if legal_sides[side]]
         exact = backend.elasticities(design, sides) if isinstance(backend, Elastic) else None
@@ -126,13 +127,14 @@ def _differences(run_points: RunPoints, design: BaseModel, sides: Sequence[Side]
     axes = [{path: beside(get_path(design, path), sign)} for path, sign in sides]
     batches = [Batch(design, axis) for axis in axes]
     column = evaluate_batches(run_points, batches, {objective: "minimize"}, lambda _: None)
-    values = column.reshape(len(sides), 3)
+    values = column.reshape(len(sides), 3)  # the number itself, one step and two
     return [float(elasticity(row, sign)) for row, (_, sign) in zip(values, sides, strict=True)]
 
 
 def _numbers(run_points: RunPoints, design: BaseModel) -> Iterator[tuple[str, float]]:
     """Numbers of the machine [path, value] that may vary smoothly."""
     for path, value, _ in leaves(design):
+        # of the machine; a number of 0 has no logarithm
         if not path.startswith("system.") or not isinstance(value, float) or not value or not math.isfinite(value):
             continue
         if get_path(design, path) == value and run_points.plan.backend.is_axis(path, design):
@@ -164,6 +166,7 @@ def table(rows: Sequence[Elasticity]) -> Table:
         shown.add_column(name, justify="right")
     for path, group in strongest(rows):
         means = sorted(row.mean for row in group)
+        # no -0.000
         cells = [f"{round(value, 3) + 0.0:+.3f}" for value in (means[0], means[len(means) // 2], means[-1])]
         kinks = sum(row.kink for row in group)
         shown.add_row(path, quantity_text(group[0].value, path), *cells, str(kinks) if kinks else "")

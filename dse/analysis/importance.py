@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FEWEST = 50
 """Rows with a result that a scenario needs: a tenth of them is five, the fewest that Optuna's documentation advises."""
 _SHUFFLES = 9  # a knob that does not matter is above all of them one time in ten
-_TREES = 32
+_TREES = 32  # half of Optuna's default
 _NOTHING = 0.1  # of the sum of all knobs for a shuffled objective: less cannot be told from nothing
 
 
@@ -184,6 +184,7 @@ def _ped_anova(trials: _Trials, place: int) -> _ScenarioImportance:
     total = sum(raw.values())
     if total <= _NOTHING * max(sum(shares.values()) for shares in shuffled):
         raise ValueError("has a best tenth of points like the rest, knob by knob; method=fanova tells of interactions")
+    # the largest of the shufflings: what chance reaches
     noise = {knob: max(shares[knob] for shares in shuffled) / total for knob in raw}
     return _ScenarioImportance({knob: share / total for knob, share in raw.items()}, noise)
 
@@ -193,8 +194,9 @@ def _fanova(trials: _Trials, place: int) -> _ScenarioImportance:
 
     shares: dict[str, float] = {}
     for knob, mask in trials.present.items():
-        if knob in shares:
+        if knob in shares:  # measured together with another knob
             continue
+        # knobs that exist wherever this one does: no missing values
         beside = sorted(other for other, theirs in trials.present.items() if theirs[mask].all())
         try:
             evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=trials.seed)
@@ -203,7 +205,9 @@ def _fanova(trials: _Trials, place: int) -> _ScenarioImportance:
             importances = dict.fromkeys(beside, 0.0)
         alike = [other for other in beside if np.array_equal(trials.present[other], mask)]
         shares |= {other: float(importances[other]) for other in alike}
+    # shares of knobs on all points add up, others do not
     always = [shares[knob] for knob, mask in trials.present.items() if mask.all()]
+    # estimates of a forest may exceed the whole
     return _ScenarioImportance(shares, interactions=max(0.0, 1.0 - sum(always)) if always else None)
 
 
@@ -226,6 +230,7 @@ class _Knobs:
         for path in map(str, knobs):
             column, levels = rows[path].astype(object), sorted(rows[path].dropna().unique())
             ordered = _is_number(rows[path])
+            # ranks: distances between values carry no meaning here
             codes = {level: place if ordered else str(level) for place, level in enumerate(levels)}
             columns[path] = [
                 codes[value] if there else None for value, there in zip(column, column.notna(), strict=True)
@@ -241,7 +246,7 @@ class _Knobs:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         random = np.random.default_rng(seed)
-        copies = [
+        copies = [  # the objective and its shufflings in one study, which is built once
             copy for column in values.T for copy in (column, *(random.permutation(column) for _ in range(_SHUFFLES)))
         ]
         study = optuna.create_study(directions=["minimize"] * len(copies))
@@ -450,6 +455,7 @@ def _table(assessment: Assessment, name: str) -> Table:
 def _share_cell(importance: Importance | None) -> str:
     if importance is None:
         return "–"
+    # in most scenarios
     noise = importance.above_noise is not None and 2 * importance.above_noise <= len(importance.shares)
     text = f"{100 * importance.mean:.0f} % ({100 * importance.low:.0f}–{100 * importance.high:.0f})"
     return f"{text} (noise)" if noise else text

@@ -30,8 +30,9 @@ def elasticity(values: Floats, side: int) -> Floats:
     """
     with np.errstate(all="ignore"):
         near, far = np.log(values[1] / values[0]), np.log(values[2] / values[0])
+        # over twice the step twice the change, but for curvature
         smooth = np.abs(far - 2 * near) <= _BENT * np.abs(far) + _CURVED
-        return np.where(smooth, side * (4 * near - far) / (2 * STEP), np.nan)
+        return np.where(smooth, side * (4 * near - far) / (2 * STEP), np.nan)  # the second-order one-sided difference
 
 
 def of_neighbours(values: Floats, numbers: ArrayLike) -> Floats:

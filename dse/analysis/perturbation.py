@@ -48,6 +48,7 @@ class Constant:
     def values(self, nominal: float, factors: Floats) -> NDArray[Any]:
         """Scale the nominal value by some factors, rounded where the constant is whole, but never to 0."""
         values = nominal * factors
+        # a number of chunks or CUs of 0 would be another design
         return (np.sign(values) * np.maximum(1, np.rint(np.abs(values)))).astype(int) if self.whole else values
 
 
@@ -106,10 +107,12 @@ def points(run: FinishedRun, planned: Plan, choose: Sequence[str], most: int) ->
     """
     columns = dict.fromkeys(["scenario", "key", "status", "on_front", *planned.knobs, *choose, *run.goals])
     table = read(run, list(columns))
+    # baselines outside the space are not part of the answer
     table = table[table["explored"] & table["status"].isin(["ok", "infeasible"])].drop_duplicates(["scenario", "key"])
     if not (table["status"] == "ok").any():
         raise ConfigError([Problem("study", "has no row with a result in its space", run.name, "look at `reason`")])
     total, table = len(table), _select(table, choose, run.goals, most)
+    # designs that share sections come one after the other
     table = table.sort_values(list(planned.knobs), kind="stable", key=lambda column: column.astype(str))
     designs = [_design(planned, row) for _, row in table.iterrows()]
     table = table[[design is not None for design in designs]].reset_index(drop=True)
@@ -120,6 +123,7 @@ def points(run: FinishedRun, planned: Plan, choose: Sequence[str], most: int) ->
     )
     scenarios = [name for name in planned.spaces if (table["scenario"] == name).any()]
     options: dict[Option, int] = {}
+    # None as a key: NaN is not equal to itself
     picks = table[list(choose)].astype(object).where(table[list(choose)].notna(), None)
     option = [options.setdefault(tuple(map(_plain, row)), len(options)) for row in picks.itertuples(index=False)]
     places = np.array([scenarios.index(str(name)) for name in table["scenario"]], np.intp)
@@ -136,6 +140,7 @@ def _select(table: pd.DataFrame, choose: Sequence[str], goals: Mapping[str, str]
     objective, goal = next(iter(goals.items()))
     ordered = table[table["status"] == "ok"].sort_values(objective, ascending=goal == "minimize", kind="stable")
     groups = ordered.groupby(["scenario", *choose], dropna=False, observed=True, sort=False)
+    # as many of each option as there is room for
     return table.loc[np.union1d(groups.head(max(1, most // groups.ngroups)).index, table.index[table["on_front"]])]
 
 
@@ -143,9 +148,11 @@ def _design(planned: Plan, row: pd.Series[Any]) -> BaseModel | None:
     """Build the design of a row, None where the model refuses it. Raises ConfigError where its key has changed."""
     space = planned.spaces.get(str(row["scenario"]))
     blocks = [] if space is None else list(space.resolve(_chosen(row, planned.knobs)))
+    # refused by the model then, and now
     if len(blocks) == 1 and blocks[0].design is None and row["status"] == "infeasible":
         return None
     design = blocks[0].design if len(blocks) == 1 else None
+    # the same design, or results could not be compared
     if design is not None and content_key(design, *planned.context.words) == row["key"]:
         return design
     rule = "was made by other code or another configuration, and cannot be evaluated again as it was"
@@ -207,7 +214,7 @@ def _why_not(run_points: RunPoints, path: str) -> tuple[str, str] | None:
 def _holders_of_sections(designs: Sequence[BaseModel], path: str) -> list[BaseModel]:
     """Select a design for each distinct section that holds a path: all other designs are alike there."""
     _, places = distinct(getattr(design, path.partition(".")[0]) for design in designs)
-    return list(dict(zip(places, designs, strict=True)).values())
+    return list(dict(zip(places, designs, strict=True)).values())  # the last design of each section stands for it
 
 
 def _check_legal(check: Problems, run_points: RunPoints, constant: Constant, factor: float) -> None:
@@ -245,7 +252,7 @@ def evaluate_batches(
     for group in _groups(batches, run_points.plan.backend.batch):
         results = _results(run_points.plan, group)
         values = minimized({name: results.column(name) for name in goals}, goals)
-        parts.append(np.where(results.ok[:, None], values, math.inf))
+        parts.append(np.where(results.ok[:, None], values, math.inf))  # never the best
         advance(sum(batch.size for batch in group))
     return np.concatenate(parts) if parts else np.empty((0, len(goals)))
 
@@ -274,7 +281,7 @@ def _groups(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
 def together(run_points: RunPoints, changing: Sequence[Constant], factors: Floats) -> Iterator[Batch]:
     """Yield every point with all constants changed at once, sample after sample: factors [S, constants]."""
     nominal = [run_points.nominal(constant.path) for constant in changing]
-    changed = Memo[BaseModel]()
+    changed = Memo[BaseModel]()  # designs of a sample share their sections, as before
     for row, design in enumerate(run_points.designs):
         for sample in range(len(factors)):
             now = {}
@@ -306,6 +313,7 @@ def one_by_one(run_points: RunPoints, constant: Constant, factors: Floats) -> It
     nominal, holders = run_points.nominal(constant.path), set(run_points.holders(constant.path).tolist())
     for row, design in enumerate(run_points.designs):
         if row not in holders:
+            # as often as there are factors, so that rows line up
             yield from itertools.repeat(Batch(design), len(factors))
             continue
         axes = {constant.path: constant.values(float(nominal[run_points.scenario[row]]), factors)}
@@ -315,6 +323,7 @@ def one_by_one(run_points: RunPoints, constant: Constant, factors: Floats) -> It
 def at(run_points: RunPoints, constant: Constant, rows: NDArray[np.intp], values: Floats) -> Iterator[Batch]:
     """Yield some points [N], each with a constant at a value of its own [N]."""
     changed = Memo[BaseModel]()
+    # the key of a memo: one for each distinct value
     places = {value: place for place, value in enumerate(dict.fromkeys(values.tolist()))}
     for row, value in zip(rows.tolist(), values.tolist(), strict=True):
         now = {constant.path: round(value) if constant.whole else value}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_EVALUATED = 1_000_000  # points times samples
-_FLIPS_SHOWN = 16
+_FLIPS_SHOWN = 16  # lines; break_even.csv has all
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RobustnessQuestion:
         """Build the question from the typed words. Raises ConfigError."""
         question = ContextQuestion.of(run, arguments.get("objective", ""), arguments.get("choose", ""))
         numbers = [_number(arguments, "samples", (2, 100_000)), _number(arguments, "seed", (0, 2**32 - 1))]
-        goals = {question.objective: question.goal, **run.goals}
+        goals = {question.objective: question.goal, **run.goals}  # the chosen objective first: it decides
         span = float(_number(arguments, "range", (2, 1000)))
         return cls(run, question.choose, goals, numbers[0], numbers[1], span)
 
@@ -142,13 +142,16 @@ class RobustnessAnswer:
 def examine(request: RobustnessQuestion, present: Present, typed: str) -> RobustnessAnswer:
     """Evaluate the points of a run with other constants. Raises ConfigError."""
     planned = plan_again(request.run, present)
+    # fewer points where samples are many: their product takes the time
     run_points = points(request.run, planned, request.choose, max(1, _MOST_EVALUATED // request.samples))
     declared = uncertain_constants(typed, planned.settings.study.uncertainty)
+    # typed constants must exist, those of a study are declared for all its options
     absent = [path for path in declared if not typed and not run_points.holders(path).size]
     absent = absent if len(absent) < len(declared) else []  # all of them are refused, with the way out
     changing = constants(run_points, {path: half for path, half in declared.items() if path not in absent})
     size = len(run_points.designs)
     with bar(f"{request.run.name}: robustness", size * (1 + request.samples + STEPS * len(changing))) as advance:
+        # factors of 1: by the same way as the samples, so that the two are comparable
         nominal = evaluate_batches(
             run_points, together(run_points, changing, np.ones((1, len(changing)))), request.goals, advance
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _ALL = "all contexts"
+# a person would take it for as good
 _NEAR = 0.02  # largest regret that counts as near the best
 _MOST_FOLDS = 32  # of a cross-validation; with more groups, a fold leaves out several
 
@@ -114,7 +115,7 @@ def majority_learner(contexts: Cases) -> Learner:
 
     def learner(rows: NDArray[np.intp]) -> Callable[[NDArray[np.intp]], NDArray[np.intp]]:
         often, regret = contexts.best[rows].sum(axis=0), contexts.regrets[rows].mean(axis=0)
-        winner = np.lexsort((regret, -often))[0]
+        winner = np.lexsort((regret, -often))[0]  # last key first: best most often, then least regret
         return lambda held_out: np.full(len(held_out), winner, np.intp)
 
     return learner
@@ -131,10 +132,10 @@ def folds(contexts: Cases) -> tuple[Folds, list[str]]:
     notes, possible = [], []
     for noun, groups in (("workload", contexts.workloads), ("system", contexts.systems)):
         names, places = np.unique(groups, return_inverse=True)
-        per_fold = -(-len(names) // _MOST_FOLDS)
+        per_fold = -(-len(names) // _MOST_FOLDS)  # rounded up
         if len(names) > 1:
             part = f"{per_fold} {noun}s" if per_fold > 1 else f"one {noun}"
-            possible.append((f"leave {part} out", places // per_fold))
+            possible.append((f"leave {part} out", places // per_fold))  # neighbouring groups are left out together
         else:
             way = (
                 "search hardware, too: +space.<path>='range(a,b,step)'" if noun == "system" else "run several scenarios"
@@ -185,8 +186,9 @@ def by_hand(contexts: Cases, hands: Mapping[str, Hand], seen: str) -> Iterator[S
         try:
             chosen = hand(contexts.inputs)
             picks = list(zip(*(chosen[path] for path in contexts.choose), strict=True))
-        except KeyError:
+        except KeyError:  # it needs an input that was not recorded, or chooses other paths
             continue
+        # NumPy's scalars and Python's are equal, but one form is kept
         aligned = _align_options(contexts, list(dict.fromkeys(tuple(map(plain, pick)) for pick in picks)))
         place = {option: index for index, option in enumerate(aligned.options)}
         pick_places = np.array([place[tuple(map(plain, pick))] for pick in picks])
@@ -200,10 +202,12 @@ def unseen(contexts: Cases, learned: Cases, tree: Tree, seen: str) -> list[Score
     aligned = _align_options(contexts, [*learned.options, *picked])
     place, every = {option: index for index, option in enumerate(aligned.options)}, len(aligned.values)
     picks = np.array([place[option] for option in tree.picks(aligned.inputs, every)], np.intp)
+    # the same option for every context: asked for one
     common = majority_learner(learned)(np.arange(len(learned.values)))(np.arange(1))[0]
     majority = np.full(every, place[learned.options[common]], np.intp)
     fixed = [score(aligned, np.full(every, index, np.intp), _always(option), seen) for option, index in place.items()]
     best = min(fixed, key=lambda fixed_score: (fixed_score.mean, fixed_score.most))
+    # known in hindsight only
     return [score(aligned, picks, "tree", seen), score(aligned, majority, "majority", seen), best]
 
 
@@ -239,6 +243,7 @@ def command(words: Sequence[str]) -> int:
     notes += [
         f"judged on {other.name}: {len(new.values)} contexts that nothing was learned from" for other, new in judges
     ]
+    # rules by hand may look at inputs that are the same everywhere
     scores += [*_score_hand_rules(run, cases(run, question, to_learn=False)), *score_fixed_options(contexts)]
     alike = len(every.options) - len(contexts.options)
     notes = [*_notes(run, question, contexts), *_verdict(scores), *notes]
@@ -262,6 +267,7 @@ def _other(root: Path, name: str, run: FinishedRun, question: ContextQuestion) -
     other = FinishedRun.find(root, name, "judge")
     if other.folder.resolve() == run.folder.resolve():
         raise ConfigError([Problem("judge", "is the run that the rules are learned from", name, "name another")])
+    # the same options in the same order
     other_question = replace(
         ContextQuestion.of(other, question.objective, ",".join(question.choose)), choose=question.choose
     )
@@ -308,6 +314,7 @@ def _notes(run: FinishedRun, question: ContextQuestion, contexts: Cases) -> list
 
 def _verdict(scores: Sequence[Score]) -> list[str]:
     """Compare the tree on unseen contexts with the best fixed option, known in hindsight."""
+    # sorted: the first is the best
     fixed = next(score for score in scores if score.name.startswith("always ") and score.seen == _ALL)
     unseen = [score for score in scores if score.name == "tree" and score.seen.startswith("leave")]
     return [

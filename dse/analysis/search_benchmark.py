@@ -33,6 +33,7 @@ from dse.values import Frozen
 
 _VERSION = "2"
 _CALL = 65_536  # points that are evaluated together
+# the ends of a front would count nothing with the reference at them
 _BEYOND = 1.1  # the reference point, in ranges of the true front from its best to its worst
 
 
@@ -96,7 +97,7 @@ class LandscapePoints:
     def hypervolume(self, rows: Sequence[int]) -> float:
         """Hypervolume of some points as a share of the true front's."""
         total = moocore.hypervolume(self.front, ref=self._beyond)
-        return min(1.0, float(moocore.hypervolume(self._inside(rows), ref=self._beyond)) / float(total))
+        return min(1.0, float(moocore.hypervolume(self._inside(rows), ref=self._beyond)) / float(total))  # rounding
 
     def distance(self, rows: Sequence[int]) -> float:
         """IGD+ of some points: mean distance of the true front from what they dominate, in its own ranges."""
@@ -115,6 +116,7 @@ class LandscapePoints:
 @plugins.cached_until_refresh
 def evaluated_points(command: tuple[str, ...]) -> LandscapePoints:
     """Evaluate every point of a landscape. Raises ConfigError unless the space is finite and has one scenario."""
+    # nothing is recorded: the truth is needed in memory only
     planned = plan_words(["store=none", "tracking=none", "fidelity=none", "search=exhaustive", *command])
     if len(planned.spaces) != 1:
         rule = f"has {len(planned.spaces)} scenarios: {', '.join(planned.spaces)}"
@@ -123,9 +125,10 @@ def evaluated_points(command: tuple[str, ...]) -> LandscapePoints:
     genes, outcomes, rows = Genes(space), dict[str, tuple[int, Outcome]](), dict[bytes, int]()
     for points, names, block_outcomes in _evaluate_blocks(planned):
         for row, name, outcome in zip(genes.rows(points), names, block_outcomes, strict=True):
-            rows[row.tobytes()], _ = outcomes.setdefault(name, (len(outcomes), outcome))
+            rows[row.tobytes()], _ = outcomes.setdefault(name, (len(outcomes), outcome))  # equal designs have one row
     question = SearchQuestion(space, planned.goals, 0, 1, lambda points: [], repr, limits=planned.settings.study.limits)
     distinct = [outcome for _, outcome in outcomes.values()]
+    # points beyond a limit are not on the true front
     ok = np.array([outcome is not None and question.violation(outcome) == 0 for outcome in distinct])
     values = np.full((len(ok), len(planned.goals)), np.nan)
     values[ok] = question.values(
@@ -150,6 +153,7 @@ def _evaluate_blocks(planned: Plan) -> Iterator[tuple[list[Assignment], list[str
             dict(zip(names, row, strict=True)) if ok else None
             for ok, row in zip(results.ok.tolist(), columns, strict=True)
         ]
+        # a search proposes what was asked for, not what it was settled to
         requested = block if block.asked is None else block.asked
         where, keys = places(requested, block), keys_to_hex(block.keys()).astype(str)
         yield list(requested.points()), keys[where].tolist(), [outcomes[place] for place in where]
@@ -232,7 +236,7 @@ class LandscapeBackend(Backend):
 
     def _budgets(self, truth: LandscapePoints) -> list[int]:
         """Points of each search beside the one for the baseline."""
-        return [max(1, round(share * truth.num_distinct) - 1) for share in self._shares]
+        return [max(1, round(share * truth.num_distinct) - 1) for share in self._shares]  # the point for the baseline
 
 
 def column(metric: str, share: float) -> str:
@@ -268,14 +272,14 @@ class Progress:
         came = time.perf_counter()
         self.rows += self._truth.rows(points)
         outcomes = [self._truth.outcomes[row] for row in self.rows[len(self.rows) - len(points) :]]
-        self.overhead_s = came - self._began - self._away
+        self.overhead_s = came - self._began - self._away  # time since the start without that of looking up
         self._away += time.perf_counter() - came
         return outcomes
 
     def until(self, share: float) -> int:
         """Number of points evaluated to reach a share of the true hypervolume; all of them if it was not reached."""
         low, high = 1, len(self.rows)
-        while low < high:
+        while low < high:  # bisection: the hypervolume grows with every point
             middle = (low + high) // 2
             low, high = (low, middle) if self._truth.hypervolume(self.rows[:middle]) >= share else (middle + 1, high)
         return low

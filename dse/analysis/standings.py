@@ -39,6 +39,7 @@ class ScenarioStanding:
     @property
     def least_mean(self) -> Option:
         """The option with the least mean regret; ties go to the winner."""
+        # equal but for rounding
         return min(self.options, key=lambda option: (round(self.options[option][0], 9), option != self.winner))
 
     @property
@@ -79,7 +80,7 @@ def draw_factors(changing: Sequence[Constant], samples: int, seed: int) -> Float
 
     unit = qmc.LatinHypercube(len(changing), rng=np.random.default_rng(seed)).random(samples)
     halves = np.array([constant.half_width for constant in changing])
-    return np.asarray(1 + halves * (2 * unit - 1))
+    return np.asarray(1 + halves * (2 * unit - 1))  # 0...1 to -1...1
 
 
 def standings(run_points: RunPoints, nominal: Floats, values: Floats) -> list[ScenarioStanding]:
@@ -87,7 +88,7 @@ def standings(run_points: RunPoints, nominal: Floats, values: Floats) -> list[Sc
     scenario_standings = []
     for index, name in enumerate(run_points.scenarios):
         rows = run_points.rows(index)
-        if np.isfinite(nominal[rows, 0]).any():
+        if np.isfinite(nominal[rows, 0]).any():  # a scenario without a result has no answer
             scenario_standings.append(_scenario_standing(run_points, name, rows, (nominal[rows], values[rows])))
     return scenario_standings
 
@@ -97,12 +98,13 @@ def _scenario_standing(
 ) -> ScenarioStanding:
     nominal, values = objectives
     regrets = regret(values[:, :, 0])
-    winner = int(np.lexsort(nominal.T[::-1])[0])
+    winner = int(np.lexsort(nominal.T[::-1])[0])  # lexsort takes the last key first: the first objective decides
     places = run_points.option[rows]
     winner_place = places[winner]
+    # all other knobs tuned again, in each sample
     fared = {place: regrets[places == place].min(axis=0) for place in np.unique(places).tolist()}
     best = np.array([fared[place] <= TIE for place in fared])
-    lost = ~best[list(fared).index(winner_place)]
+    lost = ~best[list(fared).index(winner_place)]  # samples in which the winner's option is not best
     win_shares = dict(zip(fared, (best & lost).mean(axis=1).tolist(), strict=True))
     rival = max(win_shares, key=lambda place: win_shares[place])
     keys = run_points.table["key"].to_numpy()[rows]
@@ -132,6 +134,7 @@ def regret(values: Floats) -> Floats:
     finite = np.isfinite(values)
     filled = np.where(finite, values, np.max(np.where(finite, values, -math.inf), axis=0, keepdims=True))
     best = filled.min(axis=0, keepdims=True)
+    # the best itself has no regret, also where it is 0
     return np.asarray(np.divide(filled - best, np.abs(best), out=np.zeros_like(filled), where=filled > best))
 
 

@@ -22,6 +22,7 @@ from dse.analysis.contexts import Cases, Floats
 from dse.analysis.decision_tree import Feature, Leaf, Node, Split, Tree, between
 
 Rows = NDArray[np.intp]
+# pairs grow with the square, and by chance some pair fits anything
 _MOST_PAIRED = 8  # inputs to pair in products and ratios; with more, only inputs of one section are paired
 _GROWTH = 4  # times the requested leaves: size of the tree before pruning
 _SWEEPS = 8  # over all splits, at most; two or three usually suffice
@@ -47,14 +48,16 @@ def features(inputs: Mapping[str, NDArray[Any]], quantities: Sequence[Feature] =
     for path, column in inputs.items():
         if column.dtype == object:
             values = sorted(set(map(str, column)))
+            # of two values, one tells the other
             candidates += [Feature((path,), text=value) for value in values[: 1 if len(values) == 2 else None]]
+    # ratios need divisors, and products signs that mean something
     positive = [path for path in numbers if (inputs[path] > 0).all()]
     for first, second in itertools.combinations(positive, 2):
         if len(positive) <= _MOST_PAIRED or _section(first) == _section(second):
             candidates += [Feature((second,), (first,)), Feature((first, second))]
     for section in dict.fromkeys(map(_section, positive)):
         together = tuple(path for path in positive if _section(path) == section)
-        candidates += [Feature(together)] if len(together) > 2 else []
+        candidates += [Feature(together)] if len(together) > 2 else []  # pairs are there already
     for quantity in quantities:
         above, below = (tuple(path for path in paths if path in positive) for paths in (quantity.paths, quantity.per))
         candidates += [Feature(above, below)] if above else []
@@ -120,7 +123,9 @@ class _Grower:
     def grow(self) -> _Branch:
         """Grow a tree best first: the split that gains most comes next."""
         root = _Branch(np.arange(len(self.losses)), 0)
+        # pruning needs splits that pay only together with later ones
         most = 2**self.size.depth if self.size.leaves is None else _GROWTH * self.size.leaves
+        # heaps compare on: branches have no order
         order = itertools.count()  # breaks ties
         waiting: list[tuple[float, int, _Branch, _Split]] = []
 
@@ -148,13 +153,14 @@ class _Grower:
         for place, column in enumerate(self.matrix[:, rows]):
             order = np.argsort(column, kind="stable")
             ranked = column[order]
+            # sums from the end, for the other side
             below_sums, above_sums = np.cumsum(below[order], axis=0), np.cumsum(above[order][::-1], axis=0)[::-1]
-            ends = np.flatnonzero(ranked[:-1] < ranked[1:])
-            ends = ends[(ends >= self.least - 1) & (ends < len(rows) - self.least)]
+            ends = np.flatnonzero(ranked[:-1] < ranked[1:])  # a cut lies between different values
+            ends = ends[(ends >= self.least - 1) & (ends < len(rows) - self.least)]  # enough contexts on both sides
             if len(ends):
-                lost = below_sums[ends].min(axis=1) + above_sums[ends + 1].min(axis=1)
+                lost = below_sums[ends].min(axis=1) + above_sums[ends + 1].min(axis=1)  # the best pick of each side
                 end = int(lost.argmin())
-                if best is None or lost[end] < best.loss - _GAIN:
+                if best is None or lost[end] < best.loss - _GAIN:  # earlier, simpler features win ties
                     best = _Split(float(lost[end]), place, float(ranked[ends[end]]))
         return best
 
@@ -169,6 +175,7 @@ class _Grower:
         def table(branch: _Branch) -> dict[int, tuple[float, tuple[int, int] | None]]:
             branch.pruned = {1: (_least(self.losses[branch.rows]), None)}
             best_by_count = branch.pruned
+            # every number of leaves on one side with every one on the other
             for first, second in itertools.product(*map(table, branch.sides)) if branch.cut else ():
                 lost = sum(side.pruned[count][0] for side, count in zip(branch.sides, (first, second), strict=True))
                 if first + second <= most and lost < best_by_count.get(first + second, (np.inf, None))[0]:
@@ -183,6 +190,7 @@ class _Grower:
                 keep(side, side_count)
 
         best_by_count = table(root)
+        # equal losses but for rounding: fewer leaves
         keep(root, min(best_by_count, key=lambda count: (round(best_by_count[count][0] / _GAIN), count)))
         return root
 
@@ -192,6 +200,7 @@ class _Grower:
             changed = False
             for branch in list(root.inner):
                 assert branch.cut is not None
+                # the branches below stay, so that each row has one loss on either side
                 below, above = (self._lost(side, branch.rows)[:, None] for side in branch.sides)
                 now = float(np.where(self._sides(branch.cut, branch.rows)[0], below[:, 0], above[:, 0]).sum())
                 better = self._best(branch.rows, below, above)
@@ -238,11 +247,12 @@ class _TreeBuilder:
         if branch.cut is None:
             return self._leaf(reached)
         below = self.matrix[branch.cut.feature, reached] <= branch.cut.low
-        if below.all() or not below.any():
+        if below.all() or not below.any():  # the cut separates nothing of what reaches it
             return self.node(branch.sides[0 if below.all() else 1], reached)
         first, second = (
             self.node(side, reached[part]) for side, part in zip(branch.sides, (below, ~below), strict=True)
         )
+        # both sides pick the same
         if isinstance(first, Leaf) and isinstance(second, Leaf) and first.option == second.option:
             return self._leaf(reached)
         return self._split(reached, below, (first, second))
@@ -250,6 +260,7 @@ class _TreeBuilder:
     def _split(self, reached: Rows, below: NDArray[np.bool_], children: tuple[Node, Node]) -> Split:
         """Build the split with the simplest feature that parts the rows in the same way."""
         for feature, column in zip(self.features, self.matrix[:, reached], strict=True):
+            # a feature may part them the other way round
             for part, (first, second) in ((below, children), (~below, children[::-1])):
                 low, high = float(column[part].max()), float(column[~part].min())
                 if low < high:

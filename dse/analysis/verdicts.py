@@ -28,7 +28,7 @@ from dse.study.run import Support
 from dse.units import amount
 from dse.values import LABELS, Memo
 
-UNCERTAIN = ("assumed", "memory", "derived")
+UNCERTAIN = ("assumed", "memory", "derived")  # measured and vendors' numbers stand
 SPREAD = 0.2
 """Share by which a constant is moved whose source does not say how far off it may be."""
 
@@ -56,7 +56,7 @@ def moves(planned: Plan) -> list[ConstantChange]:
     for tree in _trees(planned):
         for path, spread in _uncertain_leaves(planned, tree):
             if path in rested and path not in planned.knobs:
-                spreads[path] = max(spread, spreads.get(path, 0.0))
+                spreads[path] = max(spread, spreads.get(path, 0.0))  # the widest, where options differ
     return [ConstantChange(path, 1 + side * spread) for path, spread in sorted(spreads.items()) for side in (-1, 1)]
 
 
@@ -108,7 +108,7 @@ def _source(tree: Tree, path: str) -> Mapping[str, Any] | None:
     names = path.split(".")
     for depth in range(1, len(names)):
         sources = get_path(tree, ".".join(names[:depth]) + ".sources")
-        for end in range(len(names), depth, -1):
+        for end in range(len(names), depth, -1):  # the longest entry first: the most specific
             entry = (sources or {}).get(".".join(names[depth:end]))
             if entry is not None:
                 return dict(entry)
@@ -132,13 +132,14 @@ def moved(planned: Plan, move: ConstantChange) -> Plan:
         options = dict(old.options)
         if name in options:
             options[name] = {option: section(tree) for option, tree in options[name].items()}
-        return replace(old, base=base, options=options, known=Memo())
+        return replace(old, base=base, options=options, known=Memo())  # what the old space knows is of the old constant
 
     tree = planned.request.tree
     request = replace(planned.request, tree={**tree, name: section(tree[name])} if name in tree else tree)
     spaces = {scenario: space(old) for scenario, old in planned.spaces.items()}
     probes = {probe: moved(old, move) for probe, old in planned.probes.items()}
     changed = replace(planned, request=request, spaces=spaces, probes=probes)
+    # an option that the model refuses now would silently drop out
     if sum(1 for _ in _trees(changed)) < sum(1 for _ in _trees(planned)):
         raise ConfigError([Problem(move.path, "is not accepted by an option of the study", move.factor)])
     return changed
@@ -159,7 +160,7 @@ def _scaled(section: Any, move: ConstantChange) -> Any:
 
 def _times(value: Any, number: float, factor: float) -> Any:
     if isinstance(value, int):
-        moved_by = max(1, round(abs(value * (factor - 1))))
+        moved_by = max(1, round(abs(value * (factor - 1))))  # a step at least, or a small number would not move
         return max(1, value + (moved_by if factor > 1 else -moved_by))
     return number * factor  # in the unit of the field, as `amount` reads it
 
@@ -169,7 +170,7 @@ def _times(value: Any, number: float, factor: float) -> Any:
 
 def judge_again(planned: Plan) -> Rows:
     """Evaluate a study in a folder of its own and judge its claims; the rows of `claims.json`."""
-    settings = planned.settings.model_copy(update={"timeline": False})
+    settings = planned.settings.model_copy(update={"timeline": False})  # replays are not judged
     planned = replace(planned, settings=settings)
     with tempfile.TemporaryDirectory() as folder:
         outputs = Outputs.create(Path(folder), settings.study.name)
@@ -216,7 +217,7 @@ def examine(planned: Plan, nominal: Rows) -> Verdicts:
                     rows = judge_again(moved(planned, move))
             except ConfigError:
                 refused.append(str(move))
-                rows = nominal
+                rows = nominal  # a move that is refused turns nothing
             advance(1)
             for before, now in zip(nominal, rows, strict=True):
                 if None not in (before["within"], now["within"]) and before["within"] != now["within"]:
@@ -238,6 +239,7 @@ def command(run: FinishedRun, present: Present) -> int:
     if not any(row["within"] is not None for row in nominal):
         rule, way = "tested no claim", "run the study as it is shipped"
         raise ConfigError([Problem("study", rule, run.name, way)])
+    # verdicts must be those of this code before a constant is moved
     if again := _differing(nominal, judge_again(planned)):
         rule, way = f"was judged by other code: {', '.join(again)}", "run the study again"
         raise ConfigError([Problem("study", rule, run.name, way)])
@@ -248,6 +250,7 @@ def command(run: FinishedRun, present: Present) -> int:
     terminal = report.console()
     terminal.print(report.claims_table(rows))
     turned = sum(bool(verdicts.flips[row["id"]]) for row in rows)
+    # two moves each
     constants = f"{verdicts.num_moves // 2} constants that were assumed, derived or recalled, each moved alone"
     terminal.print(f"{turned} verdicts flip under {constants}; written to {run.folder}/verdicts.json", soft_wrap=True)
     return 0
