@@ -71,7 +71,7 @@ class ScaleOut(Plain):
 def _rows(table: pd.DataFrame) -> pd.DataFrame:
     """Points with a result, with `series` and `reduction` [%]."""
     ok = table[table["status"] == "ok"]
-    series = ok["schedule.pairs"].map(_SERIES).fillna("bulk")
+    series = ok["schedule.pairs"].map(_SERIES).fillna("bulk")  # schedules that are not fused
     return ok.assign(series=series, reduction=100 * (1 - 1 / ok["speedup"]))
 
 
@@ -104,7 +104,7 @@ def _placement(rows: pd.DataFrame) -> FigureSheet:
     groups = rows.assign(place=place).groupby(["scenario", "schedule.name", "place", _NICS], sort=False)
     best = groups["makespan_s"].min().reset_index()
     spread = best.groupby("scenario", sort=False)["makespan_s"].agg(lambda seconds: seconds.max() / seconds.min())
-    telling = list(dict.fromkeys((spread.idxmax(), spread.idxmin())))
+    telling = list(dict.fromkeys((spread.idxmax(), spread.idxmin())))  # both may be the same scenario
     few = best[best["scenario"].isin(telling)]
     few = few.assign(
         panel=few["scenario"] + ", " + few["schedule.name"].map(label), nics=few[_NICS].map("NICs: {:.0f}".format)

@@ -74,6 +74,7 @@ def _progress(ok: pd.DataFrame) -> pd.DataFrame:
     for name in ok.columns:
         if at := _AT.fullmatch(name):
             columns = {metric: ok[f"{metric}_at_{at[1]}_pct"] for metric in ("hypervolume", "igd_plus", "overhead_s")}
+            # names of columns have `p` for the decimal point
             part = ok[["scenario", "run.method", "run.seed"]].assign(
                 **columns, share=float(at[1].replace("p", ".")) / 100
             )

@@ -84,6 +84,7 @@ def beside(ok: pd.DataFrame) -> pd.DataFrame:
                     "gain": best["makespan_s"] / found["makespan_s"],
                     "gap": found["gap"],
                     "preset_gap": best["gap"],
+                    # time of the baseline, which both speed-ups are over
                     "serial_s": best["makespan_s"] * best["speedup"],
                     **{path: found[path] for path in _EFFORT},
                 }

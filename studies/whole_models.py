@@ -53,6 +53,7 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
         model, system, mode = _names(str(name))
         serial = points[points["baseline"] == points["key"]]
         best = points.sort_values(_TIME, kind="stable").iloc[0]
+        # rules forbid the serial step: the slowest stands for it
         before = float(serial[_TIME].iloc[0]) if len(serial) else float(points[_TIME].max())
         part = {"model": model, "system": system, "mode": mode, "before_s": before, "best_s": float(best[_TIME])}
         rows.append({**part, "gain": before / float(best[_TIME]), "memory_share": float(best[_MEMORY])})
@@ -60,7 +61,7 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names(scenario: str) -> tuple[str, str, str]:
-    model, system, mode = [*scenario.split(" "), "", ""][:3]
+    model, system, mode = [*scenario.split(" "), "", ""][:3]  # names of scenarios may have fewer parts
     return model, system, mode
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GEMMS = ("linear", "fc", "attention")
-_MEMORY = ("softmax", "activation", "norm", "embedding", "optimizer")
+_MEMORY = ("softmax", "activation", "norm", "embedding", "optimizer")  # bound by memory: a few operations for each byte
 _LABELS = {
     "linear": "linear GEMMs",
     "fc": "FC GEMMs",
@@ -66,7 +66,7 @@ _CHANGED = {
 }
 """The same in words."""
 _NEAR = "optimizer.near_memory"
-_PROMINENT = 0.2
+_PROMINENT = 0.2  # share of an iteration
 _YEARS = {"155578a": "software of 2019", "a74236a": "software of 2020", "729963d": "software of 2021"}
 """Commits of the published tables."""
 _LABELLED = ("Ph1-B32-FP32", "Ph1-B4-FP32", "Ph2-B4-FP32", "Ph1-B32-FP16", "Ph2-B4-FP16")
@@ -143,8 +143,9 @@ def _configurations(table: pd.DataFrame) -> pd.DataFrame:
     """Points with a result, `called` as in the paper (Ph1-B32-FP32), in the order of phase, batch and precision."""
     ok = table[table["status"] == "ok"] if len(table) else table
     if not {*_POINT, "run.mode"} <= set(ok):
-        return ok.iloc[:0]
+        return ok.iloc[:0]  # other configurations are not the paper's
     ok = ok[ok["run.mode"] == "training"]
+    # lengths that are no phase of the paper keep their number
     phase = ok[_LENGTH].map({128: "Ph1", 512: "Ph2"}).fillna("SL" + ok[_LENGTH].astype(int).astype(str))
     precision = ok[_PRECISION].astype(str).map({"fp32": "FP32", "mixed": "FP16"}).fillna(ok[_PRECISION].astype(str))
     called = phase + "-B" + ok[_BATCH].astype(int).astype(str) + "-" + precision
@@ -163,7 +164,7 @@ def _percentages(values: pd.Series[Any], names: pd.Series[Any]) -> str:
 def _largest_class(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     """Findings on the largest class of operators, and on the next one."""
     columns = [f"share_{name}" for name in _LABELS if name not in _GEMMS]
-    first = bool((rows["gemm"] > rows[columns].max(axis=1)).all())
+    first = bool((rows["gemm"] > rows[columns].max(axis=1)).all())  # in each configuration, not on average
     memory_bound = rows["memory_bound"]
     findings = {
         "bert.gemm_first": ClaimResult(first, _percentages(rows["gemm"], rows["called"])),
@@ -173,6 +174,7 @@ def _largest_class(rows: pd.DataFrame) -> dict[str, ClaimResult]:
             f"{_percentages(memory_bound, rows['called'])}",
         ),
     }
+    # the paper says it of small batches and of mixed precision
     few = rows[(rows[_BATCH] == 4) | (rows[_PRECISION] == "mixed")]
     next_ = few[columns].idxmax(axis=1).map({f"share_{name}": label for name, label in _LABELS.items()})
     text = ", ".join(f"{name} {what}" for name, what in zip(few["called"], next_, strict=True))
@@ -189,6 +191,7 @@ def _shares(rows: pd.DataFrame) -> dict[str, ClaimResult]:
             at_precision = rows[_PRECISION] == precision
             at_32 = at_precision & (rows[_LENGTH] == 128) & (rows[_BATCH] == 32)
             text = _percentages(share[at_precision], rows["called"][at_precision])
+            # the one share that is recalled as a range
             if name == "lin_fc" and precision == "fp32" and at_precision.any():
                 ours: Any = (100 * float(share[at_precision].min()), 100 * float(share[at_precision].max()))
             else:
@@ -257,7 +260,8 @@ def _growth(run: FinishedRun, design: StepDesign) -> dict[str, ClaimResult]:
     seconds = metrics["share_softmax"] * metrics["iteration_s"] if len(metrics) else metrics
     growth = ClaimResult(None, "needs iterations of 512 and 1,024 tokens")
     if {512, 1024} <= set(metrics.index):
-        exponent = float(np.log2(seconds[1024] / seconds[512]))
+        exponent = float(np.log2(seconds[1024] / seconds[512]))  # doubling the length: the exponent of the growth
+        # quadratic, but for launches
         growth = ClaimResult(bool(abs(exponent - 2) < 0.1), f"exponent {exponent:.3f} from 512 to 1,024 tokens")
     rows = [row for row in _operators(design) if row["phase"] == "forward"]
     least = min(row["intensity"] for row in rows if row["kind"] == "fc" and row["gemm"])
@@ -300,7 +304,7 @@ def _parallel_direction(dp: pd.DataFrame, tp: pd.DataFrame) -> ClaimResult:
     eight = f"dp 8: {1e3 * float(apart['dp_s']):.1f} ms of reductions; tp 8: LAMB {ratio:.2f} times as fast, "
     eight += f"{1e3 * float(split['serialized_s']):.1f} ms of all-reduces"
     slow = "launches of the update, one after another for each tensor, are not split"
-    return ClaimResult(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow)
+    return ClaimResult(adds and ratio > 7, f"{eight}; a yes needs 7 times", slow)  # eight times, less what is not split
 
 
 def _ends(values: pd.Series[Any]) -> str:
@@ -315,7 +319,7 @@ def _near_memory(run: FinishedRun) -> dict[str, ClaimResult]:
     before, after = rows.iloc[0], rows.iloc[-1]
     update_speedup = float(before["optimizer_s"] / after["optimizer_s"])
     speedup = float(before["iteration_s"] / after["iteration_s"])
-    bound = 1 / (1 - float(before["memory_bound_share"]))
+    bound = 1 / (1 - float(before["memory_bound_share"]))  # Amdahl: what is bound by memory takes no time at best
     text = (
         f"{speedup:.3f}x, bounded by {bound:.2f}x: {100 * float(before['memory_bound_share']):.0f} % are memory-bound"
     )
@@ -339,6 +343,7 @@ def _operators(design: StepDesign) -> list[dict[str, Any]]:
         if part.over is None and seconds > 0 and moved > 0:
             row: dict[str, Any] = {"block": part.block.name, "operator": part.op.name, "kind": part.op.kind}
             row |= {"phase": part.op.phase, "gemm": isinstance(part.op.work, Product)}
+            # operators without arithmetic have a place on the logarithmic axis
             row["intensity"] = max(flop / moved, 1e-3)
             times = float(part.times)
             rows.append({**row, "rate": flop / seconds, "seconds": seconds, "times": times, "total_s": times * seconds})
@@ -381,8 +386,8 @@ def _roofline(rows: Sequence[Mapping[str, Any]], design: StepDesign) -> FigureSh
     table = table.assign(kind=table["kind"].map(_LABELS).fillna(table["kind"]))
     peak = design.system.gpu.peak(design.run.precision)
     assert peak is not None
-    bandwidth = design.system.gpu.peak_hbm_bytes_per_s
-    bound = table["intensity"] < peak / bandwidth
+    bandwidth = design.system.gpu.peak_hbm_bytes_per_s  # the roofline is drawn of peak rates, not of sustained ones
+    bound = table["intensity"] < peak / bandwidth  # the ridge of the roofline
     share = 100 * table.loc[bound, "total_s"].sum() / table["total_s"].sum()
     title = f"Memory limits {int(bound.sum())} of {len(table)} GEMMs of an iteration, {share:.0f} % of their time"
     note = (
@@ -410,7 +415,7 @@ def _changes(run: FinishedRun) -> pd.DataFrame:
 
 def _changes_figure(changes: pd.DataFrame) -> FigureSheet:
     """Shares of an iteration as one thing changes."""
-    rows = changes[changes["precision"] == "mixed"]
+    rows = changes[changes["precision"] == "mixed"]  # one precision, as both would fill the figure twice
     bar = rows["changed"].map(_CHANGED) + " " + rows["value"].map("{:,g}".format)
     rows = rows.assign(bar=bar, gemm=sum(rows[f"share_{kind}"] for kind in _GEMMS))
     shares = 100 * rows.groupby("changed", sort=False)["gemm"].agg(lambda share: share.max() - share.min())
@@ -439,13 +444,13 @@ def _bounds(run: FinishedRun) -> list[dict[str, Any]]:
 def _published_run(row: Mapping[str, str]) -> dict[str, int]:
     """Section `run` of a published row of BERT-Large."""
     sizes = {"batch": int(row["batch"]), "sequence_length": int(row["sequence_length"])}
-    return {**sizes, "micro_batches": int(row["accumulation"] or 1)}
+    return {**sizes, "micro_batches": int(row["accumulation"] or 1)}  # an empty cell: no accumulation
 
 
 def _sequences_per_s(row: Mapping[str, str], seconds: float) -> tuple[str, float, float]:
     """Software of a published row, and its throughput: measured, and predicted from the time of a step."""
     run = _published_run(row)
-    kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])
+    kind = _YEARS.get(row["source"].rpartition(" ")[2], row["source"])  # a source ends in the commit of its table
     return kind, float(row["sequences_per_s"]), run["micro_batches"] * run["batch"] / seconds
 
 

@@ -91,10 +91,12 @@ def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
     """Metrics [application] by (metric, policy), of applications that ran under all six on one memory system."""
     ok = _policy_points(table)
     names = ["time_s", "dram_bytes", "bandwidth_share", "row_hit_rate", "stalls", "useless", "bypassed"]
+    # several memory systems: their rows must not be averaged
     if ok.empty or ok.duplicated(["scenario", _POLICY]).any():
         return ok.iloc[:0]
     rows = ok.assign(policy=ok[_POLICY].astype(str), scenario=ok["scenario"].astype(str))
     metrics = rows.pivot_table(index="scenario", columns="policy", values=names, sort=False)
+    # applications that lack a policy are left out
     return metrics.dropna() if set(_ALL) <= set(rows["policy"]) else ok.iloc[:0]
 
 
@@ -111,14 +113,14 @@ def _categories(metrics: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    static = _metric(metrics, "time_s", _STATIC)
+    static = _metric(metrics, "time_s", _STATIC)  # adaptive policies do not define what an application is like
     best, least = static.idxmin(axis=1), static.min(axis=1)
     spread, gain = static.max(axis=1) / least, static["uncached"] / least
     costs = static[["cache_r", "cache_rw"]].min(axis=1) / static["uncached"]
-    busy = _metric(metrics, "bandwidth_share", _STATIC).min(axis=1)
+    busy = _metric(metrics, "bandwidth_share", _STATIC).min(axis=1)  # under every static policy
     category = pd.Series(_THROUGHPUT, static.index)
     category[(spread < _NOTICED) & (busy < _BUSY)] = _INSENSITIVE
-    category[gain >= _NOTICED] = _REUSE
+    category[gain >= _NOTICED] = _REUSE  # last: reuse decides, also of an application that is memory-bound
     columns = {"category": category, "best_static": best, "uncached_over_best": gain, "cached_over_uncached": costs}
     combined = _metric(metrics, "time_s")["combined"] / least
     return pd.DataFrame({**columns, "bandwidth_share": busy, "combined_over_best": combined}).reset_index()
@@ -174,6 +176,7 @@ def _mechanisms(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     )
     fewer = moved["cache_r"] / moved["uncached"]
     least = moved["cache_rw"] / moved["cache_r"]
+    # rounding of what is counted in lines
     cuts = bool((fewer[reuse] < 1).all() and (least[reuse] <= 1.001).all() and (least < 1).any())
     span = f"CacheR moves {fewer[reuse].min():.2f} to {fewer[reuse].max():.2f} of the traffic of reuse applications"
     more = f"{span}, CacheRW {least[reuse].min():.2f} to {least[reuse].max():.2f} of CacheR's"
@@ -182,6 +185,7 @@ def _mechanisms(metrics: pd.DataFrame) -> dict[str, ClaimResult]:
     bypass = f"stalls {stalls['cache_rw'].sum():.3g} to {stalls['cache_rw_ab'].sum():.3g}"
     rinse = f"row hits by {rinsed.min():+.1f} to {rinsed.max():+.1f} points, mean {rinsed.mean():+.1f}"
     text = f"AB: {bypass}; CR: {rinse}; PCby: lines evicted unused {saved:.2f}x"
+    # allocation bypass removes all such stalls, by its definition
     does = stalls["cache_rw_ab"].sum() == 0 and rinsed.mean() > 0 and saved < 1
     return {
         "cache_policies.cacher_cuts_traffic": ClaimResult(
@@ -202,6 +206,7 @@ _SHOWN = {
 def _policies_figure(rows: pd.DataFrame, value: Axis) -> FigureSheet:
     """A metric of every application under every policy."""
     means = rows.groupby("policy", sort=False)[value.column].agg(geometric_mean if value.centre else "mean")
+    # of row hits more is better, of all else less
     best, worst = extremes(means if value.column != "row_hit_rate" else -means)
     texts = [f"{means[name]:.2f}x" if value.centre else f"{100 * means[name]:.0f} %" for name in (best, worst)]
     name = capitalised(value.label.removesuffix(" [x]"))

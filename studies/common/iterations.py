@@ -15,6 +15,7 @@ from simulators.steps.design import OF_LENGTHS, StepDesign
 def step_tree(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     """Sections of a step at a single sequence length, as configured but for those that are given."""
     tree = {**config, **sections}
+    # sections of an epoch, which a single step does not have
     return {name: tree[name] for name in StepDesign.model_fields if name in tree and name not in OF_LENGTHS}
 
 

@@ -29,7 +29,7 @@ def reach(values: Any, unit: str = "", *, digits: int = 0) -> str:
     numbers = np.asarray(values, float)
     numbers = numbers[np.isfinite(numbers)]
     low, high = (f"{number:.{digits}f}" for number in (numbers.min(), numbers.max()))
-    return (low if low == high else f"{low} to {high}") + unit
+    return (low if low == high else f"{low} to {high}") + unit  # as they are shown, not as they are
 
 
 def largest_row(rows: pd.DataFrame, column: str) -> pd.Series[Any]:

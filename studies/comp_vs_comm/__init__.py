@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MODE = "run.mode"
-_EXACT = 1e-9
-_MOST_TP = 256
+_EXACT = 1e-9  # rounding
+_MOST_TP = 256  # the largest degree of the space, by assumption
 _EXPOSED = 5.0  # per cent of an iteration
 _BATCHES = (4, 8, 32)  # of the profiled baseline, beside its own
 _ASSUMED = "TP 256 at most, rings of any size at the bandwidth of a node (by assumption)"
@@ -147,6 +147,7 @@ class CompVsComm(Plain):
 def _training_points(table: pd.DataFrame) -> pd.DataFrame:
     """Training points with a result and all axes of the study; none where the model has no width."""
     ok = table[table["status"] == "ok"]
+    # presets have their own width: no axis of the study
     fine = {*AXES, _MODE} <= set(ok) and not ok[WIDTH].isna().any()
     return ok[ok[_MODE] == "training"] if fine else ok.iloc[:0]
 
@@ -165,7 +166,7 @@ def _thousands(width: float) -> str:
 
 def _middle(values: pd.Series[Any]) -> Any:
     every = sorted(values.unique())
-    return every[(len(every) - 1) // 2]
+    return every[(len(every) - 1) // 2]  # the lower one of two in the middle
 
 
 # Claims from the table
@@ -176,12 +177,12 @@ def _future(ok: pd.DataFrame, faster: float) -> pd.DataFrame:
     future = facts("comp_vs_comm")["future"]
     points = ok[ok[WIDTH].isin(future["hidden"]) & ok[LENGTH].isin(future["sequence_length"])]
     points = points[(points[BATCH] == future["batch"]) & (points[FASTER] == faster)]
-    return least_fitting(points, [WIDTH, LENGTH])
+    return least_fitting(points, [WIDTH, LENGTH])  # memory decides TP, as nobody splits more than needed
 
 
 def _band(ok: pd.DataFrame, faster: float) -> ClaimResult:
     rows = _future(ok, faster)
-    if rows.empty or rows[TP].max() < _MOST_TP:
+    if rows.empty or rows[TP].max() < _MOST_TP:  # without the largest degree, the widest models look as if they fitted
         return ClaimResult(None, f"needs future widths at flop-vs-bw {faster}x up to TP {_MOST_TP}")
     shares = 100 * rows["serialized_share"]
     fits = (rows["memory_share"] <= 1).groupby(rows[WIDTH]).all()
@@ -196,11 +197,12 @@ def _band(ok: pd.DataFrame, faster: float) -> ClaimResult:
 
 def _trend(ok: pd.DataFrame) -> ClaimResult:
     """Trend of the share: it must rise with TP and fall with H, all else equal."""
+    # rows in which all but TP is equal
     shares = ok.pivot_table(index=[LENGTH, BATCH, FASTER, WIDTH], columns=TP, values="serialized_share")
     by_tp = np.diff(shares.sort_index(axis=1).to_numpy(float), axis=1)
     turned = ok.pivot_table(index=[LENGTH, BATCH, FASTER, TP], columns=WIDTH, values="serialized_share")
     by_width = np.diff(turned.sort_index(axis=1).to_numpy(float), axis=1)
-    up, down = by_tp[~np.isnan(by_tp)], by_width[~np.isnan(by_width)]
+    up, down = by_tp[~np.isnan(by_tp)], by_width[~np.isnan(by_width)]  # combinations that were not evaluated
     if not len(up) or not len(down):
         return ClaimResult(None, "needs points of several TP and widths")
     wrong = int((up <= 0).sum()), int((down >= 0).sum())
@@ -212,6 +214,7 @@ def _trend(ok: pd.DataFrame) -> ClaimResult:
 def _dp_overlap(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     """The reduction of gradients against the backward pass that should hide it."""
     tokens, share = ok[LENGTH] * ok[BATCH], 100 * ok["dp_over_backward"]
+    # few tokens: the shortest backward pass to hide behind
     least = {faster: float(group.max()) for faster, group in share[tokens == tokens.min()].groupby(ok[FASTER])}
     now = share[ok[FASTER] == 1]
     text = ", ".join(f"{faster:g}x {most:.0f} %" for faster, most in least.items())
@@ -219,6 +222,7 @@ def _dp_overlap(ok: pd.DataFrame) -> dict[str, ClaimResult]:
     absent = ClaimResult(None, "needs points at flop-vs-bw 1x and beyond")
     if now.empty or not later:
         return dict.fromkeys(("comp_vs_comm.overlap_exceeds", "comp_vs_comm.overlap_range_1x"), absent)
+    # at every later generation
     exceeds = ClaimResult(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {text}")
     cause = "the paper's lengths, batches and links of dp are unknown; ours are as fast as those of tp"
     spread = ClaimResult((float(now.min()), float(now.max())), f"over {len(now)} points", cause)
@@ -248,13 +252,14 @@ def _case(ok: pd.DataFrame) -> dict[str, ClaimResult]:
 def _base(run: FinishedRun) -> StepDesign | None:
     """Design of the run's configuration; None unless it trains a transformer of any width."""
     design = base(run)
-    wide = design is not None and getattr(design.model, "heads", 1) is None
+    wide = design is not None and getattr(design.model, "heads", 1) is None  # None: heads follow from the width
     return design if design is not None and wide and design.run.mode == "training" else None
 
 
 def _counts(table: pd.DataFrame, design: StepDesign) -> dict[str, ClaimResult]:
     """Edge and slack of every point against their formulas."""
     b, h = design.run.element_bytes, table[WIDTH]
+    # FLOP of compute over bytes of tp, as the paper defines it
     edge = 3 * (24 * h + 4 * table[LENGTH]) / (4 * b * table[TP])
     slack = 2 * table[LENGTH] * table[BATCH] / b
     findings = {}
@@ -274,6 +279,7 @@ def _counts(table: pd.DataFrame, design: StepDesign) -> dict[str, ClaimResult]:
 def _profile(design: StepDesign, baseline: Mapping[str, Any]) -> Profile:
     """Profile of one layer on one GPU, and of its collectives on a small ring."""
     size = Size(baseline["hidden"], baseline["sequence_length"], baseline["batch"], 1)
+    # profiled on hardware of today
     sizes = {WIDTH: size.hidden, LENGTH: size.sequence_length, BATCH: size.batch, FASTER: 1.0, "parallel.dp": 1}
     alone, ring = (by_kind(iteration(at(design, {**sizes, TP: tp}))) for tp in (1, baseline["ring"]))
     return Profile(size, {**alone, COMMUNICATION: ring[COMMUNICATION]}, baseline["ring"])
@@ -340,6 +346,7 @@ def _worst(errors: Mapping[str, float]) -> float:
 def _profiling_ratio(table: pd.DataFrame, design: StepDesign, profiled: float) -> ClaimResult:
     """Time of an iteration of all points, as deep as public models of their width, over the time profiled [s]."""
     now = table[table[FASTER] == 1].drop_duplicates([WIDTH, LENGTH, BATCH, TP])
+    # the study's models have one depth for all widths
     deep = np.array([_depth(width) for width in now[WIDTH]]) / float(np.asarray(_layers(design)))
     total_s = float((now["iteration_s"] * deep).sum())
     first = now.drop_duplicates(WIDTH)
@@ -366,13 +373,14 @@ def _internode(table: pd.DataFrame, network: pd.DataFrame, design: StepDesign) -
     if network.empty or now.empty:
         return {"comp_vs_comm.internode_exposes_dp": ClaimResult(None, "needs points, and a network between servers")}
     slower, exposed = float(facts("comp_vs_comm")["network_slower"]), list[float]()
-    for _, points in sorted(network.groupby(NETWORK), reverse=True):
-        metrics = now[[*AXES[:4]]].merge(points, on=list(AXES[:4]))
+    for _, points in sorted(network.groupby(NETWORK), reverse=True):  # the faster rate first
+        metrics = now[[*AXES[:4]]].merge(points, on=list(AXES[:4]))  # the same points, on the other network
         exposed.append(100 * float(np.mean(metrics["exposed_dp_s"] / metrics["iteration_s"])))
     text = (
         f"exposed of an iteration, mean of {len(now)} points: {exposed[0]:.1f} % over links as inside, {exposed[1]:.1f}"
     )
     text += f" % over 1/{slower:g} (a yes needs {_EXPOSED:g} %, from less)"
+    # links as fast as inside must hide them
     return {"comp_vs_comm.internode_exposes_dp": ClaimResult(bool(exposed[1] >= _EXPOSED > exposed[0]), text)}
 
 
@@ -391,7 +399,7 @@ def _models(points: pd.DataFrame) -> list[dict[str, Any]]:
         if of_model.empty:
             continue
         fits = of_model[of_model["memory_share"] <= 1]
-        tp = int(fits[TP].iloc[0] if len(fits) else of_model[TP].iloc[-1])
+        tp = int(fits[TP].iloc[0] if len(fits) else of_model[TP].iloc[-1])  # none fits: the largest degree there is
         year, width = public().get(name, {}).get("year"), model_tree(name)["hidden"]
         labels = {"model": name, "year": year, "hidden": width, "sequence_length": sequence_length(name)}
         labels |= {"tp": tp, "fits": bool(len(fits))}

@@ -20,7 +20,7 @@ WIDTH, LENGTH, BATCH, TP = "model.hidden", "run.sequence_length", "run.batch", "
 FASTER = "system.gpu.flop_vs_bw"
 NETWORK = "system.node.library.network_bytes_per_s"
 AXES = (WIDTH, LENGTH, BATCH, TP, FASTER)
-_TIMES = (1.0, 2.0, 4.0)
+_TIMES = (1.0, 2.0, 4.0)  # FLOP/s over bandwidth, of that of today
 
 
 def profiled_case(tree: Mapping[str, Any]) -> dict[str, Case]:
@@ -44,10 +44,11 @@ def network_cases(config: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[st
     """The space on hardware of today, TP inside a server and dp between servers, over rates between these."""
     rates, searched = _network_rates(tree), searched_knobs(config)
     values = {path: searched[path].values if path in searched else (get_path(config, path),) for path in AXES}
-    if not rates or not all(values.values()) or None in values[WIDTH]:
+    if not rates or not all(values.values()) or None in values[WIDTH]:  # presets have no width to vary
         return {}
     grid = {path: values[path] for path in (WIDTH, LENGTH, BATCH)} | {NETWORK: rates}
     now = min(values[FASTER])
+    # TP fills a server, so that dp crosses servers
     apart = ({TP: tp, "system.node.num_gpus": tp, FASTER: now} for tp in values[TP])
     return {f"TP {change[TP]}": Case(with_values(tree, change), grid) for change in apart}
 
@@ -72,4 +73,5 @@ def _degrees(model: Transformer) -> list[int]:
     heads, ffn = (int(np.asarray(getattr(model, name))) for name in ("num_heads", "width_of_ffn"))
     keys = int(np.asarray(getattr(model, "num_kv_heads", heads)))
     fits = (degree for degree in range(1, heads + 1) if heads % degree == ffn % degree == 0)
+    # KV heads are copied where there are more GPUs than heads
     return [degree for degree in fits if keys % degree == 0 or degree % keys == 0]

@@ -19,6 +19,7 @@ def least_fitting(points: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     selected = []
     for _, rows in points.groupby(by, sort=False):
         fits = rows[rows["memory_share"] <= 1]
+        # rows are sorted by TP: the first that fits, or the last of all
         selected.append((fits if len(fits) else rows).sort_values(TP).iloc[[0 if len(fits) else -1]])
     return pd.DataFrame(pd.concat(selected)) if selected else points
 

@@ -49,8 +49,8 @@ _COMPARING = (
 _OF_IDEAL, _OF_BASELINE = "fraction_of_ideal", "share_of_baseline_ideal"
 _EQUAL = 1.15  # ratio of the two times beyond which a scenario is G-long or C-long (secondary: public notes on ConCCL)
 _FULL = 0.85  # share of the bandwidth from which it counts as saturated (secondary: a public wiki that quotes ConCCL)
-_PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")
-_SMALL, _LARGE = 1024.0, 16 * 2.0**30
+_PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")  # the collectives that claims are about
+_SMALL, _LARGE = 1024.0, 16 * 2.0**30  # ends of the sweep over sizes
 _SIZES = tuple(2.0**power for power in range(10, 35))
 _FITTED = "fitted, no prediction: dma_beside_gemm was taken from this value, on this mix"
 _LATE = (
@@ -102,7 +102,7 @@ class ConCCL(Plain):
             "conccl.max_speedup": ClaimResult(float(_best(speedups, _BY_DMA).max()), _FITTED, basis="fitted"),
             "conccl.mean_ideal": ClaimResult(float(ideal.mean()), _MIX),
             "conccl.strategy_order": ClaimResult(
-                means == sorted(means) and len(set(means)) == len(means),
+                means == sorted(means) and len(set(means)) == len(means),  # ties are no order
                 f"{text}, in the order of the claim",
                 "no relief of the caches is modelled when a GEMM runs on fewer CUs, so withholding CUs never gains",
             ),
@@ -118,11 +118,11 @@ class ConCCL(Plain):
         per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
         two_tables = f"two sources contradict one another: {per_cu} fills links later than this says"
         small = {name: _ratio(system, name, _SMALL) for name in _PATTERNS}
-        large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)
+        large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)  # the larger of both
         saturates = {name: saturating_cus(system, name, share=_FULL) for name in _PATTERNS}
         launched = f"launches of copies one after another, by measured phases, against the floor of RCCL; {_SEEN}"
         crossover = _crossover(system, "all_gather")
-        trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)
+        trend = small["all_gather"] > 1 > _ratio(system, "all_gather", _LARGE)  # slower when small, faster when large
         return {
             "conccl.ag_saturation_cus": ClaimResult(saturates["all_gather"], cause=two_tables),
             "conccl.a2a_saturation_cus": ClaimResult(saturates["all_to_all"], cause=two_tables),
@@ -160,6 +160,7 @@ class ConCCL(Plain):
         for pattern in _PATTERNS:
             for payload in _SIZES:
                 for mover, seconds in _alone(system, pattern, payload).items():
+                    # bytes that a GPU receives: all shards but its own
                     rate = payload * (system.node.num_gpus - 1) / system.node.num_gpus / seconds
                     rows.append({"pattern": pattern, "payload_bytes": payload, "mover": mover, "bytes_per_s": rate})
         swept = pd.DataFrame(rows)
@@ -266,13 +267,14 @@ def _strategy_rows(table: pd.DataFrame) -> pd.DataFrame:
         **{"class": ok["scenario"].map(_classes(table))},
     )
     swept, cus = ok["strategy"].isin(_PARTITIONED), ok["schedule.comm_cus"].fillna(0) > 0
-    return ok[(swept == cus) | ok["strategy"].isin(_BY_DMA)]
+    return ok[(swept == cus) | ok["strategy"].isin(_BY_DMA)]  # engines need no CUs
 
 
 def _classes(table: pd.DataFrame) -> pd.Series[Any]:
     """Class of each scenario, by the times of its baseline."""
     serial = table[(table["status"] == "ok") & (table["schedule.name"] == "serial")].groupby("scenario").first()
     ratios = serial["gemm_s"] / serial["comm_s"]
+    # the same ratio, the other way round
     return ratios.map(lambda ratio: "G-long" if ratio > _EQUAL else "C-long" if ratio < 1 / _EQUAL else "GC-equal")
 
 
@@ -306,9 +308,9 @@ def _ratio(system: System, pattern: Pattern, size: float) -> float:
 
 def _crossover(system: System, pattern: Pattern) -> float:
     """Payload [bytes] from which DMA engines are faster; infinite where they never are."""
-    sizes = np.geomspace(_SIZES[0], _SIZES[-1], 2000)
+    sizes = np.geomspace(_SIZES[0], _SIZES[-1], 2000)  # steps of 0.8 %
     faster = np.array([_ratio(system, pattern, float(size)) < 1 for size in sizes])
-    return float(sizes[np.argmax(faster)]) if faster.any() else float("inf")
+    return float(sizes[np.argmax(faster)]) if faster.any() else float("inf")  # the first True
 
 
 def _power(system: System) -> ClaimResult:
@@ -338,7 +340,7 @@ def _runtime_rules(ok: pd.DataFrame, grids: pd.DataFrame) -> dict[str, Any]:
         }
     parted = ok[ok["strategy"] == "resource partitioning"]
     by_cus = parted.pivot_table(index="scenario", columns="schedule.comm_cus", values="makespan_s")
-    by_cus, lookup = by_cus.dropna(), {}
+    by_cus, lookup = by_cus.dropna(), {}  # scenarios that lack a number of CUs cannot be compared
     if len(by_cus.columns) > 1:
         scenarios = ok.groupby("scenario").first().loc[by_cus.index]
         classes = scenarios["class"] + ", " + scenarios["pattern"]
@@ -358,7 +360,7 @@ def _grids(system: System, ok: pd.DataFrame, precision: str) -> pd.DataFrame:
     """
     scenarios = ok.groupby("scenario").first()
     m, k = (scenarios[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
-    n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))
+    n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))  # of what was simulated, so that shards are counted
     cost = gemm_cost(gemms_of(system, precision, model=system.costs.gemm), GemmShape(m, n, k))
     moved = [int(library_cus(system, pattern)) for pattern in scenarios["pattern"]]
     return scenarios.assign(gemm=cost.kernel.workgroups, collective=moved)[["gemm", "collective"]]

@@ -97,6 +97,7 @@ class Ficco(Plain):
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings of every claim that a table of points can test."""
         everywhere = _name_kinds(table[table["status"] == "ok"])
+        # the paper's topology: others are probes of one claim
         ok = everywhere[everywhere["system.node.topology"] == "mesh"]
         chunked = ok[ok["schedule.name"].isin(_KINDS)]
         return {
@@ -124,6 +125,7 @@ class Ficco(Plain):
         except ConfigError:
             return {"ficco.heuristic_accuracy": absent}
         scores = list(by_hand(contexts, self.hand_rules, run.name))
+        # not all kinds: a pick could not be right
         if not scores or sum(option[0] == "chunked" for option in contexts.options) < len(_KINDS):
             return {"ficco.heuristic_accuracy": absent}
         (score,) = scores
@@ -316,7 +318,7 @@ def _dil_axis(chunked: pd.DataFrame) -> ClaimResult:
     dma = _by_dma(chunked)
     rows = dma[dma["schedule.name"] == "hetero_unfused_1d"]
     slices = dma[dma["schedule.name"] == "uniform_fused_2d"]
-    if min(rows["scenario"].nunique(), slices["scenario"].nunique()) < 4:
+    if min(rows["scenario"].nunique(), slices["scenario"].nunique()) < 4:  # a rank correlation of fewer says nothing
         return ClaimResult(None, "needs several scenarios, rows and K split into 8 chunks, moved by DMA")
     by_m = float(rows["dil"].corr(rows[f"{_GEMM}.m"], method="spearman"))
     by_k = float(slices["dil"].corr(slices[f"{_GEMM}.k"], method="spearman"))
@@ -341,6 +343,7 @@ def _limiters(chunked: pd.DataFrame) -> ClaimResult:
         return ClaimResult(None, "needs 8 chunks moved by DMA")
     share = {name: float((dma[f"{name}_s"] / dma["ideal_s"]).mean()) for name in _CAUSES}
     text = ", ".join(f"{name} {value:.1%}" for name, value in sorted(share.items(), key=lambda item: -item[1]))
+    # both must outweigh launches
     return ClaimResult(min(share["decomposition"], share["contention"]) > share["launch"], f"of the ideal time: {text}")
 
 
@@ -362,6 +365,7 @@ def _starvation(ok: pd.DataFrame) -> ClaimResult:
         return ClaimResult(None, "needs serial and shard_p2p, moved by DMA")
     ratio = moved["shard_p2p"] / moved["serial"]
     mesh, switch = float(ratio["mesh"]), float(ratio["switch"])
+    # many times as long on a mesh, about as long on a switch
     return ClaimResult(mesh > 2 and switch < 1.5, f"against all links at once: mesh {mesh:.2f}x, switch {switch:.2f}x")
 
 

@@ -44,7 +44,7 @@ _WIRES = {
 }
 """Probe -> path of the wire that it varies, and its declared rate [bytes/s]."""
 _SAME = "an embedding alone is the same in both versions here"
-_WINDOWS = 40
+_WINDOWS = 40  # short against a kernel, long against a transfer
 
 
 class FusedOps(Plain):
@@ -84,6 +84,7 @@ class FusedOps(Plain):
             "gemm_a2a": (v2, "moe", _NODE, "v2; expert shapes of the paper are unknown"),
         }.items():
             values = _of(rows_of_version, operator, where)
+            # names end in a version where the paper has two values
             head, _, version = name.rpartition("_v") if "_v" in name else (name, "", "")
             end = f"_v{version}" if version else ""
             for kind in ("mean", "max"):
@@ -100,12 +101,12 @@ class FusedOps(Plain):
         best, most = _bound(run)
         name, share = _eliminated_share(run)
         demand = {scenario: _peaks(bulk, fused) for scenario, bulk, fused in _demands(run)}
-        lower = [key for key, (bulk, fused) in demand.items() if fused < 0.999 * bulk]
+        lower = [key for key, (bulk, fused) in demand.items() if fused < 0.999 * bulk]  # by more than rounding
         text = (
             f"demand over windows of 1/{_WINDOWS} of the baseline's time falls in {len(lower)} of {len(demand)} cases"
         )
         higher = [key for key, (bulk, fused) in demand.items() if fused > bulk * (1 + 1e-6)]
-        falls = 2 * len(lower) > len(demand) and not higher
+        falls = 2 * len(lower) > len(demand) and not higher  # in more than half
         loss = 100 * float(_option("schedule", "fused_kernels")["occupancy_loss"])
         missed = (
             "our largest reduction is below 58 %, and so needs less; tensors of the paper's largest case are unknown"
@@ -254,6 +255,7 @@ def _declared_rows(rows: pd.DataFrame, but: tuple[str, ...] = (), *, nearest: bo
             column, wanted = rows[f"schedule.{name}"], declared[name]
             if nearest and not (column == wanted).any():
                 number = isinstance(wanted, (int, float)) and not isinstance(wanted, bool)
+                # the nearest that was searched
                 wanted = column[(column.astype(float) - wanted).abs().idxmin()] if number else column.iloc[0]
             rows = rows[column == wanted]
     return rows
@@ -319,6 +321,7 @@ def _remote_first(rows: pd.DataFrame) -> dict[str, ClaimResult]:
     text = f"{len(single)} pairs of single operators, faster by up to {single.max():.1f} %; skew is not simulated"
     text += f"; a DLRM iteration from {iterations.min():.2f} % to {iterations.max():.1f} %" if len(iterations) else ""
     return {
+        # rounding
         "fused_ops.remote_first": ClaimResult(bool(gain.min() >= -1e-7), text, f"slower by up to {-gain.min():.2f} %")
     }
 
@@ -361,14 +364,16 @@ def _demands(run: FinishedRun) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame
     points, tasks = run.probe("embeddings"), run.probe_timelines("embeddings")
     for scenario, rows in points.groupby("scenario", sort=False):
         designs = {str(row["schedule.kernel"]): row for row in rows.to_dict("records")}
+        # windows of the baseline's time, so that both kernels have equal ones
         window = designs["bulk"]["makespan_s"] / _WINDOWS
         begins, demands = np.arange(_WINDOWS) * window, []
         for kernel in ("bulk", "fused"):
             transfers = tasks[(tasks["key"] == designs[kernel]["key"]) & (tasks["kind"] == "transfer")]
             moved = np.zeros(_WINDOWS)
             for task in transfers[transfers["scenario"] == scenario].to_dict("records"):
-                start, finish = task["start_s"] + task["delay_s"], task["finish_s"]
+                start, finish = task["start_s"] + task["delay_s"], task["finish_s"]  # set-up sends nothing
                 shared = np.minimum(finish, begins + window) - np.maximum(start, begins)
+                # windows that the task does not touch
                 moved += task["moved_bytes"] * np.maximum(shared, 0.0) / (finish - start)
             demands.append(pd.DataFrame({"time_s": begins, "bytes_per_s": moved / window}))
         yield str(scenario), demands[0], demands[1]

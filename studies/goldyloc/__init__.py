@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _KERNELS, _DEGREE = "schedule.kernels", "schedule.num_streams"
 _NAMES = {"isolated": "kernels tuned alone", "shared": "kernels tuned for sharing", "best": "best kernels"}
-_COPIES = 16
+_COPIES = 16  # as many as the largest degree
 _LEARNED = 160  # queues of random shapes
 _SIZES = ((32, 2048), (256, 8192), (256, 8192))  # ranges of random m, n and k, uniform in their logarithms
 _SEED = 0
@@ -114,7 +114,7 @@ class _Run:
         self.degrees = [int(degree) for degree in seconds["shared"].columns.tolist()]
         self.seconds = {name: rows.to_numpy(float) for name, rows in seconds.items()}
         self.sequential = self.seconds["isolated"][:, self.degrees.index(1)]
-        self.default = self.seconds["isolated"][:, -1]
+        self.default = self.seconds["isolated"][:, -1]  # the largest degree: the whole queue at once
         predictor = _train_predictor(self.system, self.degrees)
         features = np.stack([queues[name].features(self.system.gpu) for name in self.names])
         self.places = predictor.choose(features)
@@ -129,6 +129,7 @@ class _Run:
             return None
         pivot = ok.pivot_table(index="scenario", columns=[_KERNELS, _DEGREE], values="makespan_s", observed=True)
         names = [str(name) for name in pivot.columns.get_level_values(0).unique()]
+        # each queue needs all kernels at all degrees
         if set(names) != {"isolated", "shared", "best"} or pivot.isna().any(axis=None):
             return None
         seconds = {name: pivot.loc[:, [name]].droplevel(0, axis=1) for name in names}
@@ -175,7 +176,7 @@ def _train_predictor(system: System, degrees: list[int]) -> DegreePredictor:
     """Train a predictor on queues of random shapes, simulated by the same engine."""
     random = np.random.default_rng(_SEED)
     low, high = np.log2(np.array(_SIZES, float)).T
-    sizes = 2 ** random.uniform(low, high, (_LEARNED, 3))
+    sizes = 2 ** random.uniform(low, high, (_LEARNED, 3))  # uniform in logarithms
     shapes = np.maximum(_WHOLE, np.round(sizes / _WHOLE) * _WHOLE)
     seconds = [_alike(system, degree, shapes) for degree in degrees]
     features = [GemmQueue(np.repeat(shape[None], _COPIES, axis=0), _PRECISION).features(system.gpu) for shape in shapes]
@@ -186,11 +187,12 @@ def _alike(system: System, degree: int, shapes: Floats) -> Floats:
     """Times [Q] of queues of equal GEMMs [Q, 3] by globally optimised kernels, as one batch."""
     gemm = Gemm(m=1, n=1, k=1, precision=_PRECISION).model_copy(update=dict(zip("mnk", shapes.T, strict=True)))
     operators = {f"g{index:02d}": gemm for index in range(_COPIES)}
+    # shapes are arrays here, which a validated operator would refuse
     workload = Workload(name="drawn", operators={}).model_copy(update={"operators": operators})
     schedule = plugins.load("schedule", "streams")
     knobs = schedule(name="drawn", family="streams", kernels="shared", num_streams=degree)
     engine = plugins.load("engine", "fluid")
-    return np.asarray(engine.totals(knobs.lower(system, workload)).makespan_s)
+    return np.asarray(engine.totals(knobs.lower(system, workload)).makespan_s)  # all queues in one batch
 
 
 # Claims
@@ -232,13 +234,14 @@ def _kernels(run: _Run, finished: FinishedRun) -> dict[str, ClaimResult]:
         every = kernels(gpu, (m, n, k), precision=queue.precision, degree=_COPIES)
         alone = kernels(gpu, (m, n, k), precision=queue.precision).seconds(gpu)
         together = every.together(gpu, _COPIES)
-        if together[int(alone.argmin())] > 1.001 * together.min():
+        if together[int(alone.argmin())] > 1.001 * together.min():  # rounding
             names.append(name)
     gains = {}
     for degree in (2, 4, 8, 16):
         if degree in run.degrees:
             place = run.degrees.index(degree)
             default, shared, best = (run.seconds[kind][:, place] for kind in ("isolated", "shared", "best"))
+            # shares of a ratio are shares of its logarithm
             gains[degree] = np.log(geometric_mean(default / shared)) / np.log(geometric_mean(default / best))
     shares = ", ".join(f"{100 * gain:.0f} % at {degree}" for degree, gain in gains.items())
     cause = "small GEMMs want tiles under concurrency that are too large for a quarter of this GPU, too"
@@ -246,6 +249,7 @@ def _kernels(run: _Run, finished: FinishedRun) -> dict[str, ClaimResult]:
     first = f"the first GEMM of {len(names)} of {len(run.names)} queues has a faster tile at {_COPIES} at once"
     return {
         "goldyloc.isolated_not_concurrent": ClaimResult(bool(names), first),
+        # at every degree
         "goldyloc.half_quarter_suffice": ClaimResult(bool(min(gains.values()) >= _ENOUGH), enough, cause),
     }
 

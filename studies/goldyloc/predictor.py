@@ -19,7 +19,7 @@ from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
-_NEAR = 1.02
+_NEAR = 1.02  # ratio of times up to which a degree is as good as the best
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class GemmQueue:
             *(m, n, k, kernel.workgroups / gpu.num_cus, kernel.occupancy, kernel.rows * kernel.cols),
             *(2 * m * n * k / kernel.hbm_bytes, operands / gpu.llc.bytes, kernel.seconds(gpu) / gpu.kernel_launch_s),
         )
-        return np.append(np.log2(np.stack(columns)).mean(axis=1), np.log2(len(self.shapes)))
+        return np.append(np.log2(np.stack(columns)).mean(axis=1), np.log2(len(self.shapes)))  # sizes span decades
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,21 @@ class DegreePredictor:
 
         degree = np.asarray(degrees, float)
         near = seconds <= _NEAR * seconds.min(axis=1, keepdims=True)
+        # a weak penalty: a few hundred queues, and squares of a dozen features
         model = make_pipeline(StandardScaler(), PolynomialFeatures(2), LogisticRegression(C=10.0, max_iter=5000))
         model.fit(_pairs(features, degree), near.reshape(-1))
         return cls(model, degree)
 
     def choose(self, features: Floats) -> NDArray[np.intp]:
         """Return the index [Q] of the degree for queues of features [Q, F]."""
-        near = self.model.predict_proba(_pairs(features, self.degrees))[:, 1]
+        near = self.model.predict_proba(_pairs(features, self.degrees))[:, 1]  # of the class `near`
         return np.asarray(np.argmax(near.reshape(len(features), -1), axis=1))
 
 
 def _pairs(features: Floats, degrees: Floats) -> Floats:
     """Features of each queue with each degree, [Q D, F + 1]."""
     queues = np.repeat(features, len(degrees), axis=0)
+    # each queue with each degree, in the order of `seconds`
     return np.column_stack([queues, np.tile(np.log2(degrees), len(features))])
 
 

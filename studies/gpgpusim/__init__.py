@@ -152,6 +152,7 @@ def _correlation(beside: pd.DataFrame) -> dict[str, ClaimResult]:
 def _error_text(error: Mapping[str, float]) -> str:
     """Median error as text, with the correlation if there are more than two times."""
     median = f"{_PERCENT * error['median']:.0f} %"
+    # two points always correlate
     return f"{median} and {error['log_correlation']:.2f}" if error["count"] > 2 else median
 
 

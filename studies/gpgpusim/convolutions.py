@@ -31,10 +31,11 @@ def against(systems: Sequence[str], folder: str | None, rows: pd.DataFrame) -> p
     """
     import pandas as pd
 
-    parts = [pd.DataFrame()]
+    parts = [pd.DataFrame()]  # so that there is something to join without measured systems
     simulated = rows[["scenario", "direction", "algorithm", "hash", "time_s"]].astype({"scenario": str})
     for measured in load_measured_systems(systems, folder):
         pairs = _times(measured).merge(simulated, on=["scenario", "direction"])
+        # the fastest algorithm stands for the library
         fastest = pairs.groupby(["row", "direction", "hash"], sort=False)["time_s"].idxmin()
         parts.append(pairs.loc[fastest].rename(columns={"time_s": "predicted_s"}))
     return pd.concat(parts, ignore_index=True)
@@ -56,7 +57,7 @@ def _times(measured: MeasuredConvolutions) -> pd.DataFrame:
             "fitted": [name in measured.fitted for name in rows.names],
         }
         parts.append(pd.DataFrame(columns).rename_axis("row").reset_index())
-    return pd.concat(parts, ignore_index=True).dropna(subset="measured_s")
+    return pd.concat(parts, ignore_index=True).dropna(subset="measured_s")  # passes that were not measured
 
 
 def errors(beside: pd.DataFrame) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def errors(beside: pd.DataFrame) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for (system, hashed), group in beside.groupby(["system", "hash"], sort=False):
         unfitted = group[~group["fitted"]]
-        labelled = unfitted[unfitted["said"] != ""]
+        labelled = unfitted[unfitted["said"] != ""]  # tables that name the library's choice
         matches = [
             _family(ours) == _family(theirs)
             for ours, theirs in zip(labelled["algorithm"], labelled["said"], strict=True)

@@ -188,7 +188,7 @@ def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, C
 
     around: knob -> points with that knob free.
     """
-    rows = rows[rows["memory_share"] <= 1]
+    rows = rows[rows["memory_share"] <= 1]  # what does not fit loses nothing that counts
     pim, gpu = rows[rows[_WAY] == "pim"], rows[rows[_WAY] == "gpu"]
     if pim.empty or gpu.empty:
         return {}
@@ -197,6 +197,7 @@ def _lost(rows: pd.DataFrame, around: Mapping[str, pd.DataFrame]) -> dict[str, C
     other_values = "; ".join(f"by {path.partition('.')[2]} {_by(path, points)}" for path, points in around.items())
     text = f"largest where an iteration fits: {by_set}; {other_values} %"
     at_ = ["scenario", _TP, _MICRO, _STORED]
+    # points that differ in the way alone
     both = pim.join(gpu.set_index(at_)["throughput_lost"].rename("by_gpu"), on=at_).dropna(subset=["by_gpu"])
     dearer = both["by_gpu"] > both["throughput_lost"]
     spans = {name: _span(both[name]) for name in ("by_gpu", "throughput_lost")}
@@ -225,7 +226,7 @@ def _capacity_saved(rows: pd.DataFrame, published: float) -> dict[str, ClaimResu
     pim = rows[rows[_WAY] == "pim"]
     saved = _PERCENT * pim.groupby(pim[_STORED].astype(str))["capacity_saved"].max()
     every = [(f"{row['base']}, {row['copies']}", _PERCENT * float(row["saved"])) for row in _accounts()]
-    near = "; ".join(name for name, value in every if round(value) == published)
+    near = "; ".join(name for name, value in every if round(value) == published)  # as the published value is rounded
     least, most = min(value for _, value in every), max(value for _, value in every)
     text = ", ".join(f"{value:.1f} % of {_COPIES[str(name)]}" for name, value in saved.items())
     grid_ = f"{len(every)} accountings give {least:.0f} to {most:.0f} %, {published:g} %: {near}"
@@ -237,12 +238,13 @@ def _fits(table: pd.DataFrame) -> dict[str, ClaimResult]:
     texts, lower = list[str](), False
     for stored, fitting in table[table["memory_share"] <= 1].groupby(table[_STORED].astype(str)):
         lowest = fitting.groupby(["scenario", fitting[_WAY].astype(str)], observed=True)[_TP].min()
-        ways = lowest.unstack().fillna(np.inf)
+        ways = lowest.unstack().fillna(np.inf)  # fits at no degree that was searched
         if not {"stored", "pim"} <= set(ways):
             return {}
         lower_tp = ways[ways["pim"] < ways["stored"]]
         lower = lower or len(lower_tp) > 0
         degrees = [f"{name} at TP {row['pim']:.0f}, not {_degree(row['stored'])}" for name, row in lower_tp.iterrows()]
+        # memory for 1 with copies takes 1 - saved without
         more = _PERCENT * (1 / (1 - fitting["capacity_saved"].max()) - 1)
         texts.append(
             f"beside {_COPIES[str(stored)]}: {', '.join(degrees) or 'none at a lower TP'}, {more:.0f} % more weights"
@@ -279,6 +281,7 @@ def _late(intervals: list[Interval]) -> list[str]:
     """Operators that wait for their copies, beyond the first layer of a pass."""
     in_memory = (interval for interval in intervals if interval.lane == "memory")
     copies = sorted(in_memory, key=lambda interval: interval.start_s)
+    # the earliest copy of each direction stays: it is set last
     first = {_is_backward(interval.name): _layer(interval.name) for interval in reversed(copies)}
     waits = [interval.name.removesuffix(WAITING) for interval in intervals if interval.name.endswith(WAITING)]
     return [name for name in waits if _layer(name) != first[_is_backward(name)]]
@@ -289,7 +292,7 @@ def _layer(name: str) -> str:
 
 
 def _is_backward(name: str) -> bool:
-    return " dX" in name or " again" in name
+    return " dX" in name or " again" in name  # names of operators in backward passes, and of those that are run again
 
 
 def _by_pim(design: StepDesign) -> bool:
@@ -404,6 +407,7 @@ def _systems(run: FinishedRun) -> pd.DataFrame:
     points = {str(row["scenario"]): row for row in probe.to_dict("records")}
     for case in facts("jitq")["systems"]:
         by_way = {way: points[_label(case, way)] for way in _WAYS if _label(case, way) in points}
+        # all three ways, or there is nothing to compare
         for way, metrics in by_way.items() if len(by_way) == len(_WAYS) else ():
             lost, saved = (1 - metrics[name] / by_way["stored"][name] for name in ("tokens_per_s", "state_bytes"))
             values = {"iteration_s": metrics["iteration_s"], "throughput_lost": lost, "capacity_saved": saved}
@@ -419,7 +423,7 @@ def _case_of(config: Mapping[str, Any], case: Mapping[str, Any], way: str) -> Ca
     """The configured iteration in one server of another system, its copies made another way."""
     quantised = {**option_tree("quantised", way), "backward": (config.get("quantised") or {}).get("backward")}
     system = merged(tree_of(case["system"]), option_tree("pim", case["pim"]))
-    parallel = {**config["parallel"], "tp": case["tp"], "pp": 1, "dp": 1}
+    parallel = {**config["parallel"], "tp": case["tp"], "pp": 1, "dp": 1}  # one server: no pipeline and no replicas
     sections = {"model": model_tree(case["model"]), "system": system, "quantised": quantised, "parallel": parallel}
     return Case(step_tree(config, **sections))
 
@@ -428,9 +432,9 @@ def _turns(design: StepDesign) -> FigureSheet:
     """Timeline of the first layers of an iteration: operators of the GPU, and copies in its memory meanwhile."""
     import pandas as pd
 
-    every = intervals(iteration(at(design, {_MICRO: 1})))
+    every = intervals(iteration(at(design, {_MICRO: 1})))  # a micro-batch shows all that repeats
     after = [interval.start_s for interval in every if _layer(interval.name) == f"layer {_LAYERS_SHOWN}"]
-    until = min(after, default=every[-1].finish_s)
+    until = min(after, default=every[-1].finish_s)  # models with fewer layers: to the end
     begun = [interval for interval in every if interval.start_s < until]
     shown = [{**vars(interval), "finish_s": min(interval.finish_s, until)} for interval in begun]
     title = f"{design.model.name}: GPU and memory take turns in the first {_LAYERS_SHOWN} layers, forward"

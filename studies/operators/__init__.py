@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _OVERLAP_SYSTEM = "mi300x_8"  # whose collectives and copies the hardware claims are about
 _LOW_LATENCY = 4.0  # factor by which the protocol for short messages lowers latency (`simulators.costs.collective`)
 _CHANNELS = (4, 8, 16, 32, 64)
-_COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}
-_REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}
+_COPIES = {"1KB": 2**10, "64KB": 2**16, "1MB": 2**20, "16MB": 2**24}  # binary, as the published sizes are
+_REDUCED = {"1MB": 1e6, "16MB": 16e6, "256MB": 256e6, "16GB": 16e9}  # decimal, as the published sizes are
 _KINDS = {"gemm": "GEMM", "conv": "convolution", "recurrent": "recurrent", "allreduce": "all-reduce"}
 _INPUT = "an input, no prediction"
 _OWN_CONSTANT = "the constant itself, in the system's file"
@@ -78,7 +78,7 @@ class Operators(Plain):
 
 def _errors_by_model(ok: pd.DataFrame) -> FigureSheet:
     """Median signed errors of each model on each device."""
-    names = ok["scenario"].str.rsplit(n=1, expand=True)
+    names = ok["scenario"].str.rsplit(n=1, expand=True)  # `<device> <kind>`
     rows = ok.assign(device=names[0], kind=names[1].map(_KINDS), model=ok["predict.model"])
     rows = rows.assign(median=ok["median_error"], p90=ok["p90_error"], signed=ok["signed_error"])
     medians = 100 * rows.groupby("model", sort=False)["median"].median()
@@ -101,7 +101,7 @@ def _scatter(rows: pd.DataFrame) -> FigureSheet:
 
 def _allreduce(reduced: pd.DataFrame) -> FigureSheet:
     """Bus bandwidth of all-reduces over payload."""
-    unseen = reduced[~reduced["fitted"].astype(bool)]
+    unseen = reduced[~reduced["fitted"].astype(bool)]  # rows that were fitted on would flatter the model
     error = (unseen["predicted_bytes_per_s"] / unseen["measured_bytes_per_s"] - 1).abs().median()
     title = f"Bus bandwidth of all-reduces is predicted to {100 * error:.0f} % in the median"
     return charts.bandwidths(reduced, frame=Frame(title))
@@ -145,6 +145,7 @@ def _errors(predicted: Mapping[str, Mapping[str, Sequence[PredictedRows]]]) -> d
                 errors, rows = prediction.errors, prediction.rows
                 place = devices.setdefault(name, {}).setdefault(rows.precision, {}).setdefault(rows.kind, {})
                 place[model] = asdict(errors) if errors else None
+                # simpler models are for comparison
                 checked += [(rows.kind, rows.precision, errors)] if errors and model == "fitted" else []
     large = {name: large_median(predictions) for name, predictions in predicted["fitted"].items()}
     gemms = [errors.log_correlation for kind, _, errors in checked if kind == "gemm"]
@@ -187,6 +188,7 @@ def _bandwidths(predicted: Mapping[str, Sequence[PredictedRows]]) -> pd.DataFram
         for prediction in predictions:
             if prediction.rows.kind == "allreduce":
                 gpus, payload = prediction.rows.shape["gpus"], FLOAT_BYTES * prediction.rows.shape["floats"]
+                # bus bandwidth as nccl-tests define it: comparable over numbers of GPUs
                 bus = 2 * (gpus - 1) / gpus * payload
                 columns = {"device": name, "gpus": gpus, "payload_bytes": payload, "fitted": prediction.fitted}
                 measured, ours = prediction.rows.seconds[:, 0], prediction.seconds[:, 0]
@@ -213,6 +215,7 @@ def _mi300x() -> dict[str, ClaimResult]:
     capped = Group(node.num_gpus, peers * cap, 0.0)
     text = f"a CU a channel, on links of {cap / 1e9:g} GB/s"
     for channels in _CHANNELS:
+        # the rate of a CU falls with the links in the same measurement
         moved = capped.by_cus(channels, gpu.cu_copy.bytes_per_s_per_cu * cap / node.link_bytes_per_s)
         rate = float(np.asarray(moved.bytes_per_s)) / peers / 1e9
         findings[f"hardware.mi300x_ag_perlink_{channels}ch"] = ClaimResult(rate, text, _OTHER_COLLECTIVE)
@@ -286,12 +289,13 @@ def _scaling_error(gemms: PredictedRows | None) -> ClaimResult:
     if gemms is None:
         return _ABSENT
     shape = gemms.rows.shape
+    # shapes of recurrent layers: weights of three gates, a wide batch of tokens
     chosen = (shape["m"] == 3 * shape["k"]) & (shape["n"] >= _WIDE_N) & (shape["ta"] == 0)
     rate = (gemms.flop / gemms.rows.seconds)[chosen, 0]
     if len(rate) < 8:
         return _ABSENT
-    off = np.abs(rate[None, :] / rate[:, None] - 1)
-    errors = 100 * off.sum(axis=1) / (len(rate) - 1)
+    off = np.abs(rate[None, :] / rate[:, None] - 1)  # each as the point scaled from, each as the one scaled to
+    errors = 100 * off.sum(axis=1) / (len(rate) - 1)  # without itself
     spread = f"{errors.min():.1f} to {errors.max():.1f} %, depending on the point scaled from"
     text = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
     return ClaimResult(

@@ -33,7 +33,7 @@ _LIBRARY = {"static": "hipBLASLt (static tiles)", "dynamic": "work stealing (dyn
 _WHAT = {"gemm": "GEMM beside the collective", "comm": "collective beside the GEMM", "wall": "until both have ended"}
 _PATTERN = "workload.operators.gather.pattern"
 _CUS = "schedule.comm_cus"
-_EXACT = 1e-6
+_EXACT = 1e-6  # rounding
 _FITTED = "fitted, no prediction"
 _UNLIKE = (
     "rows of several sizes are fitted at once: beside 56 channels a late start of one share is not that of all sizes"
@@ -69,6 +69,7 @@ class OverlapMeasured(Plain):
         findings = {"overlap.bounds": _bounds(system, run.outputs.read_table("results"))}
         for what in TIMES:
             error, left = 100 * rows[f"{what}_error"].abs(), 100 * rows[f"{what}_error_left_out"].abs()
+            # other sizes of GEMM or payload, at any number of channels
             unseen, sizes = error[~fit], error[~fit & ~swept]
             signed = 100 * rows[f"{what}_error"]
             unseen_rows = f"{len(unseen)} rows, farthest {_farthest(signed[~fit]):+.0f} %"
@@ -214,9 +215,10 @@ def _bounds(system: System, points: pd.DataFrame) -> ClaimResult:
         return ClaimResult(None, "needs overlaps with collectives by kernels: schedule=c3_sp")
     size = ok["workload.operators.gather.rows"] * ok["workload.operators.gather.cols"] * ELEMENT_BYTES["bf16"]
     kernels = zip(ok[_CUS], ok[_PATTERN], strict=True)
+    # 0: as many as the library takes
     by = [TransferMode("cu", cus or library_cus(system, pattern), pattern) for cus, pattern in kernels]
     moved = np.array([float(alone(system, payload, by=mode)) for payload, mode in zip(size, by, strict=True)])
-    multiplied = (ok["gemm_s"] / ok["cil"]).to_numpy()
+    multiplied = (ok["gemm_s"] / ok["cil"]).to_numpy()  # time of the GEMM alone, on the same kernels
     makespans = ok["makespan_s"].to_numpy()
     low = float((makespans / np.maximum(moved, multiplied)).min())
     high = float((makespans / (moved + multiplied + system.gpu.kernel_launch_s)).max())

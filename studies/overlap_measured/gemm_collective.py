@@ -135,9 +135,11 @@ def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | No
     method = _method(cells)
     assert method is not None
     machine = merged(_machine(cells), changes or {})
+    # two readings of the sizes: of all GPUs, or of one
     readings = [_times(cells, method, machine, whole=whole) for whole in (True, False)]
     times = readings[0]
     if baseline is not None:
+        # ratios: half and twice are as far off
         times = min(readings, key=lambda reading: abs(math.log(reading[0] / baseline)))
     measured = baseline, overlapped, float(cells["speedup"])
     return MeasuredOverlap(cells, measured, times[:2], times[2:], _is_fitted(cells))
@@ -146,6 +148,7 @@ def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | No
 def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
     """Whether a constant was calibrated on this row: those called `fits`, or any."""
     return any(
+        # a name of constants, not a column
         all(str(value) == cells[name] for name, value in row.items() if name != "fits")
         for row in _settings()["calibrated_on"]
         if fits in (None, row["fits"])
@@ -173,6 +176,7 @@ def _times(
 def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
     """The machine of a row, with what was measured of it: its GEMMs (if at this precision) and its collectives."""
     tree, gpus = tree_of(_system(cells)), _num_gpus(cells)
+    # fitted constants hold for precisions that were measured
     measured = cells["dtype"] in tree["gpu"].get("efficiency", {})
     node = {**tree["node"], "num_gpus": gpus}
     if node["topology"] == "switch":  # whose port serves fewer peers
@@ -190,7 +194,7 @@ def _workload(cells: Mapping[str, str], *, whole: bool) -> dict[str, Any]:
     size = {name: int(cells[name]) for name in ("m", "n", "k")}
     gpus = _num_gpus(cells)
     if not whole:
-        size[split] *= gpus
+        size[split] *= gpus  # sizes of one GPU: that of all is asked for
     precision = cells["dtype"]
     moved = {"rows": size["m"], "cols": size["k"] if pattern == "all_gather" else size["n"]}
     gather = {"kind": "collective", "pattern": pattern, **moved, "precision": precision}

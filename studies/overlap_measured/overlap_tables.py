@@ -46,7 +46,7 @@ _NAIVE = {"ours": "speedup", "ideal: the longer of both": "ideal", "one after th
 def overlap_extras(folder: Path) -> Iterator[tuple[str, Any]]:
     """Yield tables and figures of the measured overlaps below a folder. Raises ConfigError for a table that is bad."""
     found: dict[str, list[Any]] = {"overlaps": [], "prefills": [], "sums": []}
-    for file in sorted(folder.rglob("*.csv")):
+    for file in sorted(folder.rglob("*.csv")):  # the same order on every disk
         columns = csv_columns(file, "study.data_dir")
         if holds_overlaps(columns):
             found["overlaps"] += predict_overlaps(file)[0]
@@ -94,7 +94,7 @@ def _overlap(row: MeasuredOverlap) -> dict[str, Any]:
         "predicted_overlapped_s": row.predicted[1],
         "measured": speedup,
         "speedup": row.speedup,
-        "ideal": (gemm_s + comm_s) / max(gemm_s, comm_s),
+        "ideal": (gemm_s + comm_s) / max(gemm_s, comm_s),  # no overlap is better than the longer of the two
         "serial": 1.0,
         "error": row.error,
         "fitted": row.fitted,
@@ -143,7 +143,7 @@ def _sums(file: Path) -> list[dict[str, Any]]:
         tokens = next(int(cells[name]) for name in _TOKENS if name in cells)
         for name, text in cells.items():
             match = _CTAS.fullmatch(name)
-            if match and text:
+            if match and text:  # empty cells: not measured
                 kernel, ctas = match.group(1), int(match.group(2))
                 seconds = _sum_s(tokens * int(cells["hidden_size"]), ctas, fused=kernel == "fused_arln")
                 size = {"tokens": tokens, "ctas": ctas, "kernel": _KERNELS[kernel]}
@@ -160,6 +160,7 @@ def _sum_s(elements: int, ctas: int, *, fused: bool) -> float:
     precision = settings()["precision"]
     fitted = device.gpu.streaming(precision).get("norm")
     chip = Chip.of(device, precision)
+    # each GPU norms its share of the tokens, read and written
     normed = norm_s(chip, 2 * payload / gpus, fitted=fitted, ctas=ctas) if fused else 0.0
     return float(fused_sum_s(group, payload, normed_s=normed, ctas=ctas))
 
@@ -174,7 +175,7 @@ def _sums_by_ctas(rows: list[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 def _sums_figure(table: pd.DataFrame) -> FigureSheet:
     """Time of all-reduces in the switch over CTAs, of every third number of tokens."""
-    few = table[table["tokens"].isin(sorted(table["tokens"].unique())[::3])]
+    few = table[table["tokens"].isin(sorted(table["tokens"].unique())[::3])]  # more curves would hide one another
     few = few.assign(tokens=few["tokens"].map("{:.0f} tokens".format))
     error = (table["predicted_s"] / table["measured"] - 1).abs().median()
     title = f"All-reduces in the switch are predicted to {100 * error:.0f} % in the median of {len(table)} times"

@@ -68,6 +68,7 @@ def model_named(name: str) -> str | None:
     >>> model_named("Llama-3.3-70B-Instruct"), model_named("Qwen2.5-72B-Instruct"), model_named("nobody")
     ('llama3_70b', 'qwen2.5_72b', None)
     """
+    # without the organisation, and as names are spelt here
     plain = name.rpartition("/")[2].lower().removesuffix("-instruct").replace("-", "_")
     plain = re.sub(r"^llama_3(\.\d)?_", "llama3_", plain)
     return plain if plain in public() else None

@@ -120,6 +120,7 @@ def _choices_table(plan: StepPlan) -> Table:
     steps = plan.step(plan.before), plan.step(plan.best)
     for choice in plan.choices:
         alone, second = plan.alone(choice), plan.runner_up(choice)
+        # another value takes as long
         if plan.is_off(choice) and second is not None and second[TIME] == plan.best[TIME]:
             continue  # it changes nothing here
         gains = "–" if alone is None or plan.is_off(choice) else gain_in_words(alone)
@@ -145,7 +146,9 @@ _COLUMNS = (
 
 def _hidden(limiter: str, before: float, after: float) -> list[str]:
     """Exposed times before and after, and what holds up the rest."""
+    # nothing exposed before, or no change: one time
     times = cell(after, "s") if before in (0.0, after) else f"{cell(before, 's')} → {cell(after, 's')}"
+    # hidden but for a tenth: what holds it up no longer matters
     return [times, limiter if after > 0.1 * before and after > 0 else "compute"]
 
 
@@ -258,10 +261,11 @@ def _layer(step: Iteration) -> pd.DataFrame:
     """Tasks of one layer, from its start on, with one lane for all links."""
     import pandas as pd
 
+    # layers count from 0: unlike the first, this one follows another layer
     rows = [vars(task) for task in intervals(step) if task.name.startswith(f"layer {_AROUND}: ")]
     forward = pd.DataFrame([row for row in rows if not _is_backward(row["name"])])
     start = forward["start_s"].min()
-    lanes = forward["lane"].where(forward["lane"] == "compute", "links")
+    lanes = forward["lane"].where(forward["lane"] == "compute", "links")  # links of a layer are busy together
     return forward.assign(lane=lanes, start_s=forward["start_s"] - start, finish_s=forward["finish_s"] - start)
 
 
@@ -285,7 +289,7 @@ def command(words: Sequence[str]) -> int:
     if files:
         typed = [*typed, *given_words(Path(files[-1]), typed)]
     folder, code = run(request(overrides(["study=plan", *typed]), own_folder(typed)))
-    return max(code, 0 if _all_fit(folder) else 3)
+    return max(code, 0 if _all_fit(folder) else 3)  # the more serious code
 
 
 def _all_fit(folder: Path) -> bool:
@@ -318,6 +322,7 @@ def _with_layouts(words: Sequence[str]) -> list[str]:
         elif word != "parallel=auto":
             free.append(word)
     values = ",".join(f"{name}:{value}" for name, value in fixed.items())
+    # Hydra's grammar of a mapping in one word
     return [*free, "layouts.auto=true", *gpus, f"layouts.fixed={{{values}}}"]
 
 
@@ -352,10 +357,12 @@ def given_section(file: Path, typed: Collection[str]) -> dict[str, Any]:
     check_plan(read.plan)
     plan = {path: value for path, value in all_leaves(read.plan) if path not in typed}
     tools = tool_facts()
+    # a library runs in a framework: all of these are compared
     compared = [read.tool] if read.tool and tools[read.tool].framework else _frameworks(read.tool)
     defaults = {
         name: {
             "modes": list(tools[name].modes),
+            # what a tool does not say is off
             "values": {path: value for path, value in {**OFF, **tools[name].values}.items() if path not in typed},
         }
         for name in compared

@@ -21,8 +21,9 @@ from simulators.steps.given import with_values
 from simulators.steps.layouts import PATHS, Layout, LayoutQuestion, LayoutSection
 from studies.plan.step_plan import MEMORY
 
+# powers of two, which most degrees of parallelism are
 _TIMES = (1, 2, 4, 8, 16, 32)  # as many GPUs
-_LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
+_LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}  # what takes least memory of all
 _NEARLY = 1.1  # times the memory: where the leanest states take more, no other layout fits
 _NETWORK = "system.node.library.network_bytes_per_s"
 _SPLIT = "parallel.sequence_parallel"
@@ -47,7 +48,7 @@ def does_not_fit(name: str, tree: Mapping[str, Any]) -> Iterator[str]:
 def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
     """The nearest layout that fits in words to type; "" where none does."""
     layers = get_path(tree, "model.layers")
-    if layers is None:
+    if layers is None:  # models without layers have no pipeline to split
         return "run.batch=1" if _share(with_values(tree, {"run.batch": 1}), backend) <= 1 else ""
     connected, is_described = _with_network(tree)
     present = {path: get_path(tree, path) for path in (*PATHS, _SPLIT)}
@@ -55,16 +56,18 @@ def _nearest(tree: Mapping[str, Any], gpus: int, backend: StepBackend) -> str:
         try:
             spreading = LayoutQuestion.of(connected, LayoutSection(auto=True, gpus=times * gpus), backend.steps)
         except ConfigError:
-            return ""
+            return ""  # no layout of such a step is legal
         lean = spreading.candidates(**_LEAN).memory_share
-        if not len(lean) or lean.min() > _NEARLY:
+        if not len(lean) or lean.min() > _NEARLY:  # a quick look, before all layouts are tried
             continue
         fitting = spreading.candidates().fitting
         if not fitting.layouts:
             continue
         changes = [_changes(layout, connected, present) for layout in fitting.layouts]
+        # fewest changes, then fastest, as layouts are sorted
         place = min(range(len(changes)), key=lambda place: (len(changes[place]), place))
         words = " ".join(f"{path}={str(value).lower()}" for path, value in changes[place].items())
+        # GPUs of one server need no network
         network = "" if is_described or times == 1 else f", whose time needs {_NETWORK}"
         return f"{words} ({times * gpus} GPUs, {fitting.memory_share[place]:.2f} times{network})"
     return ""
@@ -109,11 +112,11 @@ def _bits(design: StepDesign, metrics: Mapping[str, float]) -> str:
     """Memory that the step would take with weights of fewer bits, in words."""
     weights = metrics["state_bytes"] / metrics["bytes_per_parameter"] * design.run.element_bytes
     if design.parallel.zero == 3:
-        weights /= float(np.asarray(design.parallel.replicas))
+        weights /= float(np.asarray(design.parallel.replicas))  # ZeRO-3 splits weights over replicas
     texts = list[str]()
     for bits in _BITS:
         saved = weights * (1 - bits / (8 * design.run.element_bytes))
         share = metrics[MEMORY] * (1 - saved / metrics["memory_bytes"])
         texts.append(f"{bits} bits {share:.2f} times")
-    fits = " (fits)" if share <= 1 else ""
+    fits = " (fits)" if share <= 1 else ""  # that of the fewest bits
     return f"precision of weights alone: {', '.join(texts)}{fits}, whose time is not predicted"

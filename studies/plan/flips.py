@@ -47,6 +47,7 @@ class Uncertain:
     def nominal(self) -> dict[str, float]:
         """The constants that the machine has."""
         values = {path: get_path(self.best, path) for path in self.half_widths if path.startswith("system.")}
+        # a constant of 0 has no interval
         return {path: float(value) for path, value in values.items() if isinstance(value, int | float) and value}
 
     @cached_property
@@ -54,12 +55,13 @@ class Uncertain:
         """The machine as it is, and with each constant at either end of its interval: arrays [1 + 2 constants]."""
         design, size = self.best, 1 + 2 * len(self.nominal)
         for place, (path, value) in enumerate(self.nominal.items()):
-            factors = np.ones(size)
+            factors = np.ones(size)  # place 0: the machine as it is
             factors[[1 + 2 * place, 2 + 2 * place]] = 1 - self.half_widths[path], 1 + self.half_widths[path]
             design = put(design, path, value * factors)
         return design.system
 
     def _seconds(self, design: StepDesign) -> NDArray[np.float64]:
+        # all ends in one call
         return np.asarray(iteration(design.model_copy(update={"system": self._system})).seconds, float)
 
     @cached_property
@@ -71,10 +73,14 @@ class Uncertain:
         return sorted(self._flips(rival), key=lambda flip: abs(flip.share))
 
     def _flips(self, rival: StepDesign) -> Iterator[Flip]:
+        # a step may depend on none of the constants
         later = np.broadcast_to(self._seconds(rival) - self._best_s, (1 + 2 * len(self.nominal),))
-        now = max(0.0, float(later[0]))
+        now = max(0.0, float(later[0]))  # a tie within rounding
         for place, (path, value) in enumerate(self.nominal.items()):
             for end, sign in ((1 + 2 * place, -1), (2 + 2 * place, 1)):
+                # the rival is faster there by more than rounding
                 if later[end] < -_ROUNDING * float(self._best_s.flat[0]):
+                    # where the straight line from D_0 to D crosses 0
                     share = sign * self.half_widths[path] * now / (now - float(later[end]))
+                    # a tie flips at once, on this side
                     yield Flip(path, value * (1 + share), share or sign * _ROUNDING)

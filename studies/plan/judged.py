@@ -67,6 +67,7 @@ class PlanJudgement:
         trees = StepBackend().scenarios(composed_design(self.config))
         return {
             variant: tree
+            # names of models may hold the mark, too
             for name, _, variant, tree in ((*name.rpartition(APART), tree) for name, tree in trees.items())
             if name == self.name
         }
@@ -79,7 +80,7 @@ class PlanJudgement:
         """Values that the plan has of a choice."""
         values = {path: get_path(self.trees[AS_GIVEN], path) for path in CHOICES[name]}
         if name in get_path(self.trees[AS_GIVEN], "sites"):
-            return str(next(iter(values.values())))
+            return str(next(iter(values.values())))  # a site has one value, its schedule
         return " ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
 
 
@@ -221,6 +222,7 @@ def times(table: pd.DataFrame) -> pd.DataFrame:
 def times_figure(table: pd.DataFrame) -> FigureSheet:
     """Times of all variants over that of the plan as given."""
     plans, rows = judgements(table, {}), times(table)
+    # the plan that loses most, as a share of its step
     first = max(plans, key=lambda plan: next(iter(plan.losses.values()), 0.0) / float(plan.point[TIME]))
     against = f"The given plan of {first.name}" + (
         f" is {_against(first, AS_SERIAL)}" if first.serial is not None else ""
@@ -243,5 +245,5 @@ def site_seconds(step: Iteration, name: str) -> float:
     """Time of the GEMM of a site with its collective, and of the GEMM beside it, in a step [s]."""
     site = SITES[name]
     names = {site.gemm, *site.collectives, *([site.beside] if site.beside else [])}
-    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in names]
+    parts = [part for part in step.passes.parts if part.op.name.removesuffix(" again") in names]  # recomputed, too
     return float(sum(step.passes.micro_batches * part.seconds for part in parts))

@@ -23,7 +23,7 @@ SECTIONS = ("sites", "parallel", "run", "optimizer", "system")
 """Sections of a plan."""
 
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # a plan is a page
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def read_plan(path: Path) -> PlanFile:
     """The plan of a file. Raises ConfigError where it is none."""
     way = "name the plan.yaml of a run of `python -m dse plan`"
     tree = parse_yaml(read_text(path, "plan", most=_MOST_BYTES, way_out=way), "plan")
-    tool = tree.pop("tool", "") if isinstance(tree, dict) else ""
+    tool = tree.pop("tool", "") if isinstance(tree, dict) else ""  # not sections of the plan
     unread = tree.pop("unread", []) if isinstance(tree, dict) else []
     if not isinstance(tree, Mapping) or not tree or not all(isinstance(part, Mapping) for part in tree.values()):
         raise ConfigError([Problem("plan", "holds no plan", str(path), way)])
@@ -90,6 +90,7 @@ def check_plan(plan: Plan) -> None:
             _check_knob(check, path, _MODELS[section].model_fields.get(name), value)
         elif path != _NUM_SMS:
             check.add(path, "is no choice of a plan", value=value)
+        # half of the SMs send, half receive
         elif not isinstance(value, int) or isinstance(value, bool) or value < 2 or value % 2:
             check.add(path, "is no even number of SMs", value=value)
     check.done()
@@ -109,6 +110,7 @@ def _check_knob(check: Problems, path: str, field: FieldInfo | None, value: Any)
     if field is None:
         check.add(path, "is no knob of a step", value=value)
         return
+    # with the limits of the field
     kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     try:
         TypeAdapter(kind).validate_python(value)

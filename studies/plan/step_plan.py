@@ -71,6 +71,7 @@ def _at_site(name: str, step: Iteration) -> float:
 def _experts_s(step: Iteration) -> float:
     """Dispatch and combine that nothing hides [s]."""
     parts = (part for part in step.passes.parts if isinstance(part.op.work, TokenExchange))
+    # what is saved by overlap may be that of other work, too
     return max(0.0, float(step.passes.micro_batches * (step.passes.sum(parts) - step.passes.saved_s)))
 
 
@@ -137,7 +138,7 @@ class StepPlan:
         Where such a step breaks a rule or does not fit, the one that does least.
         """
         tables = [self.table] if self.rivals is None else [self.table, self.rivals]
-        for decided in ((), self._deciding):
+        for decided in ((), self._deciding):  # first with nothing done at all, then with what others need
             rows = [_same_as(table, _off(table), but=decided) for table in tables]
             firsts = [least(part) for part in rows if len(part)]
             if firsts:
@@ -158,6 +159,7 @@ class StepPlan:
     def chosen(self, choice: Choice) -> dict[str, Any]:
         """Knob -> the value that the plan has, of a choice."""
         there = (path for path in choice.off if path in self.table)
+        # empty: the knob does not count in this point
         return {path: _value(self.best, path) for path in there if path in SITE_PATHS or _is_there(self.best[path])}
 
     def is_off(self, choice: Choice) -> bool:
@@ -204,6 +206,7 @@ class StepPlan:
         Where the choice decides of others, these have what is best then.
         """
         paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
+        # all else as in the plan
         rows = _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
         own = self.text(choice)
         rows = rows[[self.text(choice, row) != own for _, row in rows.iterrows()]]
@@ -230,6 +233,7 @@ class StepPlan:
         tree = {name: value for name, value in self.config.items() if name in _SECTIONS}
         if self.config.get("models"):
             tree["model"] = model_tree(self.scenario.partition(" ")[0])
+        # copies: a point sets values in them
         return {**tree, **{name: dict(tree[name]) for name in ("parallel", "run", "optimizer")}}
 
     def design(self, row: Any) -> StepDesign:
@@ -240,6 +244,7 @@ class StepPlan:
         """The design tree of a point, of which the table has every value that differs."""
         tree = {**self.base_tree(), "sites": {}}
         for path, cell in row.items():
+            # columns of the table that are parts of a design
             if str(path).partition(".")[0] in ("parallel", "run", "optimizer", "sites") and _is_there(cell):
                 set_path(tree, path, plain(cell))
         return tree
@@ -281,6 +286,7 @@ def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[StepPlan]:
     names = table["scenario"].astype(str).str.partition(APART)[0]
     for _, rows in table.groupby(names, sort=False):
         finished = rows[rows["status"] == "ok"]
+        # none fits: those that broke the limit of memory have times, too
         finished = rows[rows[TIME].notna()] if finished.empty else finished
         if finished.empty:
             continue
@@ -307,14 +313,14 @@ def _same_as(rows: pd.DataFrame, values: Mapping[str, Any], *, but: Sequence[str
     for path, value in values.items():
         if path in rows and path not in but:
             absent = SERIAL if path in SITE_PATHS else ""
-            names, places = _texts(rows[path], absent)
+            names, places = _texts(rows[path], absent)  # each distinct text is compared once
             same &= np.isin(places, [place for place, name in enumerate(names) if name == str(value)])
     return rows[same]
 
 
 def _texts(cells: pd.Series[Any], absent: str) -> tuple[list[str], Any]:
     """Distinct texts of some cells, and the place of that of each cell."""
-    places, values = cells.factorize(use_na_sentinel=False)
+    places, values = cells.factorize(use_na_sentinel=False)  # empty cells are a value of their own
     return [str(value) if _is_there(value) else absent for value in values], places
 
 
@@ -330,6 +336,7 @@ def _value(row: Any, path: str) -> Any:
 
 def _first(rows: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     """The same rows, those with some values first."""
+    # number of values that differ
     unlike = sum((rows[path].astype(str) != str(value)).astype(int) for path, value in values.items())
     return rows if isinstance(unlike, int) else rows.iloc[np.argsort(unlike.to_numpy(), kind="stable")]
 
@@ -343,7 +350,8 @@ def _is_there(cell: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """A cell of a table as a value of a configuration."""
-    if str(value) in ("True", "False"):
+    if str(value) in ("True", "False"):  # a column with empty cells holds texts
         return str(value) == "True"
     number = value.item() if hasattr(value, "item") else value
+    # a column with empty cells holds floats
     return int(number) if isinstance(number, float) and number.is_integer() else number

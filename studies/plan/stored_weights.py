@@ -23,6 +23,7 @@ def stored_line(design: StepDesign, metrics: Mapping[str, float]) -> str:
 
 
 def _parameters(number: float) -> str:
+    # four digits of billions
     return f"{number / 1e6:,.1f} M" if number < 1e9 else f"{number / 1e9:,.{3 if number < 1e10 else 2}f} B"
 
 
@@ -35,7 +36,7 @@ def _formats(design: StepDesign, weights: ModelWeights) -> str:
     """Formats by their shares of all weights."""
     shares = {name: count / weights.number for name, count in weights.formats.items()}
     unformatted = 1 - sum(shares.values())
-    shares |= {_usual(design): shares.get(_usual(design), 0.0) + unformatted} if unformatted > 1e-9 else {}
+    shares |= {_usual(design): shares.get(_usual(design), 0.0) + unformatted} if unformatted > 1e-9 else {}  # rounding
     if len(shares) > 1:
         ordered = sorted(shares.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in ordered)

@@ -154,6 +154,7 @@ def _network(rows: pd.DataFrame, network: str) -> dict[str, ClaimResult]:
     """Errors of SeqPoint's projection of one network, and profiling time saved with all points at once."""
     names = (f"time_error_{network}", f"speedup_error_{network}", f"cut_{network}", f"parallel_reading_{network}")
     seqpoint = rows[rows[_METHOD] == _OWN] if len(rows) else rows
+    # the speed-up against itself has no error
     others = seqpoint[seqpoint[_SYSTEM] != _PLAIN] if len(seqpoint) else seqpoint
     if others.empty or len(seqpoint) == len(others):
         return {f"seqpoint.{name}": ClaimResult(None, f"needs SeqPoint on {_PLAIN} and other GPUs") for name in names}
@@ -178,6 +179,7 @@ def _network(rows: pd.DataFrame, network: str) -> dict[str, ClaimResult]:
 def _percent(errors: pd.Series[Any]) -> float:
     """Geometric mean [%] of errors; the arithmetic one where an error is 0."""
     positive = errors[errors > 0]
+    # a geometric mean of 0 is 0, however large the others
     return 100 * (geometric_mean(errors) if len(positive) == len(errors) else float(errors.mean()))
 
 
@@ -212,7 +214,7 @@ def _epoch_trees(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     sections = {name: config[name] for name in (*StepDesign.model_fields, "models") if name in config}
     try:
         return {name: tree for name, tree in scenarios(sections).items() if tree.get("lengths")}
-    except (ConfigError, KeyError):
+    except (ConfigError, KeyError):  # a configuration of another study
         return {}
 
 
@@ -235,10 +237,12 @@ class _Epoch:
 
     def __init__(self, tree: Mapping[str, Any], singles: pd.DataFrame) -> None:
         self.lengths = _lengths(tree)
+        # equal lengths take equal times: each is simulated once
         unique, place = np.unique(self.lengths, return_inverse=True)
         seconds = singles.set_index(_LENGTH)["iteration_s"].loc[unique.tolist()]
         self.seconds = seconds.to_numpy(float)[place]
         chosen = Iterations.model_validate(tree["iterations"]) if tree.get("iterations") else None
+        # the run asked for another choice: SeqPoint as by default
         self.asked = chosen if chosen and chosen.method == _OWN else Iterations(name=_OWN, method=_OWN)
 
     @property
@@ -362,7 +366,7 @@ def _tokens_per_s(row: Mapping[str, str], seconds: float) -> tuple[str, float, f
     """Length of sentences, and tokens a second: measured, and predicted from the time of a step."""
     published = facts("seqpoint")["throughput"]
     length = published["sequence_length"]
-    tokens = int(row["batch"]) * length * (1 + published[_RATIO])
+    tokens = int(row["batch"]) * length * (1 + published[_RATIO])  # source and target sentences
     return f"{length} tokens a sentence", float(row["tokens_per_s"]), tokens / seconds
 
 

@@ -108,6 +108,7 @@ class T3(Plain):
             "t3.ring_validation": ClaimResult(None, "its measurements are not public"),
         }
         speedups, saved, exposed = (_cases(table, column) for column in ("speedup", "hbm_bytes", "exposed_comm_s"))
+        # each case needs each configuration
         if set(CONFIGURATIONS.values()) - set(speedups) or speedups.isna().any(axis=None):
             absent = ClaimResult(None, "needs points of all configurations, of both models with 8 and 16 GPUs")
             return findings | {f"t3.{name}": absent for name in _POINTS}
@@ -258,7 +259,7 @@ def _judge_configurations(
     ideal, near, plain, mca = (speedups[CONFIGURATIONS[n]] for n in ("t3_ideal", "t3_ideal_nmc", "t3", "t3_mca"))
     saved = 100 * (1 - traffic_["T3"] / traffic_["sequential"])
     gap, sub = 100 * (ideal / plain - 1), speedups.index.str.split("-").str[-1]
-    ordered, late = bool((mca <= near * (1 + 1e-9)).all()), plain / mca - 1
+    ordered, late = bool((mca <= near * (1 + 1e-9)).all()), plain / mca - 1  # rounding
     helps = exposed["sequential"] / exposed["sequential + NMC"]
     degree = speedups.index.str.extract(r"tp(\d+)", expand=False).astype(int)
     shrinks = [bool((series.diff().dropna() < 0).all()) for series in _by_degree(helps, degree)]
@@ -343,7 +344,7 @@ def _traffic(system: System, shapes: ShapeList) -> list[dict[str, Any]]:
 
 def _fill_shards(tree: Mapping[str, Any], system: System) -> Workload:
     gemm = tree["operators"]["gemm"]
-    shards = gemm["shards"] or system.node.num_gpus
+    shards = gemm["shards"] or system.node.num_gpus  # null: all GPUs of the node
     operators = {**tree["operators"], "gemm": {**gemm, "shards": shards}}
     return Workload.model_validate({**tree, "operators": operators})
 
@@ -412,7 +413,7 @@ def _layer(rows: pd.DataFrame, phase: str, faster: float) -> dict[str, float]:
     reduced, passes = _PASSES[phase]
     sequential = rows[rows["configuration"] == "sequential"].set_index("sub")
     gemms = float(sequential["gemm_s"].sum()) * passes
-    attention = gemms * _attention_share() / (1 - _attention_share())
+    attention = gemms * _attention_share() / (1 - _attention_share())  # a share of all compute, attention included
     moved = float(sequential.loc[list(reduced), "exposed_comm_s"].sum())
     sliced = float(sequential.loc[list(reduced), "gemm_s"].sum()) / faster
     times = {"compute_s": gemms / faster + attention, "communication_s": moved, "sliced_s": sliced}
@@ -441,6 +442,7 @@ def _project_models(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
             for name, saved in layer.items():
                 if name != "sequential":
                     labels = {"of": of, "phase": phase, "configuration": name, "communication_share": share}
+                    # Amdahl: the rest of the model is not changed
                     yield {**labels, "model_speedup": total / (total - saved)}
 
 
