@@ -208,7 +208,7 @@ class _Search:
         # the winners swap, so that a secant has a root between
         if all(map(math.isfinite, apart)) and apart[1] > apart[0]:
             root, near = -apart[0] / (apart[1] - apart[0]), min(_NEAR, width)
-            # beside it, so that the next interval is narrow even if it is not exact
+            # next to it, so that the next interval is narrow even if it is not exact
             shares += [root - near, root, root + near]
         values = low * np.exp(width * np.clip(shares, 0.0, 1.0))
         if self._whole:
