@@ -144,8 +144,7 @@ class Store:
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S, schemas: Collection[int] = (SCHEMA,)) -> None:
         self.url, self.patience_s = url, patience_s
         self.database = Database(url, _tables, keyed=results, patience_s=patience_s)
-        # for the driver itself, with positional parameters
-        self._insert = str(self.insert_statement(results).compile(dialect=self.database.dialect))
+        self._insert = str(self.insert_statement(results).compile(dialect=self.database.dialect))  # for the driver
         self._contexts: dict[int, Context] = {}
         self._check_schema(schemas)
 
@@ -173,14 +172,12 @@ class Store:
     def lease_statement(self) -> Any:
         """Statement that takes free leases; it returns the name and the owner of each, who may be another."""
         insert_into: Any = sqlite.insert if self.database.dialect.name == "sqlite" else postgresql.insert
-        # a change of nothing, so that RETURNING yields a row that was there, too
         same = insert_into(leases).on_conflict_do_update(index_elements=["name"], set_={"owner": leases.c.owner})
-        return same.returning(leases.c.name, leases.c.owner)
+        return same.returning(leases.c.name, leases.c.owner)  # of held leases, too: `same` sets what they hold
 
     def number(self, context: Context) -> int:
         """Return the number of a context, which is added if it is new."""
-        values = {**vars(context), "metrics": json.dumps(context.metrics)}
-        # the text of parameters is canonical: equal texts are equal contexts
+        values = {**vars(context), "metrics": json.dumps(context.metrics)}  # canonical: equal texts are equal contexts
         same = [contexts.c[name] == value for name, value in values.items()]
 
         def work(connection: Connection) -> int:
@@ -220,8 +217,7 @@ class Store:
         """
         names, made_in = key_bytes(keys), self.context(context)
         assert made_in is not None
-        # each name once: designs may have equal keys
-        rows = [
+        rows = [  # each name once: designs may have equal keys
             row for chunk in chunks(list(dict.fromkeys(names))) for row in self._intact_rows(self._rows(chunk), context)
         ]
         if not rows:
@@ -253,9 +249,8 @@ class Store:
             again = list(connection.execute(select(results).where(results.c.key.in_(names))))
             bad = [row for row in again if not is_intact(row, context)]
             if bad:
-                # kept for a look by hand, whatever it holds
                 records = [{"key": as_bytes(row[0]), "held": ascii(tuple(row))} for row in bad]
-                connection.execute(insert(quarantine), records)
+                connection.execute(insert(quarantine), records)  # kept for a look by hand
                 connection.execute(delete(results).where(results.c.key.in_([row[0] for row in bad])))
             return [row for row in again if row not in bad]  # those were damaged on the way only
 
@@ -281,10 +276,9 @@ class Store:
         """Execute a statement that changes one row. Raises StoreError, without a change, if it matches more or none."""
 
         def work(connection: Connection) -> None:
-            # a wrong count raises, which rolls the change back
             if (count := connection.execute(statement).rowcount) != 1:
                 message = f"{self.database}: {count} rows were changed where 1 was to be; nothing was changed"
-                raise StoreError(f"{message}: look with python -m dse check")
+                raise StoreError(f"{message}: look with python -m dse check")  # which rolls the change back
 
         self.database.write(work)
 
@@ -309,8 +303,7 @@ class Store:
     def pages(self) -> Iterator[list[Any]]:
         """Read all rows of results in the order of their keys, as they stand, up to 65,536 at a time."""
         query, last = select(results).order_by(results.c.key).limit(1 << 16), b""
-        # pages by key, not by offset: others may insert meanwhile
-        while rows := self._page(query.where(results.c.key > last)):
+        while rows := self._page(query.where(results.c.key > last)):  # not by offset: others may insert meanwhile
             yield rows
             last = max(row[0] for row in rows)  # a damaged table may be out of order
 
@@ -328,7 +321,6 @@ class Store:
             for names in chunks(list(keys)):
                 rows = connection.execute(select(results).where(results.c.key.in_(names))).all()
                 if rows:
-                    # the checksum covers the key
                     connection.exec_driver_sql(self._insert, [with_key(row, keys[row[0]]) for row in rows])
                 connection.execute(delete(results).where(results.c.key.in_(names)))
             connection.execute(delete(about))
@@ -348,8 +340,7 @@ class Store:
         if made_in is None:
             return [], np.empty((0, len(goals)))
         places, signs = [made_in.metrics.index(name) for name in goals], _signs(goals)
-        # layout of the bytes as joined: key and metrics, without gaps
-        row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])
+        row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])  # as bytes are joined: no gaps
         parts = _result_bytes(self.database, study, self.number(made_in))
         best = _nondominated((np.frombuffer(part, row) for part in parts), np.empty(0, row), places, signs)
         return [bytes(key).hex() for key in best["key"]], best["metrics"][:, places]

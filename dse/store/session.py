@@ -54,26 +54,20 @@ class StoreSession:
     def __init__(self, store: Store, hold: Hold) -> None:
         self.store, self.hold = store, hold
         self._context = store.number(hold.context)
-        # results without some of the metrics cannot stand in
-        contexts = (
+        contexts = (  # results without some of the metrics cannot stand in
             context for context in (hold.context, *hold.accepted) if set(hold.context.metrics) <= set(context.metrics)
         )
-        # keys are sums over values and context: another context is a constant apart
         self._shifts = [(store.number(context), _shift(hold.context, context)) for context in contexts]
         self.recalled: Counter[int] = Counter()
         self._pending: list[tuple[Fresh, Sequence[Keys]]] = []
         self._recorded, self._took_s = time.monotonic(), (0.0, 0.0)  # the last two times: one may be an exception
-        # owner -> its last beat, and when this process saw it change: clocks of hosts are not compared
-        self._silent: dict[int, tuple[int, float]] = {}
+        self._silent: dict[int, tuple[int, float]] = {}  # owner -> beat, and when it was seen first
         self._owner = self._enter()
         self.lost = self._sweep()  # after _enter: of two that begin at once, one sees the other
-        # points in flight of a dead owner show that the study was shared
-        self._looked_s, self._alone, self._shared = 0.0, True, self.lost > 0
+        self._looked_s, self._alone, self._shared = 0.0, True, self.lost > 0  # the dead had shared it
         self._made = SeenHashes()
-        # no results of these contexts, and nobody else to make some: no look-ups
-        self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)
+        self._unknown = self.alone and not any(store.holds(number) for number, _ in self._shifts)  # spares look-ups
         self._ended, self._written = threading.Event(), threading.Event()
-        # a failed study must not wait for them
         self._beside = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._tidy)]
         for thread in self._beside:
             thread.start()
@@ -114,10 +108,9 @@ class StoreSession:
         """Lease parts (keys [B, 2] each); reclaims leases of dead owners. Returns which were granted."""
         names = [_name(part) for part in parts]
         sizes = {name: len(part) for name, part in zip(names, parts, strict=True)}
-        # in one order, so that two processes never wait for each other's rows
         rows = [{"name": name, "owner": self._owner, "size": size} for name, size in sorted(sizes.items())]
 
-        def work(connection: Connection) -> dict[bytes, int]:
+        def work(connection: Connection) -> dict[bytes, int]:  # rows in one order: no deadlock
             return {row.name: row.owner for row in connection.execute(self.store.lease_statement, rows)}
 
         holders = self.store.database.write(work, apart=True) if rows else {}
@@ -168,8 +161,7 @@ class StoreSession:
             self.store.database.write(lambda connection: self._delete_leases(connection, names), apart=True)
 
     def _delete_leases(self, connection: Connection, names: Sequence[bytes]) -> None:
-        for chunk in chunks(names):
-            # a lease may have passed to another after a long pause
+        for chunk in chunks(names):  # of its own alone: a lease may have passed on in a long pause
             connection.execute(delete(leases).where(leases.c.name.in_(chunk), leases.c.owner == self._owner))
 
     def _recorded_results(self, parts: Sequence[Fresh]) -> list[Results]:
@@ -220,9 +212,8 @@ class StoreSession:
 
     def _beat(self) -> None:
         """Update the heartbeat, which shows processes on other hosts that this one is alive."""
-        # counted by the database: no clock
         count = update(owners).where(owners.c.id == self._owner).values(beat=owners.c.beat + 1)
-        while not self._ended.wait(_BEAT_S):
+        while not self._ended.wait(_BEAT_S):  # beats are counted, as clocks of hosts may differ
             with suppress(StoreError):  # a beat may fail: evaluation notices what is wrong
                 self.store.database.write(lambda connection: connection.execute(count))
 
@@ -240,9 +231,8 @@ class StoreSession:
             rows = connection.execute(select(owners).where(owners.c.id != self._owner)).all()
             gone = [row for row in rows if self._is_gone(row)]
             mine = [row.id for row in gone if row.study == self.hold.study]
-            # the sum of no rows is NULL
             size = select(func.coalesce(func.sum(leases.c.size), 0)).where(leases.c.owner.in_(mine))
-            count = int(connection.execute(size).scalar_one())
+            count = int(connection.execute(size).scalar_one())  # 0 without leases, whose sum is NULL
             _drop(connection, [row.id for row in gone])
             return count
 
@@ -271,7 +261,7 @@ def _name(keys: Keys) -> bytes:
 
 def _shift(source: Context, target: Context) -> Keys:
     """Difference between the keys of a design in two contexts, target less source."""
-    # without a design: what the context adds
+    # without a design: what a context adds to the sum that a key is
     return grid_content_keys([], {}, target.words) - grid_content_keys([], {}, source.words)
 
 

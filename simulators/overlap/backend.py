@@ -98,7 +98,6 @@ class OverlapBackend(Backend):
     def num_tasks(self, design: BaseModel) -> int:
         """Tasks of the graph that a design lowers to; none where it breaks a rule."""
         assert isinstance(design, OverlapDesign)
-        # a schedule cannot be lowered then
         return 0 if self.problems(design) else self._simulation.lower(self.settle(design)).num_tasks
 
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
@@ -107,8 +106,7 @@ class OverlapBackend(Backend):
         if not isinstance(design.schedule, ScheduleKnobs):
             return {}
         neutral = design.schedule.neutral()
-        # inactive knobs have no value
-        return {
+        return {  # inactive knobs have no value
             f"schedule.{name}": value for name, value in neutral.items() if getattr(design.schedule, name) is not None
         }
 
@@ -124,14 +122,11 @@ class OverlapBackend(Backend):
         """Mask [B] of the designs of a grid in which `path` may have the value."""
         other = replace(grid, design=put(grid.design, path, value))  # the same designs with the other value
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
-        # equal reasons, or both legal
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
-        legal = same & mine.ok
-        if legal.any():
-            # only legal designs can be lowered
+        legal = same & mine.ok  # legal both ways, as texts of reasons are equal
+        if legal.any():  # only legal designs can be lowered
             legal_grid, other_grid = (grid, other) if legal.all() else (grid.take(legal), other.take(legal))
-            graph = self._simulation.lower(legal_grid.design)
-            # knobs that choose priorities alone: no second lowering is needed
+            graph = self._simulation.lower(legal_grid.design)  # enough for knobs that choose priorities
             ranked = path.partition(".")[2] in getattr(legal_grid.design.schedule, "ranks", ())
             neutral = without_priorities(graph) if ranked else self._simulation.lower(other_grid.design)
             same[legal] = same_timeline(graph, neutral, legal_grid.shape)
@@ -143,8 +138,7 @@ class OverlapBackend(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
-        # schedules that are searched for differ from design to design
-        settled = [self._settled(batch) for batch in batches]
+        settled = [self._settled(batch) for batch in batches]  # schedules that are searched for differ by design
         batches = [part for parts in settled for part in parts]
         results = iter(results_by_batch(batches, OverlapDesign, self._evaluate_grid))
         return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
@@ -185,7 +179,6 @@ class OverlapBackend(Backend):
 
     def bound(self, batch: Batch, metrics: Columns) -> Columns:
         """Bound of the schedules of each design of a batch, or of the orders of its tasks, and the gap to it."""
-        # bounds take memory for each design of the grid
         seconds = np.concatenate([self._bound(Batch(batch.design, axes)) for axes in pieces(batch.axes, _MOST_BOUNDS)])
         return {"bound_s": seconds, "gap": metrics["makespan_s"] / seconds - 1}
 
@@ -193,7 +186,6 @@ class OverlapBackend(Backend):
         """Bound [s] of each design [B]; where only system and workload decide it, once for all their schedules."""
         design = batch.design
         assert isinstance(design, OverlapDesign)
-        # schedules of one system and workload share their bound
         shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
         key = type(design.schedule), *((path, values.tobytes()) for path, values in shared.items())
         proven = self._bounds.get(
@@ -203,9 +195,8 @@ class OverlapBackend(Backend):
             ((_, grid),) = grids([batch], OverlapDesign)
             graph = reduce_graph(self._simulation.lower(grid.design)).graph
             return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
-        # axes of the schedule have length 1
         aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
-        return np.broadcast_to(aligned, batch.shape).reshape(-1)
+        return np.broadcast_to(aligned, batch.shape).reshape(-1)  # along the schedule, which has length 1
 
     def binding(self, design: BaseModel) -> tuple[float, str] | None:
         """The bound of all schedules with the means of a design, and what binds it; None where there is only one of
@@ -236,9 +227,8 @@ class OverlapBackend(Backend):
     def _rules(self, design: OverlapDesign) -> list[Rule]:
         """Rules on links and on the models of costs; then those of the schedule."""
         system = self._simulation.system(design.system)
-        of_models = list(model_rules(system, design.workload, design.schedule))
+        of_models = list(model_rules(system, design.workload, design.schedule))  # broken: no costs for the schedule
         of_links = list(link_rules(design.system.node, design.system.gpu.num_links))
-        # a schedule's rules ask for costs, which a broken model cannot give
         return [*of_links, *of_models, *(() if of_models else design.schedule.rules(system, design.workload))]
 
     def models(self, design: BaseModel) -> Mapping[str, str]:

@@ -154,9 +154,8 @@ class _Writer:
         yield from self._earlier()
         if np.any(np.asarray(iteration.host_s) > 0):
             yield self._append(Task("host", _LANES[None], "launch", float(np.asarray(iteration.host_s)), ()))
-        # messages that overlap compute are no task of their own
         written = iteration.passes.parallel.messages == "waited" and bool(iteration.message_s > 0)
-        if written:
+        if written:  # messages that overlap compute are no task of their own
             yield self._message("activations in")
         for block in iteration.passes.blocks:
             yield from self._forward(block)
@@ -308,7 +307,6 @@ class _Writer:
         amounts = (count * float(part.spent.flop), count * float(part.spent.bytes))
         name = f"{where}: {part.op.name}"
         law = "" if part.forward else group(part.block.name)
-        # hidden exchanges are part of compute's time there
         seconds *= 1.0 if part.forward or part.over != "ep" else self._exposed_share(part.block)
         wide_s = self._wide_s([part], count / float(part.times), count * seconds) if count else None
         return Task(name, _LANES[part.over], _KINDS[part.over], count * seconds, (), *amounts, group=law, wide_s=wide_s)
@@ -317,7 +315,6 @@ class _Writer:
         """How long operators would take in so many passes, of the time that they do, without the schedules of sites."""
         if self._undivided is None:
             return None
-        # never longer than with the schedule
         return min(passes * sum(float(part.times) * (self._undivided.find(part) or 0.0) for part in parts), seconds)
 
     def _bucket(self, block: ModelBlock, index: int) -> Iterator[Task]:
