@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_results
 from dse.errors import Broken, ConfigError
-from dse.evaluation import executor
+from dse.evaluation import local
 from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.store.contract import StorelessSession
 from dse.store.result_rows import Fresh
@@ -234,7 +234,7 @@ EVENT = BackendSpec("overlap", (("engine", "event"), ("fallback", None)))
 def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(executor, "POOL_PAYS_S", 0.0)  # start the workers for however little work
+    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)  # start the workers for however little work
     values = [*range(40)]
     faults = [(5, "raises"), (7, "nan"), (9, "unsupported")]
     alone = results(toy.spec(*faults, batch=3), values)
@@ -249,7 +249,7 @@ def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_orde
 def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_next_grid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(executor, "POOL_PAYS_S", 1e-6)
+    monkeypatch.setattr(local, "POOL_PAYS_S", 1e-6)
     values = range(40)
     spec = toy.spec(*((value, "worker") for value in values), batch=1)
     (found,) = toy.evaluate(spec, [toy.grid(values)], jobs=2)
@@ -260,7 +260,7 @@ def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_ne
 def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(executor, "POOL_PAYS_S", 0.0)
+    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)
     overrides = [
         {"schedule.comm_engine": mover, "schedule.num_chunks": pieces, "system.gpu.num_cus": cus}
         for mover in ("dma", "cu")

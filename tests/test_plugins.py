@@ -462,10 +462,10 @@ EVALUATOR = '''
 from contextlib import contextmanager
 
 from dse.evaluation.evaluators import EvaluatorKind, evaluate_here
-from dse.evaluation.settings import Executor
+from dse.evaluation.settings import ExecutorSettings
 
 
-class Loud(Executor):
+class Loud(ExecutorSettings):
     """An executor that says a word."""
 
     word: str

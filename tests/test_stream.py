@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dse.backend import Batch, Result
 from dse.content_hash import content_key
 from dse.errors import ConfigError
-from dse.evaluation import executor
+from dse.evaluation import local
 from dse.evaluation.calls import call
 from dse.evaluation.signals import SignalInterrupt
 from dse.results.pareto import Answer, Contest, SeenHashes
@@ -160,8 +160,8 @@ def test_values_that_the_model_refuses_are_infeasible_rows_with_its_reason(tmp_p
 @pytest.mark.slow
 def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunked(monkeypatch, 50)
-    monkeypatch.setattr(executor, "POOL_PAYS_S", 0.0)
-    monkeypatch.setattr(executor, "_CALLS_PER_JOB", 2)
+    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)
+    monkeypatch.setattr(local, "_CALLS_PER_JOB", 2)
     bytes_of = []
     for jobs in (1, 2):
         run_study(planned(faults=FAULTS, batch=7, jobs=jobs), tmp_path / "results.parquet")

@@ -24,10 +24,10 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Rep
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.executor import Evaluator
-from dse.evaluation.settings import Executor
+from dse.evaluation.local import Evaluator
+from dse.evaluation.settings import ExecutorSettings
 from dse.search import Goal
-from dse.space import Block, Evaluated, Knob, Space
+from dse.space import Block, KeyedBlock, Knob, Space
 from dse.store.contract import Session, StorelessSession
 from dse.study.plan import Plan, plan
 from dse.units import Integer, Number
@@ -300,10 +300,10 @@ def spec(*faults: tuple[int, str], **parameters: Any) -> BackendSpec:
     return BackendSpec("toy", tuple(sorted({"faults": faults, **parameters}.items())))
 
 
-def point(batch: Batch) -> Evaluated:
+def point(batch: Batch) -> KeyedBlock:
     """A batch as it comes from a search space."""
     block = Block({}, batch.axes, batch.design)
-    return Evaluated(block, block.keys("toy", "1", ""), "test")
+    return KeyedBlock(block, block.keys("toy", "1", ""), "test")
 
 
 def evaluate(
@@ -315,7 +315,7 @@ def evaluate(
     **executor: Any,
 ) -> Iterator[Results]:
     """Results of batches as a study gets them. executor: of its keys; however often the backend fails, it goes on."""
-    limits = Executor.model_validate({"name": "test", "jobs": 1, "broken_after": 0, **executor})
+    limits = ExecutorSettings.model_validate({"name": "test", "jobs": 1, "broken_after": 0, **executor})
     evaluator = Evaluator(spec, limits, session or StorelessSession(), seen)
     return evaluator.results(point(batch) for batch in batches)
 

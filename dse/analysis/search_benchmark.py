@@ -154,7 +154,7 @@ def _evaluate_blocks(planned: Plan) -> Iterator[tuple[list[Assignment], list[str
             for ok, row in zip(results.ok.tolist(), columns, strict=True)
         ]
         # a search proposes what was asked for, not what it was settled to
-        requested = block if block.asked is None else block.asked
+        requested = block if block.unsettled is None else block.unsettled
         where, keys = places(requested, block), keys_to_hex(block.keys()).astype(str)
         yield list(requested.points()), keys[where].tolist(), [outcomes[place] for place in where]
 

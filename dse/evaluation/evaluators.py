@@ -10,9 +10,9 @@ from typing import Protocol
 from dse import plugins
 from dse.backend import Results
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.executor import Evaluator
-from dse.evaluation.settings import Executor
-from dse.space import Evaluated
+from dse.evaluation.local import Evaluator
+from dse.evaluation.settings import ExecutorSettings
+from dse.space import KeyedBlock
 from dse.store.contract import Session
 
 
@@ -21,22 +21,22 @@ class Services:
     """Services of a study to its evaluation; see `Evaluator`."""
 
     session: Session
-    seen: Callable[[int], None] = lambda count: None
+    advance: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = lambda: False
 
 
 class AnyEvaluator(Protocol):
-    """Evaluator of points, here or elsewhere. seen(n) is told of progress."""
+    """Evaluator of points, here or elsewhere. advance(n) is told of progress."""
 
     @property
-    def seen(self) -> Callable[[int], None]:
+    def advance(self) -> Callable[[int], None]:
         """As in `Evaluator`."""
 
-    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+    def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
         """As `Evaluator.results`."""
 
 
-MakeEvaluator = Callable[[BackendSpec, Executor, Services], AnyEvaluator]
+MakeEvaluator = Callable[[BackendSpec, ExecutorSettings, Services], AnyEvaluator]
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class EvaluatorKind:
     what it opens, such as a connection. Making one raises ConfigError where settings and services do not suit.
     """
 
-    settings: type[Executor]
+    settings: type[ExecutorSettings]
     opened: Callable[[], AbstractContextManager[MakeEvaluator]]
 
 
-def evaluate_here(spec: BackendSpec, executor: Executor, services: Services) -> Evaluator:
+def evaluate_here(spec: BackendSpec, executor: ExecutorSettings, services: Services) -> Evaluator:
     """Evaluator in this process and in worker processes of this machine."""
-    return Evaluator(spec, executor, services.session, services.seen, services.stopping)
+    return Evaluator(spec, executor, services.session, services.advance, services.stopping)
 
 
-LOCAL = EvaluatorKind(Executor, lambda: nullcontext(evaluate_here))
+LOCAL = EvaluatorKind(ExecutorSettings, lambda: nullcontext(evaluate_here))
 
 
 def evaluator_kind(name: str) -> EvaluatorKind:

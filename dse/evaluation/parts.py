@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Batch, Results
-from dse.space import Block, Evaluated
+from dse.space import Block, KeyedBlock
 from dse.store.contract import Session
 from dse.store.result_rows import key_bytes
 from dse.values import Keys
@@ -109,8 +109,8 @@ def batched_parts(parts: Iterable[Part], enough: Callable[[], int]) -> Iterator[
         yield together
 
 
-def look_up(parts: Sequence[Part], session: Session, seen: Callable[[int], None]) -> None:
-    """Give parts their results that are recorded; seen(n) is told how many."""
+def look_up(parts: Sequence[Part], session: Session, advance: Callable[[int], None]) -> None:
+    """Give parts their results that are recorded; advance(n) is told how many."""
     # None: none of these can be known
     lookup = session.find(np.concatenate([part.keys for part in parts])) if parts else None
     if lookup is None:
@@ -120,10 +120,10 @@ def look_up(parts: Sequence[Part], session: Session, seen: Callable[[int], None]
         places, before = slice(stop - len(part.keys), stop), part.left
         fresh = part.know(lookup.known[places], lookup.results.take(places))
         session.recall(lookup.study[places][fresh])  # counted once, though a point is looked up again and again
-        seen(before - part.left)
+        advance(before - part.left)
 
 
-def waves(parts: list[Part], most: int) -> tuple[list[Part], list[Part]]:
+def first_and_repeated(parts: list[Part], most: int) -> tuple[list[Part], list[Part]]:
     """Parts in two goes: those with designs that are in an earlier part are looked up once that has results.
 
     Where many designs go into a call, looking for these would cost more than evaluating them again.
@@ -140,7 +140,7 @@ def waves(parts: list[Part], most: int) -> tuple[list[Part], list[Part]]:
     return first, later
 
 
-def parts_of(point: Evaluated, most: int) -> Iterator[Part]:
+def parts_of(point: KeyedBlock, most: int) -> Iterator[Part]:
     """The designs of a point in parts of at most `most`."""
     start = 0
     for block in point.block.split(most):  # the same parts in every process, whose leases must match

@@ -17,7 +17,7 @@ def _some(jobs: int) -> int:
     return jobs
 
 
-class Executor(Frozen):
+class ExecutorSettings(Frozen):
     """The `executor` group. evaluator: plug-in that evaluates, which may have keys of its own. jobs: worker processes,
     -1 for one per core.
 

@@ -26,7 +26,7 @@ from dse.backend import Backend, Tree
 from dse.errors import ConfigError
 from dse.space.blocks import Assignment as Assignment
 from dse.space.blocks import Block as Block
-from dse.space.blocks import Evaluated as Evaluated
+from dse.space.blocks import KeyedBlock as KeyedBlock
 from dse.space.blocks import settle
 from dse.space.paths import get_path as get_path
 from dse.space.paths import has_path as has_path

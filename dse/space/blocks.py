@@ -34,7 +34,7 @@ class Block:
     assignment: the knobs that are fixed, in knob order. axes: path -> values [n] of the others, in knob order; the
     points are their Cartesian product, the last varying fastest. design: that of the first point; None where the
     model refuses all of them, for the `reason` given (axes then hold what was asked for, and `tree` says the rest).
-    asked: what was asked for, where a knob changes nothing in them and has the value that stands for all instead.
+    unsettled: what was typed or drawn, where a knob changes nothing and has the value that stands for all instead.
     """
 
     assignment: Assignment
@@ -42,7 +42,7 @@ class Block:
     design: BaseModel | None
     reason: str = ""
     tree: Tree = field(default_factory=dict, repr=False)
-    asked: Block | None = field(default=None, repr=False)
+    unsettled: Block | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -69,8 +69,8 @@ class Block:
         """The points that take only some of the values of each axis."""
         design = None if self.design is None else Batch(self.design, axes).at(0)
         # what was asked for has the same axes, and others
-        asked_part = None if self.asked is None else self.asked.part({**self.asked.axes, **axes})
-        return replace(self, axes=axes, design=design, asked=asked_part)
+        unsettled = None if self.unsettled is None else self.unsettled.part({**self.unsettled.axes, **axes})
+        return replace(self, axes=axes, design=design, unsettled=unsettled)
 
     def fix(self, path: str, value: Any) -> Block:
         """Its points with one value at a path; where that was an axis, they are fewer."""
@@ -80,7 +80,7 @@ class Block:
         assert self.design is not None
         design = put(self.design, path, value)
         # the first question, if several knobs were fixed
-        return replace(self, assignment=assignment, axes=axes, design=design, asked=self.asked or self)
+        return replace(self, assignment=assignment, axes=axes, design=design, unsettled=self.unsettled or self)
 
     def runs(self, marks: NDArray[np.bool_]) -> Iterator[tuple[Block, bool]]:
         """The same points in blocks over which `marks` [size] has one value, with that value."""
@@ -127,14 +127,14 @@ class Block:
 
 
 @dataclass
-class Evaluated:
-    """A block of designs of a scenario, their keys [B, 2], whether they were asked for, and their results, if any."""
+class KeyedBlock:
+    """A block of designs of a scenario, their keys [B, 2], whether they were submitted, and their results, if any."""
 
     block: Block
     keys: Keys
     scenario: str
     results: Results | None = None
-    asked: bool = False
+    submitted: bool = False
 
     @property
     def require_results(self) -> Results:

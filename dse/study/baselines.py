@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.space import Block, Evaluated, Knob, Space
+from dse.space import Block, KeyedBlock, Knob, Space
 
 _REMEMBERED = 1_000_000  # designs of baselines that are kept, at about 100 bytes each
 _WEIGHT = 100  # designs that a grid counts for by itself: it takes some kilobytes, however small
@@ -26,12 +26,12 @@ class Baselines:
     change: values that turn a point into its baseline. identify: computes the keys of a block.
     """
 
-    def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Block], Evaluated]) -> None:
+    def __init__(self, space: Space, change: Mapping[str, Any], identify: Callable[[Block], KeyedBlock]) -> None:
         self._space, self._change, self._identify = space, change, identify
-        self._known: OrderedDict[str, Evaluated] = OrderedDict()  # name of a grid -> its keys, the least used first
+        self._known: OrderedDict[str, KeyedBlock] = OrderedDict()  # name of a grid -> its keys, the least used first
         self._held = 0
 
-    def of(self, block: Block) -> Iterator[tuple[Block, Evaluated]]:
+    def of(self, block: Block) -> Iterator[tuple[Block, KeyedBlock]]:
         """Yield the block, or parts of it, each with the grid of its baselines.
 
         A block is split where the baselines of its points do not form one grid.
@@ -53,7 +53,7 @@ class Baselines:
         self._known.move_to_end(name)
         yield block, self._known[name]
 
-    def _of_parts(self, block: Block, path: str) -> Iterator[tuple[Block, Evaluated]]:
+    def _of_parts(self, block: Block, path: str) -> Iterator[tuple[Block, KeyedBlock]]:
         for place in range(len(block.axes[path])):
             yield from self.of(block.part({**block.axes, path: block.axes[path][place : place + 1]}))
 

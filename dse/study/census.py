@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dse.backend import Result, Results
 from dse.progress import Advance
 from dse.results.pareto import SeenHashes
-from dse.space import Block, Evaluated, Knob, Space, blocks_together
+from dse.space import Block, KeyedBlock, Knob, Space, blocks_together
 from dse.study.baselines import Baselines
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP
@@ -103,8 +103,8 @@ class Census:
         # enough calls to time, in a small space as well
         self._per_call = min(self._backend.batch, _PER_CALL, max(1, size // _FEWEST_CALLS))
 
-    def _identify_block(self, block: Block) -> Evaluated:
-        return Evaluated(block, block.keys(*self._words), "")
+    def _identify_block(self, block: Block) -> KeyedBlock:
+        return KeyedBlock(block, block.keys(*self._words), "")
 
     def take(self, blocks: Sequence[tuple[int, Block]]) -> None:
         """Count the points of some blocks, each of the scenario at a place."""

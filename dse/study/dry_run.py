@@ -18,7 +18,7 @@ import numpy as np
 from dse.config.compose import Request, request
 from dse.config.flags import OWN_FLAGS, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.evaluation.executor import POOL_PAYS_S
+from dse.evaluation.local import POOL_PAYS_S
 from dse.progress import bar
 from dse.results import report
 from dse.results.pareto import SeenHashes

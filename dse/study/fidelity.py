@@ -26,7 +26,7 @@ from dse.results.agreement import compare
 from dse.results.pareto import first_best, minimized
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, select
-from dse.space import Assignment, Block, Evaluated
+from dse.space import Assignment, Block, KeyedBlock
 from dse.store.contract import Context, Session
 from dse.study.levels import Level, plain_design
 from dse.study.plan import Plan
@@ -125,7 +125,7 @@ def _row_evaluator(plan: Plan, level: Level, session: Session, support: Climb) -
     return evaluate
 
 
-def _check_tasks(level: Level, points: Sequence[Evaluated], most: int | None) -> None:
+def _check_tasks(level: Level, points: Sequence[KeyedBlock], most: int | None) -> None:
     """Count the tasks of some points of a level, evenly spread, and tell those of all. Raises _TooManyTasksError."""
     if most is None or not points:  # no limit, or nothing to count
         return
@@ -137,16 +137,16 @@ def _check_tasks(level: Level, points: Sequence[Evaluated], most: int | None) ->
         raise _TooManyTasksError(f"{rule}: raise that, or leave the level out of fidelity.levels")
 
 
-def _refusal(point: Evaluated) -> Results:
+def _refusal(point: KeyedBlock) -> Results:
     return Results.of([Result("infeasible", reason=point.block.reason)])
 
 
-def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> Evaluated:
+def _point(plan: Plan, level: Level, row: pd.Series[Any]) -> KeyedBlock:
     """Return a row of the study's table as a design of a level."""
     scenario, values = str(row["scenario"]), row.dropna()  # knobs that do not count have no value
     chosen = {path: _plain(values[path]) for path in plan.knobs if path in values}
     block = point_at_level(plan, level, scenario, chosen)
-    return Evaluated(block, block.keys(*level.spec.context.words), scenario)
+    return KeyedBlock(block, block.keys(*level.spec.context.words), scenario)
 
 
 def point_at_level(plan: Plan, level: Level, scenario: str, point: Assignment) -> Block:

@@ -35,7 +35,7 @@ class Ledger:
         self._written, self._unexplored, self._claimed = SeenHashes(), SeenHashes(), SeenHashes()
         # one for each scenario: equal designs of different scenarios are different rows
         self._salts = np.concatenate([grid_content_keys([f"scenario = {name}"], {}) for name in plan.spaces])
-        self._held: list[ScenarioRows] = []  # a row group takes many small chunks
+        self._held: list[ScenarioRows] = []  # a row group takes many small parts
         self.distinct = np.zeros(len(plan.spaces), int)
         self.winners: dict[str, tuple[str, BaseModel]] = {}
         self.statuses: Counter[str] = Counter()
@@ -50,23 +50,23 @@ class Ledger:
 
     def take(self, rows: Iterable[ScenarioRows]) -> None:
         """Take in rows in the order of the table."""
-        count = sum(chunk.point.block.size for chunk in self._held)
-        for chunk in rows:
-            self._held.append(chunk)
-            count += chunk.point.block.size
+        count = sum(part.points.block.size for part in self._held)
+        for part in rows:
+            self._held.append(part)
+            count += part.points.block.size
             if count >= ROWS_PER_GROUP:
                 self.flush()
                 count = 0
 
     def flush(self) -> None:
         """Write the rows that are held back."""
-        chunks, self._held = self._held, []
-        if not chunks:
+        parts, self._held = self._held, []
+        if not parts:
             return
-        sizes = [chunk.point.block.size for chunk in chunks]
-        scenarios = np.repeat([chunk.scenario for chunk in chunks], sizes)
-        explored = np.repeat([chunk.explored for chunk in chunks], sizes)
-        names = np.concatenate([chunk.point.keys for chunk in chunks]) + self._salts[scenarios]
+        sizes = [part.points.block.size for part in parts]
+        scenarios = np.repeat([part.scenario for part in parts], sizes)
+        explored = np.repeat([part.explored for part in parts], sizes)
+        names = np.concatenate([part.points.keys for part in parts]) + self._salts[scenarios]
         fresh = self._written.add(names)  # each row once: a baseline is often a point as well
         self._unexplored.add(names[fresh & ~explored])
         again = np.flatnonzero(explored & ~fresh)  # points whose row was written before, as a baseline
@@ -74,18 +74,18 @@ class Ledger:
         again = again[self._claimed.add(names[again])]  # counted once, however often they come
         newly_explored = scenarios[np.concatenate([np.flatnonzero(explored & fresh), again])]
         self.distinct += np.bincount(newly_explored, minlength=len(self.distinct))
-        self._write(chunks, np.flatnonzero(fresh), sizes)
+        self._write(parts, np.flatnonzero(fresh), sizes)
 
-    def _write(self, chunks: Sequence[ScenarioRows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
-        """Write the chosen rows of some chunks."""
-        batch = self._layout.batch(chunks)
+    def _write(self, parts: Sequence[ScenarioRows], chosen: NDArray[np.intp], sizes: Sequence[int]) -> None:
+        """Write the chosen rows of some parts."""
+        batch = self._layout.batch(parts)
         batch = batch if len(chosen) == batch.num_rows else batch.take(chosen)
         self.sheet.append(batch)
         ends = np.cumsum(sizes)
         for scenario, row in self._standings.take(batch):
-            part = int(np.searchsorted(ends, chosen[row], side="right"))  # the chunk in which the row lies
+            part = int(np.searchsorted(ends, chosen[row], side="right"))  # the part in which the row lies
             place = int(chosen[row] - (ends[part] - sizes[part]))
-            point = chunks[part].point
+            point = parts[part].points
             assert point.block.batch is not None
             design = point.block.batch.at(place)
             self.winners[self._layout.scenarios[scenario]] = (keys_to_hex(point.keys)[place].decode(), design)

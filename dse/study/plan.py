@@ -15,7 +15,7 @@ from dse.config.spelling import meant_sweep, nearest_key
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
 from dse.evaluation.backend_spec import BackendSpec, validate
 from dse.evaluation.evaluators import evaluator_kind
-from dse.evaluation.settings import Executor
+from dse.evaluation.settings import ExecutorSettings
 from dse.results.finished_run import FinishedRun
 from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
@@ -143,7 +143,7 @@ def _settings(check: Problems, sections: Mapping[str, Any]) -> Settings | None:
         check.found.extend(error.problems)
         return None
     # stands in, so that the other sections are still checked
-    settings = check.model(Settings, {**sections, "executor": executor or Executor(name="refused")}, path="")
+    settings = check.model(Settings, {**sections, "executor": executor or ExecutorSettings(name="refused")}, path="")
     return settings if executor else None
 
 

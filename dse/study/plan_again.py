@@ -13,7 +13,7 @@ from dse.config.compose import request
 from dse.config.options import problems_of_files
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
-from dse.evaluation.settings import Executor
+from dse.evaluation.settings import ExecutorSettings
 from dse.results.finished_run import FinishedRun
 from dse.results.output_files import file_error
 from dse.space import get_path
@@ -49,8 +49,8 @@ class Present:
 def _on_this_machine(planned: Plan) -> Plan:
     """A plan whose points are evaluated here: the cluster of a record may be anybody's, and what it answers is run."""
     # settings of an evaluator of its own are left out
-    common = planned.settings.executor.model_dump(include=set(Executor.model_fields))
-    executor = Executor.model_validate({**common, "evaluator": "local"})
+    common = planned.settings.executor.model_dump(include=set(ExecutorSettings.model_fields))
+    executor = ExecutorSettings.model_validate({**common, "evaluator": "local"})
     return replace(planned, settings=planned.settings.model_copy(update={"executor": executor}))
 
 

@@ -21,7 +21,7 @@ from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, eva
 from dse.progress import Advance, bar
 from dse.results.pareto import SeenHashes
 from dse.search import Chosen, Outcome, SearchQuestion, explore
-from dse.space import Assignment, Block, Evaluated, Space, blocks_together
+from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
 from dse.store.contract import Session, StorelessSession
 from dse.study import warm_start
 from dse.study.baselines import Baselines
@@ -103,18 +103,18 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
     return Findings(ledger.statuses, ledger.engines, ledger.num_outcomes, front_size, timelines, limits, in_order)
 
 
-def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[Evaluated]:
+def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[KeyedBlock]:
     """Yield the points of a plan's finite spaces and their baselines that have designs, each once."""
     trials = plan.settings.budget.trials
     finite = [place for place, space in enumerate(plan.spaces.values()) if space.size(trials) is not None]
     for rows in _enumerate_points([_Scenario(plan, place, evaluator) for place in finite]):
-        if rows.point.asked:  # a baseline may be a point of the space, too
+        if rows.points.submitted:  # a baseline may be a point of the space, too
             continue
-        rows.point.asked = True
-        if rows.point.block.design is None:
-            evaluator.seen(rows.point.block.size)
+        rows.points.submitted = True
+        if rows.points.block.design is None:
+            evaluator.advance(rows.points.block.size)
         else:
-            yield rows.point
+            yield rows.points
 
 
 def _enumerate_points(scenarios: Sequence[_Scenario]) -> Iterator[ScenarioRows]:
@@ -131,28 +131,28 @@ def _evaluate_rows(evaluator: AnyEvaluator, rows: Iterable[ScenarioRows]) -> Ite
     """Yield the same rows with results: rows without any are evaluated, once."""
     waiting: deque[ScenarioRows] = deque()  # rows in order, whose results are on their way
 
-    def points() -> Iterator[Evaluated]:
-        for chunk in rows:
-            waiting.append(chunk)
-            point = chunk.point
-            if point.asked:
+    def points() -> Iterator[KeyedBlock]:
+        for part in rows:
+            waiting.append(part)
+            point = part.points
+            if point.submitted:
                 continue
-            point.asked = True
+            point.submitted = True
             if point.block.design is not None:
                 yield point
             else:
                 # no design at all: nothing for a backend to judge
                 point.results = Results.all_alike(Result("infeasible", reason=point.block.reason), point.block.size)
-                evaluator.seen(point.block.size)
+                evaluator.advance(point.block.size)
 
     def ready() -> Iterator[ScenarioRows]:
         # results of blocks that were known earlier come without a call
-        while waiting and waiting[0].point.results is not None:
+        while waiting and waiting[0].points.results is not None:
             yield waiting.popleft()
 
     for results in evaluator.results(points()):
         yield from ready()
-        waiting[0].point.results = results
+        waiting[0].points.results = results
         yield from ready()
     yield from ready()
 
@@ -169,7 +169,7 @@ class _Scenario:
         self._plan, self._words = plan, plan.context.words
         self._baselines = Baselines(self.space, plan.settings.study.baseline, self._identify_block)
         self._points: dict[str, str] = {}  # assignment as text -> name, so that equal assignments are resolved once
-        self._known: dict[str, Evaluated] = {}  # name -> point: equal designs are evaluated once
+        self._known: dict[str, KeyedBlock] = {}  # name -> point: equal designs are evaluated once
         self._sampled: dict[str, None] = {}  # a set in order
         self._met = SeenHashes()
 
@@ -205,7 +205,7 @@ class _Scenario:
                 reference = self._once(baseline)
                 if np.array_equal(point.keys, reference.keys):  # a point that is its own baseline is one row
                     point = reference
-                elif not reference.asked:  # several blocks share a baseline, which has one row
+                elif not reference.submitted:  # several blocks share a baseline, which has one row
                     yield ScenarioRows(self.index, reference, reference, explored=False)
                 yield ScenarioRows(self.index, point, reference, explored=True)
 
@@ -214,12 +214,12 @@ class _Scenario:
         if not isinstance(self._plan.backend, Canonical) or block.design is None:
             return False
         fresh = self._met.add(block.keys(*self._words))  # also where all are kept: later blocks are compared with it
-        return block.asked is not None and not fresh.any()
+        return block.unsettled is not None and not fresh.any()
 
-    def _identify_block(self, block: Block) -> Evaluated:
-        return Evaluated(block, block.keys(*self._words), self.name)
+    def _identify_block(self, block: Block) -> KeyedBlock:
+        return KeyedBlock(block, block.keys(*self._words), self.name)
 
-    def _once(self, point: Evaluated) -> Evaluated:
+    def _once(self, point: KeyedBlock) -> KeyedBlock:
         """Return the same designs as evaluated for a sampler, if they were."""
         # samplers evaluate points one by one
         return self._known.get(_name(point), point) if self._known and point.block.size == 1 else point
@@ -242,7 +242,7 @@ class _Scenario:
     def outcomes(self, points: Sequence[Assignment]) -> list[Outcome]:
         """Evaluate points for a sampler; return their metrics in order, None where there are none."""
         names = [self.identify(point) for point in points]
-        fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].asked]
+        fresh = [self._known[name] for name in dict.fromkeys(names) if not self._known[name].submitted]
         # rows are made anew for the table, with their baselines
         for _ in _evaluate_rows(
             self._evaluator, [ScenarioRows(self.index, point, point, explored=True) for point in fresh]
@@ -252,7 +252,7 @@ class _Scenario:
         return [self._known[name].require_results[0].metrics or None for name in names]
 
 
-def _name(point: Evaluated) -> str:
+def _name(point: KeyedBlock) -> str:
     return str(keys_to_hex(point.keys)[0].decode())
 
 

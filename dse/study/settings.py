@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from dse.errors.texts import ambiguous
-from dse.evaluation.settings import Executor
+from dse.evaluation.settings import ExecutorSettings
 from dse.results.pareto import Answer
 from dse.results.selection import SelectionRule
 from dse.search import Limit, Search
@@ -162,7 +162,7 @@ class Settings(Frozen):
     simulator: Mapping[str, Any]
     search: Search
     budget: Budget
-    executor: Executor
+    executor: ExecutorSettings
     tracking: TrackingSettings
     space: Mapping[str, Any]
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)]  # as far as seeds of all libraries go

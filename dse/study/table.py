@@ -22,7 +22,7 @@ from dse.backend import STATUSES, Backend, Columns, Results
 from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
 from dse.search import Limit
-from dse.space import Assignment, Block, Evaluated, Space, get_path
+from dse.space import Assignment, Block, KeyedBlock, Space, get_path
 from dse.study.baselines import places
 from dse.study.plan import Plan
 from dse.values import Keys
@@ -42,14 +42,14 @@ class ScenarioRows:
     """Points of one scenario with their results, and the grid that holds their baselines."""
 
     scenario: int
-    point: Evaluated
-    baseline: Evaluated
+    points: KeyedBlock
+    baseline: KeyedBlock
     explored: bool
 
     @property
     def places(self) -> NDArray[np.intp]:
         """Index of each point's baseline in the grid of baselines."""
-        return places(self.point.block, self.baseline.block)
+        return places(self.points.block, self.baseline.block)
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class TableLayout:
         """Return rows as a pyarrow RecordBatch, with all columns but `on_front`."""
         import pyarrow as pa
 
-        results = Results.join([chunk.point.require_results for chunk in rows])
-        sizes = [chunk.point.block.size for chunk in rows]
-        baseline_keys = [chunk.baseline.keys[chunk.places] for chunk in rows]
+        results = Results.join([part.points.require_results for part in rows])
+        sizes = [part.points.block.size for part in rows]
+        baseline_keys = [part.baseline.keys[part.places] for part in rows]
         limited = self._apply_limits(results)
         columns = {
-            "scenario": _dictionary_array(np.repeat([chunk.scenario for chunk in rows], sizes), self.scenarios),
-            "key": _texts(np.concatenate([chunk.point.keys for chunk in rows])),
+            "scenario": _dictionary_array(np.repeat([part.scenario for part in rows], sizes), self.scenarios),
+            "key": _texts(np.concatenate([part.points.keys for part in rows])),
             "status": _dictionary_array(limited.status, STATUSES),
             "reason": _dictionary_array(*_as_met(limited.reason, limited.texts)),
             "engine": _dictionary_array(*_as_met(results.engine, results.texts)),
@@ -145,13 +145,11 @@ class TableLayout:
         metrics = {name: results.column(name) for name in self.backend.metrics}
         metrics = metrics if ok.all() else {name: np.where(ok, column, math.nan) for name, column in metrics.items()}
         bounds = self._bounds(metrics, rows)
-        both = ok & np.concatenate([chunk.baseline.require_results.ok[chunk.places] for chunk in rows])
+        both = ok & np.concatenate([part.baseline.require_results.ok[part.places] for part in rows])
         related: Columns = {}
         if both.any():
             baseline_metrics = {
-                name: np.concatenate([chunk.baseline.require_results.column(name)[chunk.places] for chunk in rows])[
-                    both
-                ]
+                name: np.concatenate([part.baseline.require_results.column(name)[part.places] for part in rows])[both]
                 for name in self.backend.metrics
             }
             related = self.backend.relate({name: column[both] for name, column in metrics.items()}, baseline_metrics)
@@ -164,12 +162,12 @@ class TableLayout:
     def _bounds(self, metrics: Columns, rows: Sequence[ScenarioRows]) -> dict[str, NDArray[np.float64]]:
         """Return what is proven of the designs of rows."""
         columns = {
-            name: np.full(sum(chunk.point.block.size for chunk in rows), math.nan) for name in self.backend.bounds
+            name: np.full(sum(part.points.block.size for part in rows), math.nan) for name in self.backend.bounds
         }
         start = 0
-        for chunk in rows if columns else ():
-            place, start = slice(start, start + chunk.point.block.size), start + chunk.point.block.size
-            if (batch := chunk.point.block.batch) is not None:
+        for part in rows if columns else ():
+            place, start = slice(start, start + part.points.block.size), start + part.points.block.size
+            if (batch := part.points.block.batch) is not None:
                 proven = self.backend.bound(batch, {name: column[place] for name, column in metrics.items()})
                 for name, values in proven.items():
                     columns[name][place] = values
@@ -194,7 +192,7 @@ class Sheet:
         self._writer.write_batch(batch)
         self.num_rows += batch.num_rows
 
-    def finish(self, marks: Callable[[Any], NDArray[np.bool_]], seen: Callable[[int], None]) -> None:
+    def finish(self, marks: Callable[[Any], NDArray[np.bool_]], advance: Callable[[int], None]) -> None:
         """Write the file; `marks` tells for each batch which rows are on a front."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -210,7 +208,7 @@ class Sheet:
             for batch in reader:  # one batch at a time
                 columns = [*batch.columns[:_MARK], pa.array(marks(batch)), *batch.columns[_MARK:]]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-                seen(batch.num_rows)
+                advance(batch.num_rows)
             writer.add_key_value_metadata(self._schema.metadata)  # the types for pandas
         self._part.unlink()
         fresh.replace(self._path)
@@ -297,7 +295,7 @@ def _column(path: str, kind: str, rows: Sequence[ScenarioRows]) -> Any:
     """Return the values of the designs of some rows at a path, as a pyarrow array."""
     import pyarrow as pa
 
-    blocks = [chunk.point.block for chunk in rows]
+    blocks = [part.points.block for part in rows]
     if kind == "text":
         names: dict[str, int] = {}
         # places of texts in the order of their first use

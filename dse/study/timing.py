@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from dse.backend import Result, Results
 from dse.evaluation.calls import call
-from dse.evaluation.executor import POOL_PAYS_S
-from dse.evaluation.settings import Executor
-from dse.space import Block, Evaluated
+from dse.evaluation.local import POOL_PAYS_S
+from dse.evaluation.settings import ExecutorSettings
+from dse.space import Block, KeyedBlock
 from dse.store.result_rows import Fresh
 from dse.store.result_store import Store
 from dse.study.baselines import Baselines
@@ -100,17 +100,17 @@ def spread(work_s: float, jobs: int) -> float:
     return work_s if jobs == 1 else min(work_s, POOL_PAYS_S) + max(0.0, work_s - POOL_PAYS_S) / jobs
 
 
-def workers(executor: Executor) -> int:
+def workers(executor: ExecutorSettings) -> int:
     """Return the number of jobs of an executor."""
     return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs  # -1: all CPUs
 
 
 def time_calls(
     plan: Plan, calls: Sequence[Call], random: np.random.Generator
-) -> tuple[CallTimes, list[list[Evaluated]]]:
+) -> tuple[CallTimes, list[list[KeyedBlock]]]:
     """Time some calls, in a random order and again until time is up; return the pace and the points with results."""
     backend, words, names = plan.backend, plan.context.words, list(plan.spaces)
-    sizes, seconds, points = list[float](), list[float](), list[list[Evaluated]]()
+    sizes, seconds, points = list[float](), list[float](), list[list[KeyedBlock]]()
     began = time.perf_counter()
     for place in _order(len(calls), random):  # random, so that drifts of the machine hit all calls alike
         batches = [block.batch for _, block in calls[place] if block.batch is not None]
@@ -120,7 +120,7 @@ def time_calls(
         sizes.append(sum(int(result.ok.sum()) for result in backend.screen(batches)))  # refused designs cost nothing
         if len(points) < len(calls):  # the first time only: repeats have the same results
             pairs = zip(calls[place], results, strict=True)
-            points.append([Evaluated(b, b.keys(*words), names[index], result) for (index, b), result in pairs])
+            points.append([KeyedBlock(b, b.keys(*words), names[index], result) for (index, b), result in pairs])
         spent = time.perf_counter() - began
         # the first call may compile, and does not count
         if spent - seconds[0] > BUDGET_S or spent > _PATIENCE * BUDGET_S or len(seconds) >= _MOST:
@@ -152,7 +152,7 @@ class RowCost:
     num_rows: int
 
 
-def measure_row(plan: Plan, points_by_call: Sequence[Sequence[Evaluated]], *, stored: bool) -> RowCost:
+def measure_row(plan: Plan, points_by_call: Sequence[Sequence[KeyedBlock]], *, stored: bool) -> RowCost:
     """Record evaluated points in a temporary table and, if `stored`, a temporary store; return the cost of a row."""
     points = list(_some(point for points in points_by_call for point in points))
     size = sum(point.block.size for point in points)
@@ -162,7 +162,7 @@ def measure_row(plan: Plan, points_by_call: Sequence[Sequence[Evaluated]], *, st
     return RowCost(store_bytes / size, table_bytes / size, (storing_s + writing_s) / size, size)
 
 
-def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
+def _some(points: Iterable[KeyedBlock]) -> Iterator[KeyedBlock]:
     """Yield distinct points, or the first parts of them, with a few thousand designs altogether."""
     met: set[bytes] = set()
     left = _RECORDED
@@ -172,11 +172,11 @@ def _some(points: Iterable[Evaluated]) -> Iterator[Evaluated]:
         met.add(point.keys.tobytes())
         part = next(point.block.split(left))
         results = point.require_results.take(slice(part.size))
-        yield Evaluated(part, point.keys[: part.size], point.scenario, results)
+        yield KeyedBlock(part, point.keys[: part.size], point.scenario, results)
         left -= part.size
 
 
-def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple[int, float]:
+def _measure_store(plan: Plan, points: Sequence[KeyedBlock], file: Path) -> tuple[int, float]:
     """Return the bytes of results in a new store, beyond those of its empty tables, and the seconds to record them."""
     store = Store(f"sqlite:///{file}")
     number = store.number(plan.context)
@@ -195,14 +195,14 @@ def _measure_store(plan: Plan, points: Sequence[Evaluated], file: Path) -> tuple
     return size, elapsed_s
 
 
-def _rows(plan: Plan, points: Sequence[Evaluated]) -> Iterator[ScenarioRows]:
+def _rows(plan: Plan, points: Sequence[KeyedBlock]) -> Iterator[ScenarioRows]:
     """Yield rows of some points with their baselines, which are evaluated for them."""
     names = list(plan.spaces)
     for point in points:
         space, words = plan.spaces[point.scenario], plan.context.words
 
-        def identify(block: Block, scenario: str = point.scenario, words: tuple[str, ...] = words) -> Evaluated:
-            return Evaluated(block, block.keys(*words), scenario)
+        def identify(block: Block, scenario: str = point.scenario, words: tuple[str, ...] = words) -> KeyedBlock:
+            return KeyedBlock(block, block.keys(*words), scenario)
 
         for part, baseline in Baselines(space, plan.settings.study.baseline, identify).of(point.block):
             explored = point if part.size == point.block.size else identify(part)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.errors.parsing import parse_json
-from dse.evaluation.executor import Evaluator
-from dse.evaluation.settings import Executor
+from dse.evaluation.local import Evaluator
+from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.progress import bar
 from dse.results.provenance import code_version, differences
@@ -82,10 +82,10 @@ def _wait_for_file(url: str, until: float, stop: Stop) -> None:
         time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
 
 
-def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerRequest]:
+def _request(options: Mapping[str, str]) -> tuple[StoreAt, ExecutorSettings, WorkerRequest]:
     check = Problems()
     store_at = check.model(StoreAt, {"name": "worker", "url": options["store"]}, path="store")
-    executor = check.model(Executor, {"name": "worker", "jobs": typed_integer(options["jobs"])}, path="")
+    executor = check.model(ExecutorSettings, {"name": "worker", "jobs": typed_integer(options["jobs"])}, path="")
     request = check.model(WorkerRequest, {"wait_s": options["wait"]}, path="")
     check.done()
     assert store_at is not None
@@ -94,7 +94,7 @@ def _request(options: Mapping[str, str]) -> tuple[StoreAt, Executor, WorkerReque
     return store_at, executor, request
 
 
-def _help(store: Store, row: Row[Any], executor: Executor, present: Present, stop: Stop) -> None:
+def _help(store: Store, row: Row[Any], executor: ExecutorSettings, present: Present, stop: Stop) -> None:
     """Evaluate what is left of a study; one that cannot be helped with is told and passed by."""
     label = f"study {row.id} ({row.name})"
     # other code would record other results under the same keys

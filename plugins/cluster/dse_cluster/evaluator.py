@@ -28,10 +28,10 @@ from dse.errors import Broken, ConfigError, Problem
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.evaluators import EvaluatorKind, MakeEvaluator, Services
 from dse.evaluation.parts import Part, Piece, batched_parts, look_up, parts_of
-from dse.evaluation.settings import Executor
+from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt
 from dse.results.provenance import code_version
-from dse.space import Evaluated
+from dse.space import KeyedBlock
 from dse.store.contract import Session
 from dse.store.database import StoreError
 from dse.store.owner import me
@@ -65,7 +65,7 @@ def opened() -> Iterator[MakeEvaluator]:
     with ExitStack() as stack:
         clients: list[Client] = []
 
-        def make(spec: BackendSpec, executor: Executor, services: Services) -> ClusterEvaluator:
+        def make(spec: BackendSpec, executor: ExecutorSettings, services: Services) -> ClusterEvaluator:
             assert isinstance(executor, ClusterExecutor)
             order = _order(spec, executor, services.session)
             if not clients:
@@ -117,9 +117,9 @@ class Chunk:
         return sum(piece.block.size for piece in self.pieces)
 
     @property
-    def points(self) -> list[Evaluated]:
+    def points(self) -> list[KeyedBlock]:
         """As a worker takes them."""
-        return [Evaluated(piece.block, piece.keys, piece.part.scenario) for piece in self.pieces]
+        return [KeyedBlock(piece.block, piece.keys, piece.part.scenario) for piece in self.pieces]
 
     def halves(self) -> Iterator[Chunk]:
         """Yield it in two; one design cannot be halved."""
@@ -163,11 +163,11 @@ class ClusterEvaluator:
     """As `Evaluator`, by a cluster. One `results` at a time."""
 
     def __init__(self, client: Client, order: Order, services: Services) -> None:
-        self.client, self.order, self.services, self.seen = client, order, services, services.seen
+        self.client, self.order, self.services, self.advance = client, order, services, services.advance
         self.pace = Pace(order.executor.chunk_s)
         self.crew = Crew(client, order.executor.num_jobs)
 
-    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+    def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
 
         Raises Broken, StoreError and ClusterError, and Interrupted where it is to stop.
@@ -268,7 +268,7 @@ class _Flow:
     """Points on their way: what is recorded is looked up, the rest sent in chunks, as much as the cluster takes."""
 
     def __init__(self, owner: ClusterEvaluator) -> None:
-        self._own, self._session = owner, owner.services.session
+        self._evaluator, self._session = owner, owner.services.session
         backend = owner.order.spec.make()
         self._most, self._takes_long = backend.batch, backend.takes_long
         self._points: deque[list[Part]] = deque()
@@ -279,13 +279,13 @@ class _Flow:
         self._later: list[Part] = []  # parts with such designs: looked up again once nothing is sent
         self._done: queue.SimpleQueue[Future] = queue.SimpleQueue()
 
-    def run(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+    def run(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
         """Results of each point, in order."""
         source = batched_parts(self._parts(points), lambda: _LOOKED_UP)
         more = True
         while more or self._points:
             self._check()
-            while more and len(self._queued) < self._own.crew.threads + 1 and self._open < _MOST_OPEN:
+            while more and len(self._queued) < self._evaluator.crew.threads + 1 and self._open < _MOST_OPEN:
                 parts = next(source, None)
                 more = parts is not None
                 self._begin(parts or [])
@@ -297,7 +297,7 @@ class _Flow:
                 self._collect()
             yield from self._ready()
 
-    def _parts(self, points: Iterable[Evaluated]) -> Iterator[Part]:
+    def _parts(self, points: Iterable[KeyedBlock]) -> Iterator[Part]:
         for point in points:
             parts = list(parts_of(point, self._most))
             self._points.append(parts)
@@ -312,7 +312,7 @@ class _Flow:
 
     def _begin(self, parts: list[Part]) -> None:
         """Look parts up, and put what is not recorded into the queue."""
-        look_up(parts, self._session, self._own.seen)
+        look_up(parts, self._session, self._evaluator.advance)
         for part in parts:
             if not part.left:
                 continue
@@ -328,17 +328,19 @@ class _Flow:
 
     def _send(self) -> None:
         """Send as many chunks as the cluster is to have in hand."""
-        while self._queued and len(self._sent) < max(1, _AHEAD * self._own.crew.count()):
-            self._submit(Chunk(take(self._queued, self._own.pace.size, self._is_slow)))
+        while self._queued and len(self._sent) < max(1, _AHEAD * self._evaluator.crew.count()):
+            self._submit(Chunk(take(self._queued, self._evaluator.pace.size, self._is_slow)))
 
     def _is_slow(self, piece: Piece) -> bool:
         return self._takes_long(piece.batch.design)
 
     def _submit(self, chunk: Chunk) -> None:
-        crew = self._own.crew
-        able = [name for name in self._own.client.nthreads() if name not in crew.refused]
+        crew = self._evaluator.crew
+        able = [name for name in self._evaluator.client.nthreads() if name not in crew.refused]
         chunk.only = able if crew.refused else None
-        future = self._own.client.submit(evaluate, self._own.order, chunk.points, pure=False, workers=chunk.only)
+        future = self._evaluator.client.submit(
+            evaluate, self._evaluator.order, chunk.points, pure=False, workers=chunk.only
+        )
         self._sent[future] = chunk
         future.add_done_callback(self._done.put)
 
@@ -368,14 +370,14 @@ class _Flow:
 
     def _take(self, chunk: Chunk, answer: Answer) -> None:
         if answer.refusal:
-            self._own.crew.refuse(answer.worker, answer.refusal)
+            self._evaluator.crew.refuse(answer.worker, answer.refusal)
             self._submit(chunk)
             return
-        self._own.pace.learn(chunk.size, answer.seconds, answer.store_s)
+        self._evaluator.pace.learn(chunk.size, answer.seconds, answer.store_s)
         for piece, results in zip(chunk.pieces, answer.results, strict=True):
             piece.part.take(piece.start, results)
             self._names.difference_update(key_bytes(piece.keys))
-        self._own.seen(chunk.size)
+        self._evaluator.advance(chunk.size)
 
     def _fail(self, chunk: Chunk, future: Future) -> None:
         """Send a chunk again whose workers were lost; a design that is alone in it fails after some of that."""
@@ -391,7 +393,7 @@ class _Flow:
         if chunk.size > 1:
             for half in chunk.halves():
                 self._submit(half)
-        elif chunk.losses <= 1 + self._own.order.executor.max_retries:
+        elif chunk.losses <= 1 + self._evaluator.order.executor.max_retries:
             self._submit(chunk)
         else:
             self._give_up(chunk)
@@ -405,15 +407,15 @@ class _Flow:
         self._session.flush()
         piece.part.take(piece.start, failed)
         self._names.difference_update(key_bytes(keys))
-        self._own.seen(1)
+        self._evaluator.advance(1)
 
     # ---------------------------------------------------------------- ends
 
     def _check(self) -> None:
-        if self._own.services.stopping():
+        if self._evaluator.services.stopping():
             raise SignalInterrupt
-        self._own.crew.count()
-        present = self._own.crew.present
+        self._evaluator.crew.count()
+        present = self._evaluator.crew.present
         gone = [future for future, chunk in self._sent.items() if chunk.only and present.isdisjoint(chunk.only)]
         for future in gone if present else []:
             chunk = self._sent.pop(future)
@@ -422,12 +424,12 @@ class _Flow:
 
     def _check_scheduler(self) -> None:
         """Raise ClusterError where there is no scheduler any more."""
-        if self._own.client.status != "running":
+        if self._evaluator.client.status != "running":
             rule = "the scheduler is gone; nothing recorded is lost"
             raise ClusterError(f"{rule}: start one, and type the same command again")
 
     def cancel(self) -> None:
         """Let go of what is sent: what workers have in hand is recorded by them."""
-        if self._sent and self._own.client.status == "running":
-            self._own.client.cancel(list(self._sent))
+        if self._sent and self._evaluator.client.status == "running":
+            self._evaluator.client.cancel(list(self._sent))
         self._sent = {}

@@ -20,10 +20,10 @@ from pathlib import Path
 from dse.backend import Results
 from dse.errors import ConfigError, disk_is_full
 from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.executor import Evaluator, Standing
+from dse.evaluation.local import Evaluator, OpenEvaluator
 from dse.plugins import refresh
 from dse.results.provenance import code_version, differences
-from dse.space import Evaluated
+from dse.space import KeyedBlock
 from dse.store.database import StoreError
 from dse.store.owner import me
 from dse.store.result_store import Store
@@ -93,7 +93,7 @@ class Answer:
     refusal: str = ""
 
 
-def evaluate(order: Order, points: Sequence[Evaluated]) -> Answer:
+def evaluate(order: Order, points: Sequence[KeyedBlock]) -> Answer:
     """Evaluate points in a worker of Dask, as `Evaluator.results` does. Raises Broken and StoreError."""
     from distributed import get_worker
 
@@ -153,7 +153,7 @@ class _Desk:
         """Tell whether the last chunk was of the same order."""
         return self._order == order
 
-    def evaluate(self, order: Order, points: Sequence[Evaluated]) -> tuple[list[Results], float | None, float]:
+    def evaluate(self, order: Order, points: Sequence[KeyedBlock]) -> tuple[list[Results], float | None, float]:
         """Results of some points, the time [s] that they took (None with what had to be started), and the store's."""
         self._timer.cancel()
         with self._lock:
@@ -172,7 +172,7 @@ class _Desk:
         self._timer.start()
         return results, None if is_first else taken, store_s
 
-    def _opened(self, order: Order) -> Standing:
+    def _opened(self, order: Order) -> OpenEvaluator:
         # A nanny of Dask starts workers as daemons, which multiprocessing lets start none. Ours end with the worker.
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
         store = Store(order.url, patience_s=order.patience_s)
@@ -182,7 +182,7 @@ class _Desk:
         self._open.callback(_end, session)
         executor = order.executor.model_copy(update={"jobs": 1})
         evaluator = Evaluator(order.spec, executor, session, apart=True, looked_up=True)
-        return self._open.enter_context(closing(Standing(evaluator)))
+        return self._open.enter_context(closing(OpenEvaluator(evaluator)))
 
     def leave(self) -> None:
         """End the session and the processes."""

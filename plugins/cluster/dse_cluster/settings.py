@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from dse.errors import Problem, assignment, known_here
-from dse.evaluation.settings import Executor
+from dse.evaluation.settings import ExecutorSettings
 from dse.units import Integer, Seconds, illegal
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
@@ -88,7 +88,7 @@ def _address(address: str) -> str:
     return address
 
 
-class ClusterExecutor(Executor):
+class ClusterExecutor(ExecutorSettings):
     """The `executor` group of `evaluator: dask`. Raises for a cluster that is neither named nor started.
 
     address: of a Dask scheduler whose workers evaluate; or cluster: one that is started, with `settings` for Dask's

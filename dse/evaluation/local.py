@@ -16,11 +16,11 @@ from dse.backend import STATUSES, Batch, Result, Results
 from dse.errors import Broken
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
-from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, look_up, parts_of, waves
-from dse.evaluation.settings import Executor
+from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, look_up, parts_of, first_and_repeated
+from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt
 from dse.evaluation.workers import Lost, Pool
-from dse.space import Evaluated
+from dse.space import KeyedBlock
 from dse.store.contract import Session, StorelessSession
 from dse.store.result_rows import Fresh
 from dse.values import Keys
@@ -37,37 +37,37 @@ _MOST_ELSEWHERE = 1000  # parts that others have in hand which are passed by bef
 class Evaluator:
     """Evaluates points on one core or many, with the same results, and records each before it is told.
 
-    session: the store. seen(n) is told of progress. stopping: whether to end once what is in flight is recorded.
+    session: the store. advance(n) is told of progress. stopping: whether to end once what is in flight is recorded.
     apart: whether designs are evaluated in worker processes from the start, so that one that ends its process does not
     end this one. looked_up: whether somebody has just looked all points up, and found none recorded.
     """
 
     spec: BackendSpec
-    executor: Executor
+    executor: ExecutorSettings
     session: Session = field(default_factory=StorelessSession)
-    seen: Callable[[int], None] = lambda count: None
+    advance: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = lambda: False
     apart: bool = False
     looked_up: bool = False
 
-    def results(self, points: Iterable[Evaluated]) -> Iterator[Results]:
+    def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
 
         Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
         again; what another process has in hand is waited for. Raises Broken, and Interrupted where it is to stop.
         """
-        return Standing(self).results(points, last=True)
+        return OpenEvaluator(self).results(points, last=True)
 
 
-class Standing:
+class OpenEvaluator:
     """An evaluator whose worker processes stay from one call of `results` to the next; close it when done."""
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self._own, self._calls = evaluator, _Calls(evaluator)
+        self._evaluator, self._calls = evaluator, _Calls(evaluator)
 
-    def results(self, points: Iterable[Evaluated], *, last: bool = False) -> Iterator[Results]:
+    def results(self, points: Iterable[KeyedBlock], *, last: bool = False) -> Iterator[Results]:
         """As `Evaluator.results`. last: close it at the end."""
-        flow = _Flow(self._own, self._calls)
+        flow = _Flow(self._evaluator, self._calls)
         with closing(self) if last else nullcontext():  # also where the caller stops before the end
             for parts in flow.rounds(points):
                 flow.do(parts)
@@ -88,7 +88,7 @@ class _Flow:
     """
 
     def __init__(self, evaluator: Evaluator, calls: _Calls) -> None:
-        self._own, self._session = evaluator, evaluator.session
+        self._evaluator, self._session = evaluator, evaluator.session
         backend = evaluator.spec.make()
         self._most, self._takes_long = backend.batch, backend.takes_long
         self.calls = calls
@@ -97,7 +97,7 @@ class _Flow:
         self._recording: deque[Piece] = deque()  # handed to the session, in the order in which it reports them
         self._round = 0
 
-    def rounds(self, points: Iterable[Evaluated]) -> Iterator[list[Part]]:
+    def rounds(self, points: Iterable[KeyedBlock]) -> Iterator[list[Part]]:
         """Parts of the points in order, as many together as are looked up at a time."""
 
         def parts() -> Iterator[Part]:
@@ -123,11 +123,11 @@ class _Flow:
     def do(self, parts: list[Part]) -> None:
         """Bring some parts as far as it is for this process to do."""
         self.calls.check()
-        if not self._own.looked_up:
-            look_up(parts, self._session, self._own.seen)
-        first, later = waves([part for part in parts if part.left], self._most)
+        if not self._evaluator.looked_up:
+            look_up(parts, self._session, self._evaluator.advance)
+        first, later = first_and_repeated([part for part in parts if part.left], self._most)
         self._evaluate(first)
-        look_up(later, self._session, self._own.seen)
+        look_up(later, self._session, self._evaluator.advance)
         self._evaluate([part for part in later if part.left])
         if len(self.elsewhere) > _MOST_ELSEWHERE:  # so that points on their way do not gather
             self.wait()
@@ -136,7 +136,7 @@ class _Flow:
         """Look for what others have recorded meanwhile, and take over what they left."""
         self.calls.check()
         parts, self.elsewhere = self.elsewhere, []
-        look_up(parts, self._session, self._own.seen)
+        look_up(parts, self._session, self._evaluator.advance)
         left = [part for part in parts if part.left]
         self._evaluate(left)
         if left and len(self.elsewhere) == len(left):  # nothing was freed: do not ask the store all the time
@@ -159,8 +159,12 @@ class _Flow:
         mine = self._session.lease([part.keys for part in parts])
         leased = [part for part, ours in zip(parts, mine, strict=True) if ours]
         self.elsewhere += [part for part, ours in zip(parts, mine, strict=True) if not ours]
-        if self._session.is_shared and not (self._own.looked_up and sum(part.block.size for part in leased) > _FEW):
-            look_up(leased, self._session, self._own.seen)  # it may have been recorded just before the lease was ours
+        if self._session.is_shared and not (
+            self._evaluator.looked_up and sum(part.block.size for part in leased) > _FEW
+        ):
+            look_up(
+                leased, self._session, self._evaluator.advance
+            )  # it may have been recorded just before the lease was ours
         pieces = [piece for part in leased for piece in part.pieces()]
         # somebody recorded them before the lease
         self._session.release([part.keys for part in leased if not part.left])
@@ -179,7 +183,7 @@ class _Flow:
         for results in recorded:
             piece = self._recording.popleft()
             piece.part.found[piece.start] = results  # only now: what could not be recorded does not count
-            self._own.seen(results.size)
+            self._evaluator.advance(results.size)
 
 
 class _Calls:
@@ -189,7 +193,7 @@ class _Calls:
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self._own, executor = evaluator, evaluator.executor
+        self._evaluator, executor = evaluator, evaluator.executor
         self._spent = 0.0
         self._pool: Pool | None = None
         self._jobs = executor.num_jobs
@@ -222,19 +226,19 @@ class _Calls:
                 for group in groups:
                     self.check()
                     began = time.perf_counter()
-                    results = call(self._own.spec, [piece.batch for piece in group], self._patience)
+                    results = call(self._evaluator.spec, [piece.batch for piece in group], self._patience)
                     self._spent += time.perf_counter() - began
                     yield group, self._recheck(group, results)
         except Broken:
             if self._streak:
                 # results of a broken backend say nothing of the designs
-                self._own.session.withdraw(np.concatenate(self._streak))
+                self._evaluator.session.withdraw(np.concatenate(self._streak))
             raise
 
     def _results_from_workers(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         if self._pool is None:
-            memory = self._own.executor.memory_bytes
-            self._pool = Pool(serve, (self._own.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
+            memory = self._evaluator.executor.memory_bytes
+            self._pool = Pool(serve, (self._evaluator.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
             for group, results in jobs(joblib.delayed(self._results_of_group)(group) for group in groups):
@@ -247,16 +251,16 @@ class _Calls:
 
     def _results_of_group(self, group: list[Piece]) -> tuple[list[Piece], list[Results] | None]:
         """Results of one group from a worker; None where it is to stop."""
-        if self._own.stopping():
+        if self._evaluator.stopping():
             return group, None
-        return group, self._call_worker([piece.batch for piece in group], retries=self._own.executor.max_retries)
+        return group, self._call_worker([piece.batch for piece in group], retries=self._evaluator.executor.max_retries)
 
     def _call_worker(self, batches: Sequence[Batch], retries: int) -> list[Results]:
         """As `call`, from a worker: a call that is lost is made again, then in halves."""
-        size, limit = sum(batch.size for batch in batches), self._own.executor.timeout_s
+        size, limit = sum(batch.size for batch in batches), self._evaluator.executor.timeout_s
         assert self._pool is not None
         try:
-            request = (self._own.spec, batches, self._patience.fresh)  # each worker counts by itself
+            request = (self._evaluator.spec, batches, self._patience.fresh)  # each worker counts by itself
             # a limit is of one design
             results: list[Results] = self._pool.call(request, None if limit is None else limit * size)
             self._patience.record_success()
@@ -277,13 +281,13 @@ class _Calls:
     def _recheck(self, group: Sequence[Piece], group_results: Sequence[Results]) -> list[Results]:
         """The results, of which some are obtained twice; invalid where the two differ."""
         # share of the 64-bit range that a key's first half may lie in
-        most = self._own.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
+        most = self._evaluator.executor.recheck * 2.0**64  # keys are hashes: some of them are a random sample
         if not most:
             return list(group_results)
         if self._second is None:
-            memory = self._own.executor.memory_bytes
+            memory = self._evaluator.executor.memory_bytes
             # few designs: one process is enough
-            self._second = Pool(serve, (self._own.spec, (), Patience()), size=1, memory_bytes=memory)
+            self._second = Pool(serve, (self._evaluator.spec, (), Patience()), size=1, memory_bytes=memory)
         return [self._compare(piece, results, most) for piece, results in zip(group, group_results, strict=True)]
 
     def _compare(self, piece: Piece, results: Results, most: float) -> Results:
@@ -300,20 +304,20 @@ class _Calls:
         """The result of one design from a process of its own."""
         assert self._second is not None
         try:
-            request = (self._own.spec, [batch], Patience())
-            results: list[Results] = self._second.call(request, self._own.executor.timeout_s)
+            request = (self._evaluator.spec, [batch], Patience())
+            results: list[Results] = self._second.call(request, self._evaluator.executor.timeout_s)
             return results[0][0]
         except (Lost, RuntimeError) as error:
             return Result("failed", reason=str(error))
 
     def check(self) -> None:
         """Raise Interrupted where it is to stop."""
-        if self._own.stopping():
+        if self._evaluator.stopping():
             raise SignalInterrupt
 
     def judge(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         """Look for a backend that fails every time, and alike. Raises Broken; what it said is not kept."""
-        most = self._own.executor.broken_after
+        most = self._evaluator.executor.broken_after
         for piece, results in zip(group, group_results, strict=True):
             failed = results.status == STATUSES.index("failed")
             if not failed.any() or not most:  # some success between failures: not broken
@@ -331,7 +335,7 @@ class _Calls:
     def _give_up(self, group: Sequence[Piece], group_results: Sequence[Results]) -> None:
         failed = [results.status == STATUSES.index("failed") for results in group_results]
         keys = [piece.keys[bad] for piece, bad in zip(group, failed, strict=True)]  # those of this call, too
-        self._own.session.withdraw(np.concatenate([*self._streak, *keys]))
+        self._evaluator.session.withdraw(np.concatenate([*self._streak, *keys]))
         raise broken_error(len(self._streak), self._last)
 
     def close(self) -> None:
