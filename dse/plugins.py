@@ -36,22 +36,24 @@ OFFERED = "dse.packages"
 class Kind:
     """A kind of plug-in. attribute: what its module carries. group: of entry points.
 
-    package: whose modules are plug-ins of this kind; "" where packages declare them as `{attribute}S`.
+    package: whose modules are plug-ins of this kind; "" where packages declare them as `{attribute}S`. key: of the
+    configuration, that names one.
     """
 
     attribute: str
     group: str
     package: str = ""
+    key: str = ""
 
 
 KINDS: Mapping[str, Kind] = {
-    "engine": Kind("ENGINE", "dse.simulators", "simulators.engines"),
-    "backend": Kind("BACKEND", "dse.simulators"),
-    "schedule": Kind("SCHEDULE", "dse.search_spaces", "search_spaces"),
-    "study": Kind("STUDY", "dse.studies", "studies"),
-    "evaluator": Kind("EVALUATOR", "dse.evaluators"),
+    "engine": Kind("ENGINE", "dse.simulators", "simulators.engines", "simulator.engine"),
+    "backend": Kind("BACKEND", "dse.simulators", key="simulator.backend"),
+    "schedule": Kind("SCHEDULE", "dse.search_spaces", "search_spaces", "schedule.family"),
+    "study": Kind("STUDY", "dse.studies", "studies", "study.module"),
+    "evaluator": Kind("EVALUATOR", "dse.evaluators", key="executor.evaluator"),
     "format": Kind("FORMAT", "dse.formats"),
-    "method": Kind("METHOD", "dse.search.methods"),
+    "method": Kind("METHOD", "dse.search.methods", key="search.method"),
     "command": Kind("COMMAND", "dse.commands"),
 }
 
@@ -132,8 +134,10 @@ def _load(key: tuple[str, str]) -> Any:
     plugin = _attribute(place, name) if place else None
     if plugin is None:
         broken = "".join(f" ({package} cannot be imported: {error})" for package, error in broken_packages().items())
-        rule = f"is no plug-in with {KINDS[kind].attribute}{broken}"
-        raise ConfigError([Problem(f"{kind}.{name}", rule, way_out=did_you_mean(name, _usable_names(kind)))])
+        rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(name, _usable_names(kind))
+        if place:
+            rule, way = f"is a module without {KINDS[kind].attribute}", f"end {place.partition(':')[0]} with it"
+        raise ConfigError([Problem(KINDS[kind].key or kind, rule, name, way)])
     return plugin
 
 

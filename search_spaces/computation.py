@@ -181,6 +181,8 @@ class Computation:
         """GEMM chunks of one size, for each GPU."""
         key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
         if key not in self._chunks:
+            if any(np.any(np.less_equal(value, 0)) for value in size):
+                raise ValueError("a GEMM chunk has no rows, columns or depth")
             cost = self._cost(size, overlapped=overlapped, accumulate=accumulate)
             self._chunks[key] = [self._on_gpu(cost, gpu) for gpu in self._machine.gpus]
         return self._chunks[key]

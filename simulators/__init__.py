@@ -25,6 +25,7 @@ WORDS = {
     "system.gpu.num_cus": "CUs",
     "system.gpu.matrix_flop_per_s_per_cu": "FLOP/s of a CU",
     "system.gpu.gemm.serial_fraction": "serial fraction of GEMMs",
+    "system.gpu.dma.num_engines": "DMA engines",
     "system.gpu.dma.bytes_per_s": "rate of a DMA engine",
     "system.gpu.dma.setup_s": "set-up of a DMA copy",
     "system.gpu.cu_copy.bytes_per_s_per_cu": "rate of a CU that copies",

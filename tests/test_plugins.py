@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -152,19 +153,53 @@ def _blocks(page: str) -> dict[str, str]:
     return dict(found)
 
 
+def _write_documented(folder: Path) -> None:
+    """Write the modules and YAML files of the page on extending, as they stand there."""
+    for name, text in _blocks((REPOSITORY / "docs" / "how-to" / "extend.md").read_text("utf-8")).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _run_with(folder: Path, packages: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a study with the modules of a folder in our packages, and its configuration."""
+    code = "".join(f"import {name}; {name}.__path__.append({str(folder / name)!r})\n" for name in packages)
+    code += "import sys; from dse.cli import main; sys.exit(main())"
+    line = [sys.executable, "-c", code, *words, "tracking=none", "--config-dir=conf"]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.slow
+def test_the_schedule_and_the_study_of_the_documentation_run_as_written(tmp_path: Path) -> None:
+    _write_documented(tmp_path)
+    run = partial(_run_with, tmp_path, ["search_spaces", "studies"], "study=halves_share", "figures=none")
+    tiny = "workload.shapes=[{name: tiny, m: 8, n: 4096, k: 4096}, {name: fair, m: 4096, n: 4096, k: 4096}]"
+    done = run(tiny)
+    assert done.returncode == 0, done.stderr
+    table = dse.load("halves_share", tmp_path / "outputs").sort_values("schedule.first_share")
+    table = table[table["schedule.name"] == "halves"]
+    assert set(table["scenario"]) == {"tiny", "fair"}
+    fair = table[table["scenario"] == "fair"]
+    assert (fair["status"] == "ok").all()
+    assert list(fair["schedule.first_share"]) == [0.3, 0.5, 0.7]
+    assert fair["makespan_s"].nunique() == 3
+    assert set(table.loc[table["scenario"] == "tiny", "reason"]) == {
+        "workload.operators.gather.rows = 8: leaves a part of a shard without rows"
+    }
+    assert "not tested" in done.stdout  # the claim is about other GEMMs
+
+    file = tmp_path / "search_spaces" / "halves.py"
+    file.write_text(file.read_text("utf-8").replace("np.rint(", "np.absent("), encoding="utf-8")
+    done = run("+space.schedule.priority='choice(equal,communication)'")
+    assert done.returncode == 3
+    assert "schedule halves fails in lower: AttributeError" in done.stderr
+    assert "(search_spaces.halves, line 35)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_backend_of_four_members_touches_nothing_outside_its_package_and_its_yaml(tmp_path: Path) -> None:
-    """The backend of the documentation, as it is written there."""
-    blocks = _blocks((REPOSITORY / "docs" / "how-to" / "extend.md").read_text("utf-8"))
-    for name in (name for name in blocks if "roofline" in name or "kernels" in name):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(blocks[name], encoding="utf-8")
-    code = f"import simulators; simulators.__path__.append({str(tmp_path / 'simulators')!r})\n"
-    code += "import sys; from dse.cli import main; sys.exit(main())"
-    words = ["study=kernels", "tracking=none", "executor.jobs=2", "--config-dir=conf"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    _write_documented(tmp_path)
+    done = _run_with(tmp_path, ["simulators"], "study=kernels", "executor.jobs=2")
     assert done.returncode == 0, done.stderr
     table = dse.load("kernels", tmp_path / "outputs").sort_values("machine.flop_per_s")
     assert list(table["time_s"]) == [2e-3, 1e-3, 1e-3]
@@ -506,7 +541,7 @@ def test_an_evaluator_joins_with_settings_of_its_own_and_lasts_as_long_as_the_st
         assert main([*words, "executor.word=[1]"]) == 2
         assert "executor.word" in capsys.readouterr().err
     assert main(words) == 2
-    assert "evaluator.loud: is no plug-in with EVALUATOR" in capsys.readouterr().err
+    assert "executor.evaluator = 'loud': is no plug-in with EVALUATOR" in capsys.readouterr().err
 
 
 _ALONE = """

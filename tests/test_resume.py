@@ -235,7 +235,7 @@ def test_no_study_stands_in_the_way_of_another_command_and_an_unfinished_one_is_
     fourth = planned((Knob("thing.x", (4, 5)),), ["a fourth"])
     begun = begin(store, fourth, {})
     assert (begun.study, begun.resumed) == (4, False)
-    assert "toy 3 was interrupted (with `a third`)" in capsys.readouterr().err
+    assert "toy 3 did not finish (with `a third`)" in capsys.readouterr().err
     begun.session.leave()
     assert begin(store, third, {}).study == 3
 

@@ -1,7 +1,7 @@
 """Configuration through Hydra: groups, overrides and sweep grammar in, plain trees out.
 
 Everything wrong with the command line and the files is gathered, so that it can be told at once. Only this module,
-`sweeps` and the command line know Hydra.
+`composition`, `sweeps` and the command line know Hydra.
 """
 
 from __future__ import annotations

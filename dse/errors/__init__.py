@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,14 @@ class ConfigError(Exception):
 
 class Broken(Exception):
     """A backend that fails every time, and alike: the study stops; exit code 3."""
+
+
+def fault_text(error: BaseException, module: str = "") -> str:
+    """An exception of somebody's code in words, with the last line of `module`, or of any, that it passed."""
+    places = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    inside = [place for place in places if place[0] == module] or places
+    where = f" ({inside[-1][0]}, line {inside[-1][1]})" if inside else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results
-from dse.errors import Broken, disk_is_full
+from dse.errors import Broken, disk_is_full, fault_text
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.workers import Lost
 
@@ -33,8 +33,8 @@ def difference(first: Result, second: Result) -> str:
 def broken_error(count: int, reason: str) -> Broken:
     """The error of a backend that failed so many times in a row for one reason."""
     return Broken(
-        f"the backend looks broken: {count} points in a row failed alike ({reason}). They were not recorded, what came"
-        " before them was: mend it and type the same command, or set executor.broken_after=0 to go on regardless"
+        f"the simulator looks broken: {count} points in a row failed alike ({reason}). They were not recorded, what"
+        " came before them was: mend it and type the same command, or set executor.broken_after=0 to go on regardless"
     )
 
 
@@ -100,7 +100,7 @@ def call(
     except Exception as error:  # whatever a plug-in raises
         if disk_is_full(error):  # no fault of the design, and the next would fail likewise
             raise
-        reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, Broken) else fault_text(error)
     else:
         patience.record_success()
         return results

@@ -103,7 +103,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 def describe(record: Mapping[str, Any]) -> str:
     """One line for a person: the code, and what differs in the runs whose results were taken."""
     git, machine = record["git"], record["machine"]
-    code = f"git {_commit(git)}" if git["commit"] else f"no git ({git['reason']})"
+    code = f"git {_commit(git)}" if git["commit"] else f"commit unknown ({git['reason']})"
     where = f"Python {record['python']} on {machine.get('cpu') or machine.get('system')}"
     other_runs = [f"of {run['time']}: {', '.join(run['changed'])}" for run in record.get("mixed", [])]
     return f"made with {code}, {where}" + (f"; some results are {'; '.join(other_runs)}" if other_runs else "")

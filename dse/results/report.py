@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.backend import Interval, Replay
+from dse.errors import did_you_mean
 from dse.results import provenance
 from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
@@ -106,8 +107,12 @@ def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str,
     departure = departure if (selection.table["status"] == "ok").any() else "no point has a result"
     findings: Mapping[str, ClaimResult] = {} if departure else study.findings(selection.table)
     if not departure and hasattr(study, "further"):
-        findings = {**findings, **study.further(FinishedRun(outputs.folder))}  # findings that need more than the table
-    rows = judge(study.claims(), findings, departure=departure)
+        findings = {**findings, **study.further(FinishedRun(outputs.folder))}
+    claims = study.claims()
+    for name in sorted(findings.keys() - {claim.id for claim in claims}):
+        hint = did_you_mean(name, [claim.id for claim in claims])
+        print(f"{module}: finding {name} has no claim of this id ({hint})", file=sys.stderr)
+    rows = judge(claims, findings, departure=departure)
     outputs.write_json("claims", rows)
     return rows
 

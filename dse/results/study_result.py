@@ -109,7 +109,7 @@ class StudyResult:
         from dse.plots.canvas import draw
 
         if name not in self._draws:
-            way = did_you_mean(name, self._draws)
+            way = did_you_mean(name, self._draws) if self._draws else "the study has one objective and draws none"
             raise ConfigError([Problem("plot", "is no figure of this study", name, way)])
         figure = draw(self._draws[name], width).figure
         figure._repr_png_ = partial(_png, figure)  # what a notebook asks for

@@ -305,7 +305,7 @@ def _fitting_knobs(request: Request, design: Tree, backend: Backend) -> tuple[Kn
 def _check_study(check: Problems, study: Study, space: Space) -> None:
     """Check that the module, the metrics and the baseline exist."""
     try:
-        plugins.load("study", study.module)
+        plugins.load("study", study.module).claims()
     except ConfigError as error:
         check.found.extend(error.problems)
     metrics = space.backend.metrics

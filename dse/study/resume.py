@@ -273,7 +273,7 @@ def _is_whole(store: Store, row: Row[Any]) -> bool:
 def _changed_question(old: Row[Any], plan: Plan, after: Mapping[str, str]) -> str:
     """Say that an earlier study stays as it is: what was typed for it, or what else differs where that is the same."""
     before, typed = _parsed_record(old.asked), _parsed_record(old.command)
-    state = "was interrupted" if old.state == "running" else "has other results"
+    state = "did not finish" if old.state == "running" else "has other results"
     if _without_resume(typed) != _without_resume(redact(plan.request.overrides)):
         asked = f"with `{' '.join(typed)}`"
     else:

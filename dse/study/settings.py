@@ -64,7 +64,8 @@ class Study(Frozen):
     figures. paper: whose values it checks, such as `arXiv:2512.10236`; `dse reproduce` runs all studies of one.
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
-    `hardware` is searched. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
+    `hardware` is searched. Claims are not judged where one of these sections, or `workload`, was changed, except below
+    what the module `allows`. limits: by metric; a point beyond one is infeasible. baseline: values that turn any point
     into the one it is compared with. recorded: paths of the design that the table holds beside the knobs. summary:
     columns of the table shown for each winner. uncertainty: constants of the design -> how far off they may be, as a
     share (`dse.analysis.robustness`). probes: points beside the space, by name (`Probe`). data_dir: folder of measured
@@ -78,7 +79,7 @@ class Study(Frozen):
     module: str
     objectives: Annotated[tuple[str, ...], Field(min_length=1)]
     hardware_objectives: tuple[str, ...] = ()
-    hardware: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ("system",)
     limits: Mapping[str, Limit] = Field(default_factory=dict)
     baseline: Mapping[str, Scalar]
     recorded: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from simulators.overlap.metrics import (
     relate,
 )
 from simulators.overlap.reader import DesignReader
-from simulators.overlap.simulation import OverlapSimulation, replace_results
+from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.symmetry import reduce_graph
@@ -229,7 +229,10 @@ class OverlapBackend(Backend):
         system = self._simulation.system(design.system)
         of_models = list(model_rules(system, design.workload, design.schedule))  # broken: no costs for the schedule
         of_links = list(link_rules(design.system.node, design.system.gpu.num_links))
-        return [*of_links, *of_models, *(() if of_models else design.schedule.rules(system, design.workload))]
+        if of_models:
+            return [*of_links, *of_models]
+        with attributed(design.schedule, "rules"):
+            return [*of_links, *design.schedule.rules(system, design.workload)]
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives."""

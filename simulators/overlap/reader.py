@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Tree
-from dse.errors import Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, Memo, condition
 from simulators.hardware.machine import reads
@@ -119,6 +119,9 @@ def _fill_shards(tree: Tree) -> Any:
 def schedule_type(tree: Tree) -> type[Any]:
     """Class of a schedule's family. Raises ConfigError where there is none."""
     family = tree["schedule"].get("family")
+    if family is None:
+        way = "name the module of search_spaces, or the entry point, that has it"
+        raise ConfigError([Problem("schedule.family", "is missing", way_out=way)])
     schedule: type[Schedule] = plugins.load("schedule", str(family))
     return schedule
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,10 @@ from numpy.typing import NDArray
 
 from dse import plugins
 from dse.backend import STATUSES, Result, Results
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
 from dse.space.grids import Grid
 from simulators.hardware.system import System, WholeNode
-from simulators.overlap.design import OverlapDesign
+from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
@@ -47,7 +48,8 @@ class OverlapSimulation:
 
     def lower(self, design: OverlapDesign) -> TaskGraph:
         """Task graph of a design, or of a grid of them."""
-        return design.schedule.lower(self.system(design.system), design.workload)
+        with attributed(design.schedule, "lower"):
+            return design.schedule.lower(self.system(design.system), design.workload)
 
     def results(self, grid: Grid[OverlapDesign]) -> Results:
         """Results of designs that break no rule; designs with equal graphs share a run."""
@@ -75,6 +77,18 @@ class OverlapSimulation:
             if not timeline.reason(0):
                 return quotient.whole(timeline, graph)
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
+
+
+@contextmanager
+def attributed(schedule: Schedule, method: str) -> Iterator[None]:
+    """Raise what a schedule's code raises as Broken, with the place; refusals of input pass."""
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        text = f"schedule {schedule.name} fails in {method}: {fault_text(error, type(schedule).__module__)}"
+        raise Broken(f"{text}; its numbers may be arrays over designs (docs/how-to/extend.md)") from error
 
 
 def _check_imbalance(gpus: str, imbalance: object) -> float | None:

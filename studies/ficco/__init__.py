@@ -292,7 +292,8 @@ def _chunk_fraction(chunked: pd.DataFrame) -> ClaimResult:
 
 
 def _no_single_winner(ok: pd.DataFrame) -> ClaimResult:
-    if ok["scenario"].nunique() < 2:
+    kinds = ok.loc[ok["schedule.name"] != "serial", "schedule.name"]
+    if ok["scenario"].nunique() < 2 or kinds.nunique() < 2:
         return ClaimResult(None, "needs several scenarios and a choice of schedules")
     best = ok.loc[ok.groupby("scenario")["makespan_s"].idxmin(), ["scenario", "schedule.name"]]
     counts = best["schedule.name"].value_counts()
