@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import list_options
-from dse.errors import ConfigError
+from dse.errors import ConfigError, Problems
 from dse.study.plan import plan
 from simulators.hardware import machine
 from simulators.hardware.device import Device, device_of
-from simulators.hardware.machine import Hardware, own_fields, reads, tree_of
+from simulators.hardware.machine import Gpu, Hardware, View, reads, tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.hardware.network import link_rules
+from simulators.hardware.network import Node, link_rules
 from simulators.hardware.system import System, system_of
 from simulators.hardware.systems import VIEWS, served_by
 from simulators.rules import problems
@@ -56,22 +55,29 @@ def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
     assert served_by("h100_8").constants["gpu.efficiency.bf16.compute"][1] == "calibrated"
 
 
-def model_of(kind: type[BaseModel], part: str) -> type[BaseModel]:
-    """The model of a part, whether it may be absent or not."""
-    annotation: Any = kind.model_fields[part].annotation
-    model: type[BaseModel] = next(iter(get_args(annotation)), annotation)
-    return model
+@pytest.mark.parametrize("view", VIEWS.values())
+def test_a_view_reads_values_of_the_one_schema_and_needs_some_of_them(view: type[View]) -> None:
+    fields = {"": Hardware.model_fields, "gpu": Gpu.model_fields, "node": Node.model_fields}
+    for path in view.reads:
+        above, _, name = path.rpartition(".")
+        assert name in fields[above]
+    assert {*view.needs, *view.presumes, *view.most} <= set(view.reads)
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_declares_fields_of_the_one_schema(view: str) -> None:
-    def check(kind: type[BaseModel], whole: type[BaseModel]) -> None:
-        assert own_fields(kind) <= set(whole.model_fields)
+@pytest.mark.parametrize("view", VIEWS.values())
+def test_everything_that_a_machine_lacks_is_told_at_once_by_its_path(view: type[View]) -> None:
+    tree = {"name": "bare", "gpu": {"num_cus": 8}, "node": {"num_gpus": 2}}
+    check = Problems()
+    assert check.model(view, tree, path="system") is None
+    told = {problem.path.removeprefix("system."): problem for problem in check.found}
+    assert set(view.needs) <= set(told)
+    assert all(told[path].rule == "is missing" and "dse systems" in told[path].way_out for path in view.needs)
 
-    check(VIEWS[view], Hardware)
-    for part in ("gpu", "node"):
-        if part in own_fields(VIEWS[view]):
-            check(*(model_of(kind, part) for kind in (VIEWS[view], Hardware)))
+
+def test_a_number_that_a_backend_takes_no_larger_is_refused_by_its_path() -> None:
+    tree = machine.merged(shipped("system")["mi300x_8"], {"node": {"num_gpus": 65}})
+    with pytest.raises(ConfigError, match=r"system\.node\.num_gpus = 65: must be less than or equal to 64"):
+        system_of(tree)
 
 
 def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:

@@ -17,12 +17,13 @@ from benchmarks import tuning
 from dse.backend import Batch
 from dse.cli import main
 from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels, lacks
-from simulators.hardware.system import ScheduleGpu, system_of
+from simulators.hardware.machine import Gpu
+from simulators.hardware.system import system_of
 from simulators.overlap.backend import OverlapBackend
 from studies.goldyloc.predictor import DegreePredictor, score_choices
 from tests.support import shipped
 
-GPU: ScheduleGpu = system_of(shipped("system")["mi100"]).gpu
+GPU: Gpu = system_of(shipped("system")["mi100"]).gpu
 BACKEND = OverlapBackend("fluid")
 SIZES = st.integers(1, 64).map(lambda size: 64 * size)
 DEGREES = st.integers(1, 16)

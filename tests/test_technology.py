@@ -294,7 +294,7 @@ def test_a_grid_of_a_system_is_priced_as_arrays() -> None:
 
 def test_more_memory_bandwidth_takes_more_stacks() -> None:
     base = system("mi300x_8")
-    more = system("mi300x_8", hbm_bytes_per_s=1.5 * base.gpu.hbm_bytes_per_s)  # type: ignore[operator]
+    more = system("mi300x_8", hbm_bytes_per_s=1.5 * base.gpu.hbm_bytes_per_s)
     machines = [of_system(each, TECHNOLOGY) for each in (base, more)]
     assert float(machines[1].hbm_stacks) > float(machines[0].hbm_stacks) == 8  # type: ignore[arg-type]
     assert float(machines[1].hbm_bytes_per_s) == pytest.approx(1.5 * 5.3e12)  # type: ignore[arg-type]

@@ -65,6 +65,10 @@ def disk_is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+MISSING = object()
+"""What stands in a tree for a value that must be given there, so that its place is told with all other problems."""
+
+
 class Problems:
     """Collects problems over several checks; `done()` raises them together.
 
@@ -225,7 +229,7 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
         if item["type"] == "extra_forbidden":
             fields = list(owner.model_fields) if owner else []
             yield Problem(dotted, "is not a known key", way_out=_other_key(dotted, fields))
-        elif item["type"] == "missing":
+        elif item["type"] == "missing" or item["input"] is MISSING:
             yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
         else:
             value = item["input"] if _is_leaf(item["input"]) else None

@@ -37,9 +37,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
-from simulators.hardware.device import LibraryNode
 from simulators.hardware.machine import Hardware
-from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Protocols, SwitchRate
+from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.system import links_of
 from simulators.workloads.operators import Pattern as LinkPattern
@@ -219,7 +218,7 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
     return Group(nodes * np.asarray(gpus_per_node), rate, late, **able)
 
 
-def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
+def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
     """Ring of `gpus` GPUs, `together` of them in each node (None: all GPUs of a node).
 
     The rate is NaN for a ring that leaves the node if the network's rate is not given. Raises ValueError if nothing is

@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from dse.errors import Problems
-from dse.units import FlopPerSecond, Integer, Number, Seconds
-from dse.values import knob
-from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, own_fields
-from simulators.hardware.network import CollectiveLibrary, Fabric, Node, Topology
-from simulators.hardware.parts import (
-    Bandwidth,
-    Cache,
-    Capacity,
-    Contention,
-    CuCopy,
-    Dma,
-    Efficiency,
-    GemmLibrary,
-    LaunchTime,
-    LoadedClock,
-    PeakFormat,
-    Persistent,
-    Power,
-    Precision,
-    ShaderEngines,
-    Tracker,
-)
-from simulators.hardware.pim import Pim
+from dse.units import Number
+from dse.values import LABELS, knob, put
+from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View
+from simulators.hardware.network import Node
 
-
-class ScheduleGpu(View, Gpu):
-    """One GPU as schedules see it: its sustained rates, its kernels, and its engines.
-
-    peak_flop_per_s gives ratios between formats. peak_hbm_bytes_per_s and efficiency are read by the cost model
-    `fitted` only.
-    """
-
-    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
-    matrix_flop_per_s_per_cu: FlopPerSecond
-    hbm_bytes_per_s: Bandwidth
-    hbm_bytes: Capacity
-    kernel_launch_s: LaunchTime
-    gemm: GemmLibrary
-    cu_copy: CuCopy
-    dma: Dma
-    contention: Contention
-    persistent: Persistent | None = None
-    power: Power | None = None
-    loaded: LoadedClock | None = None
-    llc: Cache | None = None
-    pim: Pim | None = None
-    tracker: Tracker | None = None
-    shader_engines: ShaderEngines | None = None
-    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
-    peak_hbm_bytes_per_s: Bandwidth | None = None
-    efficiency: Mapping[Precision, Efficiency] | None = None
-
-
-class LinkedNode(View, Node):
-    """GPUs and the links between them; the cost model `library` reads what collectives reach, too."""
-
-    num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=64)]
-    topology: Annotated[Topology, knob(structural=True)]
-    link_bytes_per_s: Bandwidth
-    hop_latency_s: Seconds | None = None
-    library: CollectiveLibrary | None = None
+_Part = TypeVar("_Part", Gpu, Node)
+_OF_LINKS = ("gpu.num_cus", "gpu.cu_copy", "gpu.dma", "node.num_gpus", "node.topology", "node.link_bytes_per_s")
 
 
 class ScheduleCosts(CostModels):
@@ -80,16 +25,28 @@ class ScheduleCosts(CostModels):
     collective: Annotated[CollectiveModel, knob(structural=True)] = "links"
 
 
-class System(View, Hardware):
-    """Hardware of a design of the overlap backend."""
+class System(View):
+    """Hardware of a design of the overlap backend: sustained rates, kernels, engines and links.
 
+    gpu.peak_flop_per_s gives ratios between formats.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = (
+        *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.hbm_bytes", "gpu.kernel_launch_s", "gpu.gemm"),
+        *("gpu.cu_copy", "gpu.dma", "gpu.contention", "node.topology", "node.link_bytes_per_s"),
+    )
+    reads: ClassVar[tuple[str, ...]] = (
+        *needs,
+        *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
+        *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.peak_hbm_bytes_per_s", "gpu.efficiency"),
+        *("node.num_gpus", "node.hop_latency_s", "node.library", "fabric", "costs", "cost_weights", "cost_reference"),
+    )
+    most: ClassVar[Mapping[str, int]] = {"node.num_gpus": 64}
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "gemm": {"fitted": ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s", "gpu.loaded")},
         "collective": {"library": ("node.library",)},
     }
-    gpu: ScheduleGpu
-    node: LinkedNode
-    fabric: Fabric | None = None
+    node: Node
     costs: ScheduleCosts = ScheduleCosts()
     cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]
     cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
@@ -111,20 +68,14 @@ class WholeNode(System):
 
 
 def links_of(machine: Hardware, num_gpus: int) -> System:
-    """Links of some GPUs of a machine, and what moves data over them, as schedules see them; nothing else is there.
+    """Links of some GPUs of a machine, and what moves data over them, as schedules see them.
 
     Raises ValueError for a machine without link rates or kernels that copy.
     """
     gpu, node = machine.gpu, machine.node
     if gpu.cu_copy is None or node is None or node.topology is None or node.link_bytes_per_s is None:
         raise ValueError("links need gpu.cu_copy, node.topology and node.link_bytes_per_s")
-    copies = {name: getattr(gpu, name) for name in ("num_cus", "cu_copy", "dma")}
-    links = {name: getattr(node, name) for name in ("topology", "link_bytes_per_s")}
-    parts: dict[str, Any] = {
-        "gpu": ScheduleGpu.model_construct(**copies),
-        "node": LinkedNode.model_construct(num_gpus=num_gpus, **links),
-    }
-    return System.model_construct(**parts)
+    return _system(machine, num_gpus, _OF_LINKS)
 
 
 def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
@@ -133,19 +84,32 @@ def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any
     The machine has all parts that schedules need (`simulators.hardware.device.ScheduledDevice`). At a switch all links
     of a GPU reach any peer, so that fewer peers have more of them each, and a copy to a peer goes as much faster.
     """
-    gpu = {name: getattr(machine.gpu, name) for name in own_fields(ScheduleGpu) if hasattr(machine.gpu, name)}
-    node = {name: getattr(machine.node, name) for name in own_fields(LinkedNode) if hasattr(machine.node, name)}
     costs = {name: value for name, value in machine.costs or () if name in ScheduleCosts.model_fields}
-    if node.get("topology") == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(node["num_gpus"])):
-        wider = np.maximum(1.0, (np.asarray(node["num_gpus"]) - 1) / (num_gpus - 1))
-        node["link_bytes_per_s"] = wider * node["link_bytes_per_s"]
-        gpu["dma"] = gpu["dma"].model_copy(update={"bytes_per_s": wider * gpu["dma"].bytes_per_s})
+    system = _system(machine, num_gpus, System.reads, **costs)
+    all_gpus = np.asarray(0 if machine.node is None else machine.node.num_gpus)
+    gpu, node = system.gpu.model_copy(update={"efficiency": efficiency}), system.node
+    if node.topology == "switch" and num_gpus > 1 and np.any(num_gpus < all_gpus):
+        wider = np.maximum(1.0, (all_gpus - 1) / (num_gpus - 1))
+        node = node.model_copy(update={"link_bytes_per_s": wider * node.link_bytes_per_s})
+        gpu = put(gpu, "dma.bytes_per_s", wider * gpu.dma.bytes_per_s)
+    return system.model_copy(update={"gpu": gpu, "node": node})
+
+
+def _system(machine: Hardware, num_gpus: int, read: Container[str], **costs: Any) -> System:
+    """Some GPUs of a node of a machine, whose numbers may be arrays. read: dotted paths that are kept of it."""
+    assert machine.node is not None
     parts: dict[str, Any] = {
-        "gpu": ScheduleGpu.model_construct(**{**gpu, "efficiency": efficiency}),
-        "node": LinkedNode.model_construct(**{**node, "num_gpus": num_gpus}),
+        "gpu": _without_unread(machine.gpu, "gpu.", read),
+        "node": _without_unread(machine.node, "node.", read).model_copy(update={"num_gpus": num_gpus}),
         "costs": ScheduleCosts.model_construct(**costs),
     }
     return System.model_construct(name=machine.name, **parts)
+
+
+def _without_unread(part: _Part, above: str, read: Container[str]) -> _Part:
+    """A part of a machine without what is not read of it."""
+    unread = [name for name in type(part).model_fields if name not in LABELS and f"{above}{name}" not in read]
+    return part.model_copy(update=dict.fromkeys(unread))
 
 
 def system_of(tree: Mapping[str, Any]) -> System:

@@ -16,11 +16,11 @@ from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems
 from dse.units import quantity_text
 from simulators.hardware.device import Device
-from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.machine import Hardware, View, tree_of
 from simulators.hardware.memory_system import MemorySystem
 from simulators.hardware.system import System
 
-VIEWS: Mapping[str, type[BaseModel]] = {"schedules": System, "iterations": Device, "requests": MemorySystem}
+VIEWS: Mapping[str, type[View]] = {"schedules": System, "iterations": Device, "requests": MemorySystem}
 """What is simulated -> the view of a machine that its backend reads."""
 _KNOWN = ("measured", "calibrated", "vendor", "abstract", "secondary", "derived", "memory", "assumed")
 

@@ -24,8 +24,8 @@ from dse.values import LABELS, Frozen, Memo, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import FittedGemms, gemms_of
 from simulators.costs.power import sustained_clock
-from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
-from simulators.hardware.machine import reads
+from simulators.hardware.device import Device, ScheduledDevice
+from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision, StreamingRates
 from simulators.hardware.pim import InstructionSet
@@ -353,7 +353,7 @@ class StepBackend(Backend):
             return site_condition(path, tree)
         kind = ScheduledDevice if tree.get("sites") is not None else Device
         unread = section == "system" and not reads(kind, name, tree["system"])
-        fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
+        fields = _fields(tree, section) | {f"gpu.{field}" for field in Gpu.model_fields}
         if unread or (name not in fields and get_path(tree, path) is None):
             return None
         return condition_of(path, tree)
