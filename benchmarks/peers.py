@@ -33,7 +33,7 @@ from dse_deploy.settings import tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
 from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import peers
-from simulators.hardware.device import scheduled_device_of
+from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import CollectiveKind, Node
 from simulators.taskgraph.graph import Floats
@@ -80,7 +80,7 @@ def rates() -> dict[str, float]:
 
 @functools.cache
 def _node() -> Node:
-    return scheduled_device_of(tree_of(_SYSTEM)).node
+    return ScheduledDevice.of(tree_of(_SYSTEM)).node
 
 
 def _ours(kind: CollectiveKind, rows: MeasuredRows) -> Floats:

@@ -23,7 +23,7 @@ from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline, piece
 from simulators.costs.transfer import Route
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph

@@ -13,7 +13,8 @@ from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_
 from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
 from simulators.costs.fabric import capacities, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
-from simulators.hardware.system import System, WholeNode
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode
 from simulators.overlap.node import piece
 from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Collective, Elementwise, Mlp, Workload

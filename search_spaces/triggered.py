@@ -38,7 +38,7 @@ from dse.values import knob
 from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
 from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph

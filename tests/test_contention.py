@@ -34,9 +34,9 @@ from simulators.calibration.contention import (
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, beside_cu_copies, gemm_cost
 from simulators.costs.gemm.waves import fewest_free_cus
 from simulators.costs.transfer import channel_cus, late_start_s
-from simulators.hardware.machine import Gpu
+from simulators.hardware.machine import Gpu, System
 from simulators.hardware.parts import Contention, ShaderEngines
-from simulators.hardware.system import System, WholeNode
+from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload

@@ -20,7 +20,7 @@ from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import MODELS, PredictedRows, peers, predicted_by, refusal
 from simulators.calibration.rows import cost_of
 from simulators.calibration.tables import is_of, read_folder
-from simulators.hardware.device import Device, device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Topology
 
@@ -151,7 +151,7 @@ class MeasuredBackend(Backend):
         kinds = tree.get("predict", {}).get("kinds")
         for name in tree["devices"]:
             system = tree_of(name)
-            device = device_of(system, name)
+            device = Device.of(system, name)
             if seen.setdefault(device.name, name) != name:
                 check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
             device_rows = rows_of(device, measured)

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import protocol_seconds
-from simulators.hardware.machine import Gpu
+from simulators.hardware.machine import Gpu, System
 from simulators.hardware.network import Node, Protocols
-from simulators.hardware.system import System
 from simulators.workloads.operators import Pattern
 
 CommEngine = Literal["cu", "dma"]

@@ -7,6 +7,7 @@ A machine (`conf/system/<name>.yaml`) is composed of a GPU (`conf/gpu`), a node 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,7 +16,7 @@ from pydantic_core import InitErrorDetails
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
-from dse.errors import MISSING, ConfigError, Problem, did_you_mean
+from dse.errors import MISSING, ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.units import Bytes, FlopPerSecond, Integer, Number
 from dse.values import LABELS, knob, leaves
@@ -61,6 +62,8 @@ Speed = Annotated[Number, Field(gt=0, le=1e3)]
 Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
 GemmModel = Literal["waves", "fitted"]
 CollectiveModel = Literal["links", "library"]
+SiteModel = Literal["uncontended", "fluid", "node"]
+"""Models of a schedule at a site, from the coarsest to the finest."""
 
 _FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16"}
 """Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
@@ -72,22 +75,19 @@ def peak_format(precision: str) -> str:
 
 
 class CostModels(Grown):
-    """Names of the models of operators' costs; None: the backend's own choice.
+    """Names of the models of operators' costs; a view of a machine presumes those of its backend.
 
     gemm: `waves` (`simulators.costs.gemm.waves`: tiles of the library, sustained rates) or `fitted`
     (`simulators.costs.gemm.fitted`: constants fitted to measured GEMMs). collective: `links`
     (`simulators.costs.transfer`: what CUs or copy engines move over the node's links) or `library`
-    (`simulators.costs.collective`: what the library of collectives was measured to reach).
+    (`simulators.costs.collective`: what the library of collectives was measured to reach). sites: of a schedule at a
+    site (`simulators.steps.sites`): the longest path without contention, one GPU that stands for all, or every GPU of a
+    tp group, with unevenly sharded rows.
     """
 
-    gemm: Annotated[GemmModel | None, knob(structural=True)] = None
-    collective: Annotated[CollectiveModel | None, knob(structural=True)] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_choices_to_the_backend(cls, tree: Any) -> Any:
-        """`gemm: null` is no choice."""
-        return {name: value for name, value in tree.items() if value is not None} if isinstance(tree, Mapping) else tree
+    gemm: Annotated[Part[GemmModel], knob(structural=True)] = ABSENT
+    collective: Annotated[Part[CollectiveModel], knob(structural=True)] = ABSENT
+    sites: Annotated[Part[SiteModel], knob(structural=True)] = ABSENT
 
 
 class Gpu(WithSources, Grown):
@@ -224,7 +224,7 @@ class Gpu(WithSources, Grown):
         return {str(name): fitted for name, fitted in (self.efficiency or {}).items()}.get(precision)
 
 
-class Hardware(SourcedValue, Grown):
+class System(SourcedValue, Grown):
     """A GPU, its node and the fabric. costs: models by which operators are costed.
 
     cost_weights (dotted path -> weight) and cost_reference define the cost proxy. node: None for a GPU alone. fabric:
@@ -234,11 +234,11 @@ class Hardware(SourcedValue, Grown):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.= -]{1,200}$")]
     description: str = ""
     gpu: Gpu
-    node: Node | None = None
+    node: Part[Node] = ABSENT
     fabric: Fabric | None = None
-    costs: CostModels | None = None
-    cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]] | None = None
-    cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]] | None = None
+    costs: Part[CostModels] = ABSENT
+    cost_weights: Part[Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]] = ABSENT
+    cost_reference: Part[Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]] = ABSENT
 
     @model_validator(mode="before")
     @classmethod
@@ -279,29 +279,38 @@ class Hardware(SourcedValue, Grown):
         return self.facts_below("system")
 
 
-class View(Hardware):
+class View(System):
     """A machine as a backend sees it: what it does not read is dropped before validation, so that a design says nothing
     of it, and a key that no machine has is refused.
 
-    reads: dotted paths of what it reads beside labels; of a part without a path below it, all. needs: those that must
-    be there, below parts that are. presumes: values of those that are not given. most: the largest numbers that it
-    takes. only_for: name of a cost model's kind -> model -> dotted paths that are read where this model is chosen
-    (`costs`), and dropped elsewhere.
+    needs: dotted paths of what it reads and must be there, below parts that are. presumes: values of what it reads and
+    need not be given. reads: other paths that it reads beside labels; of a part without a path below it, all. most: the
+    largest numbers that it takes. only_for: name of a cost model's kind -> model -> dotted paths that are read where
+    this model is chosen (`costs`), and dropped elsewhere.
     """
 
     missing_way_out: ClassVar[str] = LACKS
-    reads: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
     presumes: ClassVar[Mapping[str, Any]] = {}
+    reads: ClassVar[tuple[str, ...]] = ()
     most: ClassVar[Mapping[str, int]] = {}
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
+
+    @classmethod
+    def of(cls, tree: object, path: str = "system") -> Self:
+        """Validate the tree of a machine. Raises ConfigError with every problem."""
+        check = Problems()
+        view = check.model(cls, tree, path=path)
+        check.done()
+        assert view is not None
+        return view
 
     @model_validator(mode="before")
     @classmethod
     def _keep_what_is_read(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping):
             return tree
-        kept = _read_of(cls, Hardware, tree, "")
+        kept = _read_of(cls, System, tree, "")
         for name, kind in _PARTS.items():
             if isinstance(kept.get(name), Mapping):
                 kept[name] = _read_of(cls, kind, kept[name], f"{name}.")
@@ -321,7 +330,7 @@ class View(Hardware):
         return self
 
 
-_PARTS: Mapping[str, type[BaseModel]] = {"gpu": Gpu, "node": Node}
+_PARTS: Mapping[str, type[BaseModel]] = {"gpu": Gpu, "node": Node, "costs": CostModels}
 
 
 def _read_of(view: type[View], kind: type[BaseModel], tree: Mapping[str, Any], above: str) -> dict[str, Any]:
@@ -345,7 +354,7 @@ def _of_other_models(kind: type[View], tree: Mapping[str, Any]) -> list[str]:
     chosen, paths = tree.get("costs"), list[str]()
     for name, models in kind.only_for.items():
         named = chosen.get(name) if isinstance(chosen, Mapping) else getattr(chosen, name, None)
-        model = named or getattr(kind.model_fields["costs"].default, name)
+        model = named or kind.presumes[f"costs.{name}"]
         paths += [path for other, read in models.items() if other != model for path in read]
     return paths
 
@@ -363,9 +372,15 @@ def reads(kind: type[View], path: str, tree: Mapping[str, Any] | None = None) ->
     """Return whether a view reads the value at a dotted path, in a tree by the cost models that it chooses."""
     if tree is not None and any(_is_within(path, other) for other in _of_other_models(kind, tree)):
         return False
-    above, _, name = path.rpartition(".")
-    is_label = name in LABELS and (not above or any(_is_within(other, above) for other in kind.reads))
-    return is_label or any(_is_within(path, own) or _is_within(own, path) for own in kind.reads)
+    return _may_read(kind, path)
+
+
+@cache
+def _may_read(kind: type[View], path: str) -> bool:
+    """Return whether a view reads the value at a dotted path where some cost models are chosen."""
+    paths, (above, _, name) = (*kind.needs, *kind.presumes, *kind.reads), path.rpartition(".")
+    is_label = name in LABELS and (not above or any(_is_within(other, above) for other in paths))
+    return is_label or any(_is_within(path, own) or _is_within(own, path) for own in paths)
 
 
 def _is_within(path: str, other: str) -> bool:

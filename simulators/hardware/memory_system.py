@@ -31,7 +31,7 @@ class MemorySystem(View):
         *("gpu.cycle_s", "gpu.waves", "gpu.in_flight", "gpu.flop_per_s", "gpu.launch_s", "gpu.l1", "gpu.l2"),
         *("gpu.dram", "gpu.mapping", "gpu.line_bytes", "gpu.page_bytes"),
     )
-    reads: ClassVar[tuple[str, ...]] = ("gpu.num_cus", *needs)
+    reads: ClassVar[tuple[str, ...]] = ("gpu.num_cus",)
 
     @property
     def l1_sets(self) -> float:

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from dse.values import leaves
 from simulators.costs.transfer import Route, links
-from simulators.hardware.system import System, WholeNode
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Pattern
 

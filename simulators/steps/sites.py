@@ -40,7 +40,8 @@ from dse.values import AtLeast, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
-from simulators.hardware.system import System, WholeNode, schedules_see
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective

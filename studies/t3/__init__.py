@@ -19,7 +19,8 @@ from dse.results.claims import Claim, ClaimResult, read
 from dse.results.finished_run import FinishedRun
 from search_spaces.triggered import TriggeredSchedule, traffic
 from simulators.costs.gemm.stages import stage_gemm
-from simulators.hardware.system import System, system_of
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ShapeList, Workload
 from studies.common.facts import facts
 from studies.common.sentences import geometric_mean, largest_row
@@ -116,7 +117,7 @@ class T3(Plain):
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Traffic by component, reads with and without bypass, resources, and shares of communication."""
-        system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
+        system, shapes = ScheduleSystem.of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
         parts, tracker = _traffic(system, shapes), system.gpu.tracker
         entries = tracker.num_entries if tracker else None
         size = tracker.num_entries * tracker.bytes_per_entry / 1e3 if tracker else None
@@ -152,7 +153,7 @@ class T3(Plain):
         """
         import pandas as pd
 
-        system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
+        system, shapes = ScheduleSystem.of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
         parts = pd.DataFrame(_traffic(system, shapes))
         yield "traffic", parts
         if len(parts):

@@ -33,7 +33,7 @@ from dse_collectives.replay import replay_schedule, seconds
 from dse_collectives.schedule_files import read_schedule, yaml_of
 from dse_collectives.synthesis import SYNTHESISED, Synthesiser, TimedSchedule, bus_rate
 from dse_collectives.topology import LinkTopology, topology_of
-from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.machine import System, tree_of
 from simulators.taskgraph.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _request(options: Mapping[str, str], imported: CollectiveSchedule | None) ->
     return request
 
 
-def machine_of(name: str, words: Sequence[str]) -> Hardware:
+def machine_of(name: str, words: Sequence[str]) -> System:
     """A shipped machine, or that of a file, with values `system.<path>=<value>` put in. Raises ConfigError."""
     tree, check = tree_of(name), Problems()
     for word in words:
@@ -129,7 +129,7 @@ def machine_of(name: str, words: Sequence[str]) -> Hardware:
         else:
             section[last] = parse_yaml(text, path)
     check.done()
-    machine = check.model(Hardware, tree, path="system")
+    machine = check.model(System, tree, path="system")
     check.done()
     assert machine is not None
     return machine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dse.errors import Problems
 from simulators.hardware.machine import View, tree_of
 
 
@@ -21,8 +20,4 @@ class ProfiledMachine(View):
 
 def machine_named(name: str) -> ProfiledMachine:
     """A machine by the name of a shipped system, or by the path of a YAML file. Raises ConfigError."""
-    check = Problems()
-    machine = check.model(ProfiledMachine, tree_of(name), path="system")
-    check.done()
-    assert machine is not None
-    return machine
+    return ProfiledMachine.of(tree_of(name))

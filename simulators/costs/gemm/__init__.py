@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from simulators.costs.gemm.cost import Floats, GemmCost, GemmShape
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.gemm.waves import WaveGemms
-from simulators.hardware.machine import GemmModel, Gpu, Hardware
+from simulators.hardware.machine import GemmModel, Gpu, System
 
 __all__ = ["FittedGemms", "GemmCost", "GemmShape", "Gemms", "WaveGemms", "beside_cu_copies", "gemm_cost", "gemms_of"]
 
@@ -27,7 +27,7 @@ Gemms = WaveGemms | FittedGemms
 """A GPU as a model of GEMMs reads it."""
 
 
-def gemms_of(machine: Hardware, precision: str, *, model: GemmModel) -> Gemms:
+def gemms_of(machine: System, precision: str, *, model: GemmModel) -> Gemms:
     """The GPU of a machine as a model of GEMMs reads it. Raises ValueError where it lacks what the model needs."""
     return FittedGemms.of(machine, precision) if model == "fitted" else WaveGemms.of(machine.gpu, precision)
 

@@ -18,7 +18,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.units import Number
 from dse.values import Frozen, Source
-from simulators.hardware.machine import Gpu, Hardware, tree_of_gpu
+from simulators.hardware.machine import Gpu, System, tree_of_gpu
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.technology.knobs import KNOBS, MachineKnobs
 from simulators.hardware.technology.settings import Technology
@@ -101,7 +101,7 @@ def known_gpus() -> KnownGpus:
     return gpus
 
 
-def of_system(system: Hardware, technology: Technology) -> MachineKnobs:
+def of_system(system: System, technology: Technology) -> MachineKnobs:
     """Machines of a system, whose numbers may be arrays [B] over a grid of designs.
 
     What `conf/gpu` does not say is that of `conf/data/gpu_dies.yaml`. A number of the system that differs from the
@@ -151,7 +151,7 @@ def _known(name: str) -> tuple[KnownGpu, tuple[str, ...]]:
 
 @functools.cache
 def _shipped_gpu(name: str) -> Gpu:
-    return Hardware.model_validate(tree_of_gpu(name)).gpu
+    return System.model_validate(tree_of_gpu(name)).gpu
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def _own(gpu: Gpu) -> dict[str, Any]:
     return own
 
 
-def _around(system: Hardware) -> dict[str, Any]:
+def _around(system: System) -> dict[str, Any]:
     """Knobs of the node and of the network, for one GPU."""
     node, fabric = system.node, system.fabric
     around: dict[str, Any] = {} if node is None else {"gpus_per_node": node.num_gpus}
