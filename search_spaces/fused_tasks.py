@@ -339,8 +339,8 @@ class Transfers:
 
     def launch(self, gpu: GpuResources, label: str, delay: Any, *, after: Sequence[int]) -> int:
         """Add a time that passes on a GPU: a launch, a post or a flag."""
-        how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
-        return self._graph.task(gpu.task_name(label), gpu.kind("launch"), after=after, **how)
+        name, kind = gpu.task_name(label), gpu.kind("launch")
+        return self._graph.task(name, kind, after=after, delay=delay, lane="communication", limiter="launch")
 
 
 def _transfer_options(gpu: GpuResources, segment: SegmentCost, amount: Any) -> dict[str, Any]:

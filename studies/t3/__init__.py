@@ -320,8 +320,9 @@ def _by_degree(helps: pd.Series[Any], degree: Any) -> list[pd.Series[Any]]:
 
 
 def _graph_traffic(system: System, workload: Workload, reduction: str, near_memory: bool) -> dict[str, float]:
-    how: dict[str, Any] = {"arbitration": "fcfs" if reduction == "tracked" else None, "near_memory": near_memory}
-    knobs = TriggeredSchedule(name="traffic", family="triggered", reduction=reduction, **how)
+    arbitration = "fcfs" if reduction == "tracked" else None
+    chosen = {"reduction": reduction, "arbitration": arbitration, "near_memory": near_memory}
+    knobs = TriggeredSchedule.model_validate({"name": "traffic", "family": "triggered", **chosen})
     if any(rule.broken for rule in knobs.rules(system, workload)):
         return {}
     return traffic(knobs.lower(system, workload))
