@@ -32,7 +32,7 @@ from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
 from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
-from simulators.steps.contention import ContendedGpu
+from simulators.steps.contention import ContendedPlatform
 from simulators.steps.design import OPTIONAL, ScheduledDesign, StepDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
@@ -117,7 +117,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
     )
     gradients = Gradients(
         passes,
-        contended=None if law is None else ContendedGpu(platform, law, gpu.cu_copy),
+        contended=None if law is None else ContendedPlatform(platform, law, gpu.cu_copy),
         tied=_tied(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
@@ -130,8 +130,8 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     chip = FittedGemms.of(system, precision).at_clock(clock)
     gemms = gemms_of(system, precision, model=system.costs.gemm).at_clock(clock)
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
-    how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
-    return Platform(chip, gemms, groups(system, design.parallel), design.kernels.batched, **how)
+    at = groups(system, design.parallel)
+    return Platform(chip, gemms, at, design.kernels.batched, streaming=_streaming(design), interference=beside)
 
 
 def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:

@@ -37,7 +37,7 @@ class PublishedDie(Frozen):
     cost_usd: Annotated[Number, Field(gt=0)] | None
 
 
-class KnownGpu(Frozen):
+class PublicDies(Frozen):
     """A public GPU: its processes, its generation of HBM, other knobs of `MachineKnobs`, and what was published."""
 
     process: str
@@ -58,7 +58,7 @@ class KnownGpu(Frozen):
         )
 
 
-class AlikeGpu(Frozen):
+class SimilarDies(Frozen):
     """A GPU by what differs from the public one whose dies it is taken to have. published: None where nothing is."""
 
     gpu: str
@@ -68,7 +68,7 @@ class AlikeGpu(Frozen):
     published: PublishedDie | None = None
     sources: Mapping[str, Source]
 
-    def over(self, public: KnownGpu) -> KnownGpu:
+    def over(self, public: PublicDies) -> PublicDies:
         """Return the public GPU with what differs."""
         changed: dict[str, Any] = {"knobs": {**public.knobs, **self.knobs}, "sources": self.sources}
         changed |= {name: getattr(self, name) for name in ("process", "hbm", "published") if getattr(self, name)}
@@ -82,11 +82,11 @@ class KnownGpus(Frozen):
 
     name: str
     description: str
-    gpus: Mapping[str, KnownGpu]
-    alike: Mapping[str, AlikeGpu]
+    gpus: Mapping[str, PublicDies]
+    alike: Mapping[str, SimilarDies]
 
     @property
-    def held_out(self) -> Mapping[str, KnownGpu]:
+    def held_out(self) -> Mapping[str, PublicDies]:
         """GPUs of which figures were published that nothing was fitted to."""
         return {name: each.over(self.gpus[each.gpu]) for name, each in self.alike.items() if each.published}
 
@@ -138,7 +138,7 @@ _SCALED = {
 """Knob -> fields of a GPU of which the first that it has changes the knob in proportion."""
 
 
-def _known(name: str) -> tuple[KnownGpu, tuple[str, ...]]:
+def _known(name: str) -> tuple[PublicDies, tuple[str, ...]]:
     """The die of a GPU, and the knobs that are assumed where it is that of another."""
     public = known_gpus()
     if name in public.gpus:
