@@ -102,6 +102,15 @@ class Problems:
             raise ConfigError(self.found)
 
 
+def validate_as(kind: type[Model], tree: object, *, path: str) -> Model:
+    """Validate `tree` as `kind`. Raises ConfigError with every problem."""
+    check = Problems()
+    model = check.model(kind, tree, path=path)
+    check.done()
+    assert model is not None
+    return model
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """The way out of a name that is not known: the nearest known one, else all of them.
 

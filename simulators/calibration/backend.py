@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config.options import conf_dir
-from dse.errors import Problems, did_you_mean, nearest
+from dse.errors import Problems, did_you_mean, nearest, validate_as
 from dse.space import get_path
 from dse.units import Bytes, BytesPerSecond, Integer, illegal
 from dse.values import Frozen
@@ -193,11 +193,7 @@ class MeasuredBackend(Backend):
 
     def design(self, tree: Tree) -> MeasuredDesign:
         """Validate a design. Raises ConfigError with every problem."""
-        check = Problems()
-        design = check.model(MeasuredDesign, tree, path="")
-        check.done()
-        assert design is not None
-        return design
+        return validate_as(MeasuredDesign, tree, path="")
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Accept `predict.model` as the only knob."""

@@ -16,7 +16,7 @@ from pydantic_core import InitErrorDetails
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
-from dse.errors import MISSING, ConfigError, Problem, Problems, did_you_mean
+from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.space import get_path
 from dse.units import Bytes, FlopPerSecond, Integer, Number
 from dse.values import LABELS, knob, leaves
@@ -299,11 +299,7 @@ class View(System):
     @classmethod
     def of(cls, tree: object, path: str = "system") -> Self:
         """Validate the tree of a machine. Raises ConfigError with every problem."""
-        check = Problems()
-        view = check.model(cls, tree, path=path)
-        check.done()
-        assert view is not None
-        return view
+        return validate_as(cls, tree, path=path)
 
     @model_validator(mode="before")
     @classmethod

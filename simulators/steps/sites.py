@@ -33,7 +33,7 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Interval, Tree
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse.values import AtLeast, Memo, leaves
@@ -402,10 +402,7 @@ def _schedule(check: Problems, site: str, chosen: Any) -> Any:
 
 def _validated(tree: Any) -> Any:
     kind = plugins.load("schedule", str(tree.get("family")) if isinstance(tree, Mapping) else "")
-    check = Problems()
-    schedule = check.model(kind, tree, path="")
-    check.done()
-    return schedule
+    return validate_as(kind, tree, path="")
 
 
 @plugins.cached_until_refresh

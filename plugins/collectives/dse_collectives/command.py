@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.backend import Interval
-from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.plots.quantities import with_unit
 from dse.results.run_folder import Outputs, writable
@@ -107,9 +107,7 @@ def _request(options: Mapping[str, str], imported: CollectiveSchedule | None) ->
     if "pattern" not in tree:
         check.add("pattern", "is missing", way_out="write pattern=all_gather, or schedule=<file>")
     check.done()
-    request = check.model(CollectiveRequest, tree, path="")
-    check.done()
-    assert request is not None
+    request = validate_as(CollectiveRequest, tree, path="")
     if request.bytes < 1:
         raise ConfigError([Problem("bytes", "is nothing to send", options["bytes"], "write bytes=1MiB")])
     return request

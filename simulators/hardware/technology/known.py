@@ -15,7 +15,7 @@ from pydantic import Field
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.units import Number
 from dse.values import Frozen, Source
 from simulators.hardware.machine import Gpu, System, tree_of_gpu
@@ -94,11 +94,7 @@ class KnownGpus(Frozen):
 @functools.cache
 def known_gpus() -> KnownGpus:
     """GPUs of `conf/data/gpu_dies.yaml`. Raises ConfigError."""
-    check = Problems()
-    gpus = check.model(KnownGpus, load_yaml(conf_dir() / "data" / "gpu_dies.yaml"), path="gpu_dies")
-    check.done()
-    assert gpus is not None
-    return gpus
+    return validate_as(KnownGpus, load_yaml(conf_dir() / "data" / "gpu_dies.yaml"), path="gpu_dies")
 
 
 def of_system(system: System, technology: Technology) -> MachineKnobs:
