@@ -19,7 +19,7 @@ from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.space import get_path
 from dse.units import Bytes, FlopPerSecond, Integer, Number
-from dse.values import LABELS, knob, leaves
+from dse.values import LABELS, knob
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
     ABSENT,
@@ -253,14 +253,13 @@ class System(SourcedValue, Grown):
     def _weighs_own_numbers(
         cls, weights: Mapping[str, float] | None, info: ValidationInfo
     ) -> Mapping[str, float] | None:
-        parts = {name: info.data[name] for name in ("gpu", "node", "fabric") if info.data.get(name)}
-        numbers = {
-            f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if is_fact(value)
-        }
-        unknown = [path for path in weights or () if {"gpu", "node"} <= set(parts) and path not in numbers]
+        if weights is None:
+            return None
+        whole = info.data.get("gpu") is not None and info.data.get("node") is not None
+        unknown = [path for path in weights if whole and not is_fact(get_path(info.data, path))]
         if unknown:
             raise ValueError(f"names {', '.join(unknown)}, no number of a system")
-        if weights is not None and not sum(weights.values()) > 0:
+        if not sum(weights.values()) > 0:
             raise ValueError("must not all be zero: the cost proxy is their weighted mean")
         return weights
 
@@ -336,13 +335,15 @@ def _read_of(view: type[View], kind: type[BaseModel], tree: Mapping[str, Any], a
         for name, value in tree.items()
         if value != {} and (name not in kind.model_fields or reads(view, f"{above}{name}"))
     }
-    presumed = {path: value for path, value in view.presumes.items() if path.rpartition(".")[0] == above[:-1]}
-    missing = {path: MISSING for path in view.needs if path.rpartition(".")[0] == above[:-1]}
-    for path, value in {**presumed, **missing}.items():
-        name = path.rpartition(".")[2]
-        if read.get(name) is None:
-            read[name] = value
-    return read
+    absent = {name: value for name, value in _values_where_absent(view, above).items() if read.get(name) is None}
+    return read | absent
+
+
+@cache
+def _values_where_absent(view: type[View], above: str) -> Mapping[str, Any]:
+    """What stands in a part for a value that is not there: what a view presumes, or the mark of what it needs."""
+    values = {**view.presumes, **dict.fromkeys(view.needs, MISSING)}
+    return {path.removeprefix(above): value for path, value in values.items() if path.rpartition(".")[0] == above[:-1]}
 
 
 def _of_other_models(kind: type[View], tree: Mapping[str, Any]) -> list[str]:

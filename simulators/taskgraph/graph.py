@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dse.values import Memo
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
@@ -218,19 +216,21 @@ class _Columns:
 
     values: list[Floats] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
-    _of_arrays: Memo[int] = field(default_factory=Memo)  # as arrays take long to compare
+    _seen: dict[int, tuple[int, ArrayLike]] = field(default_factory=dict)  # by identity: arrays indexed before
 
     def index(self, value: ArrayLike) -> int:
         """The column of a scalar or of an array over the grid."""
         if isinstance(value, (int, float)):
             column = self._known.get(value)
             return self._new(value, value) if column is None else column
-        column = self._of_arrays.find(value)
-        return self._of_arrays.keep(self._of_array(np.asarray(value, dtype=float)), value) if column is None else column
-
-    def _of_array(self, array: Floats) -> int:
+        identity = id(value)  # of an array, which takes long to compare
+        if (seen := self._seen.get(identity)) is not None:
+            return seen[0]
+        array = np.asarray(value, dtype=float)
         key = array.item() if array.size == 1 else (array.shape, array.tobytes())
-        return self._known[key] if key in self._known else self._new(key, array)
+        column = self._known[key] if key in self._known else self._new(key, array)
+        self._seen[identity] = column, value  # the reference keeps the array alive, so that no other gets its id
+        return column
 
     def _new(self, key: Any, value: ArrayLike) -> int:
         self._known[key] = len(self.values)
