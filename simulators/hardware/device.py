@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from simulators.hardware.machine import View
-from simulators.hardware.system import NEEDS
+from simulators.hardware.system import SCHEDULE_NEEDS
 
 _OF_WAVES = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.kernel_launch_s"),
@@ -63,7 +63,7 @@ class Device(View):
 class ScheduledDevice(Device):
     """A machine of iterations whose collectives have schedules: both cost models' constants are read."""
 
-    needs: ClassVar[tuple[str, ...]] = (*Device.needs, *NEEDS)
+    needs: ClassVar[tuple[str, ...]] = (*Device.needs, *SCHEDULE_NEEDS)
     reads: ClassVar[tuple[str, ...]] = (
         *(*Device.reads, "gpu.persistent", "gpu.power", "gpu.llc", "gpu.tracker", "node.hop_latency_s"),
     )

@@ -12,7 +12,7 @@ from dse.units import Number
 from dse.values import put
 from simulators.hardware.machine import System, View
 
-NEEDS = (
+SCHEDULE_NEEDS = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.hbm_bytes", "gpu.kernel_launch_s", "gpu.gemm"),
     *("gpu.cu_copy", "gpu.dma", "gpu.contention", "node", "node.topology", "node.link_bytes_per_s"),
 )
@@ -25,7 +25,7 @@ class ScheduleSystem(View):
     gpu.peak_flop_per_s gives ratios between formats.
     """
 
-    needs: ClassVar[tuple[str, ...]] = (*NEEDS, "cost_weights", "cost_reference")
+    needs: ClassVar[tuple[str, ...]] = (*SCHEDULE_NEEDS, "cost_weights", "cost_reference")
     presumes: ClassVar[Mapping[str, Any]] = {"costs": {}, "costs.gemm": "waves", "costs.collective": "links"}
     reads: ClassVar[tuple[str, ...]] = (
         *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
