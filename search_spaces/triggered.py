@@ -253,8 +253,8 @@ class _Producer:
 
 @dataclass(frozen=True)
 class _Flow:
-    """How bytes of a transfer move. gpu_uses: of the GPU's resources, for a byte. pace [bytes/s]. command_s: set-up
-    time [s] of the DMA command that moves them; None for stores and kernels.
+    """Movement of bytes. gpu_uses: of the GPU's resources, for a byte. pace [bytes/s]. command_s: set-up [s] of the
+    DMA command that moves them; None for stores and kernels.
     """
 
     gpu_uses: Mapping[int, Any]

@@ -255,8 +255,8 @@ class System(SourcedValue, Grown):
     ) -> Mapping[str, float] | None:
         if weights is None:
             return None
-        whole = info.data.get("gpu") is not None and info.data.get("node") is not None
-        unknown = [path for path in weights if whole and not is_fact(get_path(info.data, path))]
+        has_parts = info.data.get("gpu") is not None and info.data.get("node") is not None
+        unknown = [path for path in weights if has_parts and not is_fact(get_path(info.data, path))]
         if unknown:
             raise ValueError(f"names {', '.join(unknown)}, no number of a system")
         if not sum(weights.values()) > 0:
@@ -305,13 +305,13 @@ class View(System):
     def _keep_what_is_read(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping):
             return tree
-        kept = _read_of(cls, System, tree, "")
+        own_tree = _read_of(cls, System, tree, "")
         for name, kind in _PARTS.items():
-            if isinstance(kept.get(name), Mapping):
-                kept[name] = _read_of(cls, kind, kept[name], f"{name}.")
-        for path in _of_other_models(cls, kept):
-            kept = _without(kept, path.split("."))
-        return kept
+            if isinstance(own_tree.get(name), Mapping):
+                own_tree[name] = _read_of(cls, kind, own_tree[name], f"{name}.")
+        for path in _of_other_models(cls, own_tree):
+            own_tree = _without(own_tree, path.split("."))
+        return own_tree
 
     @model_validator(mode="after")
     def _is_not_too_large(self) -> Self:
@@ -329,7 +329,7 @@ _PARTS: Mapping[str, type[BaseModel]] = {"gpu": Gpu, "node": Node, "costs": Cost
 
 
 def _read_of(view: type[View], kind: type[BaseModel], tree: Mapping[str, Any], above: str) -> dict[str, Any]:
-    """What a view reads of the machine, or of a part of it, with what it presumes and marks of what it needs."""
+    """Pick what a view reads of the machine, or of a part of it, with what it presumes and marks of what it needs."""
     read = {
         name: value
         for name, value in tree.items()
@@ -341,7 +341,7 @@ def _read_of(view: type[View], kind: type[BaseModel], tree: Mapping[str, Any], a
 
 @cache
 def _values_where_absent(view: type[View], above: str) -> Mapping[str, Any]:
-    """What stands in a part for a value that is not there: what a view presumes, or the mark of what it needs."""
+    """Values that stand in a part for absent ones: those that a view presumes, and marks of those that it needs."""
     values = {**view.presumes, **dict.fromkeys(view.needs, MISSING)}
     return {path.removeprefix(above): value for path, value in values.items() if path.rpartition(".")[0] == above[:-1]}
 
@@ -381,7 +381,7 @@ def _may_read(kind: type[View], path: str) -> bool:
 
 
 def _is_within(path: str, other: str) -> bool:
-    """Whether a dotted path is another one, or below it."""
+    """Return whether a dotted path is another one, or below it."""
     return path == other or path.startswith(f"{other}.")
 
 
