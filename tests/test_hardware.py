@@ -94,6 +94,9 @@ def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:
     assert not reads(Device, "gpu.dma.num_engines", tree)
     assert reads(MemorySystem, "gpu.l2.bytes")
     assert not reads(MemorySystem, "node.num_gpus")
+    assert reads(ScheduleSystem, "node.num_gpus")
+    assert not reads(ScheduleSystem, "node.experts")  # though it needs a node
+    assert not reads(ScheduleSystem, "costs.sites")
 
 
 def test_a_view_reads_what_the_chosen_cost_models_need_and_no_more() -> None:

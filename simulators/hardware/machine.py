@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -333,7 +334,7 @@ def _read_of(view: type[View], kind: type[BaseModel], tree: Mapping[str, Any], a
     read = {
         name: value
         for name, value in tree.items()
-        if value != {} and (name not in kind.model_fields or reads(view, f"{above}{name}"))
+        if value != {} and (name not in kind.model_fields or _may_read(view, f"{above}{name}"))
     }
     absent = {name: value for name, value in _values_where_absent(view, above).items() if read.get(name) is None}
     return read | absent
@@ -367,22 +368,30 @@ def _without(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def reads(kind: type[View], path: str, tree: Mapping[str, Any] | None = None) -> bool:
     """Return whether a view reads the value at a dotted path, in a tree by the cost models that it chooses."""
-    if tree is not None and any(_is_within(path, other) for other in _of_other_models(kind, tree)):
-        return False
-    return _may_read(kind, path)
+    others = () if tree is None else _of_other_models(kind, tree)
+    return _may_read(kind, path) and not any(f"{path}.".startswith(f"{other}.") for other in others)
 
 
 @cache
 def _may_read(kind: type[View], path: str) -> bool:
     """Return whether a view reads the value at a dotted path where some cost models are chosen."""
-    paths, (above, _, name) = (*kind.needs, *kind.presumes, *kind.reads), path.rpartition(".")
-    is_label = name in LABELS and (not above or any(_is_within(other, above) for other in paths))
-    return is_label or any(_is_within(path, own) or _is_within(own, path) for own in paths)
+    above, _, name = path.rpartition(".")
+    paths, parts = _paths(kind)
+    is_label = name in LABELS and (not above or above in parts)
+    return is_label or path in parts or not paths.isdisjoint(_upwards(path))
 
 
-def _is_within(path: str, other: str) -> bool:
-    """Return whether a dotted path is another one, or below it."""
-    return path == other or path.startswith(f"{other}.")
+@cache
+def _paths(kind: type[View]) -> tuple[frozenset[str], frozenset[str]]:
+    """Dotted paths of all that a view reads as a whole; and those with all that is above them."""
+    paths = {*kind.needs, *kind.presumes, *kind.reads}
+    above = {path.rpartition(".")[0] for path in paths}
+    return frozenset(paths - above), frozenset(part for path in paths for part in _upwards(path))
+
+
+def _upwards(path: str) -> list[str]:
+    """A dotted path and those above it."""
+    return list(accumulate(path.split("."), "{}.{}".format))
 
 
 def tree_of(name: str) -> dict[str, Any]:
