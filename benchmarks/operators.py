@@ -19,7 +19,7 @@ from simulators.costs.convolution import convolution
 from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import elementwise, embedding
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 
 _COUNT = 200_000
@@ -29,7 +29,7 @@ _REPEATS = 5
 def cases() -> Mapping[str, Callable[[], object]]:
     """Name -> a call that costs `_COUNT` operators."""
     random = np.random.default_rng(0)
-    device = device_of(tree_of("p100"))
+    device = Device.of(tree_of("p100"))
     rates, cus = random.uniform(3e11, 1e12, _COUNT), random.integers(28, 57, _COUNT).astype(float)
     chip = replace(FittedGemms.of(device, "fp32", cus=cus), hbm_bytes_per_s=rates)
     m, n, k = np.floor(2 ** random.uniform(4, 13, (3, _COUNT)))

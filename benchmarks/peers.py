@@ -33,9 +33,9 @@ from dse_deploy.settings import tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives
 from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import peers
-from simulators.hardware.device import ScheduledNode, scheduled_device_of
+from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import tree_of
-from simulators.hardware.network import CollectiveKind
+from simulators.hardware.network import CollectiveKind, Node
 from simulators.taskgraph.graph import Floats
 from simulators.taskgraph.timeline import ForeignEngine
 from studies.plan.plan_file import leaves_of
@@ -79,8 +79,8 @@ def rates() -> dict[str, float]:
 
 
 @functools.cache
-def _node() -> ScheduledNode:
-    return scheduled_device_of(tree_of(_SYSTEM)).node
+def _node() -> Node:
+    return ScheduledDevice.of(tree_of(_SYSTEM)).node
 
 
 def _ours(kind: CollectiveKind, rows: MeasuredRows) -> Floats:

@@ -22,7 +22,7 @@ import yaml
 from dse.errors import ConfigError
 from dse_codesign.plans import PlanOptions, best_plans
 from dse_deploy.user_buffers import UserBuffer, layers_of, read_layers
-from simulators.hardware.device import scheduled_device_of
+from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import ScheduledDesign
@@ -41,7 +41,7 @@ def choice(name: str) -> dict[str, UserBuffer]:
     if found is None:
         raise ValueError(f"{name}: names no preset of bf16 on H100")
     hidden, tp, batch, length = map(int, found.groups())
-    system, design = scheduled_device_of(tree_of(_SYSTEM)), _step(hidden, tp, batch, length)
+    system, design = ScheduledDevice.of(tree_of(_SYSTEM)), _step(hidden, tp, batch, length)
     plans = best_plans(design, _options(tp), lambda places: system, np.array([False]))
     plan = plans.plans[0] or {}
     return layers_of({site: text for site, text in plan.items() if site != "collectives"}, tp, fp8=False)

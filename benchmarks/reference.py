@@ -29,7 +29,7 @@ from dse.space import get_path
 from dse.study.settings import Settings
 from dse.units import quantity_text
 from dse.values import LABELS
-from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.machine import System, tree_of
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = "mi300x_8"
@@ -95,9 +95,9 @@ def hardware() -> str:
     )
     head += f"part that the machine lacks, or of which nothing is known. The last column shows `{EXAMPLE}`, with the "
     head += "provenance of the value; [the machines](../machines/index.md) show the source of every constant.\n"
-    known = Hardware.model_validate(tree_of(EXAMPLE)).facts()
+    known = System.model_validate(tree_of(EXAMPLE)).facts()
     values = {path: f"{_value(value, path)} ({provenance})" for path, value, provenance, _ in known}
-    return "\n".join([head, *_sections(Hardware, "system", values=values)])
+    return "\n".join([head, *_sections(System, "system", values=values)])
 
 
 def models(name: str) -> str:
@@ -152,7 +152,7 @@ def _sections(
     seen, waiting = set[type[BaseModel]](), [(kind, path)]
     while waiting:
         model, place = waiting.pop(0)
-        if model in seen or (issubclass(model, Hardware) and path != "system"):
+        if model in seen or (issubclass(model, System) and path != "system"):
             continue  # which have a page of their own
         seen.add(model)
         yield from _section(model, place, defaults=defaults, values=values)
@@ -377,7 +377,7 @@ def machines() -> str:
 
 def machine(name: str) -> str:
     """Page of one machine: every constant with its value, provenance and source."""
-    shipped = Hardware.model_validate(tree_of(name))
+    shipped = System.model_validate(tree_of(name))
     head = f"# `{name}`\n\n{_sentence(shipped.description)} Choose it with `system={name}`; it is composed in "
     parts = [f"{head}`{conf_dir().name}/system/{name}.yaml`.\n", "| constant | value | provenance | source |"]
     parts += ["|---|---|---|---|"]

@@ -18,7 +18,7 @@ from benchmarks.timing import best
 from dse.config.options import conf_dir
 from simulators.costs.gemm.sharing import chosen
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 
 _DEGREES = np.arange(1, 17)
 
@@ -26,7 +26,7 @@ _DEGREES = np.arange(1, 17)
 def figures() -> dict[str, float]:
     """Seconds by name."""
     folder = conf_dir()
-    gpu = system_of(tree_of("mi100")).gpu
+    gpu = ScheduleSystem.of(tree_of("mi100")).gpu
     queues = yaml.safe_load((folder / "workload" / "goldyloc.yaml").read_text(encoding="utf-8"))["queues"]
     shapes = np.array(sorted({(one["m"], one["n"], one["k"]) for queue in queues for one in queue["gemms"]}), float)
     m, n, k = (column[:, None] for column in shapes.T)

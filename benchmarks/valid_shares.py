@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree, check_results
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.space import Assignment, Knob, Space
 from dse.values import Frozen
@@ -52,11 +52,7 @@ class Partial(Backend):
 
     def design(self, tree: Tree) -> _Design:
         """Validate a thing."""
-        check = Problems()
-        design = check.model(_Design, tree, path="")
-        check.done()
-        assert design is not None
-        return design
+        return validate_as(_Design, tree, path="")
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Evaluate designs one by one."""

@@ -28,9 +28,9 @@ from simulators.calibration.contention import Overlaps, median_errors
 from simulators.calibration.layouts import layout_of
 from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
 from simulators.calibration.predictions import Errors, predicted_by
-from simulators.hardware.device import Device, device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.model_zoo import option_tree
 from studies.overlap_measured.gemm_collective import holds_overlaps
 from studies.overlap_measured.prefills import holds_prefills
@@ -49,7 +49,7 @@ def device_named(name: str, library: str = "") -> Device | None:
         return None
     tree = tree_of(system)
     node = f"{tree['node']['name']}_{library}"
-    return device_of({**tree, "node": option_tree("node", node)} if node in list_options("node") else tree)
+    return Device.of({**tree, "node": option_tree("node", node)} if node in list_options("node") else tree)
 
 
 def judged(rows: MeasuredRows, device: Device) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def overlaps() -> dict[str, float]:
     """Median errors on the shipped overlaps of a GEMM and a collective that nothing is fitted to."""
-    medians = median_errors(system_of(tree_of("mi300x_8")), Overlaps.read())
+    medians = median_errors(ScheduleSystem.of(tree_of("mi300x_8")), Overlaps.read())
     return {f"overlap_{name}_median": error for name, error in medians.items()}
 
 

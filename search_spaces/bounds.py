@@ -43,7 +43,7 @@ from simulators.costs.transfer import (
     setup,
     slowed_beside_gemm,
 )
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.design import Bound
 from simulators.workloads.operators import Overlap, Workload
 

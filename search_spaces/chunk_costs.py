@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from simulators.costs.gemm import GemmCost, Gemms, GemmShape, beside_cu_copies, gemm_cost, gemms_of
 from simulators.costs.transfer import Mover, late_start_s
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.workloads.operators import Gemm
 
 _Size = tuple[ArrayLike, ArrayLike, ArrayLike]

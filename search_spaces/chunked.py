@@ -23,7 +23,7 @@ from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline, piece
 from simulators.costs.transfer import Route
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
@@ -73,25 +73,19 @@ class ChunkedSchedule(CommEngineKnobs):
             line.compute.gemm("gemm local", (line.shard_rows(0), line.op.local_n, line.op.local_k))
         for index in range(self.num_chunks):
             arrived = line.comm.step(f"piece {index}", self._amounts(line, index))
-            how: dict[str, Any] = {
-                "overlapped": index < self.num_chunks - 1,
-                "accumulate": self.chunk_dim == "k" and index > 0,
-            }
+            beside, accumulate = index < self.num_chunks - 1, self.chunk_dim == "k" and index > 0
             local, label = [] if self.local_shard_first else [0], f"gemm {index}"
             if self.compute == "fused":
-                peers = [*local, *(route.peer for route in line.routes)]
-                self._gemm(line, label, peers, index, {"after": arrived, **how})
+                size = self._size(line, [*local, *(route.peer for route in line.routes)], index)
+                line.compute.gemm(label, size, after=arrived, overlapped=beside, accumulate=accumulate)
                 continue
             for peer in local:
-                self._gemm(line, f"{label} local", [peer], index, {"after": arrived, **how})
+                size = self._size(line, [peer], index)
+                line.compute.gemm(f"{label} local", size, after=arrived, overlapped=beside, accumulate=accumulate)
             for route, transfer in zip(line.routes, arrived, strict=True):
-                beside = how["overlapped"] or self._still_copies(line, route)
-                self._gemm(
-                    line,
-                    f"{label}.{route.peer}",
-                    [route.peer],
-                    index,
-                    {**how, "after": [transfer], "overlapped": beside},
+                size, overlapped = self._size(line, [route.peer], index), beside or self._still_copies(line, route)
+                line.compute.gemm(
+                    f"{label}.{route.peer}", size, after=[transfer], overlapped=overlapped, accumulate=accumulate
                 )
 
     def _still_copies(self, line: Pipeline, route: Route) -> bool:
@@ -102,13 +96,13 @@ class ChunkedSchedule(CommEngineKnobs):
         """Lower a reduction: chunks to be sent are computed first, the local shard with each piece or at the end."""
         waiting: list[list[int]] = []
         for index in range(self.num_chunks):
-            how, label = {"overlapped": index > 0}, f"gemm {index}"
             local = [] if self.local_shard_first else [0]
             peers = [route.peer for route in line.routes]
-            if self.compute == "fused":
-                gemms = [self._gemm(line, label, [*peers, *local], index, how)]
-            else:
-                gemms = [self._gemm(line, f"{label}.{peer}", [peer], index, how) for peer in [*peers, *local]]
+            parts = {f".{peer}": [peer] for peer in [*peers, *local]}
+            gemms = [
+                line.compute.gemm(f"gemm {index}{name}", self._size(line, part, index), overlapped=index > 0)
+                for name, part in ({"": [*peers, *local]} if self.compute == "fused" else parts).items()
+            ]
             self._add(line, waiting, keep=1)
             waiting.append(line.comm.step(f"piece {index}", self._amounts(line, index), after=gemms[: len(peers)]))
         if self.local_shard_first:
@@ -131,9 +125,9 @@ class ChunkedSchedule(CommEngineKnobs):
         rows = [piece(line.shard_rows(route.peer), self.num_chunks, index) for route in line.routes]
         return [(route, line.payload(chunk_rows, cols)) for route, chunk_rows in zip(line.routes, rows, strict=True)]
 
-    def _gemm(self, line: Pipeline, label: str, peers: list[int], index: int, how: dict[str, Any]) -> int:
-        """Add the GEMM on piece `index` of the peers' shards: rows of all columns; or, k, all rows of a slice of the
-        depth (of the columns for a reduction).
+    def _size(self, line: Pipeline, peers: list[int], index: int) -> tuple[Any, Any, Any]:
+        """Size of the GEMM on piece `index` of the peers' shards: rows of all columns; or, k, all rows of a slice of
+        the depth (of the columns for a reduction).
         """
         rows, cols, depth = [line.shard_rows(peer) for peer in peers], line.op.local_n, line.op.local_k
         if self.chunk_dim == "m":
@@ -142,7 +136,7 @@ class ChunkedSchedule(CommEngineKnobs):
             cols = piece(cols, self.num_chunks, index)
         else:
             depth = piece(depth, self.num_chunks, index)
-        return line.compute.gemm(label, (sum(rows), cols, depth), **how)
+        return sum(rows), cols, depth
 
 
 SCHEDULE = ChunkedSchedule

@@ -14,8 +14,8 @@ from dse.units import Integer, Number, Seconds
 from dse.values import knob
 from search_spaces.bounds import piece_bound
 from simulators.costs.transfer import CommEngine, Mover, library_cus
+from simulators.hardware.machine import System
 from simulators.hardware.parts import ShortTime
-from simulators.hardware.system import System
 from simulators.overlap.design import Bound, ScheduleKnobs
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule

@@ -24,7 +24,7 @@ from simulators.costs.transfer import (
     slowed_beside_gemm,
     store_share,
 )
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph
 from simulators.workloads.operators import Overlap
 

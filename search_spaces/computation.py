@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from search_spaces.chunk_costs import ChunkCost, ContentionLaw, LawGroups
 from search_spaces.communication import Communication
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph
 from simulators.workloads.operators import Overlap
 

@@ -13,7 +13,8 @@ from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_
 from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
 from simulators.costs.fabric import capacities, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
-from simulators.hardware.system import System, WholeNode
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode
 from simulators.overlap.node import piece
 from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Collective, Elementwise, Mlp, Workload
@@ -338,8 +339,8 @@ class Transfers:
 
     def launch(self, gpu: GpuResources, label: str, delay: Any, *, after: Sequence[int]) -> int:
         """Add a time that passes on a GPU: a launch, a post or a flag."""
-        how: dict[str, Any] = {"delay": delay, "lane": "communication", "limiter": "launch"}
-        return self._graph.task(gpu.task_name(label), gpu.kind("launch"), after=after, **how)
+        name, kind = gpu.task_name(label), gpu.kind("launch")
+        return self._graph.task(name, kind, after=after, delay=delay, lane="communication", limiter="launch")
 
 
 def _transfer_options(gpu: GpuResources, segment: SegmentCost, amount: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from search_spaces.fused_tasks import Fusion, GpuResources, GpuTasks, KernelTask
 from search_spaces.segment_costs import Move
 from simulators.costs.fabric import loads_of_nodes
 from simulators.costs.transfer import TransferMode, library_cus, setup
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.node import piece
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Operator, Workload

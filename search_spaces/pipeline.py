@@ -17,7 +17,7 @@ from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.communication import WAIT_S, WAITING, Communication, Means
 from search_spaces.computation import Computation
 from simulators.costs.transfer import TransferMode, routes
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph, piece
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload

@@ -11,7 +11,7 @@ import numpy as np
 
 from simulators.costs.fabric import PhaseSegment, capacities, fewest_cus, messages_s, pace
 from simulators.costs.transfer import accumulate_hbm_bytes
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.workloads.operators import Collective
 
 

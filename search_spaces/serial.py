@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import library_cus
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

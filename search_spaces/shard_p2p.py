@@ -10,7 +10,7 @@ from typing import Literal
 
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

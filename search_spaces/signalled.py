@@ -28,7 +28,7 @@ from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import Mover, Route
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

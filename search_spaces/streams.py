@@ -20,7 +20,7 @@ import numpy as np
 from dse.units import Integer
 from dse.values import knob
 from simulators.costs.gemm.sharing import Choice, SharedGemms, chosen, lacks
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph

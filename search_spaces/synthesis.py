@@ -24,7 +24,7 @@ from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.sketches import Changes, Presets, Sketch, SketchSizes, TimedSketch
 from search_spaces.steps import Step
 from simulators.costs.transfer import library_cus
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.taskgraph.symmetry import reduce_graph
 from simulators.workloads.operators import Workload
 

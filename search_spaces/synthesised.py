@@ -37,7 +37,7 @@ from search_spaces.pipeline import Pipeline
 from search_spaces.steps import LOCAL, Step
 from search_spaces.synthesis import VERSION, ScheduleSearch
 from simulators.costs.transfer import Mover, Route, TransferMode, library_cus
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule

@@ -26,7 +26,8 @@ memory is one write, and takes the HBM for longer than a write does (`simulators
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -38,7 +39,7 @@ from dse.values import knob
 from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
 from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
@@ -250,6 +251,18 @@ class _Producer:
         return task
 
 
+@dataclass(frozen=True)
+class _Flow:
+    """Movement of bytes. gpu_uses: of the GPU's resources, for a byte. pace [bytes/s]. command_s: set-up [s] of the
+    DMA command that moves them; None for stores and kernels.
+    """
+
+    gpu_uses: Mapping[int, Any]
+    pace: Any
+    lane: str = "reduce_scatter"
+    command_s: Any = None
+
+
 class _Reduction:
     """Reduction of the chunks that a GEMM makes, over the GPUs that share it, and the all-gather of an all-reduce."""
 
@@ -291,20 +304,14 @@ class _Reduction:
 
     def _send(self, label: str, route: Route, amount: Any, *, after: Sequence[int]) -> int:
         """Add a GEMM's stores into a peer's memory, and by symmetry updates of this GPU's memory."""
-        options = {"gpu_uses": self._memory.updates(0.0), "pace": self._pace(route), "lane": "reduce_scatter"}
-        return self._transfer(label, route, amount, after=after, **options)
+        return self._transfer(label, route, amount, _Flow(self._memory.updates(0.0), self._pace(route)), after=after)
 
     def _forward(self, label: str, *, after: Sequence[int]) -> int:
         """Add a DMA command that reads a chunk and updates the neighbour's, by symmetry this GPU's."""
         dma = self._system.gpu.dma
         pace = np.minimum(self._pace(self._hop), dma.bytes_per_s)
-        options = {
-            "gpu_uses": self._memory.updates(1.0),
-            "pace": pace,
-            "lane": "reduce_scatter",
-            "setup_s": dma.setup_s,
-        }
-        return self._transfer(label, self._hop, self._chunk, after=after, **options)
+        flow = _Flow(self._memory.updates(1.0), pace, command_s=dma.setup_s)
+        return self._transfer(label, self._hop, self._chunk, flow, after=after)
 
     def _reduce_separately(self) -> list[int]:
         """Add the reduce-scatter after the GEMM, or beside it at no cost."""
@@ -334,19 +341,15 @@ class _Reduction:
             reads = (
                 2.0 if hop > 1 and not self._knobs.near_memory else 0.0 if hop == 1 and self._updates_in_place else 1.0
             )
-            options: dict[str, Any] = {
-                "gpu_uses": self._memory.moves(reads, updates=self._knobs.near_memory),
-                "pace": self._pace(self._hop),
-                "lane": "reduce_scatter",
-            }
-            after = [self._transfer(f"reduce {hop}", self._hop, self._chunk, after=after, **options)]
+            flow = _Flow(self._memory.moves(reads, updates=self._knobs.near_memory), self._pace(self._hop))
+            after = [self._transfer(f"reduce {hop}", self._hop, self._chunk, flow, after=after)]
         return after
 
     def _direct_steps(self, after: list[int]) -> list[int]:
         peers = self._peers
         uses = self._memory.moves(0.0 if self._updates_in_place else 1.0, updates=self._knobs.near_memory)
-        options: dict[str, Any] = {"gpu_uses": uses, "pace": self._pace(peers[0], peers), "lane": "reduce_scatter"}
-        return [self._transfer(f"reduce {route.peer}", route, self._chunk, after=after, **options) for route in peers]
+        flow = _Flow(uses, self._pace(peers[0], peers))
+        return [self._transfer(f"reduce {route.peer}", route, self._chunk, flow, after=after) for route in peers]
 
     def _final(self, after: list[int]) -> int:
         """Add the kernel that sums the chunks of the neighbour or of all peers with the local chunk."""
@@ -362,14 +365,14 @@ class _Reduction:
         """Add the all-gather: N - 1 hops, or from all peers at once; each chunk is read and written once."""
         after, uses = [self._launch("all_gather", after)], {self._memory.hbm: 2.0, self._memory.busy: 2.0}
         if self._ring:
-            options: dict[str, Any] = {"gpu_uses": uses, "pace": self._by_kernel([self._hop]), "lane": "all_gather"}
+            flow = _Flow(uses, self._by_kernel([self._hop]), "all_gather")
             for hop in range(1, self._gpus):
-                after = [self._transfer(f"gather {hop}", self._hop, self._chunk, after=after, **options)]
+                after = [self._transfer(f"gather {hop}", self._hop, self._chunk, flow, after=after)]
             return
         peers = self._peers
-        options = {"gpu_uses": uses, "pace": self._by_kernel(peers), "lane": "all_gather"}
+        flow = _Flow(uses, self._by_kernel(peers), "all_gather")
         for route in peers:
-            self._transfer(f"gather {route.peer}", route, self._chunk, after=after, **options)
+            self._transfer(f"gather {route.peer}", route, self._chunk, flow, after=after)
 
     def _launch(self, label: str, after: list[int]) -> int:
         delay = setup(self._system, by=self._kernel)
@@ -398,28 +401,26 @@ class _Reduction:
             return np.asarray(np.min([np.asarray(links(self._system.node)[name]) for name in route.loads], axis=0))
         return self._by_kernel(active or [route])
 
-    def _transfer(self, label: str, route: Route, amount: Any, *, after: Sequence[int], **how: Any) -> int:
-        """Add a transfer. how: `gpu_uses` (per byte), `pace` [bytes/s], `lane`, `setup_s` of a DMA command."""
-        gpu_uses, pace, lane = how["gpu_uses"], how["pace"], how["lane"]
-        uses = {**{self._memory.links[name]: load for name, load in route.loads.items()}, **gpu_uses}
+    def _transfer(self, label: str, route: Route, amount: Any, flow: _Flow, *, after: Sequence[int]) -> int:
+        uses = {**{self._memory.links[name]: load for name, load in route.loads.items()}, **flow.gpu_uses}
         busy = next(
-            (use for resource, use in gpu_uses.items() if resource in (self._memory.busy, self._memory.comm_busy)), 1.0
+            (use for place, use in flow.gpu_uses.items() if place in (self._memory.busy, self._memory.comm_busy)), 1.0
         )
-        seconds, tracked = amount / pace, self._knobs.reduction == "tracked" and lane == "reduce_scatter"
+        seconds, tracked = amount / flow.pace, self._knobs.reduction == "tracked" and flow.lane == "reduce_scatter"
         return self._graph.task(
             label,
             "transfer",
             after=after,
             work=amount,
-            cap=pace,
+            cap=flow.pace,
             uses=uses,
             alone_s=seconds,
             wide_s=seconds,
-            lane=lane,
+            lane=flow.lane,
             limiter="link",
             moved_bytes=amount,
-            delay=self._system.node.hop_latency_s + np.asarray(how.get("setup_s", 0.0)),
-            group="communication" if "setup_s" in how else "",
+            delay=self._system.node.hop_latency_s + np.asarray(0.0 if flow.command_s is None else flow.command_s),
+            group="" if flow.command_s is None else "communication",
             weight=self._memory.weight / np.asarray(busy),
             cus=0.0 if tracked else self._system.gpu.num_cus,
             ideal_s=amount / self._links_rate,

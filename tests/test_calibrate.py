@@ -30,7 +30,7 @@ from simulators.calibration.fit import (
 from simulators.calibration.measurements import MeasuredRows, read
 from simulators.calibration.rows import on_device
 from simulators.calibration.tables import read_folder
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Protocols
 from simulators.hardware.parts import Efficiency
@@ -82,7 +82,7 @@ def measured_by_the_model(path: Path, *, noise: float, lines: Sequence[str], tru
     """A table whose times are what the model says for some constants, with log-normal noise."""
     random, found = np.random.default_rng(7), []
     rows = {line: (one, place) for one in read(table(path, lines)) for place, line in enumerate(one.lines)}
-    times = {id(one): on_device(device_of(DEVICE), true, one).seconds for one, _ in rows.values()}
+    times = {id(one): on_device(Device.of(DEVICE), true, one).seconds for one, _ in rows.values()}
     for number, line in enumerate(lines, 2):
         one, place = rows[number]
         seconds = times[id(one)][place] * np.exp(noise * random.standard_normal(len(one.passes)).clip(-0.5))
@@ -296,10 +296,10 @@ def test_a_system_is_found_by_name_or_path_and_says_what_it_lacks(tmp_path: Path
         tree_of("p10")
     bad = {**DEVICE, "gpu": {**DEVICE["gpu"], "num_cu": 3}, "sources": {}}
     with pytest.raises(ConfigError) as caught:
-        device_of(bad)
+        Device.of(bad)
     assert "did you mean `system.gpu.num_cus`?" in str(caught.value)
     with pytest.raises(ConfigError, match=r"no entry in `sources` for gpu\.num_cus"):
-        device_of({**DEVICE, "sources": {}})
+        Device.of({**DEVICE, "sources": {}})
 
 
 def test_every_device_has_few_constants() -> None:

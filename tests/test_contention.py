@@ -34,8 +34,9 @@ from simulators.calibration.contention import (
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, beside_cu_copies, gemm_cost
 from simulators.costs.gemm.waves import fewest_free_cus
 from simulators.costs.transfer import channel_cus, late_start_s
+from simulators.hardware.machine import Gpu, System
 from simulators.hardware.parts import Contention, ShaderEngines
-from simulators.hardware.system import ScheduleGpu, System, WholeNode
+from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import ShapeList, Workload
@@ -197,12 +198,12 @@ def test_waves_of_each_engine_by_hand(size: int, tile: tuple[int, int], channels
     assert cost_beside(gpu, shape, channels).kernel.waves == beside
 
 
-def cost_beside(gpu: ScheduleGpu, shape: tuple[float, float, float], taken: int) -> GemmCost:
+def cost_beside(gpu: Gpu, shape: tuple[float, float, float], taken: int) -> GemmCost:
     """Cost of a GEMM by waves while other kernels hold CUs."""
     return gemm_cost(WaveGemms.of(gpu, "bf16"), GemmShape(*shape), taken=taken)
 
 
-def library_of(rows: int, cols: int) -> ScheduleGpu:
+def library_of(rows: int, cols: int) -> Gpu:
     """MI300X with a library of one macro-tile."""
     tiles = [{"rows": rows, "cols": cols, "efficiency": 1.0}]
     return design("serial", {"system.gpu.gemm.tiles": tiles}).system.gpu

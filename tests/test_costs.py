@@ -18,9 +18,10 @@ from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_ke
 from simulators.costs.gemm.tiles import TileShape, tile_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
-from simulators.hardware.device import Device, device_of
+from simulators.hardware.device import Device
+from simulators.hardware.machine import System
 from simulators.hardware.parts import Tile
-from simulators.hardware.system import System, links_of, system_of
+from simulators.hardware.system import ScheduleSystem, links_of
 from simulators.steps.groups import groups
 from simulators.steps.operators import Exchange, Op, Platform, Product, collective, operator_costs
 from simulators.workloads.model import Parallel
@@ -73,7 +74,7 @@ def by_tables(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
 @pytest.mark.parametrize("name", ["h100_8", "a100_8"])
 def test_every_backend_gives_the_same_gemm_the_same_time(name: str, model: str) -> None:
     tree = machine.merged(described(name, model), {"gpu": {"loaded": None}})  # at the clock of kernels alone
-    device = device_of(tree)
+    device = Device.of(tree)
     iterations = by_iterations(device, GEMMS)
     schedules = [by_schedules(tree, sizes) for sizes in GEMMS]
     assert schedules == pytest.approx(iterations, rel=1e-12, abs=0)
@@ -91,7 +92,7 @@ def gpus(draw: st.DrawFn) -> Gemms:
     name, precision = draw(st.sampled_from([("h100_8", "bf16"), ("mi355x_8", "bf16"), ("v100_8", "fp32")]))
     model = draw(st.sampled_from(MODELS))
     tree = described(name, model)
-    return gemms_of(system_of(tree), precision, model=model)  # type: ignore[arg-type]
+    return gemms_of(ScheduleSystem.of(tree), precision, model=model)  # type: ignore[arg-type]
 
 
 COLLECTIVES = [
@@ -105,12 +106,12 @@ COLLECTIVES = [
 def test_every_backend_gives_the_same_collective_the_same_time(name: str) -> None:
     """By links: a collective alone in a serial schedule, and in an iteration."""
     tree = machine.merged(shipped("system")[name], {"costs": {"collective": "links"}})
-    device = device_of(tree)
+    device = Device.of(tree)
     for pattern, gpus, mib in COLLECTIVES:
         payload = int(mib * 2**20)
         group = groups(device, Parallel(tp=gpus, pp=1, dp=1))["tp"]
         exchange = float(collective(Exchange(pattern, payload), group).seconds)  # type: ignore[arg-type]
-        system = links_of(system_of(tree), gpus)
+        system = links_of(ScheduleSystem.of(tree), gpus)
         by = TransferMode("cu", library_cus(system, pattern), pattern)  # type: ignore[arg-type]
         assert exchange == pytest.approx(float(alone(system, payload, by=by)), rel=1e-12, abs=0)
         assert exchange == pytest.approx(collective_in_a_schedule(tree, pattern, (gpus, payload)), rel=1e-12, abs=0)
@@ -156,7 +157,7 @@ def test_a_gemm_is_never_faster_beside_more_cus_of_others_and_keeps_its_tile(
 
 @given(shapes=st.lists(SHAPES, min_size=1, max_size=20))
 def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(shapes: list[tuple[int, int, int]]) -> None:
-    chip = FittedGemms.of(device_of(shipped("system")["v100_8"]), "fp32")
+    chip = FittedGemms.of(Device.of(shipped("system")["v100_8"]), "fp32")
     m, n, k = np.array(shapes, float).T
     products = products_of(chip, (m, n, k), transposed_a=True)
     times, kernel = quickest(products)
@@ -170,7 +171,7 @@ def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(shapes: lis
 def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
     name: str, shapes: list[tuple[int, int, int]]
 ) -> None:
-    chip = FittedGemms.of(device_of(shipped("system")[name]), "bf16")
+    chip = FittedGemms.of(Device.of(shipped("system")[name]), "bf16")
     m, n, k = np.array(shapes, float).T
     gemms = library_gemms(chip, GemmShape(m, n, k))
     assert chip.tiles is not None
@@ -184,7 +185,7 @@ def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
 
 @given(shape=SHAPES, cus=st.integers(1, 304))
 def test_stream_k_loses_no_wave_and_pays_with_partial_sums(shape: tuple[int, int, int], cus: int) -> None:
-    gpu = replace(WaveGemms.of(system_of(shipped("system")["mi300x_8"]).gpu, "bf16"), cus=cus)
+    gpu = replace(WaveGemms.of(ScheduleSystem.of(shipped("system")["mi300x_8"]).gpu, "bf16"), cus=cus)
     tiles = (Tile(rows=256, cols=256, efficiency=1.0),)
     dealt, streamed = (
         gemm_cost(
@@ -209,7 +210,7 @@ def test_a_format_without_a_peak_and_constants_that_are_missing_are_refused_by_p
 
 
 def test_the_rate_of_a_format_is_that_of_16_bits_by_the_ratio_of_the_data_sheet() -> None:
-    gpu = system_of(shipped("system")["mi300x_8"]).gpu
+    gpu = ScheduleSystem.of(shipped("system")["mi300x_8"]).gpu
     half, eighth = (WaveGemms.of(gpu, precision).flop_per_s_per_cu for precision in ("bf16", "fp8"))
     assert eighth == pytest.approx(2 * np.asarray(half), rel=1e-3)
 

@@ -20,7 +20,7 @@ from dse import plugins
 from dse.config.options import list_options
 from dse.study.settings import Settings
 from dse.values import LABELS
-from simulators.hardware.machine import Hardware
+from simulators.hardware.machine import System
 from tests.support import REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -67,7 +67,7 @@ def _fields(kind: type[BaseModel]) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "kind"), [("settings", Settings), ("hardware", Hardware)])
+@pytest.mark.parametrize(("page", "kind"), [("settings", Settings), ("hardware", System)])
 def test_every_field_has_a_row(page: str, kind: type[BaseModel]) -> None:
     text = _reference()[f"reference/fields/{page}.md"]
     kinds, rows = [kind], set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))

@@ -18,7 +18,8 @@ from dse.errors import ConfigError
 from dse.space import set_path
 from dse.values import leaves
 from simulators.costs.fabric import Algorithm, PhaseSegment, capacities, dimensions, mean_hops, num_gpus, pace, phases
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from simulators.workloads.operators import Pattern
@@ -39,7 +40,7 @@ def system(changes: dict[str, Any] | None = None) -> System:
     tree = {"system": shipped("system")["mi210_16x4"]}
     for path, value in (changes or {}).items():
         set_path(tree, f"system.{path}", value)
-    return System.model_validate(tree["system"])
+    return ScheduleSystem.model_validate(tree["system"])
 
 
 @st.composite
@@ -287,7 +288,7 @@ def test_names_in_a_list_of_written_out_workloads_are_checked() -> None:
 
 def test_what_a_system_has_not_is_no_part_of_its_identity() -> None:
     """So that results of systems without a fabric keep the keys that they had before there were any."""
-    alone = {path for path, _, _ in leaves(System.model_validate(shipped("system")["mi300x_8"]))}
+    alone = {path for path, _, _ in leaves(ScheduleSystem.model_validate(shipped("system")["mi300x_8"]))}
     many = {path for path, _, _ in leaves(system())}
     assert not [path for path in alone if path.startswith(("fabric", "gpu.persistent"))]
     assert {"fabric.nic.placement", "fabric.network.topology", "gpu.persistent.post_s"} <= many

@@ -19,7 +19,7 @@ from dse.space import set_path
 from search_spaces.fused_knobs import issue_order, partners, remote_chunks
 from simulators.costs.fabric import phases
 from simulators.costs.memory_bound import kernel_cost, rate_kept
-from simulators.hardware.system import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import Workload
@@ -223,7 +223,7 @@ def test_communication_shares_of_embeddings_are_those_of_the_minimal_model(depth
 @given(loss=st.floats(0, 0.9), stored=st.floats(0, 1e12), needed=st.floats(1e9, 1e14))
 def test_what_is_in_flight_bounds_a_rate_by_littles_law(loss: float, stored: float, needed: float) -> None:
     """A kernel loses at most what it has less in flight, nearly all of it where latency bounds, little elsewhere."""
-    system = System.model_validate(shipped("system")["mi210_4"])
+    system = ScheduleSystem.model_validate(shipped("system")["mi210_4"])
     persistent = system.gpu.persistent
     assert persistent is not None
     full = system.gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
@@ -237,7 +237,7 @@ def test_what_is_in_flight_bounds_a_rate_by_littles_law(loss: float, stored: flo
 
 @given(loss=st.floats(0, 0.9), stored=st.floats(0, 3e11))
 def test_communicating_slows_every_operator_and_none_beyond_its_share_of_requests(loss: float, stored: float) -> None:
-    system = System.model_validate(shipped("system")["mi210_4"])
+    system = ScheduleSystem.model_validate(shipped("system")["mi210_4"])
     gemm = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192, "precision": "fp16"}
     tree = {"op": gemm, **{"emb": {"kind": "embedding", "rows": 4096, "dim": 128, "pooling": 50}}}
     operators: Mapping[str, Any] = Workload.model_validate({"name": "x", "operators": tree}).operators

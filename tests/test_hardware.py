@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -13,14 +13,14 @@ from pydantic import BaseModel
 from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import list_options
-from dse.errors import ConfigError
+from dse.errors import ConfigError, Problems
 from dse.study.plan import plan
 from simulators.hardware import machine
-from simulators.hardware.device import Device, device_of
-from simulators.hardware.machine import Hardware, own_fields, reads, tree_of
+from simulators.hardware.device import Device
+from simulators.hardware.machine import CostModels, Gpu, System, View, reads, tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.hardware.network import link_rules
-from simulators.hardware.system import System, system_of
+from simulators.hardware.network import Node, link_rules
+from simulators.hardware.system import ScheduleSystem
 from simulators.hardware.systems import VIEWS, served_by
 from simulators.rules import problems
 from tests.support import merged, shipped
@@ -34,7 +34,7 @@ NAMES = tuple(list_options("system"))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_is_one_description_that_serves_some_backend(name: str) -> None:
-    Hardware.model_validate(tree_of(name))
+    System.model_validate(tree_of(name))
     served = served_by(name)
     assert any(not missing for missing in served.missing.values())
     assert sum(served.provenance.values()) == len(served.constants) > 10
@@ -56,46 +56,58 @@ def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
     assert served_by("h100_8").constants["gpu.efficiency.bf16.compute"][1] == "calibrated"
 
 
-def model_of(kind: type[BaseModel], part: str) -> type[BaseModel]:
-    """The model of a part, whether it may be absent or not."""
-    annotation: Any = kind.model_fields[part].annotation
-    model: type[BaseModel] = next(iter(get_args(annotation)), annotation)
-    return model
+@pytest.mark.parametrize("view", VIEWS.values())
+def test_a_view_reads_values_of_the_one_schema_and_needs_some_of_them(view: type[View]) -> None:
+    kinds: dict[str, type[BaseModel]] = {"": System, "gpu": Gpu, "node": Node, "costs": CostModels}
+    paths = {*view.needs, *view.presumes, *view.reads}
+    for path in paths:
+        above, _, name = path.rpartition(".")
+        assert name in kinds[above].model_fields
+    assert set(view.most) <= paths
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_declares_fields_of_the_one_schema(view: str) -> None:
-    def check(kind: type[BaseModel], whole: type[BaseModel]) -> None:
-        assert own_fields(kind) <= set(whole.model_fields)
+@pytest.mark.parametrize("view", VIEWS.values())
+def test_everything_that_a_machine_lacks_is_told_at_once_by_its_path(view: type[View]) -> None:
+    tree = {"name": "bare", "gpu": {"num_cus": 8}, "node": {"num_gpus": 2}}
+    check = Problems()
+    assert check.model(view, tree, path="system") is None
+    told = {problem.path.removeprefix("system."): problem for problem in check.found}
+    needs = set(view.needs) - set(tree)
+    assert needs <= set(told)
+    assert all(told[path].rule == "is missing" and "dse systems" in told[path].way_out for path in needs)
 
-    check(VIEWS[view], Hardware)
-    for part in ("gpu", "node"):
-        if part in own_fields(VIEWS[view]):
-            check(*(model_of(kind, part) for kind in (VIEWS[view], Hardware)))
+
+def test_a_number_that_a_backend_takes_no_larger_is_refused_by_its_path() -> None:
+    tree = machine.merged(shipped("system")["mi300x_8"], {"node": {"num_gpus": 65}})
+    with pytest.raises(ConfigError, match=r"system\.node\.num_gpus = 65: must be less than or equal to 64"):
+        ScheduleSystem.of(tree)
 
 
 def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:
     tree = shipped("system")["mi300x_8"]
     other = merged(shipped("system")["mi300x_8"], {"gpu": {"peak_hbm_bytes_per_s": "9 TB/s"}})
-    assert system_of(tree) == system_of(other)
-    assert device_of(tree) != device_of(other)
-    assert reads(System, "gpu.hbm_bytes_per_s")
-    assert not reads(System, "gpu.peak_hbm_bytes_per_s", tree)
+    assert ScheduleSystem.of(tree) == ScheduleSystem.of(other)
+    assert Device.of(tree) != Device.of(other)
+    assert reads(ScheduleSystem, "gpu.hbm_bytes_per_s")
+    assert not reads(ScheduleSystem, "gpu.peak_hbm_bytes_per_s", tree)
     assert reads(Device, "gpu.peak_hbm_bytes_per_s", tree)
     assert not reads(Device, "gpu.dma.num_engines", tree)
     assert reads(MemorySystem, "gpu.l2.bytes")
     assert not reads(MemorySystem, "node.num_gpus")
+    assert reads(ScheduleSystem, "node.num_gpus")
+    assert not reads(ScheduleSystem, "node.experts")  # though it needs a node
+    assert not reads(ScheduleSystem, "costs.sites")
 
 
 def test_a_view_reads_what_the_chosen_cost_models_need_and_no_more() -> None:
     tree = shipped("system")["h100_8"]
     change = {"gpu": {"efficiency": {"bf16": {"compute": 0.5}}, "gemm": {"prologue_s": "1 us"}}}
     waves, fitted = (machine.merged(tree, {"costs": {"gemm": model}}) for model in ("waves", "fitted"))
-    assert system_of(waves).gpu.efficiency is None
-    assert system_of(fitted) != system_of(machine.merged(fitted, change))
-    assert device_of(fitted).gpu.gemm is None
-    assert device_of(waves) != device_of(machine.merged(waves, change))
-    assert reads(System, "gpu.efficiency.bf16.compute", fitted)
+    assert ScheduleSystem.of(waves).gpu.efficiency is None
+    assert ScheduleSystem.of(fitted) != ScheduleSystem.of(machine.merged(fitted, change))
+    assert Device.of(fitted).gpu.gemm is None
+    assert Device.of(waves) != Device.of(machine.merged(waves, change))
+    assert reads(ScheduleSystem, "gpu.efficiency.bf16.compute", fitted)
     assert reads(Device, "gpu.dma.num_engines", machine.merged(tree, {"costs": {"collective": "links"}}))
 
 
@@ -103,8 +115,8 @@ def test_a_view_reads_what_the_chosen_cost_models_need_and_no_more() -> None:
 def test_parts_are_chosen_apart_and_the_name_says_so() -> None:
     tree = request(["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4"]).tree["system"]
     assert tree["name"] == "mi300x_8 gpu=mi210 node=mi210_mesh_4"
-    assert system_of({**tree, "fabric": {}}).gpu == system_of(tree_of("mi210_4")).gpu
-    assert system_of(tree).node == system_of(tree_of("mi210_4")).node
+    assert ScheduleSystem.of({**tree, "fabric": {}}).gpu == ScheduleSystem.of(tree_of("mi210_4")).gpu
+    assert ScheduleSystem.of(tree).node == ScheduleSystem.of(tree_of("mi210_4")).node
 
 
 def test_an_own_file_may_be_composed_of_shipped_parts(tmp_path: Path) -> None:
@@ -112,10 +124,10 @@ def test_an_own_file_may_be_composed_of_shipped_parts(tmp_path: Path) -> None:
     source = {"provenance": "derived", "source": "made up for a test"}
     own = {"name": "mine", "node": {"link_bytes_per_s": "90 GB/s"}, "sources": {"node.link_bytes_per_s": source}}
     path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h100"}, {"/node": "h100_switch_8"}, "_self_"], **own}))
-    machine = Hardware.model_validate(tree_of(str(path)))
+    machine = System.model_validate(tree_of(str(path)))
     assert machine.node is not None
     assert machine.node.link_bytes_per_s == 90e9
-    assert machine.gpu == Hardware.model_validate(tree_of("h100_8")).gpu
+    assert machine.gpu == System.model_validate(tree_of("h100_8")).gpu
     path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h1000"}], **own}))
     with pytest.raises(ConfigError, match=r"names no option of gpu.*did you mean `h100`"):
         tree_of(str(path))
@@ -133,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "told"), WRONG)
 def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        device_of(merged(shipped("system")["mi250"], {"node": {"num_gpus": 8}, **change}))
+        Device.of(merged(shipped("system")["mi250"], {"node": {"num_gpus": 8}, **change}))
     assert told in str(caught.value)
 
 
@@ -167,7 +179,7 @@ def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], told: str
     ],
 )
 def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str, Any], told: str) -> None:
-    machine = system_of(tree_of(system))
+    machine = ScheduleSystem.of(tree_of(system))
     assert machine.gpu.num_links is not None
     assert not list(link_rules(machine.node, machine.gpu.num_links))
     node = machine.node.model_copy(update=change)

@@ -14,8 +14,8 @@ import yaml
 from dse import plugins
 from dse.config.options import list_options
 from dse.config.yaml_checks import accidents, unreadable
-from simulators.hardware.machine import Hardware
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.memory.backend import MemoryBackend
 from simulators.steps.sites import SITES
 from tests import applications, iterations
@@ -117,7 +117,7 @@ def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
 @pytest.mark.parametrize("system", [*shipped("system")])
 def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(system: str) -> None:
     tree = shipped("system")[system]
-    found = Hardware.model_validate(tree)
+    found = System.model_validate(tree)
     facts = {
         path.partition(".")[2]: (provenance, source) for path, _, provenance, source in found.facts_below("system")
     }
@@ -129,7 +129,7 @@ def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(sys
 def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() -> None:
     schedules = [design(name) for name in shipped("schedule")]
     known = {path for one in schedules for path in _paths(one.model_dump(), "")}
-    systems = [System.model_validate(tree) for name, tree in shipped("system").items() if name in SYSTEMS]
+    systems = [ScheduleSystem.model_validate(tree) for name, tree in shipped("system").items() if name in SYSTEMS]
     known |= {path for one in systems for path in _paths(one.model_dump(), "system.")}
     metrics = overlap("analytic").described
     steps = iterations.BACKEND.described

@@ -28,9 +28,9 @@ from simulators.calibration.collectives import (
 from simulators.calibration.fit import PROTOCOL_PRIORS
 from simulators.costs.collective import Group, collective_cost, node_ring
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
-from simulators.hardware.device import LibraryNode, device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.network import CollectiveKind, CollectiveLibrary, InSwitch, Protocols, SwitchRate
+from simulators.hardware.network import CollectiveKind, CollectiveLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.workloads.model_zoo import option_tree
 from tests.iterations import BACKEND, metrics, step
 
@@ -74,7 +74,7 @@ def test_a_gpu_alone_waits_for_nobody() -> None:
 @pytest.mark.parametrize("kind", RINGS)
 def test_rings_inside_a_node_take_what_was_measured_and_beyond_it_what_the_network_takes(kind: CollectiveKind) -> None:
     library = CollectiveLibrary(bytes_per_s=2e11, latency_s=5e-6, network_bytes_per_s=2e10, protocols={kind: TRUE})
-    node = LibraryNode(num_gpus=8, library=library)
+    node = Node(num_gpus=8, library=library)
     bare = node.model_copy(update={"library": library.model_copy(update={"protocols": None})})
     gpus = np.array([4, 8, 16])
     ours, rings = (collective_cost(kind, "ring", 1e8, node_ring(one, gpus)).seconds for one in (node, bare))
@@ -138,7 +138,7 @@ def test_the_switch_adds_in_place_of_the_gpu(pattern: Any, gpus: int, size: floa
 
 def test_a_switch_computes_inside_a_node_and_only_what_it_can() -> None:
     library = CollectiveLibrary(bytes_per_s=2e11, latency_s=5e-6, network_bytes_per_s=2e10)
-    node = LibraryNode(num_gpus=8, library=library, in_switch=SWITCH)
+    node = Node(num_gpus=8, library=library, in_switch=SWITCH)
     group = replace(node_ring(node, np.array([1, 8, 16])), in_switch=SWITCH)
     cost, ring = (collective_cost("all_reduce", name, 1e8, group) for name in ("in_switch", "ring"))
     assert cost.seconds[0] == 0.0
@@ -165,7 +165,7 @@ def test_iterations_are_told_to_use_the_switch_and_refused_where_there_is_none()
 
 @pytest.mark.parametrize("name", ["h200_8", "h20_8", "h800_8", "b200_8", "b300_8"])
 def test_switches_that_were_not_measured_are_called_assumed(name: str) -> None:
-    facts = {path: kind for path, _, kind, _ in device_of(tree_of(name)).facts() if ".in_switch." in path}
+    facts = {path: kind for path, _, kind, _ in Device.of(tree_of(name)).facts() if ".in_switch." in path}
     assert set(facts.values()) == {"assumed"}
     assert len(facts) == 9
 
@@ -300,7 +300,7 @@ def test_rows_to_fit_on_are_spread_over_sizes_and_numbers_of_gpus(tmp_path: Path
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_shipped_constants_are_called_calibrated(name: str) -> None:
-    device = device_of(tree_of(name))
+    device = Device.of(tree_of(name))
     assert device.node is not None
     assert device.node.library is not None
     facts = {path: kind for path, _, kind, _ in device.facts() if ".protocols." in path}
@@ -311,7 +311,7 @@ def test_shipped_constants_are_called_calibrated(name: str) -> None:
 @pytest.mark.parametrize("name", ["a100_switch_8_vidur", "h100_switch_8_vidur"])
 def test_another_library_is_another_node_of_the_same_gpus(name: str) -> None:
     gpu = name.partition("_")[0]
-    device = device_of({**tree_of(f"{gpu}_8"), "node": option_tree("node", name)})
+    device = Device.of({**tree_of(f"{gpu}_8"), "node": option_tree("node", name)})
     assert device.node is not None
     assert device.node.library is not None
     assert device.node.library.name == "vidur"

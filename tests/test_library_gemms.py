@@ -21,11 +21,11 @@ from simulators.calibration.layouts import read_gemms, read_streams
 from simulators.calibration.measurements import STREAM_KINDS
 from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.streaming import streamed
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.parts import Efficiency, StreamingRates
 
-H100 = device_of(tree_of("h100_8"))
+H100 = Device.of(tree_of("h100_8"))
 TYPICAL_LIBRARY = typical_library(library_tiles(H100, "bf16") or ())
 CALIBRATED = {"a100_8": ("fp16", "bf16"), "h100_8": ("fp16", "bf16"), "mi300x_8": ("fp8",), "mi355x_8": ("bf16",)}
 
@@ -82,7 +82,7 @@ def test_every_constant_slows_some_product(constant: str, factor: float) -> None
 
 
 def test_eight_bits_move_half_of_sixteen() -> None:
-    gpu = device_of(tree_of("mi300x_8"))
+    gpu = Device.of(tree_of("mi300x_8"))
     eight, sixteen = (FittedGemms.of(gpu, name, efficiency=TYPICAL_LIBRARY) for name in ("fp8", "bf16"))
     narrow, wide = (gemm_cost(chip, GemmShape(8192, 1, 8192)) for chip in (eight, sixteen))
     assert narrow.flop == wide.flop

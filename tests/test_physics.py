@@ -22,9 +22,10 @@ from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, N
 from dse.values import Frozen, leaves
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import CommEngine, Route, TransferMode, alone, links, rate, routes
-from simulators.hardware.machine import Hardware
+from simulators.hardware.machine import Gpu, System
+from simulators.hardware.network import Node
 from simulators.hardware.sourced import WHAT_IF
-from simulators.hardware.system import LinkedNode, ScheduleGpu, System
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
 from tests.support import (
     FAMILIES,
@@ -57,11 +58,11 @@ def mi300x(**changes: Any) -> System:
 MI300X = mi300x()
 
 
-def cost(shape: tuple[Any, Any, Any], cus: Any = 304, gpu: ScheduleGpu = MI300X.gpu, **how: Any) -> GemmCost:
+def cost(shape: tuple[Any, Any, Any], cus: Any = 304, gpu: Gpu = MI300X.gpu, **how: Any) -> GemmCost:
     return gemm_cost(replace(WaveGemms.of(gpu, "bf16"), cus=cus), GemmShape(*shape, **how))
 
 
-def one_tile(**changes: Any) -> ScheduleGpu:
+def one_tile(**changes: Any) -> Gpu:
     """A GPU whose library has a single 256 x 256 tile."""
     tile = {"rows": 256, "cols": 256, "efficiency": 1.0}
     return mi300x(gpu__gemm__tiles=[tile], **changes).gpu
@@ -302,7 +303,7 @@ def test_collectives_take_the_time_that_their_topology_allows(gpus: int, pattern
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_bytes_on_the_links_of_a_ring_are_those_of_its_messages(pattern: Pattern) -> None:
     for gpus in range(2, 10):
-        node = LinkedNode(num_gpus=gpus, topology="ring", link_bytes_per_s=1e9)
+        node = Node(num_gpus=gpus, topology="ring", link_bytes_per_s=1e9)
         carried = dict.fromkeys(links(node), 0.0)
         for route in routes(node, pattern):
             for name, load in route.loads.items():
@@ -777,7 +778,7 @@ def numbers_of(tree: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_number_of_a_system_names_its_source(name: str) -> None:
     tree = shipped("system")[name]
-    facts = {path: (provenance, source) for path, _, provenance, source in Hardware.model_validate(tree).facts()}
+    facts = {path: (provenance, source) for path, _, provenance, source in System.model_validate(tree).facts()}
     written = {f"system.{path}" for path in numbers_of(tree)}
     assert len(written) > 10
     assert set(facts) <= written
@@ -793,7 +794,7 @@ def test_a_number_without_a_source_is_refused_by_path(name: str) -> None:
     }:
         tree = without_source(shipped("system")[name], path)
         with pytest.raises(ValueError, match=f"no entry in `sources` for {path}"):
-            Hardware.model_validate(tree)
+            System.model_validate(tree)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -801,7 +802,7 @@ def test_recollections_are_listed_as_recollections(name: str) -> None:
     """A number from memory stays one all the way to the report."""
     tree = shipped("system")[name]
     marked = {path for path, source in sources_of(tree).items() if source["provenance"] == "memory"}
-    facts = {path: provenance for path, _, provenance, _ in Hardware.model_validate(tree).facts()}
+    facts = {path: provenance for path, _, provenance, _ in System.model_validate(tree).facts()}
     recalled = {path.removeprefix("system.") for path, provenance in facts.items() if provenance == "memory"}
     assert recalled == {
         path.removeprefix("system.")
@@ -815,7 +816,7 @@ def test_an_unknown_kind_of_source_is_refused() -> None:
     tree = shipped("system")["mi300x_8"]
     tree["gpu"]["sources"]["num_cus"]["provenance"] = "guessed"
     with pytest.raises(ValueError, match=r"sources.*num_cus.*provenance"):
-        System.model_validate(tree)
+        ScheduleSystem.model_validate(tree)
 
 
 # Published values

@@ -14,7 +14,7 @@ from dse.space import set_path
 from dse.values import put
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word
-from simulators.hardware.system import System
+from simulators.hardware.system import ScheduleSystem
 from tests.support import backend, design_tree, results, shipped
 
 PARTS = {name: Pim.model_validate(tree["gpu"]["pim"]) for name, tree in shipped("pim").items() if "gpu" in tree}
@@ -41,7 +41,7 @@ def test_every_constant_has_a_source_and_every_source_a_constant(one: Instructio
 def test_a_memory_that_computes_may_be_that_of_any_system_and_says_where_its_numbers_are_from(name: str) -> None:
     part, system = shipped("pim")[name], shipped("system")["mi300x_8"]
     merged = {**system, **{key: {**system[key], **part[key]} for key in ("gpu", "sources")}}
-    facts = {path: source for path, _, _, source in System.model_validate(merged).facts() if ".pim." in path}
+    facts = {path: source for path, _, _, source in ScheduleSystem.model_validate(merged).facts() if ".pim." in path}
     assert {f"system.{path}" for path in part["sources"]} == set(facts)
     assert len(facts) == len(part["gpu"]["pim"])
 
@@ -191,7 +191,7 @@ def test_a_number_of_a_memory_without_a_source_is_refused() -> None:
     tree = shipped("system")["t3_ring"]
     del tree["gpu"]["sources"]["pim.stacks"]
     with pytest.raises(ValidationError, match=r"no entry in `sources` for gpu.pim.stacks"):
-        System.model_validate(tree)
+        ScheduleSystem.model_validate(tree)
 
 
 # Schedules that have some use for it
@@ -280,7 +280,7 @@ def test_an_elementwise_operator_reads_and_writes_every_tensor_once_or_takes_wha
     assert on_gpu["flop"] == near["flop"] == 8192 * 8192
     part = PARTS["hbm2_pim"]
     seconds = part.map_s(part.per_unit(amount), reads=2, writes=1, operations=1)
-    launch = System.model_validate(gpu).gpu.kernel_launch_s
+    launch = ScheduleSystem.model_validate(gpu).gpu.kernel_launch_s
     assert near["makespan_s"] == pytest.approx(launch + seconds, rel=1e-9)
     assert near["comm_cu_s"] == near["exposed_comm_s"] == 0  # as of any operator
     assert elementwise("pim", units_per_bank=0.25)["makespan_s"] > near["makespan_s"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulators.calibration.measurements import read
 from simulators.costs.gemm import FittedGemms
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.steps.operators import ModelBlock, Op, OperatorCost, Platform, Recurrence, operator_costs
 from simulators.steps.recurrent import speech_blocks, translation_blocks
@@ -25,7 +25,7 @@ from tests.support import shipped
 Floats = NDArray[np.float64]
 Model = Speech | Translation
 
-VEGA = FittedGemms.of(device_of(tree_of("vega_fe")), "fp32")
+VEGA = FittedGemms.of(Device.of(tree_of("vega_fe")), "fp32")
 GPUS = ("vega_fe", "vega_fe_852mhz", "vega_fe_16_cus", "vega_fe_no_l1", "vega_fe_no_l2")
 DS2 = Speech.model_validate(shipped("model")["ds2"])
 GNMT = Translation.model_validate(shipped("model")["gnmt"])
@@ -154,13 +154,13 @@ def test_more_of_anything_takes_longer_and_16_bits_move_half(model: Model) -> No
 
 @pytest.mark.parametrize("name", GPUS)
 def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_faster(name: str) -> None:
-    device = device_of(tree_of(name))
+    device = Device.of(tree_of(name))
     changed = {path for path, *_ in device.facts_below("") if re.search("clock|active_cus|without_cache", path)}
     assert bool(changed) == (name != "vega_fe")
     blocks = blocks_of(DS2, 800)
     slow, whole = total("seconds", blocks, FittedGemms.of(device, "fp32")), total("seconds", blocks)
     assert slow == whole if name == "vega_fe" else slow > 1.02 * whole
-    assert device.gpu.as_described == device_of(tree_of("vega_fe")).gpu
+    assert device.gpu.as_described == Device.of(tree_of("vega_fe")).gpu
 
 
 # Time over sequence length
@@ -196,7 +196,7 @@ def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(share
 def on_all_gpus(model: Model, sizes: NDArray[np.int64]) -> Floats:
     """Seconds [configurations, N] of an epoch's iterations."""
     unique, places = np.unique(sizes, return_inverse=True)
-    chips = [FittedGemms.of(device_of(tree_of(name)), "fp32") for name in GPUS]
+    chips = [FittedGemms.of(Device.of(tree_of(name)), "fp32") for name in GPUS]
     blocks = blocks_of(model, unique)
     return np.stack([total("seconds", blocks, chip)[places] for chip in chips])
 

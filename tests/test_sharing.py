@@ -17,12 +17,13 @@ from benchmarks import tuning
 from dse.backend import Batch
 from dse.cli import main
 from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels, lacks
-from simulators.hardware.system import ScheduleGpu, system_of
+from simulators.hardware.machine import Gpu
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from studies.goldyloc.predictor import DegreePredictor, score_choices
 from tests.support import shipped
 
-GPU: ScheduleGpu = system_of(shipped("system")["mi100"]).gpu
+GPU: Gpu = ScheduleSystem.of(shipped("system")["mi100"]).gpu
 BACKEND = OverlapBackend("fluid")
 SIZES = st.integers(1, 64).map(lambda size: 64 * size)
 DEGREES = st.integers(1, 16)
@@ -137,7 +138,7 @@ def test_small_gemms_gain_from_company() -> None:
 
 
 def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
-    other = system_of(shipped("system")["mi210_4"]).gpu
+    other = ScheduleSystem.of(shipped("system")["mi210_4"]).gpu
     assert "gpu.llc.bytes_per_s" in lacks(other)
     with pytest.raises(ValueError, match=r"need gpu\.llc\.bytes_per_s"):
         kernels(other, (128, 128, 128), precision="fp16")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulators.costs.protocols import protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_s
 from simulators.hardware.machine import merged
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 from tests.support import backend, design, results, shipped
 
 H100 = {f"system.{key}": value for key, value in shipped("system")["h100_8"].items() if key not in ("sources", "name")}
@@ -72,7 +72,7 @@ def test_stores_of_tiles_reach_their_share_of_the_links_together(efficiency: flo
 
 @given(mib=st.floats(0.1, 512))
 def test_a_serial_collective_takes_what_its_library_was_measured_to_take(mib: float) -> None:
-    system = system_of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
+    system = ScheduleSystem.of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
     by, payload = TransferMode("cu", 24, "all_gather"), mib * 2**20
     assert system.node.library is not None
     constants = (system.node.library.protocols or {})["all_gather"]
@@ -81,7 +81,7 @@ def test_a_serial_collective_takes_what_its_library_was_measured_to_take(mib: fl
 
 
 def test_fewer_cus_than_the_library_takes_make_it_slower_and_copies_have_no_library() -> None:
-    system = system_of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
+    system = ScheduleSystem.of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
     times = [library_s(system, 1e8, by=TransferMode("cu", cus, "all_gather")) for cus in (4, 24, 132)]
     assert all(seconds is not None for seconds in times)
     assert times[0] > times[1] == times[2]  # type: ignore[operator]

@@ -27,6 +27,7 @@ from dse.cli import main
 from dse.content_hash import content_keys
 from dse.store.contract import Context
 from dse.store.database import StoreError
+from dse.store.fronts import front
 from dse.store.owner import Owner, me
 from dse.store.result_rows import Fresh, fits, key_bytes
 from dse.store.result_store import Store, leases, owners, quarantine, results
@@ -157,7 +158,7 @@ def test_the_front_of_a_study_holds_what_nothing_recorded_dominates(numbers: lis
         for key, (time, gain) in zip(key_bytes(keys_of(range(len(numbers)))), numbers, strict=True)
         if not any(t <= time and g >= gain and (t, g) != (time, gain) for t, g in numbers)
     ]
-    keys, values = store.front(1, {"time_s": "minimize", "gain": "maximize"})
+    keys, values = front(store, 1, {"time_s": "minimize", "gain": "maximize"})
     assert sorted(keys) == sorted(key.hex() for key in best)
     assert len(values) == len(best)
 
@@ -165,7 +166,7 @@ def test_the_front_of_a_study_holds_what_nothing_recorded_dominates(numbers: lis
 def test_the_front_is_the_same_in_every_database(url: str) -> None:
     store = Store(url)
     recorded(store, fresh(range(-50, 50)))
-    keys, values = store.front(1, {"time_s": "minimize", "gain": "maximize"})
+    keys, values = front(store, 1, {"time_s": "minimize", "gain": "maximize"})
     at = made(range(-50, 50))
     expected = [
         (time, gain)

@@ -18,7 +18,8 @@ from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
-from simulators.hardware.system import System, system_of
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from tests.support import backend, lower, merged, results, shipped
 from tests.test_grids import evaluated
@@ -207,7 +208,7 @@ def test_one_queue_delays_a_gemm_by_the_bursts_that_its_stages_leave(gpus: int, 
 
 def staged(shape: tuple[int, int, int], size: float = 16e6) -> StagedGemm:
     tree = merged(shipped("system")["t3_ring"], {"gpu": {"llc": {"bytes": size}}})
-    return stage_gemm(system_of(tree).gpu, shape, precision="fp16", bypass=True)
+    return stage_gemm(ScheduleSystem.of(tree).gpu, shape, precision="fp16", bypass=True)
 
 
 waits = st.floats(1e-7, 1e-3)
@@ -304,7 +305,7 @@ def test_a_baseline_needs_neither_tracker_nor_units() -> None:
 
 
 def t3_system() -> System:
-    return system_of(shipped("system")["t3_ring"])
+    return ScheduleSystem.of(shipped("system")["t3_ring"])
 
 
 @pytest.mark.slow
@@ -315,7 +316,7 @@ def test_reads_lie_between_once_and_every_pass_and_fall_with_cache_and_bypass(
 ) -> None:
     def reads(amount: float, *, bypass: bool) -> float:
         tree = merged(shipped("system")["t3_ring"], {"gpu": {"llc": {"bytes": amount}}})
-        return float(stage_gemm(system_of(tree).gpu, shape, precision="fp16", bypass=bypass).read_bytes)
+        return float(stage_gemm(ScheduleSystem.of(tree).gpu, shape, precision="fp16", bypass=bypass).read_bytes)
 
     m, n, k = shape
     once = 2 * k * (m + n)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import codesign
 from dse.errors import ConfigError
-from simulators.hardware.machine import Hardware, tree_of, tree_of_gpu
+from simulators.hardware.machine import System, tree_of, tree_of_gpu
 from simulators.hardware.technology import (
     MachineActivity,
     MachineKnobs,
@@ -270,9 +270,9 @@ def test_ten_thousand_machines_are_priced_at_once() -> None:
 # Systems
 
 
-def system(name: str, **gpu: Any) -> Hardware:
+def system(name: str, **gpu: Any) -> System:
     """A shipped system with other numbers of its GPU."""
-    whole = Hardware.model_validate(tree_of(name))
+    whole = System.model_validate(tree_of(name))
     return whole.model_copy(update={"gpu": whole.gpu.model_copy(update=gpu)})
 
 
@@ -294,7 +294,7 @@ def test_a_grid_of_a_system_is_priced_as_arrays() -> None:
 
 def test_more_memory_bandwidth_takes_more_stacks() -> None:
     base = system("mi300x_8")
-    more = system("mi300x_8", hbm_bytes_per_s=1.5 * base.gpu.hbm_bytes_per_s)  # type: ignore[operator]
+    more = system("mi300x_8", hbm_bytes_per_s=1.5 * base.gpu.hbm_bytes_per_s)
     machines = [of_system(each, TECHNOLOGY) for each in (base, more)]
     assert float(machines[1].hbm_stacks) > float(machines[0].hbm_stacks) == 8  # type: ignore[arg-type]
     assert float(machines[1].hbm_bytes_per_s) == pytest.approx(1.5 * 5.3e12)  # type: ignore[arg-type]
@@ -309,7 +309,7 @@ def test_dies_of_another_gpu_are_told_as_assumed() -> None:
 
 @pytest.mark.parametrize("name", sorted(known_gpus().alike))
 def test_a_gpu_like_another_has_its_own_counts(name: str) -> None:
-    machine = of_system(Hardware.model_validate(tree_of_gpu(name)), TECHNOLOGY)
+    machine = of_system(System.model_validate(tree_of_gpu(name)), TECHNOLOGY)
     assert np.asarray(machine.cus_on_die) >= np.asarray(machine.num_cus)
     assert 300 < float(price(machine, NOMINAL).area_mm2) < 2000
 

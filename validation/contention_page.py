@@ -19,7 +19,7 @@ from benchmarks.recorded import ROOT
 from dse.config.options import conf_dir
 from simulators.calibration.contention import TIMES, Overlaps, errors, median_errors
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 from studies.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
 from validation.calibrated_numbers import Number, calibrated_numbers
 
@@ -65,7 +65,7 @@ def coefficients() -> Iterator[str]:
 
 def measured_errors() -> Iterator[str]:
     """Lines of medians over the rows not fitted, and of the tables of all rows."""
-    system, rows = system_of(tree_of(MACHINE)), Overlaps.read()
+    system, rows = ScheduleSystem.of(tree_of(MACHINE)), Overlaps.read()
     medians, unseen = median_errors(system, rows), int((~rows.fitted).sum())
     texts = ", ".join(f"{100 * medians[time]:.1f} % {_NAMES[time]}" for time in TIMES)
     yield f"Medians over the {unseen} rows not fitted to: {texts}. Errors in %, hipBLASLt / work stealing:"

@@ -13,8 +13,8 @@ import pandas as pd
 from benchmarks.recorded import ROOT
 from dse.config.yaml_checks import load_yaml
 from search_spaces.chunk_costs import ChunkCosts
-from simulators.hardware.machine import Hardware, tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.machine import System, tree_of
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Gemm
 
 FOLDER = ROOT / "conf" / "data" / "measured"
@@ -35,9 +35,9 @@ class MeasuredGpu:
         return tree_of(str(system))
 
     @cached_property
-    def hardware(self) -> Hardware:
+    def hardware(self) -> System:
         """The system with all its constants."""
-        return Hardware.model_validate(self.tree)
+        return System.model_validate(self.tree)
 
     def table(self, name: str) -> pd.DataFrame:
         """A table of the folder."""
@@ -49,7 +49,7 @@ class MeasuredGpu:
 
     def plan(self, precision: Any = "bf16", mover: Any = "cu") -> ChunkCosts:
         """Costs of GEMMs of any size as overlap plans take them."""
-        return ChunkCosts(system_of(self.tree), Gemm(m=1, n=1, k=1, precision=precision), mover, None)
+        return ChunkCosts(ScheduleSystem.of(self.tree), Gemm(m=1, n=1, k=1, precision=precision), mover, None)
 
     def lost(self, rows: pd.DataFrame) -> Any:
         """Slowdown of GEMMs on the SMs that are left, as overlap plans predict it."""

@@ -43,8 +43,8 @@ from dse.progress import bar
 from dse.space import set_path
 from simulators.costs.fabric import capacities, latency_s
 from simulators.engines.fluid import ENGINE
-from simulators.hardware.machine import tree_of
-from simulators.hardware.system import System
+from simulators.hardware.machine import System, tree_of
+from simulators.hardware.system import ScheduleSystem
 from simulators.taskgraph.graph import GraphBuilder
 
 PATTERNS = ("ring", "permutation", "all_to_all", "incast")
@@ -144,7 +144,7 @@ def network(traffic: Traffic, link: Link) -> System:
     changes |= {"network.topology": "fat_tree", "network.oversubscription": 1.0, "network.hop_s": link.hop_s}
     for path, value in changes.items():
         set_path(tree, f"fabric.{path}", value)
-    return System.model_validate(tree)
+    return ScheduleSystem.model_validate(tree)
 
 
 def our_seconds(traffic: Traffic, link: Link) -> float:

@@ -25,9 +25,9 @@ from simulators.calibration.collectives import COLLECTIVE_ROWS
 from simulators.calibration.contention import Overlaps, fit_contention
 from simulators.calibration.fit import fit
 from simulators.calibration.tables import is_of
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
@@ -59,7 +59,7 @@ def operators(numbers: Sequence[Number], table: Path | None) -> Refit:
             every = [rows for rows in read_table(table) if rows.precision in precisions]
         rows = [rows for rows in every if is_of(rows, str(gpu.get("measured_as")))] or every
         kernels = [group for group in rows if group.kind not in ("allreduce", *COLLECTIVE_ROWS)]
-        fitted = fit(device_of({"name": gpu["name"], "gpu": gpu}), kernels)
+        fitted = fit(Device.of({"name": gpu["name"], "gpu": gpu}), kernels)
         tree = {"efficiency": {name: constants.model_dump() for name, constants in fitted.efficiency.items()}}
         values |= {number: _rounded(_at(tree, number.path)) for number in own}
     return Refit(values)
@@ -127,7 +127,7 @@ def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
     assert table is not None
     rows = Overlaps.read(table)
     (option,) = _by_option(numbers)
-    system = system_of(tree_of(f"{option.rpartition('/')[2]}_8"))
+    system = ScheduleSystem.of(tree_of(f"{option.rpartition('/')[2]}_8"))
     fitted = fit_contention(system, rows.where(rows.fitted))
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
 

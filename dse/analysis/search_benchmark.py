@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.content_hash import keys_to_hex
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.evaluation.calls import call
 from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.search.genes import Genes
@@ -202,11 +202,7 @@ class LandscapeBackend(Backend):
 
     def design(self, tree: Tree) -> SearchBenchmarkDesign:
         """Validate a search."""
-        check = Problems()
-        search = check.model(SearchBenchmarkDesign, tree, path="")
-        check.done()
-        assert search is not None
-        return search
+        return validate_as(SearchBenchmarkDesign, tree, path="")
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every value of `run` may be a knob."""

@@ -76,6 +76,10 @@ def disk_is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+MISSING = object()
+"""What stands in a tree for a value that must be given there, so that its place is told with all other problems."""
+
+
 class Problems:
     """Collects problems over several checks; `done()` raises them together.
 
@@ -107,6 +111,15 @@ class Problems:
             self.found[MOST_SHOWN:] = [Problem(file, f"has {more} more problems")]
         if self.found:
             raise ConfigError(self.found)
+
+
+def validate_as(kind: type[Model], tree: object, *, path: str) -> Model:
+    """Validate `tree` as `kind`. Raises ConfigError with every problem."""
+    check = Problems()
+    model = check.model(kind, tree, path=path)
+    check.done()
+    assert model is not None
+    return model
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
@@ -241,7 +254,7 @@ def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iter
         if item["type"] == "extra_forbidden":
             fields = list(owner.model_fields) if owner else []
             yield Problem(dotted, "is not a known key", way_out=_other_key(dotted, fields))
-        elif item["type"] == "missing":
+        elif item["type"] == "missing" or item["input"] is MISSING:
             yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
         else:
             value = item["input"] if _is_leaf(item["input"]) else None  # whole sections would fill the screen

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from pydantic import BaseModel
 
-from dse.errors import Broken, ConfigError, Problem, Problems
+from dse.errors import Broken, ConfigError, Problem, validate_as
 from dse.errors.parsing import parse_json, parse_yaml
 
 if TYPE_CHECKING:
@@ -102,10 +102,7 @@ def _of_folder(parse: Callable[[], Any]) -> Any:
 
 def read_as(kind: type[BaseModel], path: Path, tree: Any) -> dict[str, Any]:
     """A tree that was read from a file and has the shape of `kind`, with its defaults. Raises ConfigError."""
-    check = Problems()
-    model = check.model(kind, tree, path=str(path))
-    check.done()
-    assert model is not None
+    model = validate_as(kind, tree, path=str(path))
     return {**tree, **model.model_dump()}
 
 

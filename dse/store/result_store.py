@@ -8,14 +8,11 @@ Other tables hold the studies that requested the results, and the leases of poin
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import moocore
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import (
     Column,
     Integer,
@@ -25,7 +22,6 @@ from sqlalchemy import (
     Table,
     any_,
     bindparam,
-    cast,
     delete,
     func,
     insert,
@@ -328,51 +324,6 @@ class Store:
 
         self.database.write(work)
 
-    def front(self, study: int, goals: Mapping[str, str]) -> tuple[list[str], NDArray[np.float64]]:
-        """Keys [F] (hex) and objectives [F, objectives] of the Pareto front of the points that a study evaluated.
-
-        goals: minimize or maximize, by metric. The database concatenates the rows, so that a million of them need no
-        Python object each. Raises ValueError for an unknown metric.
-        """
-        query = select(results.c.context).where(results.c.study == study, results.c.metrics != b"").limit(1)
-        number = self.database.read(lambda connection: connection.execute(query).scalar())
-        made_in = None if number is None else self.context(number)
-        if made_in is None:
-            return [], np.empty((0, len(goals)))
-        places, signs = [made_in.metrics.index(name) for name in goals], _signs(goals)
-        row = np.dtype([("key", "V16"), ("metrics", "<f8", len(made_in.metrics))])  # as bytes are joined: no gaps
-        parts = _result_bytes(self.database, study, self.number(made_in))
-        best = _nondominated((np.frombuffer(part, row) for part in parts), np.empty(0, row), places, signs)
-        return [bytes(key).hex() for key in best["key"]], best["metrics"][:, places]
-
-
-def _nondominated(parts: Iterable[Any], best: Any, places: Sequence[int], signs: Any) -> Any:
-    """Rows of parts whose metrics at `places`, times signs, no other row's dominate."""
-    for part in parts:
-        rows = np.concatenate([best, part])
-        for start in range(0, len(rows), _CHUNK):  # the front of fronts: cheaper than one of all rows
-            chunk = rows[start : start + _CHUNK]
-            best = np.concatenate([best, chunk]) if start else chunk
-            # equal points are all shown
-            best = best[moocore.is_nondominated(best["metrics"][:, places] * signs, keep_weakly=True)]
-    return best
-
-
-def _result_bytes(database: Database, study: int, context: int) -> Iterator[bytes]:
-    """Keys and metrics of all results with metrics of a study, as bytes, in sixteen parts by key."""
-    row_bytes = results.c.key.concat(results.c.metrics)
-    lite = database.dialect.name == "sqlite"  # its group_concat takes bytes as a text of the same bytes
-    joined = cast(func.group_concat(row_bytes, ""), Blob) if lite else func.string_agg(row_bytes, b"")
-    ends = [bytes([16 * part]) for part in range(16)]  # neither database holds more than 1 GB in one value
-    for low, high in itertools.pairwise([*ends, b"\xff" * 17]):  # above every key
-        mine = (results.c.study == study, results.c.context == context, results.c.metrics != b"")
-        query = select(joined).where(*mine, results.c.key >= low, results.c.key < high)
-        yield database.read(functools.partial(_scalar, query)) or b""
-
-
-def _scalar(query: Any, connection: Connection) -> Any:
-    return connection.execute(query).scalar()
-
 
 def schema_of(connection: Connection) -> int:
     """The version of a database; of one whose number was lost, the former one if it holds results."""
@@ -413,10 +364,6 @@ def recorded_keys(url: str) -> Iterator[Keys]:
         raise StoreError(f"{hidden(url)} cannot be read ({error.orig}); look at it with python -m dse check") from error
     finally:
         engine.dispose()
-
-
-def _signs(goals: Mapping[str, str]) -> NDArray[np.float64]:
-    return np.array([1.0 if goal == "minimize" else -1.0 for goal in goals.values()])
 
 
 def chunks(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

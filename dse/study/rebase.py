@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 
 from dse.content_hash import content_keys, grid_content_keys
-from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors import ConfigError, Problem, pairs, validate_as
 from dse.errors.parsing import parse_json
 from dse.progress import bar
 from dse.store.contract import Context
@@ -61,10 +61,7 @@ _VALUES: Mapping[str, Mapping[Any, str]] = {
 def rebase(words: Sequence[str]) -> int:
     """`rebase [store=<URL>] [output_dir=outputs] [config_dir=] [command=]`: 3 if some results could not be carried."""
     options = pairs(words, {"store": "auto", "output_dir": "outputs"}, optional=["config_dir", "command"])
-    check = Problems()
-    store_at = check.model(StoreAt, {"name": "rebase", "url": options["store"]}, path="store")
-    check.done()
-    assert store_at is not None
+    store_at = validate_as(StoreAt, {"name": "rebase", "url": options["store"]}, path="store")
     url = store_at.database_url(Path(options["output_dir"]))
     if is_missing(url):
         raise ConfigError([Problem("output_dir", "holds no results.db", options["output_dir"], "run a study first")])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dse.errors import ConfigError, Problem, Problems, hidden, pairs
+from dse.errors import ConfigError, Problem, hidden, pairs, validate_as
 from dse.progress import bar
 from dse.results import output_files
 from dse.study.plan_again import present_value
@@ -168,12 +168,9 @@ def _views_of(study: StudyFolder, arguments: Mapping[str, str]) -> TrackingSetti
         recorded |= {name: _trusted_place(study, name, recorded.get(name), arguments) for name in ("uri", "optuna")}
         if recorded["uri"] is None and recorded["optuna"] is None:
             recorded["uri"] = _DEFAULT
-    check = Problems()
     fields = {"name": str(recorded.pop("name", "")), "description": str(recorded.pop("description", "")), **recorded}
     fields |= {key: arguments[key] for key in ("points",) if key in arguments}
-    tracking = check.model(TrackingSettings, fields, path="")
-    check.done()
-    return tracking  # type: ignore[return-value]
+    return validate_as(TrackingSettings, fields, path="")
 
 
 def _trusted_place(study: StudyFolder, name: str, recorded: object, arguments: Mapping[str, str]) -> str | None:

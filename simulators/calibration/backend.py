@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config.options import conf_dir
-from dse.errors import Problems, did_you_mean, nearest
+from dse.errors import Problems, did_you_mean, nearest, validate_as
 from dse.space import get_path
 from dse.units import Bytes, BytesPerSecond, Integer, illegal
 from dse.values import Frozen
@@ -20,7 +20,7 @@ from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import MODELS, PredictedRows, peers, predicted_by, refusal
 from simulators.calibration.rows import cost_of
 from simulators.calibration.tables import is_of, read_folder
-from simulators.hardware.device import Device, device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Topology
 
@@ -154,7 +154,7 @@ class MeasuredBackend(Backend):
         kinds = tree.get("predict", {}).get("kinds")
         for name in tree["devices"]:
             system = tree_of(name)
-            device = device_of(system, name)
+            device = Device.of(system, name)
             if seen.setdefault(device.name, name) != name:  # titles of scenarios are names of devices
                 check.add("devices", f"and {seen[device.name]} are both called {device.name}", value=name)
             device_rows = rows_of(device, measured)
@@ -198,11 +198,7 @@ class MeasuredBackend(Backend):
 
     def design(self, tree: Tree) -> MeasuredDesign:
         """Validate a design. Raises ConfigError with every problem."""
-        check = Problems()
-        design = check.model(MeasuredDesign, tree, path="")
-        check.done()
-        assert design is not None
-        return design
+        return validate_as(MeasuredDesign, tree, path="")
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Accept `predict.model` as the only knob."""

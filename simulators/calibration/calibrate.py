@@ -38,7 +38,7 @@ from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
 from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
 from simulators.calibration.rows import on_device
-from simulators.hardware.device import Device, device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, peak_format, tree_of
 from simulators.hardware.network import Protocols, SwitchRate
 
@@ -118,14 +118,14 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[MeasuredRows], file: 
 
     The constants of a precision without rows in the file stay, and so does the node without all-reduces.
     """
-    device = device_of(tree)
+    device = Device.of(tree)
     label, device_rows = _rows_of_device(device, rows, file)
     _check(device, device_rows, file)
     num_gpus = 8 if device.node is None else device.node.num_gpus
     constants = _constants(fit(device, device_rows, num_gpus=num_gpus), file)  # on some of the rows, chosen by shape
     # so that the fitted device is found in the same table again
     new_tree = merged(tree, {**constants, "gpu": {**constants["gpu"], "measured_as": device.gpu.measured_as or label}})
-    fitted_device = device_of(new_tree)
+    fitted_device = Device.of(new_tree)
     predictions = {
         model: [predicted for group in device_rows if (predicted := predicted_by(model, fitted_device, group))]
         for model in MODELS

@@ -35,8 +35,7 @@ from simulators.calibration.measurements import MeasuredRows
 from simulators.costs.chip import Cost
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
-from simulators.hardware.device import LibraryNode
-from simulators.hardware.network import CollectiveKind, Protocols, SwitchedKind, SwitchRate
+from simulators.hardware.network import CollectiveKind, Node, Protocols, SwitchedKind, SwitchRate
 
 Floats = NDArray[np.float64]
 Way = Literal["inside", "across_nodes", "in_switch"]
@@ -262,7 +261,7 @@ def evenly_spaced(rows: MeasuredRows) -> NDArray[np.int64]:
     return np.array(sorted(places))
 
 
-def constants_of(node: LibraryNode, row_kind: str) -> Protocols | SwitchRate | None:
+def constants_of(node: Node, row_kind: str) -> Protocols | SwitchRate | None:
     """Fitted constants of a node for a kind of rows; None if it has none."""
     kind, way = COLLECTIVE_ROWS[row_kind]
     if way == "in_switch":
@@ -277,7 +276,7 @@ def _by_name(constants: Mapping[Any, Any] | None) -> dict[str, Any]:
     return {str(kind): fitted for kind, fitted in (constants or {}).items()}
 
 
-def fitted_names(node: LibraryNode, rows: MeasuredRows) -> frozenset[str]:
+def fitted_names(node: Node, rows: MeasuredRows) -> frozenset[str]:
     """Names of the rows that a node's constants were fitted on; none of another library."""
     part = node.in_switch if COLLECTIVE_ROWS[rows.kind][1] == "in_switch" else node.library
     # constants of one library say nothing of another

@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds, link_share
-from simulators.hardware.device import LibraryNode
-from simulators.hardware.network import TokenKernel, TokenKernelKind
+from simulators.hardware.network import Node, TokenKernel, TokenKernelKind
 from simulators.workloads.model_zoo import option_tree
 
 Floats = NDArray[np.float64]
@@ -157,7 +156,7 @@ def is_fitted(row: KernelRow) -> bool:
     return shape in _FITTED_SHAPES and row.num_sms in ((4, 8, 16, 24) if routed.nodes > 1 else _FITTED_SMS)
 
 
-def predict(kernel: TokenKernel, row: KernelRow, node: LibraryNode) -> float:
+def predict(kernel: TokenKernel, row: KernelRow, node: Node) -> float:
     """Time [s] of a row by constants of its kernel and direction."""
     inside: Any = np.minimum(np.asarray(row.routed.gpus), node.num_gpus)
     share = link_share(node, inside)
@@ -176,7 +175,7 @@ _BOUNDS: Mapping[str, tuple[float, float, float]] = {  # least, typical, most
 }
 
 
-def fit(rows: Sequence[KernelRow], node: LibraryNode) -> TokenKernel:
+def fit(rows: Sequence[KernelRow], node: Node) -> TokenKernel:
     """Constants of one kernel and direction from rows, robustly on the logarithms, with weak priors."""
     from scipy.optimize import least_squares
 
@@ -200,19 +199,19 @@ def _kernel(logs: Floats) -> TokenKernel:
 
 
 @functools.cache
-def node_of(device: str) -> LibraryNode:
+def node_of(device: str) -> Node:
     """The node that has the constants of a device of the tables."""
-    return LibraryNode.model_validate(option_tree("node", NODES[device]))
+    return Node.model_validate(option_tree("node", NODES[device]))
 
 
-def constants_of(row: KernelRow, node: LibraryNode) -> TokenKernel | None:
+def constants_of(row: KernelRow, node: Node) -> TokenKernel | None:
     """Constants that a node has for the kernel of a row."""
     kernels = {} if node.experts is None else {str(kind): kernel for kind, kernel in node.experts.kernels.items()}
     kernel = kernels.get(row.kind)
     return None if kernel is None else getattr(kernel, row.direction)
 
 
-def error_of(kernel: TokenKernel, row: KernelRow, node: LibraryNode) -> float:
+def error_of(kernel: TokenKernel, row: KernelRow, node: Node) -> float:
     """Predicted over measured time, less 1; of a published bandwidth, bytes over predicted time tell the time."""
     predicted = predict(kernel, row, node)
     if not row.bytes_per_s:  # a published bandwidth
@@ -224,7 +223,7 @@ def error_of(kernel: TokenKernel, row: KernelRow, node: LibraryNode) -> float:
     return predicted / (moved / row.bytes_per_s) - 1
 
 
-def fit_all(rows: Iterable[KernelRow], node: LibraryNode) -> Mapping[str, tuple[TokenKernel, tuple[str, ...]]]:
+def fit_all(rows: Iterable[KernelRow], node: Node) -> Mapping[str, tuple[TokenKernel, tuple[str, ...]]]:
     """Kernel and direction -> constants and the names of the rows that they were fitted on."""
     by_group: dict[str, list[KernelRow]] = {}
     for row in rows:

@@ -29,8 +29,8 @@ from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
 from simulators.calibration.rows import allreduce, on_device
 from simulators.costs.convolution import Layer
 from simulators.costs.streaming import streamed
-from simulators.hardware.device import Device, LibraryNode
-from simulators.hardware.network import CollectiveLibrary, Protocols, SwitchRate
+from simulators.hardware.device import Device
+from simulators.hardware.network import CollectiveLibrary, Node, Protocols, SwitchRate
 from simulators.hardware.parts import Efficiency, StreamingRates
 
 Floats = NDArray[np.float64]
@@ -289,7 +289,7 @@ def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
     guess = CollectiveLibrary(bytes_per_s=1e9, latency_s=1e-6)
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
-        node = LibraryNode(num_gpus=num_gpus, library=guess.model_copy(update=dict(values)))
+        node = Node(num_gpus=num_gpus, library=guess.model_copy(update=dict(values)))
         return allreduce(node, rows).seconds
 
     return guess.model_copy(update=_least(free, predict, [chosen]))

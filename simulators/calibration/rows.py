@@ -10,7 +10,8 @@ from simulators.costs.convolution import convolution
 from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed
-from simulators.hardware.device import Device, LibraryNode
+from simulators.hardware.device import Device
+from simulators.hardware.network import Node
 from simulators.hardware.parts import Efficiency
 
 
@@ -43,7 +44,7 @@ def on_device(device: Device, constants: Efficiency, rows: MeasuredRows) -> Cost
     return convolution(chip, shape)
 
 
-def allreduce(node: LibraryNode, rows: MeasuredRows) -> Cost:
+def allreduce(node: Node, rows: MeasuredRows) -> Cost:
     """Costs [R, 1] of rings over the GPUs of a node, or of several nodes if needed; bytes are those sent."""
     gpus, payload = rows.shape["gpus"], FLOAT_BYTES * rows.shape["floats"]
     cost = collective_cost("all_reduce", "ring", payload, node_ring(node, gpus))

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.machine import Gpu, Hardware
+from simulators.hardware.machine import Gpu, System
 from simulators.hardware.parts import ELEMENT_BYTES, Assignment, Efficiency, ShaderEngines
 from simulators.hardware.shared import shared_constants
 
@@ -51,7 +51,7 @@ class Chip:
 
     @classmethod
     def of(
-        cls, device: Hardware, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
+        cls, device: System, precision: str, *, efficiency: Efficiency | None = None, cus: ArrayLike | None = None
     ) -> Self:
         """A device at a precision as it runs, all its active CUs granted unless said otherwise.
 

@@ -37,9 +37,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
-from simulators.hardware.device import LibraryNode
-from simulators.hardware.machine import Hardware
-from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Protocols, SwitchRate
+from simulators.hardware.machine import System
+from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.system import links_of
 from simulators.workloads.operators import Pattern as LinkPattern
@@ -73,7 +72,7 @@ class Group:
     network: Mapping[str, Protocols] | None = None
     num_nodes: ArrayLike = 1
     in_switch: InSwitch | None = None
-    links: Hardware | None = None
+    links: System | None = None
     experts: ExpertLibrary | None = None
     link_share: ArrayLike = 1.0
 
@@ -143,7 +142,7 @@ def collective_cost(
     return CollectiveCost(*(np.asarray(column, float) for column in columns))
 
 
-def _over_links(machine: Hardware, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike) -> Floats:
+def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus: ArrayLike) -> Floats:
     """Time [s] of a collective by kernels over the links of a node (`simulators.costs.transfer.alone`)."""
     counts, size = np.broadcast_arrays(np.asarray(num_gpus, float), payload)
     seconds = np.zeros(size.shape)  # a single GPU sends nothing
@@ -226,7 +225,7 @@ def flat_ring(inside: Group, between: Group, gpus_per_node: ArrayLike) -> Group:
     return Group(nodes * np.asarray(gpus_per_node), rate, late, **able)
 
 
-def node_ring(node: LibraryNode, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
+def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
     """Ring of `gpus` GPUs, `together` of them in each node (None: all GPUs of a node).
 
     The rate is NaN for a ring that leaves the node if the network's rate is not given. Raises ValueError if nothing is

@@ -25,8 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.device import LibraryNode
-from simulators.hardware.network import ExpertLibrary, TokenKernel, TokenKernels
+from simulators.hardware.network import ExpertLibrary, Node, TokenKernel, TokenKernels
 from simulators.workloads.experts import distinct_places
 
 Floats = NDArray[np.float64]
@@ -83,7 +82,7 @@ def kernel_seconds(kernel: TokenKernel, routed: RoutedTokens, *, num_sms: ArrayL
     return np.asarray(np.where(np.asarray(routed.gpus) > 1, seconds, 0.0), float)
 
 
-def link_share(node: LibraryNode, gpus: ArrayLike) -> Floats:
+def link_share(node: Node, gpus: ArrayLike) -> Floats:
     """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
     count = np.asarray(gpus, float)
     if node.topology != "mesh":

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.transfer import TransferMode, kernel_share, links, routes
+from simulators.hardware.machine import System
 from simulators.hardware.network import Fabric
-from simulators.hardware.system import System
 from simulators.workloads.operators import Pattern
 
 Algorithm = Literal["direct", "hierarchical"]

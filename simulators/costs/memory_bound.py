@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.transfer import link_utilisation
-from simulators.hardware.system import ScheduleGpu, System
+from simulators.hardware.machine import Gpu, System
 from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
@@ -69,7 +69,7 @@ def kernel_cost(
     return KernelCost(count * cost.seconds, count * cost.kernel.hbm_bytes, count * cost.flop, count)
 
 
-def _derate(gpu: ScheduleGpu, kept: ArrayLike) -> ScheduleGpu:
+def _derate(gpu: Gpu, kept: ArrayLike) -> Gpu:
     """The GPU with a share of its rates of arithmetic."""
     changed: dict[str, Any] = {"matrix_flop_per_s_per_cu": kept * np.asarray(gpu.matrix_flop_per_s_per_cu)}
     if gpu.peak_flop_per_s is not None:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.transfer import TransferMode, rate, routes
+from simulators.hardware.machine import System
 from simulators.hardware.parts import LoadedClock
-from simulators.hardware.system import System
 
 
 def collective_w(system: System, by: TransferMode) -> float:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import protocol_seconds
-from simulators.hardware.network import Protocols
-from simulators.hardware.system import LinkedNode, ScheduleGpu, System
+from simulators.hardware.machine import Gpu, System
+from simulators.hardware.network import Node, Protocols
 from simulators.workloads.operators import Pattern
 
 CommEngine = Literal["cu", "dma"]
@@ -40,7 +40,7 @@ class Rates:
     limiter: str
 
 
-def links(node: LinkedNode) -> dict[str, ArrayLike]:
+def links(node: Node) -> dict[str, ArrayLike]:
     """Incoming links of a GPU and their rates [bytes/s]."""
     rate = node.link_bytes_per_s
     if node.topology == "pcie":  # one port for all peers, at the rate of one link
@@ -52,7 +52,7 @@ def links(node: LinkedNode) -> dict[str, ArrayLike]:
     return {f"link.{peer}": rate for peer in range(1, node.num_gpus)}
 
 
-def routes(node: LinkedNode, pattern: Pattern) -> list[Route]:
+def routes(node: Node, pattern: Pattern) -> list[Route]:
     """One route per peer, in order of arrival.
 
     Mesh: a link of its own. Switch, PCIe: all share the GPU's port. Ring: data goes the shorter way round; an
@@ -255,7 +255,7 @@ def saturating_cus(system: System, pattern: Pattern, *, share: float) -> int:
     return int(every[np.argmax(paces >= share * paces[-1])])  # the first that reaches it
 
 
-def late_start_s(gpu: ScheduleGpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float64]:
+def late_start_s(gpu: Gpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float64]:
     """Time [s] of a GEMM's run that passes until kernels launched beside it move data; `gemm_s`: its time alone.
 
     Their workgroups wait for others to leave, on the slowest of all GPUs: measured as a share of the GEMM's time that

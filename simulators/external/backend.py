@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from dse.backend import Backend, Batch, Columns, Metric, Result, Results, Tree
-from dse.errors import Problems, did_you_mean
+from dse.errors import Problems, did_you_mean, validate_as
 from dse.space import get_path, set_path
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
@@ -55,10 +55,7 @@ class ExternalBackend(Backend):
     batch = 1  # a process each
 
     def __init__(self, **parameters: Any) -> None:
-        check = Problems()
-        program = check.model(ExternalProgram, parameters, path="simulator")
-        check.done()
-        assert program is not None
+        program = validate_as(ExternalProgram, parameters, path="simulator")
         self._program, self._limits = program, program.limits()
         self._command = ProgramCommand.find(program, Path.cwd())
         self.metrics = {name: measure.metric() for name, measure in program.metrics.items()}

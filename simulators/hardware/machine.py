@@ -7,21 +7,27 @@ A machine (`conf/system/<name>.yaml`) is composed of a GPU (`conf/gpu`), a node 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import InitErrorDetails
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
-from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
+from dse.space import get_path
 from dse.units import Bytes, FlopPerSecond, Integer, Number
-from dse.values import LABELS, Frozen, knob, leaves
+from dse.values import LABELS, knob
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
+    ABSENT,
     ELEMENT_BYTES,
     L1,
     L2,
+    LACKS,
     AddressMapping,
     Bandwidth,
     Cache,
@@ -36,6 +42,7 @@ from simulators.hardware.parts import (
     Grown,
     LaunchTime,
     LoadedClock,
+    Part,
     PeakFormat,
     Persistent,
     Power,
@@ -50,9 +57,14 @@ from simulators.hardware.parts import (
 from simulators.hardware.pim import Pim
 from simulators.hardware.sourced import SourcedValue, WithSources, is_fact
 
+Cus = Annotated[Integer, Field(ge=1, le=4096)]
+Clock = Annotated[Number, Field(gt=0, le=4)]
+Speed = Annotated[Number, Field(gt=0, le=1e3)]
 Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
 GemmModel = Literal["waves", "fitted"]
 CollectiveModel = Literal["links", "library"]
+SiteModel = Literal["uncontended", "fluid", "node"]
+"""Models of a schedule at a site, from the coarsest to the finest."""
 
 _FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16"}
 """Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
@@ -64,22 +76,19 @@ def peak_format(precision: str) -> str:
 
 
 class CostModels(Grown):
-    """Names of the models of operators' costs; None: the backend's own choice.
+    """Names of the models of operators' costs; a view of a machine presumes those of its backend.
 
     gemm: `waves` (`simulators.costs.gemm.waves`: tiles of the library, sustained rates) or `fitted`
     (`simulators.costs.gemm.fitted`: constants fitted to measured GEMMs). collective: `links`
     (`simulators.costs.transfer`: what CUs or copy engines move over the node's links) or `library`
-    (`simulators.costs.collective`: what the library of collectives was measured to reach).
+    (`simulators.costs.collective`: what the library of collectives was measured to reach). sites: of a schedule at a
+    site (`simulators.steps.sites`): the longest path without contention, one GPU that stands for all, or every GPU of a
+    tp group, with unevenly sharded rows.
     """
 
-    gemm: Annotated[GemmModel | None, knob(structural=True)] = None
-    collective: Annotated[CollectiveModel | None, knob(structural=True)] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_choices_to_the_backend(cls, tree: Any) -> Any:
-        """`gemm: null` is no choice."""
-        return {name: value for name, value in tree.items() if value is not None} if isinstance(tree, Mapping) else tree
+    gemm: Annotated[Part[GemmModel], knob(structural=True)] = ABSENT
+    collective: Annotated[Part[CollectiveModel], knob(structural=True)] = ABSENT
+    sites: Annotated[Part[SiteModel], knob(structural=True)] = ABSENT
 
 
 class Gpu(WithSources, Grown):
@@ -107,30 +116,32 @@ class Gpu(WithSources, Grown):
     page_bytes (alignment of tensors).
     """
 
+    missing_way_out: ClassVar[str] = LACKS
+
     name: str = ""
     description: str = ""
-    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
+    num_cus: Cus
     num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
-    active_cus: Annotated[Integer, Field(ge=1, le=4096)] | None = None
-    clock: Annotated[Number, Field(gt=0, le=4)] | None = None
+    active_cus: Cus | None = None
+    clock: Part[Clock] = ABSENT
     disabled_cache: Annotated[SwitchableCache | None, knob(structural=True)] = None
     without_cache: Mapping[SwitchableCache, WithoutCache] | None = None
-    flop_vs_bw: Annotated[Number, Field(gt=0, le=1e3)] | None = None
-    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
-    peak_hbm_bytes_per_s: Bandwidth | None = None
-    hbm_bytes: Capacity | None = None
-    matrix_flop_per_s_per_cu: FlopPerSecond | None = None
-    flop_per_s: Rates | None = None
-    hbm_bytes_per_s: Bandwidth | None = None
-    kernel_launch_s: LaunchTime | None = None
-    measured_as: str | None = None
-    efficiency: Mapping[Precision, Efficiency] | None = None
-    fitted_on: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
+    flop_vs_bw: Part[Speed] = ABSENT
+    peak_flop_per_s: Part[Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]]] = ABSENT
+    peak_hbm_bytes_per_s: Part[Bandwidth] = ABSENT
+    hbm_bytes: Part[Capacity] = ABSENT
+    matrix_flop_per_s_per_cu: Part[FlopPerSecond] = ABSENT
+    flop_per_s: Part[Rates] = ABSENT
+    hbm_bytes_per_s: Part[Bandwidth] = ABSENT
+    kernel_launch_s: Part[LaunchTime] = ABSENT
+    measured_as: Part[str] = ABSENT
+    efficiency: Part[Mapping[Precision, Efficiency]] = ABSENT
+    fitted_on: Part[Mapping[str, Mapping[str, tuple[str, ...]]]] = ABSENT
     note: Any = None
-    gemm: GemmLibrary | None = None
-    cu_copy: CuCopy | None = None
-    dma: Dma | None = None
-    contention: Contention | None = None
+    gemm: Part[GemmLibrary] = ABSENT
+    cu_copy: Part[CuCopy] = ABSENT
+    dma: Part[Dma] = ABSENT
+    contention: Part[Contention] = ABSENT
     persistent: Persistent | None = None
     power: Power | None = None
     loaded: LoadedClock | None = None
@@ -139,16 +150,40 @@ class Gpu(WithSources, Grown):
     tracker: Tracker | None = None
     shader_engines: ShaderEngines | None = None
     staged_bytes: Bytes | None = None
-    cycle_s: Annotated[ShortTime, Field(gt=0)] | None = None
-    waves: Annotated[Integer, Field(ge=1, le=64)] | None = None
-    in_flight: Count | None = None
-    launch_s: ShortTime | None = None
-    l1: L1 | None = None
-    l2: L2 | None = None
-    dram: Dram | None = None
-    mapping: AddressMapping | None = None
-    line_bytes: Annotated[Integer, Field(ge=32, le=256)] | None = None
-    page_bytes: Annotated[Integer, Field(ge=256, le=2**30)] | None = None
+    cycle_s: Part[Annotated[ShortTime, Field(gt=0)]] = ABSENT
+    waves: Part[Annotated[Integer, Field(ge=1, le=64)]] = ABSENT
+    in_flight: Part[Count] = ABSENT
+    launch_s: Part[ShortTime] = ABSENT
+    l1: Part[L1] = ABSENT
+    l2: Part[L2] = ABSENT
+    dram: Part[Dram] = ABSENT
+    mapping: Part[AddressMapping] = ABSENT
+    line_bytes: Part[Annotated[Integer, Field(ge=32, le=256)]] = ABSENT
+    page_bytes: Part[Annotated[Integer, Field(ge=256, le=2**30)]] = ABSENT
+
+    @field_validator("efficiency")
+    @classmethod
+    def _has_the_peaks(
+        cls, efficiency: Mapping[str, Efficiency] | None, info: ValidationInfo
+    ) -> Mapping[str, Efficiency] | None:
+        peaks = info.data.get("peak_flop_per_s")
+        absent = [name for name in efficiency or () if peaks is not None and peak_format(name) not in peaks]
+        if absent:
+            raise ValueError(f"has constants for {', '.join(absent)}, whose rate peak_flop_per_s does not give")
+        return efficiency
+
+    @field_validator("line_bytes", "page_bytes")
+    @classmethod
+    def _is_a_power_of_two(cls, size: int | None) -> int | None:
+        if size is not None and size & (size - 1):
+            raise ValueError("must be a power of two")
+        return size
+
+    @property
+    def as_described(self) -> Self:
+        """The GPU as its data sheet says, with all CUs and caches at the nominal clock."""
+        changed = {"active_cus": None, "clock": 1.0, "disabled_cache": None, "without_cache": None, "flop_vs_bw": 1.0}
+        return self.model_copy(update=changed)
 
     @property
     def working_cus(self) -> int:
@@ -190,7 +225,7 @@ class Gpu(WithSources, Grown):
         return {str(name): fitted for name, fitted in (self.efficiency or {}).items()}.get(precision)
 
 
-class Hardware(SourcedValue, Grown):
+class System(SourcedValue, Grown):
     """A GPU, its node and the fabric. costs: models by which operators are costed.
 
     cost_weights (dotted path -> weight) and cost_reference define the cost proxy. node: None for a GPU alone. fabric:
@@ -200,11 +235,11 @@ class Hardware(SourcedValue, Grown):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.= -]{1,200}$")]
     description: str = ""
     gpu: Gpu
-    node: Node | None = None
+    node: Part[Node] = ABSENT
     fabric: Fabric | None = None
-    costs: CostModels | None = None
-    cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]] | None = None
-    cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]] | None = None
+    costs: Part[CostModels] = ABSENT
+    cost_weights: Part[Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]] = ABSENT
+    cost_reference: Part[Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]] = ABSENT
 
     @model_validator(mode="before")
     @classmethod
@@ -219,14 +254,13 @@ class Hardware(SourcedValue, Grown):
     def _weighs_own_numbers(
         cls, weights: Mapping[str, float] | None, info: ValidationInfo
     ) -> Mapping[str, float] | None:
-        parts = {name: info.data[name] for name in ("gpu", "node", "fabric") if info.data.get(name)}
-        numbers = {
-            f"{name}.{path}" for name, part in parts.items() for path, value, _ in leaves(part) if is_fact(value)
-        }
-        unknown = [path for path in weights or () if {"gpu", "node"} <= set(parts) and path not in numbers]
+        if weights is None:
+            return None
+        has_parts = info.data.get("gpu") is not None and info.data.get("node") is not None
+        unknown = [path for path in weights if has_parts and not is_fact(get_path(info.data, path))]
         if unknown:
             raise ValueError(f"names {', '.join(unknown)}, no number of a system")
-        if weights is not None and not sum(weights.values()) > 0:
+        if not sum(weights.values()) > 0:
             raise ValueError("must not all be zero: the cost proxy is their weighted mean")
         return weights
 
@@ -245,29 +279,72 @@ class Hardware(SourcedValue, Grown):
         return self.facts_below("system")
 
 
-class View(Frozen):
-    """Mixin of a model that reads some fields of its base: those that its own class declares, and labels.
+class View(System):
+    """A machine as a backend sees it: what it does not read is dropped before validation, so that a design says nothing
+    of it, and a key that no machine has is refused.
 
-    What else the base knows is dropped before validation, so that a design says nothing of what its backend does not
-    read; a key that the base does not know is refused. only_for: name of a cost model's kind -> model -> dotted paths
-    that are read where this model is chosen (`costs`), and dropped elsewhere.
+    needs: dotted paths of what it reads and must be there, below parts that are. presumes: values of what it reads and
+    need not be given. reads: other paths that it reads beside labels; of a part without a path below it, all. most: the
+    largest numbers that it takes. only_for: name of a cost model's kind -> model -> dotted paths that are read where
+    this model is chosen (`costs`), and dropped elsewhere.
     """
 
-    missing_way_out: ClassVar[str] = "`python -m dse systems` shows which machines have it; or give it with its source"
+    missing_way_out: ClassVar[str] = LACKS
+    needs: ClassVar[tuple[str, ...]] = ()
+    presumes: ClassVar[Mapping[str, Any]] = {}
+    reads: ClassVar[tuple[str, ...]] = ()
+    most: ClassVar[Mapping[str, int]] = {}
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
+
+    @classmethod
+    def of(cls, tree: object, path: str = "system") -> Self:
+        """Validate the tree of a machine. Raises ConfigError with every problem."""
+        return validate_as(cls, tree, path=path)
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_own_fields(cls, tree: Any) -> Any:
+    def _keep_what_is_read(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping):
             return tree
-        own = own_fields(cls)
-        read = {
-            key: value for key, value in tree.items() if (key in own or key not in cls.model_fields) and value != {}
-        }
-        for path in _of_other_models(cls, read):
-            read = _without(read, path.split("."))
-        return read
+        own_tree = _read_of(cls, System, tree, "")
+        for name, kind in _PARTS.items():
+            if isinstance(own_tree.get(name), Mapping):
+                own_tree[name] = _read_of(cls, kind, own_tree[name], f"{name}.")
+        for path in _of_other_models(cls, own_tree):
+            own_tree = _without(own_tree, path.split("."))
+        return own_tree
+
+    @model_validator(mode="after")
+    def _is_not_too_large(self) -> Self:
+        above = [
+            InitErrorDetails(type="less_than_equal", loc=tuple(path.split(".")), input=value, ctx={"le": most})
+            for path, most in self.most.items()
+            if (value := get_path(self, path)) is not None and value > most
+        ]
+        if above:
+            raise ValidationError.from_exception_data(type(self).__name__, above)
+        return self
+
+
+_PARTS: Mapping[str, type[BaseModel]] = {"gpu": Gpu, "node": Node, "costs": CostModels}
+
+
+def _read_of(view: type[View], kind: type[BaseModel], tree: Mapping[str, Any], above: str) -> dict[str, Any]:
+    """Pick what a view reads of the machine, or of a part of it, with what it presumes and marks of what it needs."""
+    read = {
+        name: value
+        for name, value in tree.items()
+        if value != {} and (name not in kind.model_fields or _may_read(view, f"{above}{name}"))
+    }
+    absent = {name: value for name, value in _values_where_absent(view, above).items() if read.get(name) is None}
+    return read | absent
+
+
+@cache
+def _values_where_absent(view: type[View], above: str) -> Mapping[str, Any]:
+    """Values that stand in a part for absent ones: those that a view presumes, and marks of those that it needs."""
+    values = {**view.presumes, **dict.fromkeys(view.needs, MISSING)}
+    return {path.removeprefix(above): value for path, value in values.items() if path.rpartition(".")[0] == above[:-1]}
 
 
 def _of_other_models(kind: type[View], tree: Mapping[str, Any]) -> list[str]:
@@ -275,7 +352,7 @@ def _of_other_models(kind: type[View], tree: Mapping[str, Any]) -> list[str]:
     chosen, paths = tree.get("costs"), list[str]()
     for name, models in kind.only_for.items():
         named = chosen.get(name) if isinstance(chosen, Mapping) else getattr(chosen, name, None)
-        model = named or getattr(kind.model_fields["costs"].default, name)
+        model = named or kind.presumes[f"costs.{name}"]
         paths += [path for other, read in models.items() if other != model for path in read]
     return paths
 
@@ -289,30 +366,32 @@ def _without(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {**tree, name: _without(inner, below)} if isinstance(inner, Mapping) else dict(tree)
 
 
-def own_fields(kind: type[BaseModel]) -> frozenset[str]:
-    """Fields that a view reads, and its labels."""
-    own = {name for base in kind.__mro__ if issubclass(base, View) for name in vars(base).get("__annotations__", {})}
-    return frozenset((own | LABELS) & set(kind.model_fields))
+def reads(kind: type[View], path: str, tree: Mapping[str, Any] | None = None) -> bool:
+    """Return whether a view reads the value at a dotted path, in a tree by the cost models that it chooses."""
+    others = () if tree is None else _of_other_models(kind, tree)
+    return _may_read(kind, path) and not any(f"{path}.".startswith(f"{other}.") for other in others)
 
 
-def reads(kind: type[BaseModel], path: str, tree: Mapping[str, Any] | None = None) -> bool:
-    """Return whether a view reads the field at a dotted path, in a tree by the cost models that it chooses."""
-    name, _, below = path.partition(".")
-    if tree is not None and issubclass(kind, View):
-        others = _of_other_models(kind, tree)
-        if any(path == other or path.startswith(f"{other}.") for other in others):
-            return False
-    if issubclass(kind, View) and name not in own_fields(kind):
-        return False
-    field = kind.model_fields.get(name)
-    parts = _models_in(field.annotation) if field else []
-    return not below or not parts or any(reads(part, below) for part in parts)
+@cache
+def _may_read(kind: type[View], path: str) -> bool:
+    """Return whether a view reads the value at a dotted path where some cost models are chosen."""
+    above, _, name = path.rpartition(".")
+    paths, parts = _paths(kind)
+    is_label = name in LABELS and (not above or above in parts)
+    return is_label or path in parts or not paths.isdisjoint(_upwards(path))
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+@cache
+def _paths(kind: type[View]) -> tuple[frozenset[str], frozenset[str]]:
+    """Dotted paths of all that a view reads as a whole; and those with all that is above them."""
+    paths = {*kind.needs, *kind.presumes, *kind.reads}
+    above = {path.rpartition(".")[0] for path in paths}
+    return frozenset(paths - above), frozenset(part for path in paths for part in _upwards(path))
+
+
+def _upwards(path: str) -> list[str]:
+    """A dotted path and those above it."""
+    return list(accumulate(path.split("."), "{}.{}".format))
 
 
 def tree_of(name: str) -> dict[str, Any]:

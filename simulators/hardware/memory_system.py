@@ -12,48 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 
-from dse.units import Integer
-from simulators.hardware.machine import Gpu, Hardware, Rates, View
-from simulators.hardware.parts import L1, L2, AddressMapping, Count, Dram, Hash, ShortTime
+from simulators.hardware.machine import View
+from simulators.hardware.parts import Hash
 
 _POLYNOMIALS: Mapping[int, int] = {1: 0b11, 2: 0b111, 3: 0b1011, 4: 0b10011, 5: 0b100101, 6: 0b1000011, 7: 0b10000011}
 """Irreducible polynomials over GF(2), by degree."""
 
 
-class MemoryGpu(View, Gpu):
-    """CUs as sources of requests, and the memory below them. flop_per_s: rate of all CUs that kernels reach."""
+class MemorySystem(View):
+    """CUs of a GPU as sources of requests, and the memory below them."""
 
-    num_cus: Annotated[Integer, Field(ge=1, le=1024)]
-    cycle_s: Annotated[ShortTime, Field(gt=0)]
-    waves: Annotated[Integer, Field(ge=1, le=64)]
-    in_flight: Count
-    flop_per_s: Rates = Field(min_length=1)
-    launch_s: ShortTime
-    l1: L1
-    l2: L2
-    dram: Dram
-    mapping: AddressMapping
-    line_bytes: Annotated[Integer, Field(ge=32, le=256)]
-    page_bytes: Annotated[Integer, Field(ge=256, le=2**30)]
-
-    @field_validator("line_bytes", "page_bytes")
-    @classmethod
-    def _is_a_power_of_two(cls, size: int) -> int:
-        if size & (size - 1):
-            raise ValueError("must be a power of two")
-        return size
-
-
-class MemorySystem(View, Hardware):
-    """The memory system of a machine's GPU."""
-
-    gpu: MemoryGpu
+    needs: ClassVar[tuple[str, ...]] = (
+        *("gpu.cycle_s", "gpu.waves", "gpu.in_flight", "gpu.flop_per_s", "gpu.launch_s", "gpu.l1", "gpu.l2"),
+        *("gpu.dram", "gpu.mapping", "gpu.line_bytes", "gpu.page_bytes"),
+    )
+    reads: ClassVar[tuple[str, ...]] = ("gpu.num_cus",)
 
     @property
     def l1_sets(self) -> float:

@@ -6,14 +6,14 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
-from simulators.hardware.parts import Bandwidth, Duration, Grown
+from simulators.hardware.parts import ABSENT, LACKS, Bandwidth, Duration, Grown, Part
 from simulators.hardware.sourced import WithSources
 from simulators.rules import Rule
 
@@ -151,11 +151,13 @@ class Node(WithSources, Grown):
     experts: library of expert parallelism; None for collectives in its place.
     """
 
+    missing_way_out: ClassVar[str] = LACKS
+
     name: str = ""
     description: str = ""
     num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=1024)]
-    topology: Annotated[Topology | None, knob(structural=True)] = None
-    link_bytes_per_s: Bandwidth | None = None
+    topology: Annotated[Part[Topology], knob(structural=True)] = ABSENT
+    link_bytes_per_s: Part[Bandwidth] = ABSENT
     hop_latency_s: Seconds | None = None
     library: CollectiveLibrary | None = None
     in_switch: InSwitch | None = None

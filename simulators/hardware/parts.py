@@ -6,7 +6,7 @@ Field names carry SI units. Numbers live in `conf/gpu/*.yaml`, each with its sou
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,16 @@ Assignment = Literal["static", "dynamic", "stream_k"]
 SwitchableCache = Literal["l1", "l2"]
 StreamKind = Literal["norm", "activation", "add", "rotary"]
 """Operators of a transformer's layer that memory bounds."""
+
+
+_Value = TypeVar("_Value")
+if TYPE_CHECKING:
+    Part = Annotated[_Value, "of a machine"]
+else:
+    Part = Optional[_Value]  # noqa: UP045 (a generic alias)
+"""What some machines lack: it is there where a backend that reads it says that it `needs` it, else it may be None."""
+ABSENT: Any = None
+LACKS = "`python -m dse systems` shows which machines have it; or give it with its source"
 
 
 class Grown(Frozen):

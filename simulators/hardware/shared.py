@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.units import Number
 from dse.values import Frozen
 from simulators.hardware.sourced import SourcedValue
@@ -95,8 +95,4 @@ class SharedConstants(SourcedValue):
 def shared_constants() -> SharedConstants:
     """The numbers of `conf/data/operators.yaml`. Raises ConfigError."""
     tree = load_yaml(conf_dir() / "data" / "operators.yaml")
-    check = Problems()
-    constants = check.model(SharedConstants, tree, path="operators")
-    check.done()
-    assert constants is not None
-    return constants
+    return validate_as(SharedConstants, tree, path="operators")

@@ -8,91 +8,35 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from dse.errors import Problems
-from dse.units import FlopPerSecond, Integer, Number, Seconds
-from dse.values import knob
-from simulators.hardware.machine import CollectiveModel, CostModels, GemmModel, Gpu, Hardware, View, own_fields
-from simulators.hardware.network import CollectiveLibrary, Fabric, Node, Topology
-from simulators.hardware.parts import (
-    Bandwidth,
-    Cache,
-    Capacity,
-    Contention,
-    CuCopy,
-    Dma,
-    Efficiency,
-    GemmLibrary,
-    LaunchTime,
-    LoadedClock,
-    PeakFormat,
-    Persistent,
-    Power,
-    Precision,
-    ShaderEngines,
-    Tracker,
+from dse.units import Number
+from dse.values import put
+from simulators.hardware.machine import System, View
+
+SCHEDULE_NEEDS = (
+    *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.hbm_bytes", "gpu.kernel_launch_s", "gpu.gemm"),
+    *("gpu.cu_copy", "gpu.dma", "gpu.contention", "node", "node.topology", "node.link_bytes_per_s"),
 )
-from simulators.hardware.pim import Pim
+"""What schedules need of a machine."""
 
 
-class ScheduleGpu(View, Gpu):
-    """One GPU as schedules see it: its sustained rates, its kernels, and its engines.
+class ScheduleSystem(View):
+    """Machine of a design of the overlap backend: sustained rates, kernels, engines and links.
 
-    peak_flop_per_s gives ratios between formats. peak_hbm_bytes_per_s and efficiency are read by the cost model
-    `fitted` only.
+    gpu.peak_flop_per_s gives ratios between formats.
     """
 
-    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
-    matrix_flop_per_s_per_cu: FlopPerSecond
-    hbm_bytes_per_s: Bandwidth
-    hbm_bytes: Capacity
-    kernel_launch_s: LaunchTime
-    gemm: GemmLibrary
-    cu_copy: CuCopy
-    dma: Dma
-    contention: Contention
-    persistent: Persistent | None = None
-    power: Power | None = None
-    loaded: LoadedClock | None = None
-    llc: Cache | None = None
-    pim: Pim | None = None
-    tracker: Tracker | None = None
-    shader_engines: ShaderEngines | None = None
-    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
-    peak_hbm_bytes_per_s: Bandwidth | None = None
-    efficiency: Mapping[Precision, Efficiency] | None = None
-
-
-class LinkedNode(View, Node):
-    """GPUs and the links between them; the cost model `library` reads what collectives reach, too."""
-
-    num_gpus: Annotated[Integer, knob(structural=True, ge=1, le=64)]
-    topology: Annotated[Topology, knob(structural=True)]
-    link_bytes_per_s: Bandwidth
-    hop_latency_s: Seconds | None = None
-    library: CollectiveLibrary | None = None
-
-
-class ScheduleCosts(CostModels):
-    """Models of the costs of operators in schedules."""
-
-    gemm: Annotated[GemmModel, knob(structural=True)] = "waves"
-    collective: Annotated[CollectiveModel, knob(structural=True)] = "links"
-
-
-class System(View, Hardware):
-    """Hardware of a design of the overlap backend."""
-
+    needs: ClassVar[tuple[str, ...]] = (*SCHEDULE_NEEDS, "cost_weights", "cost_reference")
+    presumes: ClassVar[Mapping[str, Any]] = {"costs": {}, "costs.gemm": "waves", "costs.collective": "links"}
+    reads: ClassVar[tuple[str, ...]] = (
+        *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
+        *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.peak_hbm_bytes_per_s", "gpu.efficiency"),
+        *("node.num_gpus", "node.hop_latency_s", "node.library", "fabric"),
+    )
+    most: ClassVar[Mapping[str, int]] = {"node.num_gpus": 64}
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "gemm": {"fitted": ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s", "gpu.loaded")},
         "collective": {"library": ("node.library",)},
     }
-    gpu: ScheduleGpu
-    node: LinkedNode
-    fabric: Fabric | None = None
-    costs: ScheduleCosts = ScheduleCosts()
-    cost_weights: Mapping[str, Annotated[Number, Field(ge=0, le=1e6)]]
-    cost_reference: Mapping[str, Annotated[Number, Field(gt=0, le=1e20)]]
 
 
 class WholeNode(System):
@@ -110,48 +54,24 @@ class WholeNode(System):
         return cls.model_construct(**dict(system), imbalance=imbalance)
 
 
-def links_of(machine: Hardware, num_gpus: int) -> System:
-    """Links of some GPUs of a machine, and what moves data over them, as schedules see them; nothing else is there.
-
-    Raises ValueError for a machine without link rates or kernels that copy.
-    """
+def links_of(machine: System, num_gpus: int) -> System:
+    """Some GPUs of a node of a machine. Raises ValueError for a machine without link rates or kernels that copy."""
     gpu, node = machine.gpu, machine.node
     if gpu.cu_copy is None or node is None or node.topology is None or node.link_bytes_per_s is None:
         raise ValueError("links need gpu.cu_copy, node.topology and node.link_bytes_per_s")
-    copies = {name: getattr(gpu, name) for name in ("num_cus", "cu_copy", "dma")}
-    links = {name: getattr(node, name) for name in ("topology", "link_bytes_per_s")}
-    parts: dict[str, Any] = {
-        "gpu": ScheduleGpu.model_construct(**copies),
-        "node": LinkedNode.model_construct(num_gpus=num_gpus, **links),
-    }
-    return System.model_construct(**parts)
+    return machine.model_copy(update={"node": node.model_copy(update={"num_gpus": num_gpus})})
 
 
-def schedules_see(machine: Hardware, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
+def schedules_see(machine: System, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
     """Some GPUs of a node of a machine as schedules see them. efficiency: constants of GEMMs by the format of inputs.
 
     The machine has all parts that schedules need (`simulators.hardware.device.ScheduledDevice`). At a switch all links
     of a GPU reach any peer, so that fewer peers have more of them each, and a copy to a peer goes as much faster.
     """
-    gpu = {name: getattr(machine.gpu, name) for name in own_fields(ScheduleGpu) if hasattr(machine.gpu, name)}
-    node = {name: getattr(machine.node, name) for name in own_fields(LinkedNode) if hasattr(machine.node, name)}
-    costs = {name: value for name, value in machine.costs or () if name in ScheduleCosts.model_fields}
-    if node.get("topology") == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(node["num_gpus"])):
-        wider = np.maximum(1.0, (np.asarray(node["num_gpus"]) - 1) / (num_gpus - 1))
-        node["link_bytes_per_s"] = wider * node["link_bytes_per_s"]
-        gpu["dma"] = gpu["dma"].model_copy(update={"bytes_per_s": wider * gpu["dma"].bytes_per_s})
-    parts: dict[str, Any] = {
-        "gpu": ScheduleGpu.model_construct(**{**gpu, "efficiency": efficiency}),
-        "node": LinkedNode.model_construct(**{**node, "num_gpus": num_gpus}),
-        "costs": ScheduleCosts.model_construct(**costs),
-    }
-    return System.model_construct(name=machine.name, **parts)
-
-
-def system_of(tree: Mapping[str, Any]) -> System:
-    """Validate the tree of a machine for schedules. Raises ConfigError with every problem."""
-    check = Problems()
-    system = check.model(System, tree, path="system")
-    check.done()
-    assert system is not None
-    return system
+    gpu, all_gpus = machine.gpu.as_described.model_copy(update={"efficiency": efficiency}), machine.node.num_gpus
+    node = machine.node.model_copy(update={"num_gpus": num_gpus})
+    if node.topology == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(all_gpus)):
+        wider = np.maximum(1.0, (np.asarray(all_gpus) - 1) / (num_gpus - 1))
+        node = node.model_copy(update={"link_bytes_per_s": wider * node.link_bytes_per_s})
+        gpu = put(gpu, "dma.bytes_per_s", wider * gpu.dma.bytes_per_s)
+    return machine.model_copy(update={"gpu": gpu, "node": node})

@@ -13,14 +13,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from dse.config.options import list_options
-from dse.errors import ConfigError, Problem, Problems
+from dse.errors import ConfigError, Problem, Problems, validate_as
 from dse.units import quantity_text
 from simulators.hardware.device import Device
-from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.machine import System, View, tree_of
 from simulators.hardware.memory_system import MemorySystem
-from simulators.hardware.system import System
+from simulators.hardware.system import ScheduleSystem
 
-VIEWS: Mapping[str, type[BaseModel]] = {"schedules": System, "iterations": Device, "requests": MemorySystem}
+VIEWS: Mapping[str, type[View]] = {"schedules": ScheduleSystem, "iterations": Device, "requests": MemorySystem}
 """What is simulated -> the view of a machine that its backend reads."""
 _KNOWN = ("measured", "calibrated", "vendor", "abstract", "secondary", "derived", "memory", "assumed")
 
@@ -47,10 +47,8 @@ class ServedMachine:
 
 def served_by(name: str) -> ServedMachine:
     """Look at a machine, by the name of a shipped system or by path. Raises ConfigError."""
-    tree, check = tree_of(name), Problems()
-    machine = check.model(Hardware, tree, path="system")
-    check.done()
-    assert machine is not None
+    tree = tree_of(name)
+    machine = validate_as(System, tree, path="system")
     missing = {view: tuple(_missing(kind, tree)) for view, kind in VIEWS.items()}
     constants = {path.partition(".")[2]: (value, kind, source) for path, value, kind, source in machine.facts()}
     fitted = {

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.options import list_options
-from dse.errors import Problem, Problems, did_you_mean
+from dse.errors import Problem, Problems, did_you_mean, validate_as
 from dse.space import get_path
 from dse.values import LABELS
 from simulators.hardware.machine import reads
@@ -81,11 +81,7 @@ class MemoryBackend(Backend):
 
     def design(self, tree: Tree) -> MemoryDesign:
         """A validated design. Raises ConfigError with every problem."""
-        check = Problems()
-        design = check.model(MemoryDesign, tree, path="")
-        check.done()
-        assert design is not None
-        return design
+        return validate_as(MemoryDesign, tree, path="")
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Sizes that do not fit together."""

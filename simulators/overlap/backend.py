@@ -10,32 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree, pieces
+from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
 from dse.space.grids import Grid, grids, results_by_batch
-from dse.values import Memo, leaves, put
+from dse.values import leaves, put
 from simulators.hardware.network import link_rules
+from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
-from simulators.overlap.design import Bound, OverlapDesign, ScheduleKnobs
+from simulators.overlap.design import OverlapDesign, ScheduleKnobs
 from simulators.overlap.idle_knobs import same_timeline, without_priorities
-from simulators.overlap.metrics import (
-    BOUNDS,
-    LAWS,
-    METRICS,
-    RELATIONS,
-    Floats,
-    relate,
-)
+from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results
 from simulators.rules import Rule, problems, reasons
-from simulators.taskgraph.bounds import bound
-from simulators.taskgraph.symmetry import reduce_graph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
 _VERSION = "10"  # of the physics and the metrics; raise it with every change that alters a result
-_MOST_BOUNDS = 4096  # designs whose bounds are computed at once
-_MOST_SEEN = 4096  # systems with a workload whose bounds are kept
 
 
 class OverlapBackend(Backend):
@@ -56,7 +46,7 @@ class OverlapBackend(Backend):
             [name for name in (engine, fallback) if name], gpus=gpus, imbalance=imbalance
         )
         self._reader = DesignReader()
-        self._bounds = Memo[Floats | None](_MOST_SEEN)
+        self._bounds = ScheduleBounds(self._simulation.lower)
         self.batch = self._simulation.engines[0][1].batch  # of the first engine, which runs most designs
         self.version = "+".join([_VERSION, *self._simulation.versions])
 
@@ -179,33 +169,15 @@ class OverlapBackend(Backend):
 
     def bound(self, batch: Batch, metrics: Columns) -> Columns:
         """Bound of the schedules of each design of a batch, or of the orders of its tasks, and the gap to it."""
-        seconds = np.concatenate([self._bound(Batch(batch.design, axes)) for axes in pieces(batch.axes, _MOST_BOUNDS)])
+        seconds = self._bounds.seconds(batch)
         return {"bound_s": seconds, "gap": metrics["makespan_s"] / seconds - 1}
-
-    def _bound(self, batch: Batch) -> Floats:
-        """Bound [s] of each design [B]; where only system and workload decide it, once for all their schedules."""
-        design = batch.design
-        assert isinstance(design, OverlapDesign)
-        shared = {path: values for path, values in batch.axes.items() if not path.startswith("schedule.")}
-        key = type(design.schedule), *((path, values.tobytes()) for path, values in shared.items())
-        proven = self._bounds.get(
-            lambda: _schedule_bound(Batch(design, shared)), design.system, design.workload, key=key
-        )
-        if proven is None:  # no bound of all schedules: one of the orders of its tasks
-            ((_, grid),) = grids([batch], OverlapDesign)
-            graph = reduce_graph(self._simulation.lower(grid.design)).graph
-            return np.broadcast_to(bound(graph).seconds.reshape(graph.shape), grid.shape).reshape(-1)
-        aligned = proven.reshape([len(shared[path]) if path in shared else 1 for path in batch.axes])
-        return np.broadcast_to(aligned, batch.shape).reshape(-1)  # along the schedule, which has length 1
 
     def binding(self, design: BaseModel) -> tuple[float, str] | None:
         """The bound of all schedules with the means of a design, and what binds it; None where there is only one of
         its tasks.
         """
         assert isinstance(design, OverlapDesign)
-        if (proven := _proven(design)) is None:
-            return None
-        return float(np.ravel(proven.seconds)[0]), proven.names[int(np.ravel(proven.binds)[0])]
+        return binding(design)
 
     def replay(self, design: BaseModel) -> Replay:
         """Intervals and limits of one design."""
@@ -243,19 +215,6 @@ class OverlapBackend(Backend):
         """Constants of the system with their sources, as far as the models of costs and the workload read them."""
         assert isinstance(design, OverlapDesign)
         return [fact for fact in design.system.facts() if reads_fact(design, fact[0])]
-
-
-def _schedule_bound(batch: Batch) -> Floats | None:
-    ((_, grid),) = grids([batch], OverlapDesign)
-    proven = _proven(grid.design)
-    return None if proven is None else np.broadcast_to(proven.seconds, grid.shape).reshape(batch.shape)
-
-
-def _proven(design: OverlapDesign) -> Bound | None:
-    """The bound of all schedules with the means of a design's; None where there is none."""
-    if not isinstance(design.schedule, ScheduleKnobs):
-        return None
-    return design.schedule.bound(design.system, design.workload)
 
 
 def _last_gpu(timeline: Timeline) -> Replay:

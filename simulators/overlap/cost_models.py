@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simulators.hardware.machine import peak_format
-from simulators.hardware.system import System
+from simulators.hardware.machine import System, peak_format
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.rules import Rule
 from simulators.workloads.operators import Gemm, Mlp, Workload

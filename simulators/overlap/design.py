@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, model_validator
 
 from dse.values import Frozen, condition, neutral_values
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
@@ -107,6 +108,6 @@ class OverlapDesign(Frozen):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    system: System
+    system: ScheduleSystem
     workload: Workload
     schedule: Schedule

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dse.backend import Columns, Law, Metric
 from dse.values import leaves
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import losses
 from simulators.taskgraph.timeline import Timeline, Totals

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from dse.values import leaves
 from simulators.costs.transfer import Route, links
-from simulators.hardware.system import System, WholeNode
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder
 from simulators.workloads.operators import Pattern
 
@@ -112,15 +113,15 @@ class NodeGraph:
 def _machine(build: GraphBuilder, system: System, pattern: Pattern, numbers: Sequence[BaseModel]) -> SimulatedNode:
     """Build the machine of a system. numbers: models with all numbers of the design, some of them arrays."""
     if isinstance(system, WholeNode):
-        return _AllGpus(build, system, pattern, rank=max(map(_rank, numbers)))
-    return _OneGpu(build, system)
+        return _NodeOfAll(build, system, pattern, rank=max(map(_rank, numbers)))
+    return _SymmetricNode(build, system)
 
 
 def _rank(model: BaseModel) -> int:
     return max((value.ndim for _, value, _ in leaves(model) if isinstance(value, np.ndarray)), default=0)
 
 
-class _OneGpu:
+class _SymmetricNode:
     """One GPU of a symmetric node: it sends as much as it receives, so its HBM carries the traffic of both ends."""
 
     gpus: Sequence[int] = (0,)
@@ -148,7 +149,7 @@ class _OneGpu:
         return label
 
 
-class _AllGpus:
+class _NodeOfAll:
     """All GPUs. rank: axes of the grid of designs; numbers that differ between GPUs have one more axis, the first.
 
     The GPU `peer` places before GPU g is g - peer: clockwise is towards larger numbers.

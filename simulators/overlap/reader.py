@@ -14,7 +14,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.space import get_path
 from dse.values import LABELS, Memo, condition
 from simulators.hardware.machine import reads
-from simulators.hardware.system import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.workloads.operators import Workload, workloads_of
 
@@ -48,7 +48,7 @@ class DesignReader:
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """Return one scenario per shape, or per written-out workload, of the list."""
         check = Problems()
-        self._part(check, System, tree, "system")
+        self._part(check, ScheduleSystem, tree, "system")
         self._part(check, schedule_type(tree), tree, "schedule")
         workloads = workloads_of(check, tree["workload"])
         check.done()
@@ -59,7 +59,11 @@ class DesignReader:
         """Validate all three parts; ConfigError carries the problems of all of them."""
         check = Problems()
         tree = {**tree, "workload": self._with_shards(tree)}
-        kinds: dict[str, type[BaseModel]] = {"system": System, "workload": Workload, "schedule": schedule_type(tree)}
+        kinds: dict[str, type[BaseModel]] = {
+            "system": ScheduleSystem,
+            "workload": Workload,
+            "schedule": schedule_type(tree),
+        }
         parts: dict[str, Any] = {name: self._part(check, kind, tree, name) for name, kind in kinds.items()}
         check.done()
         return OverlapDesign.model_construct(**parts)
@@ -94,7 +98,7 @@ class DesignReader:
         if path.rpartition(".")[2] in LABELS:
             return None
         if section != "schedule":  # values that are there are knobs, if the backend reads them
-            unread = section == "system" and not reads(System, name, tree["system"])
+            unread = section == "system" and not reads(ScheduleSystem, name, tree["system"])
             return None if unread or get_path(tree, path) is None else {}
         kind = schedule_type(tree)
         if name not in kind.model_fields or _is_pinned(kind, name):  # fixed by the family

@@ -13,7 +13,8 @@ from dse import plugins
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
 from dse.space.grids import Grid
-from simulators.hardware.system import System, WholeNode
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
 from simulators.taskgraph.graph import TaskGraph

@@ -24,15 +24,15 @@ from dse.values import LABELS, Frozen, Memo, leaves, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import FittedGemms, gemms_of
 from simulators.costs.power import sustained_clock
-from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
-from simulators.hardware.machine import reads
+from simulators.hardware.device import Device, ScheduledDevice
+from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision, StreamingRates
 from simulators.hardware.pim import InstructionSet
 from simulators.rules import Rule, problems, reasons
 from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
-from simulators.steps.contention import ContendedGpu
+from simulators.steps.contention import ContendedPlatform
 from simulators.steps.design import OPTIONAL, ScheduledDesign, StepDesign, own_sections, rules
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
@@ -118,7 +118,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
     )
     gradients = Gradients(
         passes,
-        contended=None if law is None else ContendedGpu(platform, law, gpu.cu_copy),
+        contended=None if law is None else ContendedPlatform(platform, law, gpu.cu_copy),
         tied=_tied(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
@@ -132,8 +132,8 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     gemms = gemms_of(system, precision, model=system.costs.gemm).at_clock(clock)
     # nothing is known of contention: no slowdown
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
-    how: dict[str, Any] = {"streaming": _streaming(design), "interference": beside}
-    return Platform(chip, gemms, groups(system, design.parallel), design.kernels.batched, **how)
+    at = groups(system, design.parallel)
+    return Platform(chip, gemms, at, design.kernels.batched, streaming=_streaming(design), interference=beside)
 
 
 def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:
@@ -360,7 +360,7 @@ class StepBackend(Backend):
             return site_condition(path, tree)
         kind = ScheduledDevice if tree.get("sites") is not None else Device
         unread = section == "system" and not reads(kind, name, tree["system"])
-        fields = _fields(tree, section) | {f"gpu.{field}" for field in DeviceGpu.model_fields}
+        fields = _fields(tree, section) | {f"gpu.{field}" for field in Gpu.model_fields}
         if unread or (name not in fields and get_path(tree, path) is None):
             return None
         return condition_of(path, tree)

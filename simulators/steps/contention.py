@@ -100,7 +100,7 @@ class GradientReduction:
 
 
 @dataclass(frozen=True)
-class ContendedGpu:
+class ContendedPlatform:
     """The GPU of an iteration as contention sees it. copy: kernels of collectives; None where they are not known."""
 
     platform: Platform
@@ -181,13 +181,19 @@ def _backward(buckets: Sequence[Bucket], slowdowns: Slowdowns, counts: Sequence[
     graph, computed, reduced = GraphBuilder(), list[int](), list[int]()
     for bucket, count in zip(buckets, counts, strict=True):
         ready, seconds = taken.of(bucket.ready), taken.of(bucket.seconds)
-        how: dict[str, Any] = {"group": group(bucket.block.name), "cap": 1.0}
         for index in range(count):
             name = f"{bucket.block.name} {index}"
-            computed = [graph.task(name, "gemm", after=computed, work=ready, **how)]  # blocks follow one another
-            reduces: dict[str, Any] = {"group": GRADIENTS, "cap": 1.0, "work": seconds}
-            # reductions too, on wires of their own
-            reduced = [graph.task(f"{name}: gradients", "transfer", after=[*computed, *reduced], **reduces)]
+            computed = [graph.task(name, "gemm", after=computed, group=group(bucket.block.name), cap=1.0, work=ready)]
+            reduced = [
+                graph.task(
+                    f"{name}: gradients",
+                    "transfer",
+                    after=[*computed, *reduced],
+                    group=GRADIENTS,
+                    cap=1.0,
+                    work=seconds,
+                )
+            ]
     for (slowed, active), factor in slowdowns.laws():
         graph.slows(slowed, while_active=active, factor=taken.of(factor))
     return graph.build()

@@ -10,7 +10,8 @@ from pydantic import ConfigDict
 
 from dse.backend import Tree
 from dse.errors import ConfigError
-from simulators.hardware.device import Device, DeviceGpu, ScheduledDevice
+from simulators.hardware.device import Device, ScheduledDevice
+from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown
@@ -154,7 +155,7 @@ def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
         yield Rule("parallel.virtual_stages", uneven, rule, several, (pp, layers), "take a divisor")
 
 
-def _gpu_rules(gpu: DeviceGpu) -> Iterator[Rule]:
+def _gpu_rules(gpu: Gpu) -> Iterator[Rule]:
     """No more CUs work than there are, and a cache is switched off where it is known what that costs."""
     cus, all_cus = gpu.active_cus, gpu.num_cus
     if cus is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.files import atomic_replacement, read_csv
 from simulators.steps.seqpoint import (
     Iterations,
@@ -46,11 +46,8 @@ def seqpoint(words: Sequence[str]) -> int:
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}
     options = pairs(words, {"data": "", **defaults}, optional=["out"])
-    check = Problems()
     choice = {name: int(options[name]) if options[name].isdecimal() else _number(options[name]) for name in defaults}
-    iterations = check.model(Iterations, {"name": "seqpoint", "method": "seqpoint", **choice}, path="")
-    check.done()
-    assert iterations is not None
+    iterations = validate_as(Iterations, {"name": "seqpoint", "method": "seqpoint", **choice}, path="")
     log = read(Path(options["data"]))
     sample = choose(iterations, log[_LENGTH], log[_SECONDS])
     console = report.console()

@@ -17,7 +17,8 @@ import numpy as np
 
 from simulators.costs.collective import Group, node_ring
 from simulators.costs.expert_exchange import link_share
-from simulators.hardware.device import Device, LibraryNode
+from simulators.hardware.device import Device
+from simulators.hardware.network import Node
 from simulators.steps.operators import Axis
 from simulators.workloads.model import Parallel
 
@@ -42,7 +43,7 @@ def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     }
 
 
-def _of_experts(node: LibraryNode, parallel: Parallel) -> Mapping[Axis, Group]:
+def _of_experts(node: Node, parallel: Parallel) -> Mapping[Axis, Group]:
     """GPUs that share the experts of a layer, and those that have the same ones."""
     ep, inside = float(parallel.ep), np.minimum(float(parallel.ep), node.num_gpus)
     shared = replace(node_ring(node, ep, inside), experts=node.experts, link_share=link_share(node, inside))
@@ -52,6 +53,6 @@ def _of_experts(node: LibraryNode, parallel: Parallel) -> Mapping[Axis, Group]:
     return {"ep": shared, "edp": node_ring(node, same, np.maximum(1.0, node.num_gpus // apart))}
 
 
-def leaves_node(node: LibraryNode, parallel: Parallel) -> Any:
+def leaves_node(node: Node, parallel: Parallel) -> Any:
     """Tell whether some group spans nodes."""
     return parallel.gpus > node.num_gpus

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.collective import CollectiveCost, Pattern
-from simulators.steps.contention import Bucket, ContendedGpu, GradientReduction, Slowdowns, exposed_s
+from simulators.steps.contention import Bucket, ContendedPlatform, GradientReduction, Slowdowns, exposed_s
 from simulators.steps.launches import Stretch, drained_s
 from simulators.steps.operators import (
     Axis,
@@ -59,7 +59,7 @@ class Gradients:
     """
 
     passes: MicroBatch
-    contended: ContendedGpu | None = None
+    contended: ContendedPlatform | None = None
     tied: ArrayLike = 0.0
     shard_copies: tuple[ArrayLike, ArrayLike] = (0.0, 0.0)
 

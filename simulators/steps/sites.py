@@ -33,14 +33,15 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Interval, Tree
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
 from dse.values import AtLeast, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
-from simulators.hardware.system import System, WholeNode, schedules_see
+from simulators.hardware.machine import System
+from simulators.hardware.system import WholeNode, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
@@ -411,10 +412,7 @@ def _schedule(check: Problems, site: str, chosen: Any) -> Any:
 
 def _validated(tree: Any) -> Any:
     kind = plugins.load("schedule", str(tree.get("family")) if isinstance(tree, Mapping) else "")
-    check = Problems()
-    schedule = check.model(kind, tree, path="")
-    check.done()
-    return schedule
+    return validate_as(kind, tree, path="")
 
 
 @plugins.cached_until_refresh

@@ -80,13 +80,23 @@ def lower(iteration: Iteration) -> TaskGraph:
         if task.earliest > 0:
             name = f"{task.name}, not yet"  # a delay on the same lane, without using it
             before = [graph.task(name, _DELAY, after=before, delay=task.earliest, lane=task.lane)]
-        how = {"lane": task.lane, "limiter": task.lane, "group": task.group, "flop": task.flop}
-        amounts = {"work": task.seconds, "cap": 1.0, "moved_bytes": task.bytes}
-        amounts["alone_s"] = task.seconds if task.alone_s is None else task.alone_s
-        amounts["wide_s"] = amounts["alone_s"] if task.wide_s is None else task.wide_s
+        alone_s = task.seconds if task.alone_s is None else task.alone_s
         before += [last[task.lane]] if task.lane in last else []  # a lane runs one task at a time, in order
-        place = graph.task(task.name, task.kind, after=before, uses={lanes[task.lane]: 1.0}, **how, **amounts)
-        places[task.name] = last[task.lane] = place
+        places[task.name] = last[task.lane] = graph.task(
+            task.name,
+            task.kind,
+            after=before,
+            uses={lanes[task.lane]: 1.0},
+            lane=task.lane,
+            limiter=task.lane,
+            group=task.group,
+            flop=task.flop,
+            work=task.seconds,
+            cap=1.0,
+            moved_bytes=task.bytes,
+            alone_s=alone_s,
+            wide_s=alone_s if task.wide_s is None else task.wide_s,
+        )
     beside = {pair: factor for both in _streams(iteration) for pair, factor in laws(both)}
     for (slowed, active), factor in (*iteration.gradients.slowdowns.laws(), *beside.items()):
         graph.slows(slowed, while_active=active, factor=float(np.asarray(factor)))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -163,8 +163,8 @@ def lower(streams: TwoStreams, layers: int) -> TaskGraph:
     """The task graph of so many layers; numbers may be arrays over designs."""
     graph, places = GraphBuilder(), dict[str, int]()
     for task in tasks(streams, layers):
-        how: dict[str, Any] = {"group": task.group, "cap": 1.0, "work": task.seconds}
-        places[task.name] = graph.task(task.name, task.kind, after=[places[name] for name in task.after], **how)
+        after = [places[name] for name in task.after]
+        places[task.name] = graph.task(task.name, task.kind, after=after, group=task.group, cap=1.0, work=task.seconds)
     for (slowed, active), factor in laws(streams):
         graph.slows(slowed, while_active=active, factor=factor)
     return graph.build()

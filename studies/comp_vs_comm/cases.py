@@ -9,7 +9,7 @@ import numpy as np
 
 from dse.config.compose import searched_knobs
 from dse.space import Case, get_path
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.steps.given import with_values
 from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree
@@ -33,7 +33,7 @@ def profiled_case(tree: Mapping[str, Any]) -> dict[str, Case]:
 
 def _network_rates(tree: Mapping[str, Any]) -> tuple[float, ...]:
     """Rates between servers [B/s]: as fast as links inside, and slower; () without a network."""
-    node = device_of(tree["system"]).node
+    node = Device.of(tree["system"]).node
     if node is None or node.library is None or node.library.network_bytes_per_s is None:
         return ()
     inside = float(np.asarray(node.library.bytes_per_s))

@@ -21,7 +21,8 @@ from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
-from simulators.hardware.system import System, system_of
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Pattern, ShapeList
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 from studies.plain import Plain
@@ -114,7 +115,7 @@ class ConCCL(Plain):
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on collectives alone, on the run's system."""
-        system = system_of(run.config["system"])
+        system = ScheduleSystem.of(run.config["system"])
         per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
         two_tables = f"two sources contradict one another: {per_cu} fills links later than this says"
         small = {name: _ratio(system, name, _SMALL) for name in _PATTERNS}
@@ -156,7 +157,7 @@ class ConCCL(Plain):
         """Message-size sweep of collectives alone, and the runtime's rules with their accuracy and regret."""
         import pandas as pd
 
-        system, rows = system_of(run.config["system"]), []
+        system, rows = ScheduleSystem.of(run.config["system"]), []
         for pattern in _PATTERNS:
             for payload in _SIZES:
                 for mover, seconds in _alone(system, pattern, payload).items():

@@ -20,7 +20,8 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.results.claims import Claim, ClaimResult, read
 from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm.sharing import kernels
-from simulators.hardware.system import System
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Gemm, Workload, workloads_of
 from studies.common.sentences import geometric_mean, largest_row
 from studies.goldyloc.predictor import DegreePredictor, Floats, GemmQueue, score_choices
@@ -135,7 +136,7 @@ class _Run:
         seconds = {name: pivot.loc[:, [name]].droplevel(0, axis=1) for name in names}
         if not {1, _COPIES} <= set(seconds["shared"].columns):
             return None
-        system = System.model_validate(run.config["system"])
+        system = ScheduleSystem.model_validate(run.config["system"])
         return cls(seconds, (system, _queues(run.config["workload"])))
 
     @property

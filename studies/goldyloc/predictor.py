@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.gemm.sharing import chosen
+from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class GemmQueue:
     shapes: Floats
     precision: str
 
-    def features(self, gpu: ScheduleGpu) -> Floats:
+    def features(self, gpu: Gpu) -> Floats:
         """Features known before anything runs: sizes, waves, occupancy, intensity, footprint; means of logarithms
         over the queue, and log2 of its length.
         """

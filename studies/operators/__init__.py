@@ -22,9 +22,9 @@ from simulators.calibration.calibrate import large_median, table_of, told_errors
 from simulators.calibration.measurements import FLOAT_BYTES
 from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by
 from simulators.costs.collective import Group, collective_cost, copy_phases
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 from studies.common.facts import read_rows
 from studies.plain import Plain
 
@@ -110,7 +110,7 @@ def _allreduce(reduced: pd.DataFrame) -> FigureSheet:
 def _predict_rows(run: FinishedRun) -> dict[str, dict[str, list[PredictedRows]]]:
     """Predictions of the measured rows: model -> device -> rows."""
     folder = str(get_path(run.config, "study.data_dir") or conf_dir() / "data")
-    devices = [device_of(tree_of(name), name) for name in run.config["devices"]]
+    devices = [Device.of(tree_of(name), name) for name in run.config["devices"]]
     measured = tables(folder)
     return {
         model: {
@@ -200,7 +200,7 @@ def _bandwidths(predicted: Mapping[str, Sequence[PredictedRows]]) -> pd.DataFram
 
 def _mi300x() -> dict[str, ClaimResult]:
     """Judge the costs of collectives for 8 x MI300X."""
-    system = system_of(tree_of(_OVERLAP_SYSTEM))
+    system = ScheduleSystem.of(tree_of(_OVERLAP_SYSTEM))
     gpu, node = system.gpu, system.node
     peers = node.num_gpus - 1
     findings: dict[str, ClaimResult] = {}

@@ -20,7 +20,8 @@ from dse.results.finished_run import FinishedRun
 from dse.space import get_path
 from simulators.calibration.contention import TIMES, Overlaps, fit_contention, table
 from simulators.costs.transfer import TransferMode, alone, library_cus
-from simulators.hardware.system import System, system_of
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies.common.sentences import geometric_mean, reach
 from studies.overlap_measured.overlap_tables import overlap_extras
@@ -63,7 +64,7 @@ class OverlapMeasured(Plain):
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on errors of the coefficients of the run's system."""
-        system = system_of(run.config["system"])
+        system = ScheduleSystem.of(run.config["system"])
         rows = _residuals(system)
         fit, swept = rows["basis"] == "fitted", _swept(rows)
         findings = {"overlap.bounds": _bounds(system, run.outputs.read_table("results"))}
@@ -100,7 +101,7 @@ class OverlapMeasured(Plain):
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
         """`residuals` and `coefficients`, and figures of both and of the predictions; overlaps of other projects."""
-        system = system_of(run.config["system"])
+        system = ScheduleSystem.of(run.config["system"])
         rows = _residuals(system)
         yield "residuals", rows
         fresh = fit_contention(system, _rows().where(_rows().fitted))

@@ -23,7 +23,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 from simulators.calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.system import system_of
+from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.operators import ELEMENT_BYTES
 
@@ -180,7 +180,7 @@ def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
     measured = cells["dtype"] in tree["gpu"].get("efficiency", {})
     node = {**tree["node"], "num_gpus": gpus}
     if node["topology"] == "switch":  # whose port serves fewer peers
-        node["link_bytes_per_s"] = system_of(tree).node.link_bytes_per_s * (_NODE - 1) / (gpus - 1)
+        node["link_bytes_per_s"] = ScheduleSystem.of(tree).node.link_bytes_per_s * (_NODE - 1) / (gpus - 1)
     return {**tree, "node": node, "costs": {"gemm": "fitted" if measured else "waves", "collective": "library"}}
 
 

@@ -18,7 +18,7 @@ from dse.files import csv_columns, read_csv
 from dse.plots import Axis, FigureSheet, Frame, predictions, tables
 from simulators.costs.chip import Chip
 from simulators.costs.collective import Group
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.steps.token_splits import fused_sum_s, norm_s
 from studies.overlap_measured.gemm_collective import MeasuredOverlap, holds_overlaps, predict_overlaps
@@ -153,7 +153,7 @@ def _sums(file: Path) -> list[dict[str, Any]]:
 
 def _sum_s(elements: int, ctas: int, *, fused: bool) -> float:
     """Time [s] of an all-reduce in the switch of the node that prefills are predicted on."""
-    device = device_of(tree_of(settings()["system"]))
+    device = Device.of(tree_of(settings()["system"]))
     assert device.node is not None
     gpus, payload = device.node.num_gpus, float(_ELEMENT * elements)
     group = Group(gpus, 1.0, 0.0, in_switch=device.node.in_switch)

@@ -24,7 +24,7 @@ from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.calibration.backend import tables as measured_tables
 from simulators.calibration.predictions import predicted_by
-from simulators.hardware.device import device_of
+from simulators.hardware.device import Device
 from simulators.steps.design import OF_LENGTHS, StepDesign
 from simulators.steps.scenarios import scenarios
 from simulators.steps.seqpoint import Iterations, Sample, choose
@@ -339,7 +339,7 @@ def _recurrent_layers(run: FinishedRun) -> pd.DataFrame:
     """Measured and predicted recurrent layers of the run's device, on which iteration times rest."""
     import pandas as pd
 
-    device, parts = device_of(run.config["system"]), []
+    device, parts = Device.of(run.config["system"]), []
     for rows in measured_tables(str(conf_dir() / "data")):
         prediction = predicted_by("fitted", device, rows) if rows.kind == "recurrent" else None
         if prediction is not None and rows.device == device.gpu.measured_as:

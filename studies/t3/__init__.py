@@ -19,7 +19,8 @@ from dse.results.claims import Claim, ClaimResult, read
 from dse.results.finished_run import FinishedRun
 from search_spaces.triggered import TriggeredSchedule, traffic
 from simulators.costs.gemm.stages import stage_gemm
-from simulators.hardware.system import System, system_of
+from simulators.hardware.machine import System
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ShapeList, Workload
 from studies.common.facts import facts
 from studies.common.sentences import geometric_mean, largest_row
@@ -117,7 +118,7 @@ class T3(Plain):
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Traffic by component, reads with and without bypass, resources, and shares of communication."""
-        system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
+        system, shapes = ScheduleSystem.of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
         parts, tracker = _traffic(system, shapes), system.gpu.tracker
         entries = tracker.num_entries if tracker else None
         size = tracker.num_entries * tracker.bytes_per_entry / 1e3 if tracker else None
@@ -153,7 +154,7 @@ class T3(Plain):
         """
         import pandas as pd
 
-        system, shapes = system_of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
+        system, shapes = ScheduleSystem.of(run.config["system"]), ShapeList.model_validate(run.config["workload"])
         parts = pd.DataFrame(_traffic(system, shapes))
         yield "traffic", parts
         if len(parts):
@@ -320,8 +321,9 @@ def _by_degree(helps: pd.Series[Any], degree: Any) -> list[pd.Series[Any]]:
 
 
 def _graph_traffic(system: System, workload: Workload, reduction: str, near_memory: bool) -> dict[str, float]:
-    how: dict[str, Any] = {"arbitration": "fcfs" if reduction == "tracked" else None, "near_memory": near_memory}
-    knobs = TriggeredSchedule(name="traffic", family="triggered", reduction=reduction, **how)
+    arbitration = "fcfs" if reduction == "tracked" else None
+    chosen = {"reduction": reduction, "arbitration": arbitration, "near_memory": near_memory}
+    knobs = TriggeredSchedule.model_validate({"name": "traffic", "family": "triggered", **chosen})
     if any(rule.broken for rule in knobs.rules(system, workload)):
         return {}
     return traffic(knobs.lower(system, workload))

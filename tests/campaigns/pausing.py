@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
-from dse.errors import Problem, Problems
+from dse.errors import Problem, validate_as
 from dse.units import Integer
 from dse.values import Frozen
 
@@ -63,10 +63,7 @@ class PausingBackend:
 
     def design(self, tree: Tree) -> Design:
         """The validated point."""
-        check = Problems()
-        found = check.model(Point, tree.get("point"), path="point")
-        check.done()
-        assert found is not None
+        found = validate_as(Point, tree.get("point"), path="point")
         return Design(point=found)
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment
@@ -147,10 +147,7 @@ class Archive:
 
 def make(question: SearchQuestion, options: Mapping[str, Any]) -> Archive:
     """Make the method from its options. Raises ConfigError."""
-    check = Problems()
-    settings = check.model(ArchiveOptions, options, path="search.options")
-    check.done()
-    assert settings is not None
+    settings = validate_as(ArchiveOptions, options, path="search.options")
     return Archive(question, settings)
 
 

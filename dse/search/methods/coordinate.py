@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.errors import ConfigError, Problem, Problems
+from dse.errors import ConfigError, Problem, validate_as
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment, Space
@@ -193,10 +193,7 @@ def _groups(space: Space, paths: Sequence[str], sizes: NDArray[np.intp]) -> tupl
 
 def make(question: SearchQuestion, options: Mapping[str, object]) -> Coordinate:
     """Make the method from its options. Raises ConfigError."""
-    check = Problems()
-    settings = check.model(CoordinateOptions, options, path="search.options")
-    check.done()
-    assert settings is not None
+    settings = validate_as(CoordinateOptions, options, path="search.options")
     return Coordinate(question, settings)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.search.methods import samplers, screened
 from dse.search.question import Outcome, SearchMethod, SearchQuestion
 from dse.space import Assignment
@@ -124,10 +124,7 @@ class _Front:
 
 def make(question: SearchQuestion, options: Mapping[str, Any]) -> Portfolio:
     """Make the method from its options: `screened`, and the expensive `tpe`. Raises ConfigError."""
-    check = Problems()
-    settings = check.model(PortfolioOptions, options, path="search.options")
-    check.done()
-    assert settings is not None
+    settings = validate_as(PortfolioOptions, options, path="search.options")
     methods = [
         screened.make(question, {"initial": settings.initial}),
         samplers.TPE(question, {"n_startup_trials": settings.initial}),

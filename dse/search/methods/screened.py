@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.stats import qmc
 
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.search.genes import Rows
 from dse.search.methods import archive
 from dse.search.question import SearchQuestion
@@ -211,10 +211,7 @@ def _scale(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
 
 def make(question: SearchQuestion, options: Mapping[str, Any]) -> ScreenedSearch:
     """Make the method from its options. Raises ConfigError."""
-    check = Problems()
-    settings = check.model(ScreenedOptions, options, path="search.options")
-    check.done()
-    assert settings is not None
+    settings = validate_as(ScreenedOptions, options, path="search.options")
     return ScreenedSearch(question, settings)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors import ConfigError, Problem, pairs, validate_as
 from dse.units import Integer, typed_integer
 from dse.values import Frozen
 
@@ -33,10 +33,7 @@ class CertificatesRequest(Frozen):
 def certificates(words: Sequence[str]) -> int:
     """`certificates [out=certificates] [days=365]`: write ca.pem, cert.pem and key.pem into a new folder."""
     options = pairs(words, {"out": "certificates", "days": "365"})
-    check = Problems()
-    request = check.model(CertificatesRequest, {"days": typed_integer(options["days"])}, path="")
-    check.done()
-    assert request is not None
+    request = validate_as(CertificatesRequest, {"days": typed_integer(options["days"])}, path="")
     folder = Path(options["out"])
     try:
         folder.mkdir(mode=0o700)

@@ -20,7 +20,8 @@ from dse.values import Frozen, Memo, distinct, leaves, put
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.plans import METRICS, best_plans
 from dse_codesign.workloads import Step, steps_of
-from simulators.hardware.device import ScheduledDevice, SiteModel, scheduled_device_of
+from simulators.hardware.device import ScheduledDevice
+from simulators.hardware.machine import SiteModel
 from simulators.hardware.network import Topology
 from simulators.hardware.technology import Price, Technology, of_system, price, technology_of
 from simulators.hardware.technology.settings import Coefficient
@@ -275,7 +276,7 @@ class CodesignBackend(Backend):
         return Codesign.model_construct(system=system, technology=technology, machine=machine, workloads=workloads)
 
     def _system(self, tree: Tree) -> ScheduledDevice:
-        system = scheduled_device_of(tree)
+        system = ScheduledDevice.of(tree)
         return system if self._sites is None else put(system, "costs.sites", self._sites)
 
     def _part(self, name: str, tree: Tree, read: Any) -> Any:

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dse.config.yaml_checks import load_yaml
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob, put
 from dse_codesign import DATA
@@ -64,11 +64,7 @@ class Assumptions(Frozen):
 @cache
 def assumptions() -> Assumptions:
     """Read the assumptions of co-design. Raises ConfigError."""
-    check = Problems()
-    numbers = check.model(Assumptions, load_yaml(DATA / "codesign.yaml"), path="codesign")
-    check.done()
-    assert numbers is not None
-    return numbers
+    return validate_as(Assumptions, load_yaml(DATA / "codesign.yaml"), path="codesign")
 
 
 class Machine(Frozen):

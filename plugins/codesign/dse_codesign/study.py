@@ -29,7 +29,7 @@ from dse_codesign.backend import CodesignBackend, Judge
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.workloads import steps_of
 from dse_codesign.worth import Limits, contributions, differences, front_odds, row_of, with_numbers, worths
-from simulators.hardware.device import scheduled_device_of
+from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import PeakFormat
 from simulators.hardware.technology import price
@@ -126,7 +126,7 @@ class Machines:
         for name in assumptions().existing:
             tree = self.config["system"] if name == self.config["system"]["name"] else self._with_network(tree_of(name))
             try:
-                base = Base(scheduled_device_of(tree), self.judge.base.technology)
+                base = Base(ScheduledDevice.of(tree), self.judge.base.technology)
                 judges = {key: Judge(base, self._steps(key, tree)) for key in self.judge.steps}
             except (ConfigError, ValueError):
                 continue

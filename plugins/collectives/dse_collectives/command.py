@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.backend import Interval
-from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.plots.quantities import with_unit
 from dse.results.run_folder import Outputs, writable
@@ -33,7 +33,7 @@ from dse_collectives.replay import replay_schedule, seconds
 from dse_collectives.schedule_files import read_schedule, yaml_of
 from dse_collectives.synthesis import SYNTHESISED, Synthesiser, TimedSchedule, bus_rate
 from dse_collectives.topology import LinkTopology, topology_of
-from simulators.hardware.machine import Hardware, tree_of
+from simulators.hardware.machine import System, tree_of
 from simulators.taskgraph.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -107,15 +107,13 @@ def _request(options: Mapping[str, str], imported: CollectiveSchedule | None) ->
     if "pattern" not in tree:
         check.add("pattern", "is missing", way_out="write pattern=all_gather, or schedule=<file>")
     check.done()
-    request = check.model(CollectiveRequest, tree, path="")
-    check.done()
-    assert request is not None
+    request = validate_as(CollectiveRequest, tree, path="")
     if request.bytes < 1:
         raise ConfigError([Problem("bytes", "is nothing to send", options["bytes"], "write bytes=1MiB")])
     return request
 
 
-def machine_of(name: str, words: Sequence[str]) -> Hardware:
+def machine_of(name: str, words: Sequence[str]) -> System:
     """A shipped machine, or that of a file, with values `system.<path>=<value>` put in. Raises ConfigError."""
     tree, check = tree_of(name), Problems()
     for word in words:
@@ -129,7 +127,7 @@ def machine_of(name: str, words: Sequence[str]) -> Hardware:
         else:
             section[last] = parse_yaml(text, path)
     check.done()
-    machine = check.model(Hardware, tree, path="system")
+    machine = check.model(System, tree, path="system")
     check.done()
     assert machine is not None
     return machine

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem
 from simulators.costs.fabric import crossings
-from simulators.hardware.machine import Hardware
+from simulators.hardware.machine import System
 from simulators.hardware.network import Fabric, Node
 
 MOST_GPUS = 64
@@ -76,7 +76,7 @@ class LinkTopology:
         return replace(self, links=tuple(replace(link, source=link.target, target=link.source) for link in self.links))
 
 
-def topology_of(machine: Hardware) -> LinkTopology:
+def topology_of(machine: System) -> LinkTopology:
     """Links of a machine with all its nodes. Raises ConfigError where something is missing for it."""
     node, fabric = machine.node, machine.fabric
     if node is None or node.topology is None or node.link_bytes_per_s is None:

@@ -19,7 +19,7 @@ from dse.files import atomic_replacement
 from dse.space import get_path
 from dse_peers.infragraph_files import format_of, read_infrastructure
 from dse_peers.infragraph_machine import Reading, read_machine
-from simulators.hardware.machine import Hardware, merged, tree_of
+from simulators.hardware.machine import System, merged, tree_of
 
 _FABRIC = "infiniband_2"
 _LABELS = ("name", "description", "sources")
@@ -81,7 +81,7 @@ def import_system(path: Path, system: str, name: str, *, device: str = "", fabri
         "sources": {**_sources(reading, tree, f"{source['format']} topology {path.name}"), **tree.pop("sources", {})},
     }
     check = Problems()
-    check.model(Hardware, merged(base, {key: value for key, value in tree.items() if key != "defaults"}), path="system")
+    check.model(System, merged(base, {key: value for key, value in tree.items() if key != "defaults"}), path="system")
     check.done()
     lines = [f"not read: {text}" for text in [*reading.unread, *unread]]
     return Imported(tree, [*lines, *stays, *_of_links(base, tree, system)])

@@ -14,7 +14,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse_peers.infragraph import import_system
-from simulators.hardware.machine import Hardware, merged, tree_of
+from simulators.hardware.machine import System, merged, tree_of
 
 
 def component(name: str, count: int, choice: str = "") -> dict[str, Any]:
@@ -75,11 +75,11 @@ def written(folder: Path, tree: Any, name: str = "topology.yaml") -> Path:
     return path
 
 
-def machine_of(folder: Path, tree: Any, system: str = "h100_8", **options: str) -> tuple[Hardware, list[str]]:
+def machine_of(folder: Path, tree: Any, system: str = "h100_8", **options: str) -> tuple[System, list[str]]:
     """The machine of a topology over a system, and the lines beside it."""
     result = import_system(written(folder, tree), system, "mine", **options)
     below = {key: value for key, value in result.tree.items() if key != "defaults"}
-    return Hardware.model_validate(merged(tree_of(system), below)), list(result.lines)
+    return System.model_validate(merged(tree_of(system), below)), list(result.lines)
 
 
 def test_a_dgx_is_a_switch_with_nics_at_pcie_switches(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
-from dse.errors import Problem, Problems, did_you_mean
+from dse.errors import Problem, Problems, did_you_mean, validate_as
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
 from dse_torch.kernels import (
@@ -156,10 +156,7 @@ class TorchBackend(Backend):
     }
 
     def __init__(self, **parameters: Any) -> None:
-        check = Problems()
-        settings = check.model(Settings, parameters, path="simulator")
-        check.done()
-        assert settings is not None
+        settings = validate_as(Settings, parameters, path="simulator")
         self._settings = settings
 
     @functools.cached_property
@@ -206,11 +203,7 @@ class TorchBackend(Backend):
 
     def design(self, tree: Tree) -> KernelDesign:
         """Validate a kernel. Raises ConfigError."""
-        check = Problems()
-        design = check.model(KernelDesign, {"kernel": tree.get("kernel")}, path="")
-        check.done()
-        assert design is not None
-        return design
+        return validate_as(KernelDesign, {"kernel": tree.get("kernel")}, path="")
 
     def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
         """Every field of a kernel is a knob; the mover of copies, and SMs left free beside them."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dse import plugins
 from dse.backend import Backend, Batch, Columns, Interval, Law, Metric, Replay, Result, Results, Tree
 from dse.content_hash import content_key
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.space import get_path
 from dse.values import LABELS, condition, distinct
 from dse_traces.contended import EXPECTED, Contended, contended
@@ -242,11 +242,7 @@ def _says(plan: Any) -> bool:
 
 
 def _machine(tree: Tree) -> ProfiledMachine:
-    check = Problems()
-    machine = check.model(ProfiledMachine, tree["system"], path="system")
-    check.done()
-    assert machine is not None
-    return machine
+    return validate_as(ProfiledMachine, tree["system"], path="system")
 
 
 def _other(check: Problems, name: str) -> ProfiledMachine | None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dse_traces.contended import EXPECTED, Contended
 from dse_traces.machine import ProfiledMachine
 from simulators.costs.collective import Pattern, collective_cost, node_ring
-from simulators.hardware.device import LibraryNode
+from simulators.hardware.network import Node
 
 Floats = NDArray[np.float64]
 Mover = Literal["SMs", "copy engines", "switch"]
@@ -125,7 +125,7 @@ class Effects:
         return self.model.laws.hardware
 
     @cached_property
-    def node(self) -> LibraryNode:
+    def node(self) -> Node:
         """Its node."""
         assert self.machine.node is not None  # laws need one
         return self.machine.node

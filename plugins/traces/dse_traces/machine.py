@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from typing import ClassVar
 
-from pydantic import Field
-
-from dse.errors import Problems
-from dse.units import FlopPerSecond, Integer
-from dse.values import knob
-from simulators.hardware.device import LibraryNode
-from simulators.hardware.machine import Gpu, Hardware, View, tree_of
-from simulators.hardware.parts import (
-    Bandwidth,
-    Contention,
-    CuCopy,
-    Dma,
-    Efficiency,
-    GemmLibrary,
-    LaunchTime,
-    PeakFormat,
-    Precision,
-    ShaderEngines,
-)
+from simulators.hardware.machine import View, tree_of
 
 
-class ProfiledGpu(View, Gpu):
-    """A GPU that ran what a profile records, or that could have."""
+class ProfiledMachine(View):
+    """A GPU that ran what a profile records, or that could have, and its node."""
 
-    num_cus: Annotated[Integer, Field(ge=1, le=4096)]
-    num_links: Annotated[Integer | None, knob(structural=True, ge=0, le=64)] = None
-    peak_flop_per_s: Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]] | None = None
-    peak_hbm_bytes_per_s: Bandwidth | None = None
-    matrix_flop_per_s_per_cu: FlopPerSecond | None = None
-    hbm_bytes_per_s: Bandwidth | None = None
-    kernel_launch_s: LaunchTime | None = None
-    efficiency: Mapping[Precision, Efficiency] | None = None
-    gemm: GemmLibrary | None = None
-    shader_engines: ShaderEngines | None = None
-    cu_copy: CuCopy | None = None
-    dma: Dma | None = None
-    contention: Contention | None = None
-
-
-class ProfiledMachine(View, Hardware):
-    """A GPU and its node."""
-
-    gpu: ProfiledGpu
-    node: LibraryNode | None = None
+    reads: ClassVar[tuple[str, ...]] = (
+        *("gpu.num_cus", "gpu.num_links", "gpu.peak_flop_per_s", "gpu.peak_hbm_bytes_per_s"),
+        *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.kernel_launch_s", "gpu.efficiency", "gpu.gemm"),
+        *("gpu.shader_engines", "gpu.cu_copy", "gpu.dma", "gpu.contention", "node.num_gpus", "node.library"),
+        *("node.topology", "node.link_bytes_per_s", "node.in_switch", "node.experts"),
+    )
 
 
 def machine_named(name: str) -> ProfiledMachine:
     """A machine by the name of a shipped system, or by the path of a YAML file. Raises ConfigError."""
-    check = Problems()
-    machine = check.model(ProfiledMachine, tree_of(name), path="system")
-    check.done()
-    assert machine is not None
-    return machine
+    return ProfiledMachine.of(tree_of(name))

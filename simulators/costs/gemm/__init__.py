@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike
 from simulators.costs.gemm.cost import Floats, GemmCost, GemmShape
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.gemm.waves import WaveGemms
-from simulators.hardware.machine import GemmModel, Hardware
-from simulators.hardware.system import ScheduleGpu
+from simulators.hardware.machine import GemmModel, Gpu, System
 
 __all__ = ["FittedGemms", "GemmCost", "GemmShape", "Gemms", "WaveGemms", "beside_cu_copies", "gemm_cost", "gemms_of"]
 
@@ -28,7 +27,7 @@ Gemms = WaveGemms | FittedGemms
 """A GPU as a model of GEMMs reads it."""
 
 
-def gemms_of(machine: Hardware, precision: str, *, model: GemmModel) -> Gemms:
+def gemms_of(machine: System, precision: str, *, model: GemmModel) -> Gemms:
     """The GPU of a machine as a model of GEMMs reads it. Raises ValueError where it lacks what the model needs."""
     return FittedGemms.of(machine, precision) if model == "fitted" else WaveGemms.of(machine.gpu, precision)
 
@@ -38,7 +37,7 @@ def gemm_cost(gpu: Gemms, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost
     return gpu.cost(shape, taken=taken)
 
 
-def beside_cu_copies(gpu: ScheduleGpu, granted: Floats, full: Floats) -> Floats:
+def beside_cu_copies(gpu: Gpu, granted: Floats, full: Floats) -> Floats:
     """Time [s] of a GEMM while kernels move data.
 
     granted, full: its time alone on the CUs that these leave, and on all CUs [s], with the same tile. Static tiles: the

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm.waves import WaveGemms
+from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import GemmLibrary
-from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -59,14 +59,14 @@ class SharedGemms:
     occupancy: Floats
     tiled: bool = True
 
-    def seconds(self, gpu: ScheduleGpu) -> Floats:
+    def seconds(self, gpu: Gpu) -> Floats:
         """Time alone [s], without launch."""
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
         llc, hbm = self.llc_bytes / self._of(gpu.llc.bytes_per_s), self.hbm_bytes / self._of(gpu.hbm_bytes_per_s)
         # a roofline: the scarcest of CUs, LLC and HBM
         return np.asarray(np.maximum(np.maximum(self.alone_s, llc), hbm))
 
-    def together(self, gpu: ScheduleGpu, degree: ArrayLike) -> Floats:
+    def together(self, gpu: Gpu, degree: ArrayLike) -> Floats:
         """Time [s] of `degree` of them at once, each with its share of the cache already."""
         assert gpu.llc is not None and gpu.llc.bytes_per_s is not None
         # workgroups of one kernel fill what others leave: CU-seconds, no waves
@@ -95,7 +95,7 @@ class SharedGemms:
 
 
 def kernels(
-    gpu: ScheduleGpu,
+    gpu: Gpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
     precision: str,
@@ -136,7 +136,7 @@ def kernels(
 
 
 def chosen(
-    gpu: ScheduleGpu,
+    gpu: Gpu,
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     *,
     precision: str,
@@ -163,14 +163,14 @@ def chosen(
 
 
 def _fastest(
-    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, share: float
+    gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, share: float
 ) -> NDArray[np.intp]:
     """Place of the kernel that is fastest alone on a share of the GPU."""
     seconds = kernels(gpu, shape, precision=precision, share=share).seconds(gpu)
     return np.asarray(np.argmin(seconds, axis=-1))
 
 
-def lacks(gpu: ScheduleGpu) -> list[str]:
+def lacks(gpu: Gpu) -> list[str]:
     """List the keys that occupancy and sharing need and a GPU does not give."""
     library = gpu.gemm
     needed = {

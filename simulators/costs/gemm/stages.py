@@ -33,8 +33,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.gemm.cost import GemmKernel, GemmShape
 from simulators.costs.gemm.waves import WaveGemms
+from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import ELEMENT_BYTES
-from simulators.hardware.system import ScheduleGpu
 
 Floats = NDArray[np.float64]
 
@@ -74,9 +74,7 @@ class StagedGemm:
         return np.asarray(np.maximum(1 - hit - ratio * ((1 - hit) / self.miss_share - bursts * hit), 0.0))
 
 
-def stage_gemm(
-    gpu: ScheduleGpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, bypass: bool
-) -> StagedGemm:
+def stage_gemm(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, precision: str, bypass: bool) -> StagedGemm:
     """C[m, n] = A[m, k] B[k, n]. shape: (m, n, k). bypass: whether outputs pass by the cache.
 
     Raises ValueError for a GPU without `llc` or `gemm.workgroups_per_cu`.
@@ -102,7 +100,7 @@ def stage_gemm(
 
 
 def _completion_shares(
-    gpu: ScheduleGpu, kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats
+    gpu: Gpu, kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats
 ) -> Callable[[float], Floats]:
     tiles = np.ceil(sides[0] / kernel.rows) * np.ceil(sides[1] / kernel.cols)
     if gpu.gemm.assignment == "dynamic":  # tiles end one by one
@@ -138,7 +136,7 @@ def _strips(kernel: GemmKernel, sides: tuple[Floats, Floats], wave: Floats) -> l
     return traversals
 
 
-def _reads(gpu: ScheduleGpu, operands: tuple[Floats, Floats], traversal: _Traversal, outputs: ArrayLike) -> Floats:
+def _reads(gpu: Gpu, operands: tuple[Floats, Floats], traversal: _Traversal, outputs: ArrayLike) -> Floats:
     """Bytes read from the HBM in one order. outputs: bytes that pass through the cache."""
     from scipy.special import gammaincc
 

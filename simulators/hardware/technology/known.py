@@ -15,10 +15,10 @@ from pydantic import Field
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.errors import Problems
+from dse.errors import validate_as
 from dse.units import Number
 from dse.values import Frozen, Source
-from simulators.hardware.machine import Gpu, Hardware, tree_of_gpu
+from simulators.hardware.machine import Gpu, System, tree_of_gpu
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.technology.knobs import KNOBS, MachineKnobs
 from simulators.hardware.technology.settings import Technology
@@ -37,7 +37,7 @@ class PublishedDie(Frozen):
     cost_usd: Annotated[Number, Field(gt=0)] | None
 
 
-class KnownGpu(Frozen):
+class PublicDies(Frozen):
     """A public GPU: its processes, its generation of HBM, other knobs of `MachineKnobs`, and what was published."""
 
     process: str
@@ -58,7 +58,7 @@ class KnownGpu(Frozen):
         )
 
 
-class AlikeGpu(Frozen):
+class SimilarDies(Frozen):
     """A GPU by what differs from the public one whose dies it is taken to have. published: None where nothing is."""
 
     gpu: str
@@ -68,7 +68,7 @@ class AlikeGpu(Frozen):
     published: PublishedDie | None = None
     sources: Mapping[str, Source]
 
-    def over(self, public: KnownGpu) -> KnownGpu:
+    def over(self, public: PublicDies) -> PublicDies:
         """Return the public GPU with what differs."""
         changed: dict[str, Any] = {"knobs": {**public.knobs, **self.knobs}, "sources": self.sources}
         changed |= {name: getattr(self, name) for name in ("process", "hbm", "published") if getattr(self, name)}
@@ -82,11 +82,11 @@ class KnownGpus(Frozen):
 
     name: str
     description: str
-    gpus: Mapping[str, KnownGpu]
-    alike: Mapping[str, AlikeGpu]
+    gpus: Mapping[str, PublicDies]
+    alike: Mapping[str, SimilarDies]
 
     @property
-    def held_out(self) -> Mapping[str, KnownGpu]:
+    def held_out(self) -> Mapping[str, PublicDies]:
         """GPUs of which figures were published that nothing was fitted to."""
         return {name: each.over(self.gpus[each.gpu]) for name, each in self.alike.items() if each.published}
 
@@ -94,14 +94,10 @@ class KnownGpus(Frozen):
 @functools.cache
 def known_gpus() -> KnownGpus:
     """GPUs of `conf/data/gpu_dies.yaml`. Raises ConfigError."""
-    check = Problems()
-    gpus = check.model(KnownGpus, load_yaml(conf_dir() / "data" / "gpu_dies.yaml"), path="gpu_dies")
-    check.done()
-    assert gpus is not None
-    return gpus
+    return validate_as(KnownGpus, load_yaml(conf_dir() / "data" / "gpu_dies.yaml"), path="gpu_dies")
 
 
-def of_system(system: Hardware, technology: Technology) -> MachineKnobs:
+def of_system(system: System, technology: Technology) -> MachineKnobs:
     """Machines of a system, whose numbers may be arrays [B] over a grid of designs.
 
     What `conf/gpu` does not say is that of `conf/data/gpu_dies.yaml`. A number of the system that differs from the
@@ -138,7 +134,7 @@ _SCALED = {
 """Knob -> fields of a GPU of which the first that it has changes the knob in proportion."""
 
 
-def _known(name: str) -> tuple[KnownGpu, tuple[str, ...]]:
+def _known(name: str) -> tuple[PublicDies, tuple[str, ...]]:
     """The die of a GPU, and the knobs that are assumed where it is that of another."""
     public = known_gpus()
     if name in public.gpus:
@@ -151,7 +147,7 @@ def _known(name: str) -> tuple[KnownGpu, tuple[str, ...]]:
 
 @functools.cache
 def _shipped_gpu(name: str) -> Gpu:
-    return Hardware.model_validate(tree_of_gpu(name)).gpu
+    return System.model_validate(tree_of_gpu(name)).gpu
 
 
 @functools.cache
@@ -194,7 +190,7 @@ def _own(gpu: Gpu) -> dict[str, Any]:
     return own
 
 
-def _around(system: Hardware) -> dict[str, Any]:
+def _around(system: System) -> dict[str, Any]:
     """Knobs of the node and of the network, for one GPU."""
     node, fabric = system.node, system.fabric
     around: dict[str, Any] = {} if node is None else {"gpus_per_node": node.num_gpus}

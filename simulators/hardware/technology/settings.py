@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
-from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors import ConfigError, Problem, did_you_mean, validate_as
 from dse.units import Number
 from dse.values import Frozen, Source
 from simulators.hardware.machine import merged
@@ -256,11 +256,7 @@ def _coefficients(value: Any, path: str) -> Iterator[tuple[str, Coefficient]]:
 
 def technology_of(tree: object, path: str = "technology") -> Technology:
     """Validate the tree of a technology. Raises ConfigError with every problem, by dotted path."""
-    check = Problems()
-    technology = check.model(Technology, tree, path=path)
-    check.done()
-    assert technology is not None
-    return technology
+    return validate_as(Technology, tree, path=path)
 
 
 def load_technology(name: str) -> Technology:
