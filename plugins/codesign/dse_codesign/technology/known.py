@@ -18,10 +18,11 @@ from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.units import Number
 from dse.values import Frozen, Source
+from dse_codesign import DATA
+from dse_codesign.technology.knobs import KNOBS, MachineKnobs
+from dse_codesign.technology.settings import Technology
 from simulators.hardware.machine import Gpu, Hardware, tree_of_gpu
 from simulators.hardware.network import Fabric, Node
-from simulators.hardware.technology.knobs import KNOBS, MachineKnobs
-from simulators.hardware.technology.settings import Technology
 
 _CEILING = 1e-9  # a count that is whole but for rounding stays
 
@@ -95,7 +96,7 @@ class KnownGpus(Frozen):
 def known_gpus() -> KnownGpus:
     """GPUs of `conf/data/gpu_dies.yaml`. Raises ConfigError."""
     check = Problems()
-    gpus = check.model(KnownGpus, load_yaml(conf_dir() / "data" / "gpu_dies.yaml"), path="gpu_dies")
+    gpus = check.model(KnownGpus, load_yaml(DATA / "gpu_dies.yaml"), path="gpu_dies")
     check.done()
     assert gpus is not None
     return gpus

@@ -8,11 +8,11 @@
 Rules are in `area`, `power` and `cost`; coefficients in `conf/technology`, each with an interval and a source.
 """
 
-from simulators.hardware.technology.knobs import MachineActivity, MachineKnobs, design_activity, stack_machines
-from simulators.hardware.technology.known import known_gpus, of_system
-from simulators.hardware.technology.power import design_power_w, module_power, sustained_clock
-from simulators.hardware.technology.price import Price, price
-from simulators.hardware.technology.settings import Coefficients, Technology, load_technology, technology_of
+from dse_codesign.technology.knobs import MachineActivity, MachineKnobs, design_activity, stack_machines
+from dse_codesign.technology.known import known_gpus, of_system
+from dse_codesign.technology.power import design_power_w, module_power, sustained_clock
+from dse_codesign.technology.price import Price, price
+from dse_codesign.technology.settings import Coefficients, Technology, load_technology, technology_of
 
 __all__ = [
     "Coefficients",

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import codesign
 from dse.errors import ConfigError
-from simulators.hardware.machine import Hardware, tree_of, tree_of_gpu
-from simulators.hardware.technology import (
+from dse_codesign.technology import (
     MachineActivity,
     MachineKnobs,
     design_activity,
@@ -27,8 +26,9 @@ from simulators.hardware.technology import (
     sustained_clock,
     technology_of,
 )
-from simulators.hardware.technology.cost import die_yield, dies_per_wafer
-from simulators.hardware.technology.settings import Coefficient, technology_tree
+from dse_codesign.technology.cost import die_yield, dies_per_wafer
+from dse_codesign.technology.settings import Coefficient, technology_tree
+from simulators.hardware.machine import Hardware, tree_of, tree_of_gpu
 
 TECHNOLOGY = load_technology("silicon_2026")
 NOMINAL = TECHNOLOGY.nominal

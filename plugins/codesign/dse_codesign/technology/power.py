@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.technology.area import PackageArea, package_area
-from simulators.hardware.technology.knobs import MachineActivity, MachineKnobs, design_activity
-from simulators.hardware.technology.settings import Array, Coefficients
+from dse_codesign.technology.area import PackageArea, package_area
+from dse_codesign.technology.knobs import MachineActivity, MachineKnobs, design_activity
+from dse_codesign.technology.settings import Array, Coefficients
 
 _PJ = 1e-12
 _STEPS = 48  # halvings of an interval of clocks: to a relative 4e-15

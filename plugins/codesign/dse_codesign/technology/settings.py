@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.units import Number
 from dse.values import Frozen, Source
+from dse_codesign import DATA
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import PeakFormat
 
@@ -79,7 +79,7 @@ class ProcessNode(Frozen):
 
 
 class AreaRules(Frozen):
-    """Coefficients of `simulators.hardware.technology.area`, explained in `conf/technology/parts/area.yaml`."""
+    """Coefficients of `dse_codesign.technology.area`, explained in `conf/technology/parts/area.yaml`."""
 
     reference_mtr_per_mm2: Coefficient
     fp16_fma_um2: Coefficient
@@ -105,7 +105,7 @@ class AreaRules(Frozen):
 
 
 class PowerRules(Frozen):
-    """Coefficients of `simulators.hardware.technology.power`, explained in `conf/technology/parts/power.yaml`."""
+    """Coefficients of `dse_codesign.technology.power`, explained in `conf/technology/parts/power.yaml`."""
 
     matrix_fp16_pj_per_flop: Coefficient
     movement_overhead: Coefficient
@@ -150,7 +150,7 @@ class MemoryRules(Frozen):
 
 
 class CostRules(Frozen):
-    """Coefficients of `simulators.hardware.technology.cost`, explained in `conf/technology/parts/cost.yaml`."""
+    """Coefficients of `dse_codesign.technology.cost`, explained in `conf/technology/parts/cost.yaml`."""
 
     wafer_mm: Coefficient
     edge_mm: Coefficient
@@ -270,7 +270,7 @@ def load_technology(name: str) -> Technology:
 
 def technology_tree(name: str) -> dict[str, Any]:
     """Composed tree of a technology: the files that its `defaults` name, below its own values. Raises ConfigError."""
-    folder = conf_dir() / "technology"
+    folder = DATA.parent / "technology"
     shipped = folder / f"{name}.yaml"
     path = shipped if shipped.is_file() else Path(name)
     if not path.is_file():

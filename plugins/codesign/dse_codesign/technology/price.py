@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.hardware.technology.area import PackageArea, package_area
-from simulators.hardware.technology.cost import MANUFACTURE, DieCost, die_costs, machine_cost
-from simulators.hardware.technology.knobs import MachineActivity, MachineKnobs, design_activity
-from simulators.hardware.technology.power import ModulePower, module_power, sustained_clock
-from simulators.hardware.technology.settings import Array, Coefficients
+from dse_codesign.technology.area import PackageArea, package_area
+from dse_codesign.technology.cost import MANUFACTURE, DieCost, die_costs, machine_cost
+from dse_codesign.technology.knobs import MachineActivity, MachineKnobs, design_activity
+from dse_codesign.technology.power import ModulePower, module_power, sustained_clock
+from dse_codesign.technology.settings import Array, Coefficients
 
 
 @dataclass(frozen=True)

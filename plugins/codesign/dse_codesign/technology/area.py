@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from simulators.hardware.technology.knobs import MachineKnobs
-from simulators.hardware.technology.settings import Array, Coefficients
+from dse_codesign.technology.knobs import MachineKnobs
+from dse_codesign.technology.settings import Array, Coefficients
 
 _UM2 = 1e-6  # mm2
 

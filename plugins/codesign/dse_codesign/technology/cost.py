@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.hardware.technology.area import PackageArea
-from simulators.hardware.technology.knobs import MachineKnobs
-from simulators.hardware.technology.settings import Array, Coefficients
+from dse_codesign.technology.area import PackageArea
+from dse_codesign.technology.knobs import MachineKnobs
+from dse_codesign.technology.settings import Array, Coefficients
 
 _HOURS = 24 * 365.25
 
