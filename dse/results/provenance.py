@@ -32,7 +32,6 @@ _LIBRARIES = (
     "optuna",
     "pandas",
     "pillow",
-    "protobuf",
     "psycopg",
     "pyarrow",
     "pydantic",

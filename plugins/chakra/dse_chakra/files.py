@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from dse.errors import ConfigError, Problem
 from dse.files import DAMAGED, atomic_replacement, loss, open_packed
-from simulators.taskgraph.chakra_messages import COLLECTIVES, NODE_TYPES, message
+from dse_chakra.messages import COLLECTIVES, NODE_TYPES, message
 
 VERSION = "1.0.0"
 """Of the schema that is written."""
