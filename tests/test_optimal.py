@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from benchmarks import bounds as figures
 from benchmarks.instances import gather, random_graph
 from dse import plugins
+from dse.errors import ConfigError
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.instance import Instance, Job, JobSchedule, JobServer, Way, instance_of
@@ -195,7 +196,7 @@ def test_a_graph_with_contention_laws_is_no_instance() -> None:
 
 def test_without_the_solver_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'overlap-dse\[exact\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'overlap-dse\[exact\]'"):
         optimum(gather(2))
 
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from dse import plugins
+from dse.errors import not_installed
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.instance import Instance, Job, JobSchedule, instance_of
 from simulators.taskgraph.subset_bounds import instance_bound
@@ -60,7 +61,7 @@ def optimum(problem: Instance | TaskGraph, *, limit_s: float = 60.0, workers: in
 
     workers: threads of the solver. bounded: the solver starts from `instance_bound`, and is left what that does not
     prove; without it, the solver is a witness of that bound. Raises ValueError for a graph that is no instance
-    (`instance_of`), and RuntimeError where OR-tools is not installed.
+    (`instance_of`), and ConfigError where OR-tools is not installed.
     """
     instance = instance_of(problem) if isinstance(problem, TaskGraph) else problem
     fallback = instance.serial()
@@ -95,10 +96,8 @@ def _cp_model() -> Any:
     """OR-tools' module."""
     try:
         from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise RuntimeError(
-            "exact optima need OR-tools, which is not installed: pip install 'overlap-dse[exact]'"
-        ) from error
+    except ImportError:
+        raise not_installed("optimum", "OR-tools", "exact") from None
     return cp_model
 
 
