@@ -47,7 +47,7 @@ def test_a_store_on_a_server_needs_a_driver(words: tuple[str, ...], tmp_path: Pa
 
 @pytest.mark.slow
 def test_importance_by_trees_needs_scikit_learn(tmp_path: Path) -> None:
-    knobs = {"a.x": list(range(1, 33)), "a.on": [False, True]}
+    knobs: dict[str, list[int]] = {"a.x": list(range(1, 33)), "a.on": [0, 1]}
     table = grid({"s": {}}, knobs, lambda point: {"time_s": 50 - point["a.x"]})
     written(tmp_path / "outputs", table, list(knobs), goals={"time_s": "minimize"})
     done = without("sklearn", "importance", "study=toy", "method=fanova", cwd=tmp_path)

@@ -21,14 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
-from dse.pages import charts, page, pictures
-from dse.pages.comparison import match_points, write_comparison
-from dse.pages.points import read_points
-from dse.pages.report import NAME, content, write_report
-from dse.pages.tables import sheet
-from dse.pages.views import begin, embedded
+from dse.cli import main
 from dse.results.finished_run import FinishedRun, read
 from dse.results.run_folder import Outputs
+from dse_pages import charts, page, pictures
+from dse_pages.comparison import match_points, write_comparison
+from dse_pages.points import read_points
+from dse_pages.report import NAME, content, write_report
+from dse_pages.tables import sheet
+from dse_pages.views import begin, embedded
 from tests.browser import LAPTOP, PHONE, browsing, needs_chromium
 from tests.folders import finished, odd_table
 
@@ -247,6 +248,25 @@ def test_a_long_table_is_shown_in_part_and_the_page_says_so(tmp_path: Path) -> N
 # ---------------------------------------------------------------- in a browser
 
 
+@pytest.mark.slow
+def test_a_study_ends_with_a_report_that_has_what_the_terminal_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["workload.only=[g4]", "space.schedule.num_chunks=choice(2,4)", "store=none", "tracking=none"]
+    assert main(["study=ficco_sweep", *small, "figures=none", "executor.jobs=1"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("report.html has all of this in full")
+    run = Path("outputs/ficco_sweep/latest")
+    text, facts = (run / NAME).read_text("utf-8"), json.loads((run / "provenance.json").read_text("utf-8"))
+    unsure = [fact["path"] for fact in facts["facts"] if fact["provenance"] in ("memory", "assumed")]
+    assert unsure and all(path in text for path in unsure)
+    assert "Kendall tau" in text and "came onto a front" in text
+    (run / NAME).unlink()
+    assert main(["report", "study=ficco_sweep"]) == 0
+    assert (run / NAME).is_file()
+    assert list((run / "figures").glob("timeline_*.json"))
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Address of a report in which everything has a hostile name."""
@@ -364,7 +384,7 @@ def test_a_study_survives_where_the_engine_of_charts_cannot_run(tmp_path: Path) 
     folder = run_folder(tmp_path, some_points(30, ["serial", "ring"]))
     code = (
         "import resource, sys, pathlib; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30));"
-        "from dse.pages.report import write_report; from dse.results.run_folder import Outputs;"
+        "from dse_pages.report import write_report; from dse.results.run_folder import Outputs;"
         "write_report(Outputs(pathlib.Path(sys.argv[1])))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dse.config.options import list_options
 from dse.errors import ConfigError
-from dse.pages.reproduce import ReproducedStudy, choose, command, studies
-from dse.pages.reproduction import StudyRow, counts, distinct, duration, write
+from dse_pages.reproduce import ReproducedStudy, choose, command, studies
+from dse_pages.reproduction import StudyRow, counts, distinct, duration, write
 from tests.browser import PHONE, browsing, needs_chromium
 
 SHIPPED = studies()

@@ -1,6 +1,6 @@
 """Charts of points, as Vega-Lite and Vega specifications whose data the page, or `draw`, puts in.
 
-Rows have the columns `c0`, `c1`, ... of `dse.pages.points`, with texts spelled out, and `front` (0 or 1). Texts of a
+Rows have the columns `c0`, `c1`, ... of `dse_pages.points`, with texts spelled out, and `front` (0 or 1). Texts of a
 table are only ever values of the data or titles, never parts of an expression, but for quoted constants.
 """
 
@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dse.pages import vega
-from dse.pages.points import MOST_LOOKS, Column, PagePoints
+from dse_pages import vega
+from dse_pages.points import MOST_LOOKS, Column, PagePoints
 
 Spec = dict[str, Any]
 HEIGHT = 380

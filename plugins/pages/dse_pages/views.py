@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.pages import charts
-from dse.pages.points import Column, PagePoints, plain
+from dse_pages import charts
+from dse_pages.points import Column, PagePoints, plain
 
 _MOST_AXES = 9
 _MOST_ON_AXIS = 40

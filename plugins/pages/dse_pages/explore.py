@@ -1,6 +1,6 @@
 """Every point of a table in a browser, up to a million of them: the command `explore`.
 
-A server on 127.0.0.1 holds the table and answers questions of one page (`dse.pages.query`). Other pages of the browser
+A server on 127.0.0.1 holds the table and answers questions of one page (`dse_pages.query`). Other pages of the browser
 cannot ask it: addresses begin with a token that only the printed one has, the Host header must be this machine's own
 (so no name that points here is served), nothing is shared across origins, and only GET is answered.
 """
@@ -25,12 +25,12 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import ValidationError
 
 from dse.errors import ConfigError, Problem, pairs
-from dse.pages import page, vega
-from dse.pages.points import PagePoints, read_points
-from dse.pages.query import Explorer, PageQuery
-from dse.pages.views import begin, content
 from dse.results import output_files
 from dse.results.finished_run import FinishedRun
+from dse_pages import page, vega
+from dse_pages.points import PagePoints, read_points
+from dse_pages.query import Explorer, PageQuery
+from dse_pages.views import begin, content
 
 _UNSHOWN = ("reason", "engine", "baseline")
 _MOST_QUESTION = 100_000  # characters of an address

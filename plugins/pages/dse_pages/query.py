@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from dse.errors import ConfigError, Problem
-from dse.pages.points import Column, PagePoints
-from dse.pages.views import parallel_axes, table_columns, tooltip_columns
+from dse_pages.points import Column, PagePoints
+from dse_pages.views import parallel_axes, table_columns, tooltip_columns
 
 MOST_DRAWN = 2500
 _MOST_CONTEXT = 600

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.files import atomic_replacement
-from dse.pages import vega
+from dse_pages import vega
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _POLICY = (

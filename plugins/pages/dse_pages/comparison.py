@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.pages import page, pictures, vega
-from dse.pages.points import PagePoints, read_points
-from dse.pages.tables import split
-from dse.pages.views import begin, embedded
 from dse.plots.quantities import words
 from dse.results import provenance
 from dse.results.finished_run import FinishedRun, read
+from dse_pages import page, pictures, vega
+from dse_pages.points import PagePoints, read_points
+from dse_pages.tables import split
+from dse_pages.views import begin, embedded
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dse.pages import page, pictures
-from dse.pages.report import NAME, environment, figure_names, statements
-from dse.pages.tables import TextTable, split
 from dse.results import provenance, report
 from dse.results.run_folder import Outputs
+from dse_pages import page, pictures
+from dse_pages.report import NAME, environment, figure_names, statements
+from dse_pages.tables import TextTable, split
 
 _MOST_BYTES = 8_000_000  # of the figures of all studies
 

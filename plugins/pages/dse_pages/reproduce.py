@@ -24,9 +24,9 @@ from dse.config.options import conf_dirs, list_options
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.files import path_inside
-from dse.pages import reproduction
 from dse.results import output_files, provenance
 from dse.results.run_folder import Outputs
+from dse_pages import reproduction
 
 _ALL = "all"
 _TAIL = 4_000  # bytes of what a study says on its error stream that are kept

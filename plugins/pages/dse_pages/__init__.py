@@ -6,19 +6,15 @@ all of them, `points` and `charts` make the interactive part that they share.
 
 from dse.plugins import Command
 
+VIEWS = {"report": "dse_pages.report:write_report", "comparison": "dse_pages.comparison:write_comparison"}
 COMMANDS = {
-    "report": Command(
-        "dse.pages.report:command",
-        "report study=<name>",
-        "write figures, claims and report.html of the newest run again",
-    ),
     "explore": Command(
-        "dse.pages.explore:command",
+        "dse_pages.explore:command",
         "explore <run> [port=...]",
         "look at every point of a run in a browser: zoom, filter, any two metrics",
     ),
     "reproduce": Command(
-        "dse.pages.reproduce:command",
+        "dse_pages.reproduce:command",
         "reproduce [<paper>]",
         "run every study of a paper, or all studies; one page of published values beside ours",
     ),

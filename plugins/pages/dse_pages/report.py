@@ -1,8 +1,7 @@
-"""The page of a finished study: its question, answer, points, figures, causes, claims and sources. Command `report`."""
+"""The page of a finished study: its question, answer, points, figures, causes, claims and sources."""
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections import Counter
@@ -10,34 +9,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.errors import pairs
-from dse.pages import page, pictures
-from dse.pages.pictures import Picture, data_uri
-from dse.pages.tables import TextTable, sheet, split
 from dse.plots.palette import COLOURS
 from dse.results import output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
+from dse_pages import page, pictures
+from dse_pages.pictures import Picture, data_uri
+from dse_pages.tables import TextTable, sheet, split
 
 if TYPE_CHECKING:
-    from dse.pages.points import PagePoints
-    from dse.pages.views import Start
+    from dse_pages.points import PagePoints
+    from dse_pages.views import Start
 
 NAME = "report.html"
 _MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the page
 _MOST_FACTS = 400
 _MOST_WINNERS = 500
-_MOST_TASKS = 100_000
 _LEAST_SHARE = 0.01
 
 
 def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
-    """Write `report.html` of a run, with all that its folder holds by now, and traces beside it; its path.
+    """Write `report.html` of a run, with all that its folder holds by now; its path.
 
     has_charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
     """
-    write_traces(outputs)
     shown = content(outputs, has_charts=has_charts)
     scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
     return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
@@ -81,8 +77,8 @@ _NO_VIEWS = {"start": None, "content": None, "note": "", "printed": "", "printed
 
 def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:
     """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
-    from dse.pages import charts, vega
-    from dse.pages.views import begin, embedded
+    from dse_pages import charts, vega
+    from dse_pages.views import begin, embedded
 
     points, chosen = read_run(outputs, summary)
     start = begin(points, scenario) if len(points) else None
@@ -107,7 +103,7 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[PagePoints, 
     """Points of a run that fit into a page, and which of its rows they are."""
     import pyarrow as pa
 
-    from dse.pages.points import read_points
+    from dse_pages.points import read_points
 
     with output_files.table(outputs.results) as table:
         most = min(_MOST_POINTS, _MOST_CELLS // max(len(table.names), 1))
@@ -118,7 +114,7 @@ def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[PagePoints, 
 def _print_scatter(points: PagePoints, start: Start) -> str:
     import numpy as np
 
-    from dse.pages import charts
+    from dse_pages import charts
 
     rows = np.arange(len(points))
     if start.scenario and points.scenario is not None:
@@ -236,29 +232,3 @@ def timelines(outputs: Outputs) -> list[Picture]:
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Order of names in which g2 comes before g10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def write_traces(outputs: Outputs) -> list[Path]:
-    """Write the timeline of every winner in the trace event format (Perfetto, chrome://tracing); their paths."""
-    if not output_files.exists(outputs.folder / "timelines.parquet"):
-        return []
-    tasks = outputs.read_table("timelines")
-    if not len(tasks) or len(tasks) > _MOST_TASKS:
-        return []
-    limits = outputs.read_json("summary")["limits"]
-    paths = []
-    for scenario, rows in tasks.groupby("scenario", sort=False):
-        name = re.sub(r"[^\w.+-]", "_", str(scenario))[:80]
-        text = json.dumps(report.trace(report.intervals_of(rows), limits.get(str(scenario), {})))
-        paths.append(outputs.write_text(f"figures/timeline_{name}.json", text))
-    return paths
-
-
-@output_files.working_on_folders
-def command(words: Sequence[str]) -> int:
-    """`report study=<name> [output_dir=<folder>]`: figures, claims and the page again; nothing is evaluated."""
-    options = pairs(words, {"study": "", "output_dir": "outputs"})
-    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
-    report.redraw(outputs)
-    report.console().print(f"report: {write_report(outputs)}", soft_wrap=True)
-    return 0

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from dse.pages.explore import ExplorerSite, Server, command, find_table
-from dse.pages.points import read_points
-from dse.pages.query import MOST_DRAWN, ColumnFilter, Explorer, PageQuery, Sort, ViewWindow
+from dse_pages.explore import ExplorerSite, Server, command, find_table
+from dse_pages.points import read_points
+from dse_pages.query import MOST_DRAWN, ColumnFilter, Explorer, PageQuery, Sort, ViewWindow
 from tests.browser import browsing, needs_chromium
 from tests.test_pages import HOSTILE, SUMMARY, run_folder, some_points
 
