@@ -1,4 +1,4 @@
-"""The least makespan of an instance, proven by a solver of constraints (OR-tools CP-SAT: the extra `exact`).
+"""The least makespan of an instance, proven by a solver of constraints (OR-tools CP-SAT).
 
 Times are whole multiples of a unit, to which lengths are *rounded down*, so that what the solver proves of the rounded
 instance is a lower bound of the instance itself. The order and the ways of the best schedule are then run by the fluid
@@ -18,10 +18,9 @@ from functools import cached_property
 from typing import Any
 
 from dse import plugins
-from dse.errors import not_installed
+from dse_optimal.instance import Instance, Job, JobSchedule, instance_of
+from dse_optimal.subset_bounds import instance_bound
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.instance import Instance, Job, JobSchedule, instance_of
-from simulators.taskgraph.subset_bounds import instance_bound
 
 PROVEN = 1e-6
 """Gap up to which a schedule is proven optimal: what rounding to units may add."""
@@ -61,7 +60,7 @@ def optimum(problem: Instance | TaskGraph, *, limit_s: float = 60.0, workers: in
 
     workers: threads of the solver. bounded: the solver starts from `instance_bound`, and is left what that does not
     prove; without it, the solver is a witness of that bound. Raises ValueError for a graph that is no instance
-    (`instance_of`), and ConfigError where OR-tools is not installed.
+    (`instance_of`).
     """
     instance = instance_of(problem) if isinstance(problem, TaskGraph) else problem
     fallback = instance.serial()
@@ -92,15 +91,6 @@ def _unit(instance: Instance) -> float:
     return sum(min(way.seconds for way in job.ways) for job in instance.jobs) / _STEPS
 
 
-def _cp_model() -> Any:
-    """OR-tools' module."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise not_installed("optimum", "OR-tools", "exact") from None
-    return cp_model
-
-
 @dataclass(frozen=True)
 class _Times:
     """Variables of a job: its issue, the start of its work, and its end."""
@@ -121,7 +111,9 @@ class _Model:
 
     @cached_property
     def _cp(self) -> Any:
-        return _cp_model()
+        from ortools.sat.python import cp_model  # slow to import
+
+        return cp_model
 
     @cached_property
     def _model(self) -> Any:

@@ -22,9 +22,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dse_optimal.instance import Instance, Way
 from simulators.taskgraph.bounds import LinearRows
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
-from simulators.taskgraph.instance import Instance, Way
 
 _MOST_THRESHOLDS = 64  # of heads and of tails
 _FEW_THRESHOLDS = 8  # likewise, in the linear program

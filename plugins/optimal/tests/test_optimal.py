@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 from benchmarks import bounds as figures
 from benchmarks.instances import gather, random_graph
 from dse import plugins
-from dse.errors import ConfigError
+from dse_optimal.instance import Instance, Job, JobSchedule, JobServer, Way, instance_of
+from dse_optimal.optimum import optimum, replay_s
+from dse_optimal.subset_bounds import instance_bound, least_graph, subset_bound
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.taskgraph.instance import Instance, Job, JobSchedule, JobServer, Way, instance_of
-from simulators.taskgraph.optimal import optimum, replay_s
-from simulators.taskgraph.subset_bounds import instance_bound, least_graph, subset_bound
 from tests.support import design, lower
 
 pytest.importorskip("ortools")
@@ -192,12 +190,6 @@ def test_a_graph_with_contention_laws_is_no_instance() -> None:
     build.task("t", "gemm", work=1.0, cap=1.0, group="a")
     with pytest.raises(ValueError, match="contention laws"):
         instance_of(build.build())
-
-
-def test_without_the_solver_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(ConfigError, match=r"pip install 'overlap-dse\[exact\]'"):
-        optimum(gather(2))
 
 
 @pytest.mark.slow
