@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.config.compose import request
-from dse.config.options import list_options
 from dse.errors import ConfigError
-from simulators.workloads.hub_config import hub_tree
-from simulators.workloads.hub_types import readable_types
+from dse.study.influence import check_typed
+from dse.study.plan import plan
+from dse_hub.model_file import hub_tree
+from dse_hub.types import readable_types
 from simulators.workloads.model_zoo import model_tree
-from simulators.workloads.public_models import aliases, public
 from tests.iterations import made
 from tests.support import REPOSITORY
 
@@ -194,7 +194,7 @@ def test_a_type_is_guessed_where_it_is_misspelt_alone_and_the_way_out_is_named(
         hub_tree(written(tmp_path, {**LLAMA, "model_type": kind}))
     way = error.value.problems[0].way_out
     assert way.startswith(f"did you mean `{guess}`? else" if guess else "the types of text models")
-    assert "conf/data/hub_types.yaml" in way and "docs/how-to/model.md" in way
+    assert "hub_types.yaml" in way and "docs/how-to/model.md" in way
     assert (REPOSITORY / "docs/how-to/model.md").is_file()
 
 
@@ -276,32 +276,6 @@ def test_any_file_is_read_or_refused_and_never_breaks(tmp_path_factory: Any, key
 # On the command line
 
 
-@pytest.mark.parametrize("name", ["llama3_70b", "deepseek_v3", "gpt_oss_20b", "bert_base"])
-def test_a_public_model_is_chosen_by_name_whole(name: str) -> None:
-    """Layers and widths that a study gives its own model, or searches, do not hold for it."""
-    asked = request(["study=comp_vs_comm", f"model={name}"])
-    assert not asked.problems
-    assert asked.tree["model"] == model_tree(name)
-    assert not [knob.path for knob in asked.knobs if knob.path.startswith("model.")]
-    assert [knob.path for knob in request(["study=comp_vs_comm"]).knobs if knob.path.startswith("model.")]
-
-
-def test_values_of_a_public_model_may_be_set_and_searched() -> None:
-    asked = request(
-        ["study=comp_vs_comm", "model=llama3_70b", "model.layers=2", "+space.model.hidden=choice(1024,8192)"]
-    )
-    assert not asked.problems
-    assert asked.tree["model"]["layers"] == 2
-    assert [knob.path for knob in asked.knobs if knob.path.startswith("model.")] == ["model.hidden"]
-
-
-def test_public_models_are_searched_by_name_beside_those_with_a_file() -> None:
-    asked = request(["study=comp_vs_comm", "+space.model.name=choice(llama3_8b,bert_large)"])
-    assert not asked.problems
-    assert asked.options["model"]["llama3_8b"] == model_tree("llama3_8b")
-    assert asked.options["model"]["bert_large"]["layers"] == 118  # as the study says of its own options
-
-
 def test_a_file_of_a_hub_and_one_of_ones_own_are_chosen_by_their_paths(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("name: mine\nlayers: 4\nhidden: 512\nheads: 8\n")
@@ -309,29 +283,6 @@ def test_a_file_of_a_hub_and_one_of_ones_own_are_chosen_by_their_paths(tmp_path:
         asked = request(["study=comp_vs_comm", f"model={path}"])
         assert not asked.problems
         assert asked.tree["model"] == model_tree(str(path))
-
-
-@pytest.mark.parametrize(
-    ("typed", "path"),
-    [
-        (["study=comp_vs_comm", "model=lama3_70b"], "model"),
-        (["study=comp_vs_comm", "model=nowhere.json"], "model"),
-        (["study=comp_vs_comm", "+space.model.name=choice(lama3_70b)"], "space.model.name"),
-        (["study=ficco", "model=llama3_70b"], "model"),
-    ],
-)
-def test_a_model_that_cannot_be_chosen_is_told_with_a_way_out(typed: list[str], path: str) -> None:
-    problems = request(typed).problems
-    assert [problem.path for problem in problems] == [path]
-    assert problems[0].way_out
-
-
-def test_every_public_model_is_an_option_under_all_of_its_names() -> None:
-    options = list_options("model")
-    assert {*public(), *aliases()} <= set(options)
-    assert all(options.values())
-    for name in options:
-        model_tree(name)
 
 
 def test_a_model_is_named_by_the_folder_of_its_weights_too(tmp_path: Path) -> None:
@@ -342,3 +293,19 @@ def test_a_model_is_named_by_the_folder_of_its_weights_too(tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(LLAMA))
     assert model_tree(str(folder)) == model_tree(str(folder / "config.json"))
     assert request(["study=comp_vs_comm", f"model={folder}"]).knobs
+
+
+@pytest.mark.slow
+def test_keys_of_a_model_file_that_no_model_reads_are_reported(tmp_path: Path) -> None:
+    keys = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 99,
+    }
+    keys |= {"intermediate_size": 2048, "rope_theta": 1e4, "bos_token_id": 1, "layers_run_twice": 2}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    words = ["study=plan", f"model={tmp_path / 'config.json'}", "system=h100_8", "parallel.tp=8", "run.mode=decode"]
+    (note,) = check_typed(plan(request(words)))
+    assert "layers_run_twice is not modelled" in note

@@ -1,9 +1,9 @@
 """Models as model hubs describe them: `config.json` of a folder of weights, read as data.
 
-No code of a hub is run. `model_type` says which keys count (`conf/data/hub_types.yaml`), and what keys mean that a file
-lacks: the default that the type's own class gives them (`conf/data/hub_defaults.yaml`). Of a model that also sees or
+No code of a hub is run. `model_type` says which keys count (`hub_types.yaml`), and what keys mean that a file
+lacks: the default that the type's own class gives them (`hub_defaults.yaml`). Of a model that also sees or
 hears, the text part counts. How weights are stored is read from `quantization_config`, or from `hf_quant_config.json`
-beside the file (`simulators.workloads.hub_quantised`). What cannot be expressed is refused with file, key and way out.
+beside the file (`dse_hub.quantised`). What cannot be expressed is refused with file, key and way out.
 Which keys were read is recorded: others that may change a cost are listed in the tree.
 """
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json
 from dse.files import read_text
-from simulators.workloads.hub_quantised import Unread, stored_tree
-from simulators.workloads.hub_rules import UnfitValue, evaluate, names_in
-from simulators.workloads.hub_types import HubType, hub_type, readable_types
+from dse_hub import DATA
+from dse_hub.quantised import Unread, stored_tree
+from dse_hub.rules import UnfitValue, evaluate, names_in
+from dse_hub.types import HubType, hub_type, readable_types
 
 _MISSPELT, _LONGEST_TYPE = 2, 60  # letters
 _MOST_LAYERS = 10_000
@@ -42,7 +42,7 @@ _STATE = ("projected", "outputs", "channels", "kernel", "heads", "key", "value",
 @functools.cache
 def _keys_without_effect() -> frozenset[str]:
     """Keys that change no cost."""
-    return frozenset(load_yaml(conf_dir() / "data" / "hub_keys.yaml")["without_effect"])
+    return frozenset(load_yaml(DATA / "hub_keys.yaml")["without_effect"])
 
 
 @dataclass
@@ -155,7 +155,7 @@ def _instead(kind: Any) -> str:
     alike = sorted((letters_apart(str(kind), name), name) for name in readable_types()) if kind else []
     is_near = alike and alike[0][0] <= min(_MISSPELT, len(str(kind)) // 3)
     guess = f"did you mean `{alike[0][1]}`? else " if is_near else ""
-    types = "the types of text models that are read are the rows of conf/data/hub_types.yaml"
+    types = "the types of text models that are read are the rows of hub_types.yaml"
     by_hand = "write any other model by hand, as a YAML file of its layers, hidden and heads: docs/how-to/model.md"
     return f"{guess}{types}; {by_hand}"
 

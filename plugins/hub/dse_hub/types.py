@@ -1,4 +1,4 @@
-"""The table of a model hub's types: rows of `conf/data/hub_types.yaml`, and defaults of keys by type."""
+"""The table of a model hub's types: rows of `hub_types.yaml`, and defaults of keys by type."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
+from dse_hub import DATA
 
 _SECTIONS = ("widths", "weights", "state", "names")
 
@@ -36,7 +36,7 @@ class HubType:
 
 @functools.cache
 def _table(name: str) -> Mapping[str, Any]:
-    tree: Mapping[str, Any] = load_yaml(conf_dir() / "data" / f"{name}.yaml")
+    tree: Mapping[str, Any] = load_yaml(DATA / f"{name}.yaml")
     return tree
 
 

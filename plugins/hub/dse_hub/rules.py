@@ -1,6 +1,6 @@
 """Expressions of the table of a model hub's types: arithmetic, comparison and choice over keys of a file, as data.
 
-The texts are ours (`conf/data/hub_types.yaml`); the values they meet are a stranger's: whatever these are, an
+The texts are ours (`hub_types.yaml`); the values they meet are a stranger's: whatever these are, an
 expression has a value or raises `UnfitValue`. A key that is absent is None, which counts as 0 in sums and as no in
 conditions.
 """
