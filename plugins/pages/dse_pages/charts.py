@@ -62,19 +62,19 @@ def colouring(column: Column | None, *, legend: bool = True) -> Spec:
     """Encoding of colour and shape by a column of few texts, the same in every figure and page."""
     if column is None:
         return {"color": {"value": "#0f7dc2"}}
-    known = column.json()
-    if "colours" not in known:
+    entry = column.json()
+    if "colours" not in entry:
         return {"color": {"value": "#0f7dc2"}}
-    labels = _look_up(known)
+    labels = _look_up(entry)
     shown = {"orient": "bottom", "columns": 3, "labelExpr": labels} if legend else None
     common = {"field": column.id, "type": "nominal", "title": column.title, "legend": shown}
-    scales = {name: {"domain": known["categories"], "range": known[f"{name}s"]} for name in ("colour", "shape")}
+    scales = {name: {"domain": entry["categories"], "range": entry[f"{name}s"]} for name in ("colour", "shape")}
     return {"color": {**common, "scale": scales["colour"]}, "shape": {**common, "scale": scales["shape"]}}
 
 
-def _look_up(known: Mapping[str, Any]) -> str:
+def _look_up(entry: Mapping[str, Any]) -> str:
     """Expression of the label of a text."""
-    return f"{json.dumps(known['labels'])}[indexof({json.dumps(known['categories'])}, datum.value)]"
+    return f"{json.dumps(entry['labels'])}[indexof({json.dumps(entry['categories'])}, datum.value)]"
 
 
 def scatter(x: Column, y: Column, colour: Column | None, tooltip: Sequence[Column]) -> Spec:
@@ -184,9 +184,9 @@ def _value_axis(column: Column) -> Spec:
     shown: Spec = {"scale": f"y_{column.id}", "orient": "left", "labelLimit": 110, "labelOverlap": True, "tickCount": 5}
     shown |= {"offset": {"scale": "place", "value": column.id, "mult": -1}, "titleAnchor": "end", "titleY": -14}
     shown |= {"title": column.title, "titleAngle": 0, "titleAlign": "center", "titleBaseline": "bottom", "titleX": 0}
-    known = column.json()
-    text = _look_up(known) if "labels" in known else number_label(column.unit)
-    if "labels" in known or not column.is_text:
+    entry = column.json()
+    text = _look_up(entry) if "labels" in entry else number_label(column.unit)
+    if "labels" in entry or not column.is_text:
         shown["encode"] = {"labels": {"update": {"text": {"signal": text}}}}
     return shown
 

@@ -167,7 +167,7 @@ class Work:
         """Seconds that studies took, by name, as noted before."""
         with suppress(ConfigError, OSError):
             noted = output_files.read_json(self.place / "times.json")
-            return {str(name): float(took) for name, took in noted.items() if isinstance(took, int | float)}
+            return {str(name): float(seconds) for name, seconds in noted.items() if isinstance(seconds, int | float)}
         return {}
 
     def words(self, study: ReproducedStudy) -> list[str]:
@@ -182,22 +182,22 @@ class Work:
         flags = [f"--config-dir={self.config_dir}"] if self.config_dir else []
         with path_inside(self.place, f"{study.name}.log").open("wb") as log:
             code, tail = _call([sys.executable, "-m", "dse", *flags, *self.words(study)], log)
-        took = time.monotonic() - began
+        seconds = time.monotonic() - began
         if code:
-            return StudyEnd(study, code, took, f"{_REASONS.get(code, f'exit code {code}')}: {tail}")
-        Outputs(self.place).write_json("times", {**self.times(), study.name: round(took, 2)})
-        return StudyEnd(study, seconds=took)
+            return StudyEnd(study, code, seconds, f"{_REASONS.get(code, f'exit code {code}')}: {tail}")
+        Outputs(self.place).write_json("times", {**self.times(), study.name: round(seconds, 2)})
+        return StudyEnd(study, seconds=seconds)
 
     def _is_up_to_date(self, study: ReproducedStudy) -> bool:
         """True if the newest run of a study succeeded, and was made by the same command, code and libraries."""
         if study.name not in self.times():  # noted of success alone
             return False
         try:
-            made = Outputs.latest(self.output, study.name).read_json("provenance")
+            record = Outputs.latest(self.output, study.name).read_json("provenance")
         except (ConfigError, OSError):
             return False
         now = provenance.record(self.words(study), self.config_dir, backend="", seed=0)
-        return made["command"] == now["command"] and not provenance.changes(made, now)
+        return record["command"] == now["command"] and not provenance.changes(record, now)
 
 
 def _call(command_line: Sequence[str], log: Any) -> tuple[int, str]:
@@ -239,8 +239,8 @@ def _progress(
 
 def _time_left(left: Sequence[ReproducedStudy], ended: Sequence[StudyEnd], times: Mapping[str, float]) -> str:
     """About how long the studies that are left take: as noted before, else as long as those of now in the mean."""
-    took = [end.seconds for end in ended if end.seconds is not None and not end.kept]
-    mean = sum(took) / len(took) if took else None
+    durations = [end.seconds for end in ended if end.seconds is not None and not end.kept]
+    mean = sum(durations) / len(durations) if durations else None
     expected = [times.get(study.name, mean) for study in left]
     if None in expected:
         return "time left: not known yet"
@@ -252,8 +252,8 @@ def _told(end: StudyEnd, output: Path) -> str:
     if end.code:
         return f"FAILED: {end.reason.splitlines()[-1]}; the others go on"
     count = reproduction.count_line(_row(end, output).claims)
-    took = "as it was, up to date" if end.kept else f"done in {reproduction.duration(end.seconds or 0)}"
-    return f"{took}: {count}"
+    outcome = "as it was, up to date" if end.kept else f"done in {reproduction.duration(end.seconds or 0)}"
+    return f"{outcome}: {count}"
 
 
 def _row(end: StudyEnd, output: Path) -> reproduction.StudyRow:

@@ -39,8 +39,8 @@ def begin(points: PagePoints, scenario: str = "") -> Start | None:
     named = [column for column in charts.choices(points.of_role("knob")) if column.name.endswith(".name")]
     few = [*named, *charts.choices(points.of_role("knob")), *charts.choices(points.of_role("scenario"))]
     option = few[0] if few and few[0].role == "knob" else None
-    known = points.scenario is not None and scenario in points.scenario.categories
-    return Start(ordered[0], ordered[1], few[0] if few else None, option, scenario if known else "")
+    is_known = points.scenario is not None and scenario in points.scenario.categories
+    return Start(ordered[0], ordered[1], few[0] if few else None, option, scenario if is_known else "")
 
 
 def _order(column: Column) -> int:
@@ -52,7 +52,7 @@ def content(points: PagePoints, start: Start, *, diagonal: bool = False) -> dict
     numbers = [column for column in points.columns if not column.is_text]
     colours = charts.choices(points.of_role("knob", "setting", "scenario"))
     axes = parallel_axes(points)
-    known = table_columns(points)
+    columns = table_columns(points)
     return {
         "study": points.study,
         "columns": [column.json() for column in points.columns],
@@ -62,7 +62,7 @@ def content(points: PagePoints, start: Start, *, diagonal: bool = False) -> dict
         "parallel": charts.parallel(axes, start.colour),
         "parallelIds": [column.id for column in axes],
         "histogram": charts.histogram(start.x),
-        "tableIds": [column.id for column in known],
+        "tableIds": [column.id for column in columns],
         "diagonal": diagonal,
         "start": _start(points, start),
     }
