@@ -38,12 +38,12 @@ from benchmarks.timing import best
 from dse import plugins
 from dse.backend import Batch
 from dse.study.plan_again import plan_words
+from dse_optimal.instance import Instance
+from dse_optimal.optimum import PROVEN, optimum
+from dse_optimal.subset_bounds import instance_bound, least_graph, subset_bound
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.bounds import bound, linear_bound
 from simulators.taskgraph.graph import TaskGraph
-from simulators.taskgraph.instance import Instance
-from simulators.taskgraph.optimal import PROVEN, optimum
-from simulators.taskgraph.subset_bounds import instance_bound, least_graph, subset_bound
 
 _ROUNDING, _OF_A_PROGRAM = 1e-9, 1e-6  # of a makespan, and of one by a linear program
 _WITHIN = 0.01  # a gap

@@ -1,9 +1,9 @@
 """Co-design held against what is published: `python -m benchmarks.codesign [<group> ...] [--json] [--fit]`.
 
-technology: area and power of eight public GPUs by the rules of `conf/technology`, none of which knows a chip; the same
-with each GPU left out of the fit of the four calibrated coefficients; and GPUs that are in no fit (held out). `--fit`
-prints these coefficients anew: they make the largest relative error least, which is a linear programme, as areas and
-powers are linear in them. inner, outer, claims: see `validation.codesign_search` (minutes).
+technology: area and power of eight public GPUs by the rules of `dse_codesign.technology`, none of which knows a chip;
+the same with each GPU left out of the fit of the four calibrated coefficients; and GPUs that are in no fit (held out).
+`--fit` prints these coefficients anew: they make the largest relative error least, which is a linear programme, as
+areas and powers are linear in them. inner, outer, claims: see `validation.codesign_search` (minutes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.hardware.technology import (
+from dse_codesign.technology import (
     Coefficients,
     MachineKnobs,
     Technology,
@@ -29,7 +29,7 @@ from simulators.hardware.technology import (
     price,
     stack_machines,
 )
-from simulators.hardware.technology.area import package_area
+from dse_codesign.technology.area import package_area
 
 TECHNOLOGY = "silicon_2026"
 CALIBRATED = {

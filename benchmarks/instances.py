@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dse_optimal.instance import Instance, Job, JobServer, Way
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.taskgraph.instance import Instance, Job, JobServer, Way
 
 CUS, KERNEL_CUS, MOST_JOBS = 8, 2, 60
 _FEW = np.array([0.25, 0.5, 1.0, 2.0, 3.0])

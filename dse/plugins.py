@@ -1,11 +1,11 @@
 """Plug-ins by name: own modules, what our packages declare, and entry points of other installed distributions.
 
 An engine, schedule or study is a module or package inside one package (`Kind.package`) that carries its kind's
-attribute. Backends, evaluators, search methods, commands and titles of configuration groups are declared by the
-packages they belong to, in the mappings `BACKENDS`, `EVALUATORS`, `METHODS`, `COMMANDS` and `GROUPS` of a package's
-`__init__`. Another distribution joins by an entry point in the group of the kind, or offers whole packages by entry
-points in `dse.packages`: what these declare counts as what ours declare, and a folder `conf` inside one joins the
-configuration. Nothing else has to be edited, and configuration never names a class or a path.
+attribute. Backends, evaluators, search methods, pages for a browser, commands and titles of configuration groups are
+declared by the packages they belong to, in the mappings `BACKENDS`, `EVALUATORS`, `METHODS`, `VIEWS`, `COMMANDS` and
+`GROUPS` of a package's `__init__`. Another distribution joins by an entry point in the group of the kind, or offers
+whole packages by entry points in `dse.packages`: what these declare counts as what ours declare, and a folder `conf`
+inside one joins the configuration. Nothing else has to be edited, and configuration never names a class or a path.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ KINDS: Mapping[str, Kind] = {
     "evaluator": Kind("EVALUATOR", "dse.evaluators", key="executor.evaluator"),
     "format": Kind("FORMAT", "dse.formats"),
     "method": Kind("METHOD", "dse.search.methods", key="search.method"),
+    "view": Kind("VIEW", "dse.views"),
     "command": Kind("COMMAND", "dse.commands"),
 }
 

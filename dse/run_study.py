@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from dse.config.compose import Request
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
-from dse.pages.report import write_report
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, write_answer
 from dse.results.idle_axes import idle_axes
@@ -62,7 +61,7 @@ def _open_tracking(planned: Plan) -> AbstractContextManager[BackgroundTracking |
 
 
 def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:
-    """Judge the claims, draw what remains, write the page of the report, and print where everything is."""
+    """Judge the claims, draw what remains, write the page of the run, and print where everything is."""
     drawing.begin(report.level_figures(outputs), outputs.figures)
     shown, module = report.load_selection(outputs), planned.settings.study.module
     rows = report.check(outputs, module, shown)
@@ -70,7 +69,7 @@ def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:
     _print_claims(planned, outputs, rows)
     drawing.begin(report.extras(outputs, module), outputs.figures)
     drawing.finish(planned.settings.study.name)
-    page = write_report(outputs, has_charts=planned.settings.figures.name != "none")
+    page = report.write_page(outputs, has_charts=planned.settings.figures.name != "none")
     outputs.finish()  # `latest` leads to complete runs only
     _print_rest(planned, outputs=outputs, shown=shown, page=page)
 
@@ -185,7 +184,7 @@ def _print_claims(planned: Plan, outputs: Outputs, rows: Sequence[dict[str, Any]
             console.print(text, soft_wrap=True)
 
 
-def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path) -> None:
+def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path | None) -> None:
     """Print, a line each, what follows: knobs that change nothing, what the results rest on, where all of it is."""
     console, record = report.console(), outputs.read_json("provenance")
     idle = outputs.read_json("summary").get("idle")
@@ -197,7 +196,8 @@ def _print_rest(planned: Plan, *, outputs: Outputs, shown: Selection, page: Path
     models = ", ".join(f"{operator} by {model}" for operator, model in record["models"].items())
     lines.append((f"costed by: {models}; " if models else "") + _rests_on(record["facts"]))
     lines.append(provenance.describe(record))
-    lines.append(f"written to {outputs.folder}/ (results.parquet, figures/, ...); {page.name} has all of this in full")
+    full = f"; {page.name} has all of this in full" if page else ""
+    lines.append(f"written to {outputs.folder}/ (results.parquet, figures/, ...){full}")
     for line in lines:
         console.print(line, soft_wrap=True)
 

@@ -117,7 +117,7 @@ def test_a_gain_reads_as_a_person_says_it(ratio: float, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_a_line_each_and_its_report_has_the_rest(
+def test_a_run_ends_with_a_line_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its bar ends at the number of points that it tells: of 24 combinations some are the same schedule."""
@@ -129,16 +129,15 @@ def test_a_run_ends_with_a_line_each_and_its_report_has_the_rest(
     _, _, end = shown.out.partition("in short: ")
     lines = end.splitlines()[1:]
     assert len(lines) <= 8
-    assert lines[-1].startswith("written to ") and lines[-1].endswith("report.html has all of this in full")
+    assert lines[-1].startswith("written to ")
     points = len(pd.read_parquet("outputs/ficco_sweep/latest/results.parquet"))
     assert lines[0].startswith(f"{points} points with ")
     bar = next(line for line in shown.err.splitlines() if line.startswith("ficco_sweep ") and "points/s" in line)
     assert f" {points}/{points} " in bar
     run = Path("outputs/ficco_sweep/latest")
-    page, facts = (run / "report.html").read_text("utf-8"), json.loads((run / "provenance.json").read_text("utf-8"))
+    facts = json.loads((run / "provenance.json").read_text("utf-8"))
     unsure = [fact["path"] for fact in facts["facts"] if fact["provenance"] in ("memory", "assumed")]
-    assert unsure and all(path in page and path not in end for path in unsure)
-    assert "Kendall tau" in page and "came onto a front" in page
+    assert unsure and all(path not in end for path in unsure)
     assert "idle" in json.loads((run / "summary.json").read_text("utf-8"))
 
 

@@ -341,7 +341,8 @@ TIMES = {"provenance.json", "report.html"}
 def _artefacts(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in TIMES)
     made = json.loads((folder / "provenance.json").read_text("utf-8"))
-    page = (folder / "report.html").read_text("utf-8").replace(made.pop("time"), "").replace(folder.name, "")
+    pages = [path.read_text("utf-8") for path in folder.glob("*.html")]  # where a plug-in writes it
+    page = "".join(pages).replace(made.pop("time"), "").replace(folder.name, "")
     same = {"made": json.dumps(made).encode(), "page": page.encode()}
     return same | {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

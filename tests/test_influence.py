@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -79,22 +78,6 @@ def test_a_value_that_is_fixed_and_swept_on_one_line_is_refused() -> None:
     assert "is swept here, and fixed by `schedule.num_chunks=4`" in str(problem)
     assert request(["study=ficco_sweep", "schedule=serial", "space.schedule.name=choice(serial,shard_p2p)"]).problems
     assert not request(["study=ficco_sweep", "schedule.num_chunks=4"]).problems  # one of the study's own sweeps
-
-
-@pytest.mark.slow
-def test_keys_of_a_model_file_that_no_model_reads_are_reported(tmp_path: Path) -> None:
-    keys = {
-        "model_type": "llama",
-        "num_hidden_layers": 2,
-        "hidden_size": 512,
-        "num_attention_heads": 8,
-        "vocab_size": 99,
-    }
-    keys |= {"intermediate_size": 2048, "rope_theta": 1e4, "bos_token_id": 1, "layers_run_twice": 2}
-    (tmp_path / "config.json").write_text(json.dumps(keys))
-    words = [f"model={tmp_path / 'config.json'}", *(word for word in DECODE if not word.startswith("model="))]
-    (note,) = check_typed(_planned(*words))
-    assert "layers_run_twice is not modelled" in note
 
 
 def test_a_typed_number_has_the_command_line_as_its_source() -> None:

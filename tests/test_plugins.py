@@ -558,12 +558,21 @@ sys.exit(code)
 
 @pytest.mark.slow
 def test_the_core_runs_its_main_job_without_any_other_distribution(tmp_path: Path) -> None:
-    words = ["study=ficco_sweep", "workload.only=[g4]", "schedule=serial", "tracking=none", "fidelity=none"]
-    done = subprocess.run(
-        [sys.executable, "-c", _ALONE, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-c", _ALONE, *words]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    done = run("study=ficco_sweep", "workload.only=[g4]", "schedule=serial", "tracking=none", "fidelity=none")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "outputs" / "ficco_sweep" / "latest" / "results.parquet").is_file()
+    folder = tmp_path / "outputs" / "ficco_sweep" / "latest"
+    assert (folder / "results.parquet").is_file()
+    assert {path.suffix for path in (folder / "figures").iterdir()} == {".png", ".svg", ".json"}
+    done = run("report", "study=ficco_sweep")
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("*.html"))
+    refusal = run("compare", "ficco_sweep", "ficco_sweep", "--html")
+    assert refusal.returncode == 2
+    assert "html: needs pages, which are not installed (pip install overlap-dse-pages)" in refusal.stderr
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from dse import plugins
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.units import amount
@@ -100,10 +101,11 @@ def _read(file: Path, changed_ns: int) -> Any:
 
 def _entries() -> Iterator[tuple[str, str, Source]]:
     """Yield option, path and source of every entry of `conf` that has a provenance."""
-    for file in sorted(conf_dir().rglob("*.yaml")):
-        tree = _read(file, file.stat().st_mtime_ns)
-        if isinstance(tree, Mapping):
-            yield from _entries_below(str(file.relative_to(conf_dir()).with_suffix("")), tree, "")
+    for folder in _folders():
+        for file in sorted(folder.rglob("*.yaml")):
+            tree = _read(file, file.stat().st_mtime_ns)
+            if isinstance(tree, Mapping):
+                yield from _entries_below(str(file.relative_to(folder).with_suffix("")), tree, "")
 
 
 def _entries_below(option: str, tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Source]]:
@@ -159,8 +161,13 @@ def _nearest(option: str, path: str, known: set[tuple[str, str]]) -> str:
 
 
 def file_of(option: str) -> Path:
-    """The file of an option of `conf`."""
-    return conf_dir() / f"{option}.yaml"
+    """The file of an option of `conf`. Raises StopIteration where there is none."""
+    return next(file for folder in _folders() if (file := folder / f"{option}.yaml").is_file())
+
+
+def _folders() -> list[Path]:
+    """Folders of configuration: ours, and those of installed plug-ins."""
+    return [conf_dir(), *plugins.configurations()]
 
 
 def write_number(file: Path, path: str, value: float) -> None:
@@ -180,5 +187,5 @@ def write_number(file: Path, path: str, value: float) -> None:
 
 def table_path(target: str, data: Path | None) -> Path | None:
     """Where a table of rows is: below a folder of measured tables, or shipped; None where it is in neither."""
-    places = [folder / target for folder in (data, conf_dir() / "data") if folder is not None]
+    places = [folder / target for folder in (data, *(folder / "data" for folder in _folders())) if folder is not None]
     return next((place for place in places if place.is_file()), None)

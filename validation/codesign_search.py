@@ -29,9 +29,9 @@ from dse.progress import bar
 from dse_codesign.backend import Codesign, CodesignBackend, Judge, largest_die_mm2, metrics_of
 from dse_codesign.machine import Base, Machine
 from dse_codesign.plans import PlanOptions, best_plans, enumerate_plans, plan_seconds
+from dse_codesign.technology import known_gpus, price
 from dse_codesign.worth import row_of, worths
 from simulators.hardware.pim import Pim
-from simulators.hardware.technology import known_gpus, price
 from simulators.steps.backend import StepBackend
 from simulators.steps.backend import metrics_of as step_metrics
 from simulators.workloads.model_zoo import option_tree

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 import dse
-from benchmarks import codesign
 from simulators.calibration import expert_exchanges
 from simulators.calibration.calibrate import calibrate_rows, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS
@@ -201,6 +200,8 @@ def _host_bound_steps(table: Path) -> list[steps_measured.Step]:
 
 def technology(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Coefficients of area and power: the largest relative error over public GPUs is least."""
+    from benchmarks import codesign  # the plug-in of co-design, which the numbers came with
+
     assert table is not None
     fitted = codesign.fitted_coefficients()
     return Refit({number: fitted[number.path.removesuffix(".value")] for number in numbers})

@@ -311,6 +311,10 @@ def command(words: Sequence[str]) -> int:
     options = pairs([word for word in words if "=" in word], {"output_dir": "outputs", "html": "false"})
     if options["html"] not in ("true", "false"):
         raise ConfigError([Problem("html", "must be true or false", options["html"])])
+    write_page = report.view("comparison") if options["html"] == "true" else None
+    if options["html"] == "true" and write_page is None:
+        way = "pip install overlap-dse-pages"
+        raise ConfigError([Problem("html", "needs pages, which are not installed", None, way)])
     if len(names) != 2:
         way = "write python -m dse compare <study>/<time> <study>"
         raise ConfigError([Problem("compare", "needs two runs", " ".join(names) or None, way)])
@@ -324,10 +328,8 @@ def command(words: Sequence[str]) -> int:
     for part in _printout(comparison):
         console.print(part, soft_wrap=isinstance(part, str))
     console.print(f"written to {folder}/ (compare.json, figures)", soft_wrap=True)
-    if options["html"] == "true":
-        from dse.pages.comparison import write_comparison
-
-        console.print(f"page: {write_comparison(folder, (first, second), _printout(comparison))}", soft_wrap=True)
+    if write_page is not None:
+        console.print(f"page: {write_page(folder, (first, second), _printout(comparison))}", soft_wrap=True)
     return 0
 
 

@@ -122,6 +122,13 @@ def validate_as(kind: type[Model], tree: object, *, path: str) -> Model:
     return model
 
 
+def not_installed(path: str, library: str, extra: str) -> ConfigError:
+    """The refusal of what needs a library that is not installed. extra: of this distribution, which brings it."""
+    return ConfigError(
+        [Problem(path, f"needs {library}, which is not installed", None, f"pip install 'overlap-dse[{extra}]'")]
+    )
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """The way out of a name that is not known: the nearest known one, else all of them.
 

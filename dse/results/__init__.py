@@ -10,4 +10,9 @@ COMMANDS = {
         {"study": "name of the study", "output_dir": "folder of results (outputs)"},
         ("claims study=ficco_sweep",),
     ),
+    "report": Command(
+        "dse.results.report:command",
+        "report study=<name>",
+        "write figures, claims and report.html of the newest run again",
+    ),
 }

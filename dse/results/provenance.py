@@ -22,7 +22,6 @@ from dse.plugins import KINDS, OFFERED, PACKAGES, places, roots
 
 _LIBRARIES = (
     "hydra-core",
-    "jinja2",
     "joblib",
     "matplotlib",
     "mlflow",
@@ -31,8 +30,6 @@ _LIBRARIES = (
     "numpy",
     "optuna",
     "pandas",
-    "pillow",
-    "protobuf",
     "psycopg",
     "pyarrow",
     "pydantic",
@@ -44,7 +41,6 @@ _LIBRARIES = (
     "simpy",
     "sqlalchemy",
     "threadpoolctl",
-    "vl-convert-python",
 )
 _MACHINE = Path("/proc/cpuinfo")
 

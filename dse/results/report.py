@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.backend import Interval, Replay
-from dse.errors import did_you_mean
-from dse.results import provenance
+from dse.errors import did_you_mean, pairs
+from dse.results import output_files, provenance
 from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dse.results.claims import ClaimResult
 
 _MOST_COLOURS = 11  # of the palette
+_MOST_TASKS = 100_000
 _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
 
 
@@ -380,3 +382,41 @@ def redraw(outputs: Outputs) -> None:
         terminal.print(part)
     terminal.print(provenance.describe(outputs.read_json("provenance")))
     terminal.print(f"redrew {len(paths)} figures and claims.json in {outputs.folder}/", soft_wrap=True)
+
+
+def write_traces(outputs: Outputs) -> list[Path]:
+    """Write the timeline of every winner in the trace event format (Perfetto, chrome://tracing); their paths."""
+    if not output_files.exists(outputs.folder / "timelines.parquet"):
+        return []
+    tasks = outputs.read_table("timelines")
+    if not len(tasks) or len(tasks) > _MOST_TASKS:
+        return []
+    limits = outputs.read_json("summary")["limits"]
+    paths = []
+    for scenario, rows in tasks.groupby("scenario", sort=False):
+        name = re.sub(r"[^\w.+-]", "_", str(scenario))[:80]
+        text = json.dumps(trace(intervals_of(rows), limits.get(str(scenario), {})))
+        paths.append(outputs.write_text(f"figures/timeline_{name}.json", text))
+    return paths
+
+
+def view(name: str) -> Callable[..., Path] | None:
+    """What writes the page of a name for a browser, as an installed plug-in offers it; None where none does."""
+    return plugins.load("view", name) if plugins.target("view", name) else None
+
+
+def write_page(outputs: Outputs, *, has_charts: bool = True) -> Path | None:
+    """Write timelines that programs open, and the page of a run; its path, or None where no plug-in offers pages."""
+    write_traces(outputs)
+    write = view("report")
+    return write(outputs, has_charts=has_charts) if write else None
+
+
+@output_files.working_on_folders
+def command(words: Sequence[str]) -> int:
+    """`report study=<name> [output_dir=<folder>]`: figures, claims and the page again; nothing is evaluated."""
+    options = pairs(words, {"study": "", "output_dir": "outputs"})
+    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
+    redraw(outputs)
+    console().print(f"report: {write_page(outputs) or outputs.folder}", soft_wrap=True)
+    return 0

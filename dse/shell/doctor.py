@@ -27,7 +27,11 @@ from dse.plugins import DoctorCheck, Level
 
 _DEFAULTS = {"output_dir": "outputs", "uri": "sqlite:///mlflow.db", "port": "5000", "url": "auto"}
 _LITTLE_BYTES, _LITTLE_MEMORY = 2 << 30, 2 << 30
-_OPTIONAL = {"torch": ("search=gp", "pip install torch"), "psycopg": ("results in PostgreSQL", "pip install psycopg")}
+_OPTIONAL = {
+    "torch": ("search=gp", "pip install 'overlap-dse[gp]'"),
+    "psycopg": ("results in PostgreSQL", "pip install 'overlap-dse[postgresql]'"),
+    "sklearn": ("importance method=fanova and study=goldyloc", "pip install 'overlap-dse[learning]'"),
+}
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 Options = Mapping[str, str]
 

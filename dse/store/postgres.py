@@ -13,8 +13,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import psycopg
 from sqlalchemy import event
+
+from dse.errors import not_installed
+
+try:
+    import psycopg
+except ImportError:
+    raise not_installed("postgresql", "psycopg", "postgresql") from None
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen

@@ -18,5 +18,4 @@ GROUPS = {
     "pim": "Units in a system's memory",
     "instructions": "Instruction sets of units in memory",
     "format": "Formats of copies",
-    "technology": "Technologies: what silicon, memory and packages take",
 }

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dse import plugins
 from dse.config.options import conf_dir, list_options
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.hardware.machine import tree_of
 from simulators.workloads.experts import MixtureOfExperts
-from simulators.workloads.hub_config import hub_tree
 from simulators.workloads.model import Transformer
 from simulators.workloads.public_models import aliases, public
 
-_HUB = "config.json"  # of a folder of weights
+_HUB = "config.json"  # of a folder of weights: a format that a plug-in reads
 _NOTE_KEYS = ("provenance", "source")
 
 
@@ -27,7 +27,7 @@ def model_tree(name: str, section: str = "models") -> dict[str, Any]:
     """
     path = _path("model", str(Path(name, _HUB)) if Path(name, _HUB).is_file() else name)
     if path is not None and path.suffix == ".json":
-        return hub_tree(path)
+        return _read_hub(path, section)
     if path is not None:
         return {"kind": "transformer", **_read(path, section)}
     if Path(name).is_dir():
@@ -39,6 +39,15 @@ def model_tree(name: str, section: str = "models") -> dict[str, Any]:
         way = did_you_mean(name, list_options("model"))
         raise ConfigError([Problem(section, "is neither a model known by name nor a file", name, way)])
     return _transformer_tree(name, models[formal])
+
+
+def _read_hub(path: Path, section: str) -> dict[str, Any]:
+    """Tree of a model from a file of a model hub. Raises ConfigError, also where no plug-in reads such files."""
+    if not plugins.target("format", _HUB):
+        way = "pip install overlap-dse-hub, or describe the model in a YAML file"
+        raise ConfigError([Problem(section, "is a file of a model hub, whose reader is not installed", str(path), way)])
+    tree: dict[str, Any] = plugins.load("format", _HUB)(path)
+    return tree
 
 
 def option_tree(group: str, name: str) -> dict[str, Any]:

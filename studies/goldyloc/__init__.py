@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,10 @@ _PRECISION = "fp16"
 _ENOUGH = 0.7
 _CLEAR = 1.1  # speed-up beyond which a queue counts as gaining
 _UNKNOWN = "which GEMMs the paper ran is unknown; ours are illustrative"
+_NEEDS = (
+    "needs isolated, shared and best kernels at degrees from 1 to 16, and scikit-learn "
+    "(pip install 'overlap-dse[learning]')"
+)
 
 
 class Goldyloc(Plain):
@@ -59,7 +64,7 @@ class Goldyloc(Plain):
         """Findings of every claim, with GOLDYLOC at the degrees that its predictor picks."""
         queue_run = _load_run(run)
         if queue_run is None:
-            absent = ClaimResult(None, "needs isolated, shared and best kernels at degrees from 1 to 16")
+            absent = ClaimResult(None, _NEEDS)
             return dict.fromkeys((claim.id for claim in self.claims()), absent)
         return {**_speedups(queue_run), **_kernels(queue_run, run)}
 
@@ -123,7 +128,9 @@ class _Run:
 
     @classmethod
     def of(cls, run: FinishedRun) -> _Run | None:
-        """From a finished run; None where a degree or a choice of kernels is absent, or the system is not one GPU."""
+        """From a finished run; None where that lacks what `_NEEDS` says, or the system is not one GPU."""
+        if find_spec("sklearn") is None:
+            return None
         table = run.outputs.read_table("results")
         ok = table[table["status"] == "ok"]
         if not {_KERNELS, _DEGREE} <= set(ok):

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dse.errors import ConfigError, Problem, Problems
+from dse.errors import ConfigError, Problem, Problems, not_installed
 from dse.search.question import MakeMethod, Outcome, SearchMethod, SearchQuestion, constraints
 from dse.space import Assignment, Knob
 from dse.values import Memo
@@ -61,8 +61,7 @@ def make_sampler(make: Callable[[], Any], options: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("search.options", str(error), dict(options))]) from error
     except ImportError as error:
-        rule = f"needs what is not installed: {error}"
-        raise ConfigError([Problem("search", rule, way_out=f"pip install {error.name}")]) from error
+        raise not_installed("search", str(error.name), "gp") from error
 
 
 class StudySampler:

@@ -1,7 +1,7 @@
 """Co-design: machines with a price, and for each the best plan of every workload.
 
 A design is a machine by what differs from a base (`machine`): its area, power and cost are those of
-`simulators.hardware.technology`, its steps those of `simulators.steps`, with the best schedule at every site, found for
+`dse_codesign.technology`, its steps those of `simulators.steps`, with the best schedule at every site, found for
 each machine (`plans`). Workloads are weighted models in a mode of run.
 """
 
@@ -11,6 +11,8 @@ from dse.plugins import Command
 
 DATA = Path(__file__).with_name("conf") / "data"
 """Tables that ship with this plug-in."""
+
+GROUPS = {"technology": "Technologies: what silicon, memory and packages take"}
 
 BACKENDS = {"codesign": "dse_codesign.backend:CodesignBackend"}
 COMMANDS = {

@@ -19,12 +19,12 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Frozen, Memo, distinct, leaves, put
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.plans import METRICS, best_plans
+from dse_codesign.technology import Price, Technology, of_system, price, technology_of
+from dse_codesign.technology.settings import Coefficient
 from dse_codesign.workloads import Step, steps_of
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import SiteModel
 from simulators.hardware.network import Topology
-from simulators.hardware.technology import Price, Technology, of_system, price, technology_of
-from simulators.hardware.technology.settings import Coefficient
 from simulators.rules import Rule, problems, reasons
 
 Floats = NDArray[np.float64]

@@ -25,7 +25,7 @@ from dse.units import Number
 from dse.values import Frozen
 from dse_codesign.backend import Codesign, CodesignBackend
 from dse_codesign.machine import Base, Machine
-from simulators.hardware.technology import price
+from dse_codesign.technology import price
 
 Floats = NDArray[np.float64]
 _METRICS = {"area_mm2": "area_mm2", "power_w": "power_w", "cost": "cost_usd"}

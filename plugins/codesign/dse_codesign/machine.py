@@ -8,7 +8,7 @@
     NICs         rates of collectives between nodes, by the rate of a GPU's NICs, of its PCIe link and of host memory
 
 Caches grow with the CUs; of their size, steps see the last-level cache of T3's schedules alone. A cap of power lowers
-the clock to what `simulators.hardware.technology.sustained_clock` allows with matrix units, HBM and links at their
+the clock to what `dse_codesign.technology.sustained_clock` allows with matrix units, HBM and links at their
 peaks.
 """
 
@@ -28,12 +28,12 @@ from dse.errors import validate_as
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob, put
 from dse_codesign import DATA
+from dse_codesign.technology import MachineKnobs, Technology, design_activity, of_system, sustained_clock
+from dse_codesign.technology.settings import Coefficient
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.network import Placement
 from simulators.hardware.parts import Tracker
 from simulators.hardware.pim import Pim
-from simulators.hardware.technology import MachineKnobs, Technology, design_activity, of_system, sustained_clock
-from simulators.hardware.technology.settings import Coefficient
 from simulators.workloads.model_zoo import option_tree
 
 Ratio = Annotated[Number, Field(ge=0.05, le=20)]

@@ -27,12 +27,12 @@ from dse_codesign import figures as codesign_figures
 from dse_codesign import slopes as machine_slopes
 from dse_codesign.backend import CodesignBackend, Judge
 from dse_codesign.machine import Base, Machine, assumptions
+from dse_codesign.technology import price
 from dse_codesign.workloads import steps_of
 from dse_codesign.worth import Limits, contributions, differences, front_odds, row_of, with_numbers, worths
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.parts import PeakFormat
-from simulators.hardware.technology import price
 from studies.plain import Plain
 
 if TYPE_CHECKING:

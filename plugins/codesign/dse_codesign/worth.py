@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dse_codesign.backend import Judge, Judged, largest_die_mm2, metrics_of
 from dse_codesign.machine import Machine
-from simulators.hardware.technology import Coefficients, price
+from dse_codesign.technology import Coefficients, price
 
 Floats = NDArray[np.float64]
 Limits = Mapping[str, Mapping[str, float | None]]

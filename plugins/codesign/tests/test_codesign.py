@@ -26,9 +26,9 @@ from dse_codesign.backend import Codesign, CodesignBackend, Judge, metrics_of
 from dse_codesign.command import refuse_unmet, space_prices
 from dse_codesign.machine import Base, Machine
 from dse_codesign.study import Machines
+from dse_codesign.technology import of_system
 from dse_codesign.workloads import steps_of
 from simulators.hardware.machine import SiteModel
-from simulators.hardware.technology import of_system
 from validation import codesign_search
 
 QUIET = ["tracking=none", "fidelity=none", "figures=none"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ DATA = REPOSITORY.parent / "shared" / "data"
 STAND_IN = """#!{python}
 import json, pathlib, sys
 import yaml
-from simulators.taskgraph.chakra import read_chakra
+from dse_chakra.files import read_chakra
 given = dict(word[2:].split("=", 1) for word in sys.argv[1:])
 network = yaml.safe_load(pathlib.Path(given["network-configuration"]).read_text())
 system = json.loads(pathlib.Path(given["system-configuration"]).read_text())
@@ -59,7 +60,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
         place.write_text(STAND_IN.format(python=sys.executable, seen=str(seen), what=what))
         place.chmod(0o755)
         monkeypatch.setenv("ASTRA_SIM", str(place))
-        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         return seen
 
     return make

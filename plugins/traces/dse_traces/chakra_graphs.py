@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from dse import plugins
+from dse_chakra.files import ExecutionTrace, TraceNode
 from dse_traces.kernel_classes import COMMUNICATES
 from dse_traces.profile import Profile, profile_of
 from dse_traces.replay import ENGINE, Replayed, lower_kernels
-from simulators.taskgraph.chakra import ExecutionTrace, TraceNode
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 

@@ -18,13 +18,13 @@ from dse.results.output_files import working_on_folders
 from dse.results.run_folder import Outputs, writable
 from dse.study.plan_again import Present
 from dse.study.replay import stored_point
+from dse_chakra.files import ExecutionTrace, write_chakra
 from dse_traces.chakra_graphs import collective_of, trace_of_profile, trace_of_run
 from dse_traces.kernel_classes import OPTION, read_patterns
 from dse_traces.profile import classify
 from dse_traces.readers import read
 from dse_traces.replay import replay
 from dse_traces.unknown import unknown_lines, unused_patterns
-from simulators.taskgraph.chakra import ExecutionTrace, write_chakra
 
 _MOST_RANKS = 1 << 16
 

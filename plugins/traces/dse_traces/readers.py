@@ -58,8 +58,8 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
 
 
 def _read_chakra(path: Path) -> list[Profile]:
+    from dse_chakra.files import read_chakra
     from dse_traces.chakra_graphs import profile_of_trace
-    from simulators.taskgraph.chakra import read_chakra
 
     return [profile_of_trace(read_chakra(path))]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import dse
 from dse import plugins
 from dse.cli import main
 from dse.errors import ConfigError
+from dse_chakra.files import ExecutionTrace, TraceNode, read_chakra, write_chakra
+from dse_chakra.messages import COLLECTIVES, NODE_TYPES, message
 from dse_traces import DATA
 from dse_traces.chakra_graphs import collective_of, profile_of_trace, task_graph_of, trace_of_run
 from dse_traces.export_command import traces_of_design
 from dse_traces.readers import read
 from dse_traces.replay import replay
-from simulators.taskgraph.chakra import ExecutionTrace, TraceNode, read_chakra, write_chakra
-from simulators.taskgraph.chakra_messages import COLLECTIVES, NODE_TYPES, message
 from simulators.taskgraph.graph import TaskGraph
 from tests import graphs
 from tests.support import damage
@@ -65,47 +64,6 @@ def test_what_is_written_of_a_run_is_read_again_and_takes_as_long(
     back = task_graph_of(again)
     assert sorted(back.tasks) == sorted(graph.tasks)
     assert finish(back) == pytest.approx(float(timeline.makespan[0]), rel=1e-9, abs=1e-12)
-
-
-def node_values() -> st.SearchStrategy[TraceNode]:
-    """Nodes of all types, with any text and number that a field can have."""
-    texts, sizes = st.text(max_size=9), st.integers(0, 2**62)
-    times = st.floats(0, 1e6, allow_subnormal=False)
-    return st.builds(
-        TraceNode,
-        id=st.integers(0, 2**64 - 1),
-        name=texts,
-        type=st.sampled_from(NODE_TYPES[:-1]),
-        seconds=times,
-        start_s=times,
-        payload_bytes=sizes,
-        group_size=st.integers(0, 2**40),
-        flop=sizes,
-        moved_bytes=sizes,
-        lane=texts,
-        kind=texts,
-        on_host=st.booleans(),
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(nodes=st.lists(node_values(), min_size=1, max_size=5, unique_by=lambda node: node.id))
-def test_any_node_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, nodes: list[TraceNode]) -> None:
-    path = tmp_path_factory.getbasetemp() / "nodes.0.et"
-    linked = [replace(node, data_deps=tuple(other.id for other in nodes[:place])) for place, node in enumerate(nodes)]
-    write_chakra(path, ExecutionTrace(tuple(linked)))
-    assert read_chakra(path).nodes == tuple(linked)
-
-
-def test_microseconds_of_nodes_add_up_to_those_of_the_run(tmp_path: Path) -> None:
-    nodes = [replace(gemm(place), seconds=0.4 * US, start_s=0.4 * place * US) for place in range(1000)]
-    data = write(tmp_path, *nodes).read_bytes()
-    total, place = 0, 0
-    while place < len(data):
-        length, place = data[place], place + 1
-        encoded = message("Node" if place > 1 else "GlobalMetadata").FromString(data[place : place + length])
-        total, place = total + getattr(encoded, "duration_micros", 0), place + length
-    assert total == 400
 
 
 @pytest.mark.slow
@@ -171,31 +129,6 @@ def test_nodes_without_times_begin_when_those_that_they_wait_for_have_ended(tmp_
 def test_many_nodes_that_are_ready_at_once_are_put_in_order_in_good_time(tmp_path: Path) -> None:
     profile = profile_of_trace(ExecutionTrace(tuple(gemm(place) for place in range(20_000))))
     assert profile.span_s == pytest.approx(0.2)
-
-
-def damaged(folder: Path, change: Any) -> Path:
-    path = write(folder, *(gemm(place) for place in range(100)))
-    path.write_bytes(change(path.read_bytes()))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "said", "most"),
-    [
-        (lambda data: data[:-20], "ends within a node", 99),
-        (lambda data: data[: data.index(b"gemm 50") + 1], "ends within a node", 50),
-        (lambda data: data + b"\x80" * 8 + b"\x10" + b"x" * 50, "claims to be too long", 100),
-        (lambda data: data + b"\xff" * 30, "claims to be too long", 100),
-        (lambda data: data + b"\x80", "claims to be too long", 100),
-        (lambda data: data + b"\x04\xff\xff\xff\xff", "cannot be read", 100),
-        (lambda data: data + b"\x02\x18\x63", "cannot be read", 100),
-        (lambda data: data + b"\x02\x08\x05", "met before", 100),
-    ],
-)
-def test_what_can_be_used_of_a_damaged_trace_is_used(tmp_path: Path, change: Any, said: str, most: int) -> None:
-    trace = read_chakra(damaged(tmp_path, change))
-    assert most - 1 <= len(trace.nodes) <= most
-    assert any(said in reason for reason in trace.dropped)
 
 
 def test_a_gzip_that_is_cut_off_is_used_as_far_as_it_goes(tmp_path: Path) -> None:

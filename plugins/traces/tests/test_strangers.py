@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 
 from dse.errors import ConfigError
 from dse.files import open_packed
+from dse_chakra.files import ExecutionTrace, TraceNode, write_chakra
 from dse_traces import import_command, ranks_command
 from dse_traces.chrome import read_chrome
 from dse_traces.json_records import JsonRecords
 from dse_traces.profile import MOST_GPUS, Profile, profile_of
 from dse_traces.readers import read, read_ranks
 from dse_traces.replay import replay
-from simulators.taskgraph.chakra import ExecutionTrace, TraceNode, write_chakra
 
 GEMM, SUM = "sm90_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 KEYS = {"traceEvents": ("ph", "ts"), "distributedInfo": ()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from simulators.taskgraph.chakra import ExecutionTrace, TraceNode, write_chakra
+from dse_chakra.files import ExecutionTrace, TraceNode, write_chakra
 
 PROGRAM = "AstraSim_Analytical_Congestion_Aware"
 _FINISHED = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dse_chakra.files import TraceNode
 from dse_peers.astra_sim.program import GIB, Setup
-from simulators.taskgraph.chakra import TraceNode
 from simulators.taskgraph.graph import Floats, TaskGraph
 
 _SAME = 1e-6  # relative: rates and delays that count as one

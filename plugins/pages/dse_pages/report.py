@@ -1,0 +1,234 @@
+"""The page of a finished study: its question, answer, points, figures, causes, claims and sources."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dse.plots.palette import COLOURS
+from dse.results import output_files, provenance, report
+from dse.results.answer import answer_tables, ranked_winners
+from dse.results.run_folder import Outputs
+from dse.results.selection import Selection, select
+from dse_pages import page, pictures
+from dse_pages.pictures import Picture, data_uri
+from dse_pages.tables import TextTable, sheet, split
+
+if TYPE_CHECKING:
+    from dse_pages.points import PagePoints
+    from dse_pages.views import Start
+
+NAME = "report.html"
+_MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the page
+_MOST_FACTS = 400
+_MOST_WINNERS = 500
+_LEAST_SHARE = 0.01
+
+
+def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
+    """Write `report.html` of a run, with all that its folder holds by now; its path.
+
+    has_charts: whether with charts that a reader can change. Raises ConfigError where the folder is damaged.
+    """
+    shown = content(outputs, has_charts=has_charts)
+    scripts = page.view_scripts("begin_inline.js") if shown["start"] else []
+    return page.write(outputs.folder / NAME, page.render("report.html", shown, scripts=scripts))
+
+
+def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
+    """All that the template of a report shows."""
+    summary, record = outputs.read_json("summary"), outputs.read_json("provenance")
+    shown = report.load_selection(outputs)
+    best = ranked_winners(summary, shown.table)
+    claims = outputs.read_json("claims") if outputs.has("claims") else []
+    return {
+        "title": f"{summary['study']}: {summary['question']}",
+        "study": summary["study"],
+        "paper": outputs.read_config()["study"].get("paper", ""),
+        "question": summary["question"],
+        "answer": summary["answer"],
+        "answered": split(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
+        "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
+        "limits": _limits(summary["limits"]),
+        "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
+        "timelines": timelines(outputs),
+        "idle": summary.get("idle", []),
+        **_claims(claims),
+        "levels": split(report.levels(outputs)),
+        **_sources(record),
+        **(_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else "") if has_charts else _NO_VIEWS),
+    }
+
+
+def figure_names(outputs: Outputs, shown: Selection) -> list[str]:
+    """Names of a study's figures in its order, the one that answers its question first; none where none is drawn."""
+    module = outputs.read_config()["study"].get("module")
+    if not module or not any(outputs.figures.glob("*.*g")):
+        return []
+    return [name for name, _ in report.figures(outputs, module, shown.table)]
+
+
+_NO_VIEWS = {"start": None, "content": None, "note": "", "printed": "", "printed_title": ""}
+
+
+def _views(outputs: Outputs, summary: Mapping[str, Any], scenario: str) -> dict[str, Any]:
+    """The interactive part: its rows, and a picture of it for paper. scenario: which is shown first."""
+    from dse_pages import charts, vega
+    from dse_pages.views import begin, embedded
+
+    points, chosen = read_run(outputs, summary)
+    start = begin(points, scenario) if len(points) else None
+    if start is None or not vega.library():
+        return {**_NO_VIEWS, "note": "" if start is None else page.NO_CHARTS}
+    rows = chosen.num_rows
+    note = f"All {rows:,} points are in this page." if chosen.complete else f"This page holds {chosen}."
+    note += f" python -m dse explore {summary['study']} shows every point." if not chosen.complete else ""
+    views = embedded(points, start)
+    title = f"{charts.axis_title(start.y)} over {charts.axis_title(start.x)}"
+    title += f", scenario {start.scenario}" if start.scenario else ""
+    return {
+        "start": views["start"],
+        "content": views,
+        "note": note,
+        "printed": _print_scatter(points, start),
+        "printed_title": f"{title}; outlined points are on a Pareto front",
+    }
+
+
+def read_run(outputs: Outputs, summary: Mapping[str, Any]) -> tuple[PagePoints, Selection]:
+    """Points of a run that fit into a page, and which of its rows they are."""
+    import pyarrow as pa
+
+    from dse_pages.points import read_points
+
+    with output_files.table(outputs.results) as table:
+        most = min(_MOST_POINTS, _MOST_CELLS // max(len(table.names), 1))
+    chosen = select(outputs.results, summary["goals"], most)
+    return read_points(pa.Table.from_pandas(chosen.table, preserve_index=False), summary), chosen
+
+
+def _print_scatter(points: PagePoints, start: Start) -> str:
+    import numpy as np
+
+    from dse_pages import charts
+
+    rows = np.arange(len(points))
+    if start.scenario and points.scenario is not None:
+        code = points.scenario.categories.index(start.scenario)
+        rows = np.flatnonzero(points.values[points.scenario.id] == code)
+    columns = [column for column in (start.x, start.y, start.colour) if column]
+    taken = charts.rows_of(points, points.take(rows, list(dict.fromkeys(columns))))
+    drawn = charts.draw(charts.scatter(start.x, start.y, start.colour, []), taken)
+    return data_uri(drawn, "image/png") if drawn else ""
+
+
+# ---------------------------------------------------------------- why
+
+
+def _limits(limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
+    """Shares of the time of every winner by what limits it, the largest of all first, each with its colour."""
+    totals: Counter[str] = Counter()
+    for shares in limits.values():
+        totals.update({name: share for name, share in shares.items() if share >= _LEAST_SHARE})
+    if not totals:
+        return None
+    colours = dict(zip([name for name, _ in totals.most_common()], _many_colours(len(totals)), strict=True))
+    bars = {scenario: _bar(shares, colours) for scenario, shares in limits.items() if shares}
+    columns = ("scenario", *colours)
+    rows = tuple(
+        (scenario, *(f"{100 * shares[name]:.0f} %" if name in shares else "–" for name in colours))
+        for scenario, shares in limits.items()
+    )
+    numbers = TextTable("Share of the winner's time by what limits it", columns, (False, *(True,) * len(colours)), rows)
+    return {"colours": colours, "bars": bars, "numbers": numbers}
+
+
+def _many_colours(count: int) -> Sequence[str]:
+    colours = list(COLOURS.values())
+    return [colours[place % len(colours)] for place in range(count)]
+
+
+def _bar(shares: Mapping[str, float], colours: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(colour, percent) of the parts of a bar."""
+    return [(colours[name], f"{100 * shares[name]:.2f}") for name in colours if shares.get(name, 0) > 0]
+
+
+# ---------------------------------------------------------------- claims and sources
+
+
+def _claims(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    sheets, sentences = split([report.claims_table(rows)])
+    count = report.claims_count(rows)
+    return {"claims": sheets, "claims_text": [*([count] if count else []), *sentences], "statements": statements(rows)}
+
+
+def statements(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """(id, statement, source) of claims."""
+    return [(row["id"], row["statement"], row["source"]) for row in rows]
+
+
+def _sources(record: Mapping[str, Any]) -> dict[str, Any]:
+    facts = record.get("facts", [])
+    counts = Counter(fact["provenance"] for fact in facts)
+    rows = tuple(
+        (fact["path"], _fact_value(fact["value"]), fact["provenance"], fact["source"]) for fact in facts[:_MOST_FACTS]
+    )
+    return {
+        "facts": TextTable(
+            "Constants", ("constant", "value", "known how", "source"), (False, True, False, False), rows
+        ),
+        "facts_left": max(0, len(facts) - _MOST_FACTS),
+        "fact_counts": ", ".join(f"{count} {kind}" for kind, count in counts.most_common()),
+        "from_memory": [fact["path"] for fact in facts if fact["provenance"] == "memory"],
+        "assumed": [fact["path"] for fact in facts if fact["provenance"] == "assumed"],
+        "models": record.get("models", {}),
+        "command": provenance.command_line(record),
+        "made": provenance.describe(
+            {"git": {"commit": None, "reason": "unknown"}, "python": "", "machine": {}, **record}
+        ),
+        "versions": record.get("versions", {}),
+        "environment": environment(record),
+    }
+
+
+def _fact_value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def environment(record: Mapping[str, Any]) -> dict[str, str]:
+    """Facts of a run by name, for people."""
+    git, machine = record.get("git", {}), record.get("machine", {})
+    shown = {
+        "Time": record.get("time", ""),
+        "Seed": record.get("seed", ""),
+        "Backend": record.get("backend", ""),
+        "Commit": git.get("commit") or git.get("reason", ""),
+        "Uncommitted changes": git.get("diff", "yes") if git.get("dirty") else "none" if git.get("commit") else "",
+        "Python": record.get("python", ""),
+        "System": machine.get("system", platform.system()),
+        "Processor": machine.get("cpu", ""),
+        "Cores": machine.get("usable_cores") or machine.get("cores") or "",
+    }
+    return {name: str(value) for name, value in shown.items() if value != ""}
+
+
+# ---------------------------------------------------------------- timelines
+
+
+def timelines(outputs: Outputs) -> list[Picture]:
+    """Pictures and traces of the winners' timelines that stand beside the page, as links."""
+    folder = outputs.figures
+    names = {path.stem for kind in ("png", "svg", "json") for path in folder.glob(f"timeline_*.{kind}")}
+    return [
+        Picture(name.removeprefix("timeline_"), "", pictures.links(folder, name, base=outputs.folder))
+        for name in sorted(names, key=_by_number)
+    ]
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Order of names in which g2 comes before g10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

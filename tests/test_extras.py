@@ -1,0 +1,64 @@
+"""Libraries of extras: what needs one that is not installed is refused in a sentence that names the extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dse.results.finished_run import FinishedRun
+from studies.goldyloc import STUDY
+from tests.swept import grid, written
+
+_BLOCKED = """
+import sys
+sys.modules[sys.argv[1]] = None  # as where it is not installed
+from dse.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+_SERVER = "postgresql://me@127.0.0.1:9/results"
+_STUDY = ("study=ficco_sweep", "workload.only=[g4]", "schedule=serial", "fidelity=none", "figures=none")
+
+
+def without(library: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command line in a process in which a library cannot be imported."""
+    line = [sys.executable, "-c", _BLOCKED, library, *words]
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*_STUDY, "tracking=none", f"store.url={_SERVER}"),
+        ("worker", f"store={_SERVER}"),
+        ("status", f"store={_SERVER}"),
+    ],
+    ids=["study", "worker", "status"],
+)
+def test_a_store_on_a_server_needs_a_driver(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = without("psycopg", *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "needs psycopg, which is not installed (pip install 'overlap-dse[postgresql]')" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_importance_by_trees_needs_scikit_learn(tmp_path: Path) -> None:
+    knobs: dict[str, list[int]] = {"a.x": list(range(1, 33)), "a.on": [0, 1]}
+    table = grid({"s": {}}, knobs, lambda point: {"time_s": 50 - point["a.x"]})
+    written(tmp_path / "outputs", table, list(knobs), goals={"time_s": "minimize"})
+    done = without("sklearn", "importance", "study=toy", "method=fanova", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "needs scikit-learn, which is not installed (pip install 'overlap-dse[learning]')" in done.stderr
+    done = without("sklearn", "importance", "study=toy", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_claims_that_need_scikit_learn_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    claims = STUDY.further(FinishedRun(tmp_path))
+    assert len(claims) == len(STUDY.claims())
+    assert all(claim.ours is None and "overlap-dse[learning]" in claim.remark for claim in claims.values())
