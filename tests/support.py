@@ -156,7 +156,7 @@ def composing() -> Iterator[None]:
 def _trees(group: str) -> dict[str, Any]:
     files = sorted((CONF / group).glob("*.yaml"))
     return {
-        file.stem: tree_of(file.stem) if group == "system" else yaml.safe_load(file.read_text("utf-8"))
+        file.stem: tree_of(file.stem) if group == "system" else yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
         for file in files
     }
 

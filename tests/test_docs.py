@@ -127,8 +127,7 @@ def test_outputs_are_compared_without_times_and_folders() -> None:
     assert tutorial.select("1\n2\n3\n4", "1, -1") == "1\n...\n4"
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(len(tutorial.PAGES))
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", tutorial.PAGES)
 def test_commands_of_a_page_print_what_it_shows(page: str) -> None:
     assert tutorial.check(REPOSITORY / page, record=False) == []

@@ -213,7 +213,7 @@ def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     assert (rows["status"] == "ok").sum() == told["total"]["legal"] == told["to_evaluate"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_space_beyond_the_budget_of_an_exhaustive_search_is_counted_all_the_same(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def test_each_study_says_what_answers_it_and_no_question_says_what_a_run_may_cha
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("study", sorted(set(list_options("study")) - RUN_ELSEWHERE))
 def test_the_first_table_has_the_quantity_of_the_question_and_the_heading_what_was_run(
     study: str, tmp_path: Path

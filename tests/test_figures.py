@@ -206,6 +206,7 @@ QUICK = ("bert", "dlrm_scaleout", "plan")
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     "study",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +12,6 @@ import pytest
 from benchmarks import house
 from dse.plugins import KINDS
 
-TREES = {name: tree for package in (*house.PACKAGES, *house.PLUGINS) for name, tree in house.modules(package).items()}
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
     "simulators.costs.pim_bursts._run",
     "simulators.engines.fluid.few_classes._solve",
@@ -22,6 +22,14 @@ KERNELS = {  # compiled by numba, which keeps machine code by file and calls not
     "simulators.memory.engine._second",
     "simulators.memory.engine.run",
 }
+
+
+@functools.cache
+def all_trees() -> dict[str, ast.Module]:
+    """Dotted name -> syntax of every module."""
+    return {
+        name: tree for package in (*house.PACKAGES, *house.PLUGINS) for name, tree in house.modules(package).items()
+    }
 
 
 def test_few_modules_stand_at_the_root_of_a_package() -> None:
@@ -35,7 +43,7 @@ def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    graph = house.imports(TREES)
+    graph = house.imports(all_trees())
     assert house.cycles(graph) == 0
     assert house.cycles({**graph, "dse.errors": {"dse.cli"}}) == 1  # which would be seen
     by_name = {"one": ast.parse("import importlib\nimportlib.import_module('two')"), "two": ast.parse("import one")}
@@ -77,7 +85,7 @@ def upward_loads(trees: Mapping[str, ast.Module]) -> list[str]:
 
 
 def test_no_package_loads_a_plug_in_of_a_package_above_it_by_name() -> None:
-    trees = {name: tree for name, tree in TREES.items() if name.partition(".")[0] in FLOORS}
+    trees = {name: tree for name, tree in all_trees().items() if name.partition(".")[0] in FLOORS}
     assert upward_loads(trees) == []
     text = 'SERIAL = "serial"\nplugins.load("schedule", SERIAL)'
     assert upward_loads({"simulators.x": ast.parse(text)}) == ["simulators.x loads schedule serial"]
@@ -130,7 +138,7 @@ def test_a_command_imports_what_it_needs() -> None:
     [("participle_names_pct", 2.9), ("pronoun_bindings_pct", 0.5), ("docstrings_without_subject_pct", 2.95)],
 )
 def test_the_language_does_not_get_worse(figure: str, most: float) -> None:
-    assert house.language(TREES)[figure] <= most
+    assert house.language(all_trees())[figure] <= most
 
 
 @pytest.mark.parametrize("name", ["told", "_checked", "gathering", "found"])

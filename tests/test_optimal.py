@@ -199,7 +199,7 @@ def test_without_the_solver_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch)
         optimum(gather(2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_counts_what_is_proven() -> None:
     size = figures.Size(instances=3, graphs=20, limit_s=2, workers=1)
     drawn = figures.instances(size)

@@ -127,7 +127,7 @@ def test_sites_that_a_step_does_not_have_are_told_before_the_answer(
 QWEN = ("model=qwen2.5_72b", "system=h100_8", "run.mode=training", "run.batch=64")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_that_fits_nowhere_is_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *QUIET, *SPACE, *QWEN, f"output_dir={tmp_path}", "parallel.split_ctas=0"]) == 3
     answer, errors = capsys.readouterr()
@@ -202,7 +202,7 @@ def test_a_plan_with_layouts_is_kept_by_later_runs(tmp_path: Path, capsys: pytes
     assert float(again.point["iteration_s"]) == float(plan.best["iteration_s"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path) -> None:
     step = ["model=llama3_8b", "run.mode=training", "run.batch=8", "run.sequence_length=4096", "parallel.tp=4"]
     table = planned(tmp_path, *step, "parallel.split_ctas=0").read_table("results")

@@ -146,6 +146,7 @@ def test_rows_of_unknown_models_are_told_and_a_table_of_them_alone_is_refused(
     assert "rows of Nobodys-7B are skipped" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_prefills_of_llama_70b_take_about_as_long_as_was_measured(
     shared: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

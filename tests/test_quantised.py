@@ -320,8 +320,7 @@ def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     assert all(row["reason"] for row in rows)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["gpu", "stored"])
 def test_a_configuration_without_units_is_told_without_claims_that_need_them(way: str, tmp_path: Path) -> None:
     folder = _study(tmp_path, f"quantised={way}", "models=[llama2_7b]", "~space.system")

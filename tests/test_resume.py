@@ -77,8 +77,8 @@ def table(folder: Path) -> bytes:
 # The same command
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("search", "trials"), [("exhaustive", 10_000), ("random", 20), ("nsga2", 20), ("tpe", 20)])
 @pytest.mark.parametrize("cut", [0, 1, 3, 6])
 def test_a_study_that_is_interrupted_goes_on_and_ends_as_if_it_had_not_been(
@@ -272,8 +272,8 @@ def _found(store: Store) -> list[Any]:
     return store.database.read(lambda connection: list(connection.execute(select(results))))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

@@ -85,7 +85,7 @@ NARROW: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("study", "words"), NARROW, ids=lambda value: value if isinstance(value, str) else value[0])
 def test_another_space_model_or_system_is_told_without_claims_that_need_the_papers(
     study: str, words: list[str], tmp_path: Path
@@ -98,7 +98,7 @@ def test_another_space_model_or_system_is_told_without_claims_that_need_the_pape
     assert np.isfinite(table.loc[table["status"] == "ok", "iteration_s"].to_numpy(float)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
     mine = {"name": "mine", "layers": 2, "hidden": 512, "heads": 8, "ffn": 1024, "gated": True, "vocab": 1000}
     path = tmp_path / "mine.yaml"
@@ -164,7 +164,7 @@ def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> Non
     assert ((rows["ours_per_s"] / rows["measured_per_s"] - 1).abs() < 0.25).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_speed_of_scenarios_is_measured(capsys: Any) -> None:
     assert steps.main(["--json", "--quick"]) == 0
     found = json.loads(capsys.readouterr().out)

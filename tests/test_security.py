@@ -116,6 +116,7 @@ def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["an alias bomb", "an alias bomb as its description", "many values"])
 def test_a_bomb_takes_neither_time_nor_memory_even_where_options_are_only_listed(kind: str, tmp_path: Path) -> None:
     words = own(tmp_path / "conf", FOREIGN[kind][0])

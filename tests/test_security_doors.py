@@ -271,6 +271,7 @@ def command(*words: str, **settings: Any) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", [["--help"], ["systems"]], ids=["print", "console"])
 def test_a_reader_that_goes_away_ends_the_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
@@ -306,6 +307,7 @@ def _wait_for(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("study", ["plan", "bert"])
 def test_a_study_of_a_million_values_begins_soon(study: str) -> None:
     words = [f"study={study}", "tracking=none", "figures=none", "timeline=false", "budget.trials=4"]

@@ -211,6 +211,7 @@ def test_a_point_takes_few_round_trips_so_that_a_slow_network_does(proxy: Proxy,
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("place", range(0, 1200, 7 if ALL else 61))
 def test_a_flipped_bit_in_an_answer_ends_in_the_same_results_or_in_one_sentence(
     proxy: Proxy, direct: str, place: int

@@ -107,6 +107,7 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rows", [4, 50, 10_000])
 @pytest.mark.parametrize("batch", [1, 7, 10_000])
 def test_a_table_is_that_of_its_points_evaluated_one_by_one(
@@ -210,7 +211,7 @@ print(found.num_rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_path: Path) -> None:
     found = []
     for count in (100_000, 1_000_000):

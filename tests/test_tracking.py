@@ -464,6 +464,7 @@ def test_ctrl_c_ends_the_study_run_killed(store: TrackingStore, folder: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", ["garbage", "cut", "half built"])
 def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
     empty_database: Path, tmp_path: Path, damage: str

@@ -96,6 +96,7 @@ def test_unfinished_runs_are_left_out(here: Path) -> None:
     assert main(["sync"]) == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["results.parquet", "summary.json", "provenance.json", "config.yaml"])
 def test_a_damaged_folder_is_told_and_the_others_are_shown(
     here: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -182,6 +183,7 @@ def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("broken", [401, 500], indirect=True, ids=str)
 def test_a_server_that_refuses_is_told_and_passed_over(
     here: Path, capfd: pytest.CaptureFixture[str], broken: str, monkeypatch: pytest.MonkeyPatch

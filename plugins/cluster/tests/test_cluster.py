@@ -454,6 +454,7 @@ def test_chunks_grow_to_the_time_that_they_are_to_take_and_slow_designs_go_one_b
     assert slow.size == 1
 
 
+@pytest.mark.nightly
 def test_a_grid_that_is_cut_for_a_chunk_stays_in_few_grids() -> None:
     (batch,) = [toy.grid(range(4096))]
     point = toy.point(batch)
