@@ -317,7 +317,7 @@ def common_start(keys: list[str]) -> str:
     return next(letter for letter in "0123456789abcdef" if sum(key.startswith(letter) for key in keys) > 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
     assert main([*SMALL, "timeline=false", "figures=none"]) == 0
     assert dse.load("ficco_sweep")["status"].eq("ok").any()
@@ -536,6 +536,7 @@ def test_multirun_refuses_like_a_single_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--multirun"], ["--cfg", "job", "--resolve"]], ids=" ".join)
 @pytest.mark.parametrize("listed", ["absent", "true"])
 def test_what_hydra_cannot_compose_is_refused_in_a_sentence_whatever_the_flag(

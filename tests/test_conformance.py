@@ -687,7 +687,7 @@ def test_a_random_graph_is_repeated_to_the_bit(engine: str, graph: TaskGraph) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@drawn(200)
+@drawn(100)
 @given(graph=graphs())
 def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, graph: TaskGraph) -> None:
     assert_agreement(graph, ("event", engine))
@@ -695,7 +695,7 @@ def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, gr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", sorted(set(EXACT) - {"event"}))
-@drawn(150)
+@drawn(100)
 @given(graph=pipelines())
 def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph: TaskGraph) -> None:
     """Graphs of streams and chains, where closed forms are found: not many are refused."""
@@ -705,7 +705,7 @@ def test_every_engine_agrees_with_the_reference_on_pipelines(engine: str, graph:
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @every_engine
-@drawn(300)
+@drawn(100)
 @given(graph=graphs() | pipelines())
 def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> None:
     """Of the engine's own and of the reference's, wherever the engine does not refuse; it refuses both or neither."""
@@ -785,7 +785,7 @@ def certified(task: int, rate: Floats, contest: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-@drawn(400)
+@drawn(200)
 @given(contest=contests())
 def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None:
     """Feasible and certified for each task: this characterises the weighted max-min share under strict priority."""

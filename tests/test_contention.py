@@ -428,7 +428,7 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("narrowed", list(NARROWED))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

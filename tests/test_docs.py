@@ -43,15 +43,15 @@ def _reference() -> dict[str, str]:
     return reference.pages()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_links_of_a_clone_lead_to_files(page: Path) -> None:
+def test_links_of_a_clone_lead_to_files() -> None:
     """Pages that the site makes are no files of a clone."""
     made = {*reference.makers(), *site.made_pages()}
-    for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text("utf-8")):
-        place = (page.parent / target).resolve()
-        name = place.relative_to(REPOSITORY / "docs").as_posix() if REPOSITORY / "docs" in place.parents else ""
-        notebook = place.parent.name == "notebooks" and place.with_suffix(".ipynb").exists()
-        assert place.exists() or name in made or notebook, target
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text("utf-8")):
+            place = (page.parent / target).resolve()
+            name = place.relative_to(REPOSITORY / "docs").as_posix() if REPOSITORY / "docs" in place.parents else ""
+            notebook = place.parent.name == "notebooks" and place.with_suffix(".ipynb").exists()
+            assert place.exists() or name in made or notebook, f"{page}: {target}"
 
 
 def test_every_file_of_the_documentation_that_the_code_names_exists() -> None:

@@ -113,7 +113,7 @@ def test_a_design_of_two_scenarios_is_evaluated_once() -> None:
     assert found.census.num_legal == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_endless_space_is_told_from_draws_and_says_so() -> None:
     found = looked(Knob("thing.y", low=0.0, high=1.0), Knob("thing.x", tuple(range(880, 920))), trials=50)
     assert not found.counts

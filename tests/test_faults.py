@@ -69,7 +69,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_log_or_a_database_cut_or_zeroed_after_a_kill_serves_nothing_wrong(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()

@@ -441,7 +441,7 @@ def run_folder(folder: Path, study: str) -> Path:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a miss always says why; none of ours rests on a speed-up, as all are reductions in per cent."""
     monkeypatch.chdir(tmp_path)
@@ -465,7 +465,7 @@ def test_nothing_that_is_recollection_is_held_against_as_published() -> None:
     assert {claim.provenance for claim in STUDY.claims()} <= {"abstract", "secondary", "derived"}
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
@@ -501,7 +501,7 @@ def test_studies_of_many_nodes_run_from_end_to_end(
     assert {path.stem for path in (folder / "figures").glob("*.png")} == figures
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operators = {
         "g": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096},

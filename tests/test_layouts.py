@@ -107,6 +107,7 @@ def test_gpus_that_no_degrees_divide_are_refused() -> None:
         spreading(tree(), gpus=7, fixed={"tp": 7}).chosen()
 
 
+@pytest.mark.nightly
 @given(st.integers(-5, 5), st.integers(-5, 5))
 def test_a_bound_equals_what_is_within_it(bound: int, value: int) -> None:
     assert (value == AtLeast(bound)) == (value >= bound)

@@ -340,7 +340,7 @@ def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_ot
     assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_point_of_a_space_is_lost_to_rounding(tmp_path: Path) -> None:
     words = ["models=[llama2_7b]", "run.recompute=all", "quantised.beside=products", "~space.instructions"]
     table = pd.read_parquet(_study(tmp_path, *words) / "results.parquet")

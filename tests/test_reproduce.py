@@ -63,6 +63,7 @@ def test_an_unknown_paper_is_refused_with_the_nearest(word: str, way: str) -> No
         choose(word, SHIPPED)
 
 
+@pytest.mark.nightly
 @given(verdicts=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([True, False, None])), max_size=12))
 def test_a_claim_of_several_studies_counts_once_and_a_miss_is_a_miss(verdicts: list[tuple[str, bool | None]]) -> None:
     rows = [{"id": name, "within": within, "basis": "predicted"} for name, within in verdicts]

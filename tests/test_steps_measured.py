@@ -89,7 +89,7 @@ def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row(ta
     assert all(step.error < -0.12 for step in steps if "rowwise" in step.name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert steps_measured.main([]) == 0
     printed = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> N
     assert figures["tables"] == by_table(list(published(PUBLISHED)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_async_tensor_parallelism_gains_is_within_three_points_but_for_formats_of_fp8(
     shared: Callable[[str], Path],
 ) -> None:

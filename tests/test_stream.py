@@ -107,7 +107,7 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("rows", [4, 50, 10_000])
 @pytest.mark.parametrize("batch", [1, 7, 10_000])
 def test_a_table_is_that_of_its_points_evaluated_one_by_one(

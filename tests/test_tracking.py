@@ -427,7 +427,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingSt
     assert store.client.get_run(finished_one.run_id).info.status == "FINISHED"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"

@@ -192,7 +192,7 @@ def test_a_server_that_refuses_is_told_and_passed_over(
     assert broken in told_of(here, capfd, broken)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_is_not_there_is_told_and_passed_over(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

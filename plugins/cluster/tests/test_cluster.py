@@ -117,6 +117,7 @@ def count(database: Path, of: str = "results") -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("search", ["exhaustive", "nsga2"])
 def test_a_cluster_gives_the_table_of_one_process_to_the_byte(
     cluster: LocalCluster, search: str, tmp_path: Path
