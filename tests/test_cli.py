@@ -93,6 +93,7 @@ def test_a_word_that_is_no_command_is_told_what_it_may_have_meant(
     assert way in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])
 def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str, tmp_path: Path) -> None:
     ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(HEAVY)!r}))"

@@ -212,6 +212,7 @@ def test_a_backend_keeps_what_orchestration_relies_on(name: str) -> None:
     check_backend(simulator, batches, tolerance=1e-9, timed=timed)
 
 
+@pytest.mark.slow
 def test_every_backend_is_asked_what_it_knows_beforehand() -> None:
     measured = {"torch_gpu"}  # whose results are times: plugins/torch_gpu/tests/test_torch.py
     assert set(BACKENDS) - measured <= set(SCREENED), "give this kit a grid of designs of the new backend"

@@ -427,8 +427,7 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 """What a space is narrowed to -> what is typed, figures of strategies, rules of a runtime."""
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(12)
+@pytest.mark.nightly
 @pytest.mark.parametrize("narrowed", list(NARROWED))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

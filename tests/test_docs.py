@@ -43,6 +43,7 @@ def _reference() -> dict[str, str]:
     return reference.pages()
 
 
+@pytest.mark.slow
 def test_links_of_a_clone_lead_to_files() -> None:
     """Pages that the site makes are no files of a clone."""
     made = {*reference.makers(), *site.made_pages()}
@@ -89,6 +90,7 @@ def test_every_option_command_and_machine_is_in_the_reference() -> None:
         assert "| provenance |" in pages[f"reference/machines/{name}.md"]
 
 
+@pytest.mark.slow
 def test_every_study_is_in_the_gallery_with_a_small_picture_and_among_the_questions() -> None:
     page, questions = gallery.page(), (REPOSITORY / "docs" / "start" / "questions.md").read_text("utf-8")
     for study, question in list_options("study").items():

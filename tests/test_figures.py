@@ -166,6 +166,7 @@ def test_widths_of_papers_are_kept_with_letters_of_seven_to_nine_points() -> Non
         assert 7 <= drawn.figure.texts[0].get_fontsize() <= 9
 
 
+@pytest.mark.slow
 def test_files_are_written_in_the_formats_asked_for_and_are_the_same_to_the_byte(tmp_path: Path) -> None:
     make = next(charts(rows_of(["a", "b"], ["p", "q"], ["x", "y"])))
     first = [path.read_bytes() for path in plots.save(make, tmp_path, "one", formats=["pdf", "svg", "png"])]

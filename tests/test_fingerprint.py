@@ -78,6 +78,7 @@ def test_code_and_data_that_a_backend_rests_on_count_and_nothing_else_does(
     assert _now() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_changes_no_fingerprint(folder: Path, tmp_path: Path) -> None:
     before, cache = _now(), tmp_path / "cache" / "dse" / "syntax_1.json"
     for text in ("", "[]", '{"a": 1}', '{"a": ["x", ["y"], [1], []]}', cache.read_text()[:-9]):

@@ -287,6 +287,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside.json"
     for path in (run / "rules.json", run / f".rules.json.{os.getpid()}", run / f".rules.txt.{os.getpid()}"):

@@ -17,6 +17,7 @@ from tests.support import backend, design, drawn, smooth_numbers
 FLUID = plugins.load("engine", "fluid")
 
 
+@pytest.mark.slow
 @drawn(150)
 @given(graph=graphs())
 def test_no_run_of_a_random_graph_is_shorter_than_its_bounds(graph: TaskGraph) -> None:

@@ -353,6 +353,7 @@ def refusal(words: Sequence[str]) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize(("line", "names", "says"), list(cases()))
 def test_a_mistake_is_refused_in_three_lines_and_what_these_suggest_works(

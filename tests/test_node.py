@@ -216,6 +216,7 @@ def test_a_node_that_means_nothing_is_refused(given: dict[str, Any], told: str) 
         OverlapBackend("fluid", **given)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_batch_of_nodes_equals_its_designs_alone(data: st.DataObject) -> None:

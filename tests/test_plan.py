@@ -213,6 +213,7 @@ def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path)
     assert float(plan.best["memory_share"]) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

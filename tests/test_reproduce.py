@@ -92,6 +92,7 @@ def test_a_page_tells_of_a_failed_study_beside_the_others(tmp_path: Path) -> Non
     assert "0 of 1 predicted values" in text
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_page_of_a_reproduction_can_be_read_by_everybody(tmp_path: Path) -> None:
     rows = [StudyRow("one", "arXiv:1", None, [{**CLAIM, "within": False}], "failed: no", 3.0)]

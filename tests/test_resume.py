@@ -196,6 +196,7 @@ def test_results_of_an_older_version_count_where_they_are_accepted_and_only_ther
     assert evaluated(plan) == count + 2 * (2 + 1)
 
 
+@pytest.mark.slow
 def test_results_of_other_code_are_evaluated_again_unless_they_are_accepted(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

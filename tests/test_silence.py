@@ -242,6 +242,7 @@ def test_a_flipped_bit_in_an_answer_ends_in_the_same_results_or_in_one_sentence(
 # Equal commands at once
 
 
+@pytest.mark.slow
 def test_equal_commands_that_start_together_are_one_study(url: str) -> None:  # noqa: F811
     plan, stores = planned(), [Store(url) for _ in range(4)]
     together = threading.Barrier(4)

@@ -35,6 +35,7 @@ def table(shared: Callable[[str], Path]) -> Callable[[str], Path]:
     return lambda name: shared(f"data/{settings()[name]['file']}")
 
 
+@pytest.mark.slow
 def test_published_training_is_within_a_few_per_cent() -> None:
     sizes = np.abs(errors(list(published(PUBLISHED))))
     assert len(sizes) == 18
@@ -42,6 +43,7 @@ def test_published_training_is_within_a_few_per_cent() -> None:
     assert sizes.max() <= 0.08
 
 
+@pytest.mark.slow
 def test_interleaving_virtual_stages_is_what_the_published_steps_need() -> None:
     """Without it, three of the largest models would be further off."""
     steps = [step for step in published(PUBLISHED) if step.facts["virtual_stages"] > 1 and step.facts["dp"] == 1]
@@ -58,6 +60,7 @@ def test_the_memory_of_published_stages_is_theirs() -> None:
         assert row["predicted"] == pytest.approx(row["gib"], rel=2e-3), row["row"]
 
 
+@pytest.mark.slow
 def test_a_step_of_achieved_flop_a_second_takes_the_flop_of_its_equation() -> None:
     """GPT of 1 T parameters: 84 days for 450 B tokens (arXiv:2104.04473, section 5.1)."""
     (step,) = (step for step in published(PUBLISHED) if step.facts["hidden"] == 25600 and step.facts["dp"] == 6)

@@ -304,6 +304,7 @@ def test_promoted_points_are_shown_and_marked(store: TrackingStore, tmp_path: Pa
     assert [run.data.tags["dse.point_key"] for run in promoted] == [table["key"][250]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "count"), [(SelectionRule(), 300), (SelectionRule("auto", 299), 5), (SelectionRule("none"), 0)], ids=str
 )
@@ -408,6 +409,7 @@ def test_what_somebody_deleted_in_mlflow_stays_deleted(store: TrackingStore, fol
 # Dead processes
 
 
+@pytest.mark.slow
 def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingStore, folder: Path) -> None:
     finished_one = sync(folder, store, SelectionRule("none"))
     experiment = store.client.get_experiment_by_name("dse/sweep").experiment_id

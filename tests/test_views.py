@@ -64,6 +64,7 @@ def wanted(uri: str | None = "sqlite:///mlflow.db", **more: Any) -> TrackingSett
 # The command
 
 
+@pytest.mark.slow
 def test_sync_writes_what_is_missing_and_then_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(here / "outputs", odd_table())
     finished(here / "outputs", wide_table(50), study="other")
@@ -96,6 +97,7 @@ def test_unfinished_runs_are_left_out(here: Path) -> None:
     assert main(["sync"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["results.parquet", "summary.json", "provenance.json", "config.yaml"])
 def test_a_damaged_folder_is_told_and_the_others_are_shown(
@@ -200,7 +202,7 @@ def test_a_server_that_is_not_there_is_told_and_passed_over(
     assert "Connection refused" in told_of(here, capfd, "http://127.0.0.1:9")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_damaged_database_is_told_with_the_way_out(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "mlflow.db").write_bytes(b"garbage " * 1000)
     assert told_of(here, capfd, "sqlite:///mlflow.db").endswith("repair=true")

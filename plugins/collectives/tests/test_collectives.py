@@ -150,6 +150,7 @@ def test_a_copy_over_a_sum_is_refused() -> None:
         check_schedule(replace(schedule, messages=copies))
 
 
+@pytest.mark.slow
 def test_relays_have_the_room_that_they_are_given() -> None:
     ring = maker("ring", "all_to_all").library["direct"]
     assert ring.relayed_share(0) > 0
