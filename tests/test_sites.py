@@ -20,7 +20,6 @@ from tests.iterations import BACKEND, gridded
 from tests.support import drawn, shipped
 
 GATHERS = [name for name, site in SITES.items() if site.order == "before"]
-SUMS = [name for name, site in SITES.items() if site.order == "after"]
 FOR_ALL = ("uniform_fused_1d num_chunks=4", "hetero_fused_1d num_chunks=2", "shard_p2p", "signalled")
 schedules = st.sampled_from(FOR_ALL)
 chosen = st.dictionaries(st.sampled_from(sorted(SITES)), schedules, min_size=1)
