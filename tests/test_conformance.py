@@ -409,6 +409,7 @@ def test_a_refused_design_goes_to_the_fallback(pair: tuple[str, str], schedule: 
     assert results(backend(*pair), found) == expected
 
 
+@pytest.mark.slow
 @drawn(60)
 @given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_some_engine_runs_every_design(schedule: str, data: st.DataObject) -> None:
@@ -572,6 +573,7 @@ def test_contention_only_slows(engine: str, graph: TaskGraph) -> None:
         assert_equal_totals(totals, ENGINES["analytic"].totals(graph), rtol=1e-12)
 
 
+@pytest.mark.slow
 @every_bound
 @drawn(80)
 @given(schedule=st.sampled_from(DISTINCT), data=st.data())

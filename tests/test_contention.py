@@ -287,6 +287,7 @@ def test_a_late_start_does_not_depend_on_the_payload_and_ends_with_the_gemm(
     assert later == pytest.approx([min(share * gemm_s, gemm_s / gemm)] * 2, rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["event", "fluid"])
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 @drawn(25)

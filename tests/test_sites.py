@@ -79,6 +79,7 @@ def test_a_step_adds_up_ends_as_its_closed_form_does_and_works_as_without_schedu
         assert float(alone[name]) == metrics[name]
 
 
+@pytest.mark.slow
 def test_sites_are_independent_of_one_another() -> None:
     """Where no gradients are reduced: what two sites gain together is the sum of what each gains alone."""
     serial = seconds({})

@@ -89,6 +89,7 @@ def test_a_schedule_delivers_every_byte_once_on_every_engine_and_reads_back(
 DRAWN = st.tuples(st.sampled_from(list(FABRICS)), st.sampled_from(COLLECTIVES), st.integers(0, 9), st.randoms())
 
 
+@pytest.mark.slow
 @given(DRAWN)
 def test_a_schedule_that_loses_a_message_is_refused_with_the_chunk(drawn: tuple[str, Collective, int, object]) -> None:
     fabric, collective, which, random = drawn
