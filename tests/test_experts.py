@@ -102,6 +102,7 @@ def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
     assert float(single.passes.exchanged_s) == pytest.approx(float(dense.passes.exchanged_s))
 
 
+@pytest.mark.slow
 @given(MODES, st.sampled_from([1, 2, 4, 8, 16]))
 def test_experts_split_over_gpus_are_as_much_work_in_all(mode: str, ep: int) -> None:
     """Each of ep data-parallel GPUs has the tokens that its own batch makes."""

@@ -65,7 +65,7 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
 
 @pytest.mark.parametrize("names", SIMULATORS, ids=lambda names: "-".join(filter(None, names)))
 @pytest.mark.slow
-@drawn(24)
+@drawn(12)
 @given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_a_grid_equals_its_designs_alone_to_the_bit(
     names: tuple[str, str | None], schedule: str, data: st.DataObject

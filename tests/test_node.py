@@ -122,6 +122,7 @@ def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, dat
     assert one["moved_bytes"] <= whole["moved_bytes"] <= one["moved_bytes"] * 1.001
 
 
+@pytest.mark.slow
 @drawn(60)
 @given(schedule=st.sampled_from(SCHEDULES), data=st.data(), imbalance=st.floats(0.05, 0.6))
 def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObject, imbalance: float) -> None:

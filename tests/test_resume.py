@@ -143,6 +143,7 @@ def test_recorded_failures_are_kept_or_on_demand_tried_again(store: Store, tmp_p
 # Another command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -231,6 +231,7 @@ def test_what_cannot_vary_is_refused_with_the_reason(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_simulator_without_axes_cannot_vary_its_constants(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
