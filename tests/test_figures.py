@@ -116,6 +116,7 @@ def test_texts_of_charts_never_overlap(names: list[str], panels: list[str], seri
         assert overlaps(plots.draw(make, width)) == []
 
 
+@pytest.mark.slow
 def test_the_test_of_overlaps_sees_texts_that_overlap_and_that_leave_the_canvas() -> None:
     drawn = plots.draw(next(charts(rows_of(["a", "b"], ["p"], ["x", "y"]))))
     assert overlaps(drawn) == []

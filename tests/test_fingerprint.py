@@ -54,6 +54,7 @@ def _now() -> str:
     return fingerprint("engine.core")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "counts"),
     [

@@ -275,6 +275,7 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
 # What is written stays inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "rules", "timeline"])
 def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside"

@@ -296,6 +296,7 @@ def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
         list(recorded_keys(url))
 
 
+@pytest.mark.slow
 def test_what_is_not_there_after_it_was_written_is_an_error_and_is_kept(url: str) -> None:  # noqa: F811
     store = Store(url)
     held = StoreSession(store, Hold(1, CONTEXT))

@@ -172,6 +172,7 @@ def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["results.parquet"]
 
 
+@pytest.mark.slow
 def test_a_design_that_fails_inside_a_large_batch_is_one_failed_row_for_each_scenario(tmp_path: Path) -> None:
     ys = tuple(value / 8 for value in range(200))
     knobs = (Knob("thing.x", tuple(range(-100, 100))), Knob("thing.y", ys))

@@ -277,6 +277,7 @@ def system(name: str, **gpu: Any) -> Hardware:
     return whole.model_copy(update={"gpu": whole.gpu.model_copy(update=gpu)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "gpu"), [("mi300x_8", "mi300x"), ("h100_8", "h100"), ("v100_8", "v100")])
 def test_a_shipped_system_has_the_dies_of_its_gpu(name: str, gpu: str) -> None:
     machine = of_system(system(name), TECHNOLOGY)

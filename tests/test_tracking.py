@@ -148,6 +148,7 @@ def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     assert len(frames[0]) == 6
 
 
+@pytest.mark.slow
 def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: TrackingStore, folder: Path) -> None:
     make_slow(store.uri)
     done = sync(folder, store, ALL)
@@ -354,6 +355,7 @@ def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Tracki
     assert len(runs(store, "dse/sweep")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bulk", "client"])
 def test_what_was_cut_short_is_completed(store: TrackingStore, folder: Path, how: str) -> None:
     used = store if how == "bulk" else replace(store, engine=None)

@@ -91,6 +91,7 @@ def test_sync_goes_where_the_study_asked_for_unless_told_otherwise(here: Path, e
     assert count(here / "mlflow.db", POINTS) == 50
 
 
+@pytest.mark.slow
 def test_unfinished_runs_are_left_out(here: Path) -> None:
     folder = finished(here / "outputs", odd_table())
     (folder / "summary.json").unlink()
@@ -307,6 +308,7 @@ def test_without_views_there_is_no_process(tmp_path: Path) -> None:
 # Optuna
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["sub/trials.log", "sqlite:///trials.db"])
 def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
     import optuna

@@ -286,6 +286,7 @@ def test_a_program_of_the_user_runs_on_workers_that_were_started_elsewhere(
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_path: Path) -> None:
     spec = planned(None).spec
     hold = Hold(1, spec.context)
