@@ -14,6 +14,9 @@ VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 .PHONY: help setup sweep check fast coverage test core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
 .DELETE_ON_ERROR:
 
+# The tests start hundreds of processes, each of which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 

@@ -197,18 +197,6 @@ def lru_counts(requests: Sequence[Request], of: MemorySystem, *, keeps_stores: b
     return found
 
 
-def stack_distances(lines: Iterable[int], sets: int) -> list[int | None]:
-    """How many others of its set were used since each line was last, or None (Mattson et al., 1970)."""
-    stacks, found = dict[int, list[int]](), list[int | None]()
-    for line in lines:
-        stack = stacks.setdefault(line % sets, [])
-        found.append(stack.index(line) if line in stack else None)
-        if line in stack:
-            stack.remove(line)
-        stack.insert(0, line)
-    return found
-
-
 # What a controller does
 
 

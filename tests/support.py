@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import importlib
@@ -60,7 +61,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
-settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=30)
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=20)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 if os.environ.get("CI"):
     # Constants of the modules that are loaded would be drawn too, and a worker loads others in every run.
@@ -102,8 +103,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def drawn(examples: int) -> settings:
-    """How many examples a slow property draws; where they are the same in every run, half as many."""
-    return settings(max_examples=examples // 2 if settings().derandomize else examples)
+    """How many examples a slow property draws; where they are the same in every run, half as many and at most 50."""
+    return settings(max_examples=min(examples // 2, 50) if settings().derandomize else examples)
+
+
+@functools.cache
+def syntax() -> dict[Path, ast.Module]:
+    """Syntax of every module of the packages and plug-ins, by its file."""
+    files = sorted(path for package in SOURCES for path in package.rglob("*.py"))
+    return {path: ast.parse(path.read_text("utf-8")) for path in files}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -156,7 +164,7 @@ def composing() -> Iterator[None]:
 def _trees(group: str) -> dict[str, Any]:
     files = sorted((CONF / group).glob("*.yaml"))
     return {
-        file.stem: tree_of(file.stem) if group == "system" else yaml.safe_load(file.read_text("utf-8"))
+        file.stem: tree_of(file.stem) if group == "system" else yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
         for file in files
     }
 

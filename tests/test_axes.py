@@ -57,8 +57,7 @@ def columns(planned: Plan, batch: Batch) -> dict[str, np.ndarray]:
     return metrics | dict(planned.backend.bound(batch, metrics))
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("study", PRESENT)
 def test_a_number_gives_along_an_axis_what_each_design_gives_alone(study: str) -> None:
     planned, compared = plan_words([f"study={study}", "tracking=none", "store=none"]), 0

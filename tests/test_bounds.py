@@ -87,6 +87,7 @@ def test_the_studies_of_a_multirun_are_counted_before_they_are_listed(
     assert re.search("1,000,000|1000000", refused(*S, *words, "--multirun"))
 
 
+@pytest.mark.slow
 @given(st.integers(-50, 50), st.integers(1, 30), st.sampled_from([1, 2, 3, -1, 0.5, 0.1, 0.25]))
 def test_a_range_has_as_many_values_as_it_is_counted_to_have(start: int, length: int, step: float) -> None:
     from hydra.core.override_parser.types import RangeSweep

@@ -339,7 +339,7 @@ TAKEN = {
 """Claims whose values went into constants."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_shipped_tables_are_predicted_and_the_claims_of_hardware_are_judged(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_word_that_is_no_command_is_told_what_it_may_have_meant(
     assert way in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])
 def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str, tmp_path: Path) -> None:
     ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(HEAVY)!r}))"
@@ -318,7 +319,7 @@ def common_start(keys: list[str]) -> str:
     return next(letter for letter in "0123456789abcdef" if sum(key.startswith(letter) for key in keys) > 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_timelines_nothing_is_run_again(elsewhere: Path) -> None:
     assert main([*SMALL, "timeline=false", "figures=none"]) == 0
     assert dse.load("ficco_sweep")["status"].eq("ok").any()
@@ -537,6 +538,7 @@ def test_multirun_refuses_like_a_single_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--multirun"], ["--cfg", "job", "--resolve"]], ids=" ".join)
 @pytest.mark.parametrize("listed", ["absent", "true"])
 def test_what_hydra_cannot_compose_is_refused_in_a_sentence_whatever_the_flag(

@@ -117,6 +117,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed: apt-get install bash")
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

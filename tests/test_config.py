@@ -476,7 +476,7 @@ def outcome(tree: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(22)
+@pytest.mark.one_in(64)
 @pytest.mark.parametrize(("section", "part"), list(itertools.product(SECTIONS, range(4))))
 def test_any_value_replaced_by_a_wrong_one_is_refused_or_works(section: str, part: int) -> None:
     """Where nothing is slowed, so that the closed form has results when the engine behind it is taken away.
@@ -581,7 +581,7 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(25)
 @pytest.mark.parametrize("words", list(named_once()), ids=" ".join)
 def test_every_shipped_option_can_be_named_on_the_command_line(words: list[str]) -> None:
     found = planned(*words)

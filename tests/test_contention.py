@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -60,7 +60,6 @@ from tests.test_conformance import DISTINCT, magnitudes, points, run
 BESIDE = [name for name, tree in shipped("schedule").items() if FAMILIES[tree["family"]].orders == ("beside",)]
 REDUCING = [name for name in DISTINCT if name not in BESIDE]
 AT_ONCE = {"system.gpu.kernel_launch_s": 0.0, "system.gpu.cu_copy.setup_s": 0.0, "system.gpu.hbm_bytes_per_s": 1e16}
-every_schedule = pytest.mark.parametrize("schedule", DISTINCT)
 
 
 # Losses
@@ -72,9 +71,8 @@ def reducing(point: dict[str, Any], schedule: str, reduces: bool) -> dict[str, A
 
 
 @pytest.mark.slow
-@every_schedule
-@drawn(25)
-@given(data=st.data(), reduces=st.booleans())
+@drawn(100)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data(), reduces=st.booleans())
 def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.DataObject, reduces: bool) -> None:
     """And neither other operators nor launches make anything faster."""
     point = design(schedule, **reducing(data.draw(points(schedule)), schedule, reduces))
@@ -89,9 +87,8 @@ def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.Da
 
 
 @pytest.mark.slow
-@every_schedule
-@drawn(25)
-@given(data=st.data(), reduces=st.booleans())
+@drawn(100)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data(), reduces=st.booleans())
 def test_an_even_collective_is_never_faster_on_some_of_its_links(
     schedule: str, data: st.DataObject, reduces: bool
 ) -> None:
@@ -110,9 +107,8 @@ def test_an_even_collective_is_never_faster_on_some_of_its_links(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [name for name in DISTINCT if name in SCHEDULES])
-@settings(max_examples=10)
-@given(data=st.data(), reduces=st.booleans())
+@drawn(60)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data(), reduces=st.booleans())
 def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memory(
     schedule: str, data: st.DataObject, reduces: bool
 ) -> None:
@@ -292,6 +288,7 @@ def test_a_late_start_does_not_depend_on_the_payload_and_ends_with_the_gemm(
     assert later == pytest.approx([min(share * gemm_s, gemm_s / gemm)] * 2, rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["event", "fluid"])
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 @drawn(25)
@@ -432,8 +429,7 @@ NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
 """What a space is narrowed to -> what is typed, figures of strategies, rules of a runtime."""
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(6)
+@pytest.mark.nightly
 @pytest.mark.parametrize("narrowed", list(NARROWED))
 def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -594,8 +590,7 @@ def test_the_whole_space_of_ficco_is_told_with_one_mover(
     assert drawn == {"pareto", "speedup", "cil"} | ({"dil", "signatures"} if mover == "dma" else {"cu_sweep"})
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "untested"),
     [

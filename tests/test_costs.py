@@ -70,6 +70,7 @@ def by_tables(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
     return [float(seconds) for seconds in cost.seconds[:, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["h100_8", "a100_8"])
 def test_every_backend_gives_the_same_gemm_the_same_time(name: str, model: str) -> None:

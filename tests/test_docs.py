@@ -43,15 +43,16 @@ def _reference() -> dict[str, str]:
     return reference.pages()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_links_of_a_clone_lead_to_files(page: Path) -> None:
+@pytest.mark.slow
+def test_links_of_a_clone_lead_to_files() -> None:
     """Pages that the site makes are no files of a clone."""
     made = {*reference.makers(), *site.made_pages()}
-    for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text("utf-8")):
-        place = (page.parent / target).resolve()
-        name = place.relative_to(REPOSITORY / "docs").as_posix() if REPOSITORY / "docs" in place.parents else ""
-        notebook = place.parent.name == "notebooks" and place.with_suffix(".ipynb").exists()
-        assert place.exists() or name in made or notebook, target
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text("utf-8")):
+            place = (page.parent / target).resolve()
+            name = place.relative_to(REPOSITORY / "docs").as_posix() if REPOSITORY / "docs" in place.parents else ""
+            notebook = place.parent.name == "notebooks" and place.with_suffix(".ipynb").exists()
+            assert place.exists() or name in made or notebook, f"{page}: {target}"
 
 
 def test_every_file_of_the_documentation_that_the_code_names_exists() -> None:
@@ -89,6 +90,7 @@ def test_every_option_command_and_machine_is_in_the_reference() -> None:
         assert "| provenance |" in pages[f"reference/machines/{name}.md"]
 
 
+@pytest.mark.slow
 def test_every_study_is_in_the_gallery_with_a_small_picture_and_among_the_questions() -> None:
     page, questions = gallery.page(), (REPOSITORY / "docs" / "start" / "questions.md").read_text("utf-8")
     for study, question in list_options("study").items():
@@ -127,9 +129,13 @@ def test_outputs_are_compared_without_times_and_folders() -> None:
     assert tutorial.select("1\n2\n3\n4", "1, -1") == "1\n...\n4"
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(len(tutorial.PAGES))
-@pytest.mark.parametrize("page", tutorial.PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page == "README.md" else pytest.mark.nightly)
+        for page in tutorial.PAGES
+    ],
+)
 def test_commands_of_a_page_print_what_it_shows(page: str) -> None:
     assert tutorial.check(REPOSITORY / page, record=False) == []
 

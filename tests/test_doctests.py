@@ -8,11 +8,12 @@ import importlib
 import pytest
 
 from dse.plugins import roots
-from tests.test_layers import MODULES, name_of
+from tests.support import SOURCES
+from tests.test_layers import name_of
 
 EXAMPLES = [
     name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    for path in MODULES
+    for path in sorted(path for package in SOURCES for path in package.rglob("*.py"))
     if ">>> " in path.read_text("utf-8") and name_of(path).partition("/")[0] in roots()
 ]
 """Modules with examples, of the core and of the plug-ins that are installed."""

@@ -126,38 +126,24 @@ def run(*words: str, path: str = "", **environment: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_a_package_of_another_version_is_told(tmp_path: Path) -> None:
-    """Its metadata stand before those of the installed one, as after an installation that went wrong."""
+def test_versions_plug_ins_and_terminals_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    """Metadata stand before those of the installed package, as after an installation that went wrong."""
     folder = tmp_path / "optuna-4.9.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: optuna\nVersion: 4.9\n")
-    done = run(path=str(tmp_path))
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "fail optuna: 4.9 is installed, <6,>=5 is needed (make setup)" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_plug_in_that_does_not_load_is_told(tmp_path: Path) -> None:
-    folder = tmp_path / "stranger-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[dse.commands]\nstrange = stranger_module:command\n")
-    done = run(path=str(tmp_path))
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "fail command strange: stranger_module cannot be imported" in done.stdout
-    assert "it is registered by stranger" in done.stdout
-
-
-@pytest.mark.slow
-def test_engines_and_packages_of_another_distribution_are_told_where_they_do_not_load(tmp_path: Path) -> None:
-    distribution(tmp_path, "stranger", simulators="fine = fine_engine", packages="broken = broken_package")
+    words = {"commands": "strange = absent_module:command", "simulators": "fine = fine_engine"}
+    distribution(tmp_path, "stranger", **words, packages="broken = broken_package")
     (tmp_path / "fine_engine.py").write_text("ENGINE = 1\n")
     (tmp_path / "broken_package").mkdir()
     (tmp_path / "broken_package" / "__init__.py").write_text("1 / 0\n")
-    done = run(path=str(tmp_path))
+    done = run(path=str(tmp_path), PYTHONIOENCODING="ascii")
     assert done.returncode == 4, done.stdout + done.stderr
+    assert "fail optuna: 4.9 is installed, <6,>=5 is needed (make setup)" in done.stdout
+    assert "fail command strange: absent_module cannot be imported" in done.stdout
+    assert "it is registered by stranger" in done.stdout
     assert "fail package broken_package: cannot be imported: ZeroDivisionError" in done.stdout
     assert "fail backend fine" not in done.stdout  # an engine is no backend, though both join by one group
+    assert "warn terminal: writes ascii" in done.stdout
 
 
 @pytest.mark.slow
@@ -169,10 +155,3 @@ def test_a_copy_without_its_configuration_is_told(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert done.returncode == 4, done.stdout + done.stderr
     assert "config.yaml is missing" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_terminal_without_unicode_is_told() -> None:
-    done = run(PYTHONIOENCODING="ascii")
-    assert done.returncode == 0
-    assert "warn terminal: writes ascii" in done.stdout

@@ -113,7 +113,7 @@ def test_a_design_of_two_scenarios_is_evaluated_once() -> None:
     assert found.census.num_legal == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_endless_space_is_told_from_draws_and_says_so() -> None:
     found = looked(Knob("thing.y", low=0.0, high=1.0), Knob("thing.x", tuple(range(880, 920))), trials=50)
     assert not found.counts
@@ -213,7 +213,7 @@ def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     assert (rows["status"] == "ok").sum() == told["total"]["legal"] == told["to_evaluate"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_space_beyond_the_budget_of_an_exhaustive_search_is_counted_all_the_same(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def test_each_study_says_what_answers_it_and_no_question_says_what_a_run_may_cha
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("study", sorted(set(list_options("study")) - RUN_ELSEWHERE))
 def test_the_first_table_has_the_quantity_of_the_question_and_the_heading_what_was_run(
     study: str, tmp_path: Path
@@ -49,6 +49,7 @@ def test_the_first_table_has_the_quantity_of_the_question_and_the_heading_what_w
         assert all(name in text for name in answer_check.read(outputs).head if "'" not in name)
 
 
+@pytest.mark.nightly
 def test_a_network_without_directions_is_no_sentence_that_stops(tmp_path: Path) -> None:
     words = ["applications=[lenet]", "measured=[]", "run.requests=20000", "run.most=100000", *answer_check.QUIET]
     assert main(["study=gpgpusim", f"output_dir={tmp_path}", *words]) == 0

@@ -332,7 +332,7 @@ def test_a_model_without_experts_is_not_asked_for_their_exchanges() -> None:
 # Plans
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_tries_all_that_exchanges_may_run_beside_and_says_what_does_so_today(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

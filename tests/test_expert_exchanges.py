@@ -108,7 +108,7 @@ def test_published_bandwidths_inside_a_node_come_out_without_a_fit_to_them() -> 
 # Measured tables
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_not_fitted_on_are_predicted(shared: Callable[[str], Path]) -> None:
     """Medians of all groups of more than 20 rows; the worst is dispatch across nodes of MI355X."""
     lines = ep_median(shared(TABLES)).items()

@@ -102,6 +102,7 @@ def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
     assert float(single.passes.exchanged_s) == pytest.approx(float(dense.passes.exchanged_s))
 
 
+@pytest.mark.slow
 @given(MODES, st.sampled_from([1, 2, 4, 8, 16]))
 def test_experts_split_over_gpus_are_as_much_work_in_all(mode: str, ep: int) -> None:
     """Each of ep data-parallel GPUs has the tokens that its own batch makes."""
@@ -125,6 +126,7 @@ def test_without_expert_parallelism_no_token_leaves_its_gpu(mode: str) -> None:
     assert all(float(part.seconds) > 0 for part in split.passes.parts if part.over == "ep")
 
 
+@pytest.mark.slow
 @given(st.floats(0, 3), st.floats(0, 3), st.sampled_from([2, 4, 8, 16]))
 def test_a_router_that_balances_worse_takes_longer(better: float, worse: float, ep: int) -> None:
     better, worse = sorted((better, worse))
@@ -172,6 +174,7 @@ def test_tokens_go_to_as_many_places_as_draws_without_replacement_do(places: int
     assert expected == pytest.approx(counted, abs=0.08)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([(1, 1), (8, 8), (8, 4), (8, 1), (4, 2)]), st.sampled_from([1, 2, 4, 8, 16, 32]))
 def test_groups_of_experts_bound_the_places_that_a_token_goes_to(groups: tuple[int, int], places: int) -> None:
     """As draws of groups, and of experts in these, do."""
@@ -222,6 +225,7 @@ def test_decoding_with_absorbed_latents_reads_less_than_with_the_heads_keys() ->
     assert latent["hbm_bytes"] < heads["hbm_bytes"]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["training", "prefill", "decode"]), st.integers(1, 2000), st.floats(0, 1), st.booleans())
 def test_a_window_computes_and_caches_no_more_than_all_tokens(
     mode: str, window: int, share: float, causal: bool
@@ -265,6 +269,7 @@ def test_a_schedule_of_a_split_model_ends_when_the_iteration_does(kernels: str, 
     assert end == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
+@pytest.mark.slow
 @given(KERNELS, st.sampled_from([2, 4, 8]), st.booleans())
 def test_a_sequence_split_over_gpus_is_as_much_work_in_all(kernels: str, cp: int, causal: bool) -> None:
     run = {"run.sequence_length": 1024, "run.batch": 4}

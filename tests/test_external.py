@@ -641,7 +641,7 @@ def test_results_of_an_edited_program_or_another_design_are_never_taken_for_thos
     assert "resuming: 0 done and what fits of 1 from before the study was changed" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_failures_of_a_program_that_was_mended_are_tried_again_on_demand(conf: Path) -> None:
     program = conf.parent / "mine.py"
     program.write_text("raise SystemExit(4)\n", encoding="utf-8")

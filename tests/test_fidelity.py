@@ -129,27 +129,6 @@ def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
     assert count() == recorded
 
 
-@pytest.mark.nightly
-def test_levels_of_the_same_physics_agree_on_everything(elsewhere: Path) -> None:
-    assert main([*SMALL, "store=none", "fidelity=ladder", "fidelity.levels=[study,fluid]", "fidelity.rounds=0"]) == 0
-    (pair,) = found()["pairs"]
-    for name, one in pair["overall"]["objectives"].items():
-        assert one["tau"] == pytest.approx(1.0), name
-        assert [abs(value) < 1e-9 for value in one["error"].values()] == [True] * 3
-    front = pair["overall"]["front"]
-    assert (front["entered"], front["left"], front["winners_changed"]) == (0, 0, 0)
-
-
-@pytest.mark.nightly
-def test_coarser_levels_alone_are_compared_on_points_near_the_front(elsewhere: Path) -> None:
-    scarce = "system.gpu.hbm_bytes_per_s=600 GB/s"
-    levels = "fidelity.levels=[uncontended,study]"
-    assert main([*SMALL, "store=none", "fidelity=ladder", levels, scarce]) == 0
-    (pair,) = found()["pairs"]
-    error = pair["overall"]["objectives"]["makespan_s"]["error"]
-    assert error["p10"] < error["median"] <= 0 >= error["p90"] - 1e-12  # contention only slows
-
-
 @pytest.mark.slow
 def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> None:
     planned = plan(request([*SMALL, "fidelity=ladder", "simulator=uncontended"]))

@@ -116,6 +116,7 @@ def test_texts_of_charts_never_overlap(names: list[str], panels: list[str], seri
         assert overlaps(plots.draw(make, width)) == []
 
 
+@pytest.mark.slow
 def test_the_test_of_overlaps_sees_texts_that_overlap_and_that_leave_the_canvas() -> None:
     drawn = plots.draw(next(charts(rows_of(["a", "b"], ["p"], ["x", "y"]))))
     assert overlaps(drawn) == []
@@ -166,6 +167,7 @@ def test_widths_of_papers_are_kept_with_letters_of_seven_to_nine_points() -> Non
         assert 7 <= drawn.figure.texts[0].get_fontsize() <= 9
 
 
+@pytest.mark.slow
 def test_files_are_written_in_the_formats_asked_for_and_are_the_same_to_the_byte(tmp_path: Path) -> None:
     make = next(charts(rows_of(["a", "b"], ["p", "q"], ["x", "y"])))
     first = [path.read_bytes() for path in plots.save(make, tmp_path, "one", formats=["pdf", "svg", "png"])]
@@ -206,6 +208,7 @@ QUICK = ("bert", "dlrm_scaleout", "plan")
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     "study",
     [

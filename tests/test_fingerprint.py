@@ -54,6 +54,7 @@ def _now() -> str:
     return fingerprint("engine.core")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "counts"),
     [
@@ -78,6 +79,7 @@ def test_code_and_data_that_a_backend_rests_on_count_and_nothing_else_does(
     assert _now() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_changes_no_fingerprint(folder: Path, tmp_path: Path) -> None:
     before, cache = _now(), tmp_path / "cache" / "dse" / "syntax_1.json"
     for text in ("", "[]", '{"a": 1}', '{"a": ["x", ["y"], [1], []]}', cache.read_text()[:-9]):

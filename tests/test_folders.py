@@ -234,7 +234,7 @@ def ends(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(37)
 @pytest.mark.parametrize(("name", "kind", "command"), CASES, ids=lambda one: str(one).replace(" ", "-"))
 def test_a_damaged_file_ends_every_command_in_a_sentence(
     name: str, kind: str, command: str, run: Path, ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
@@ -254,6 +254,7 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["a bomb", "long texts"])
 def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
     OF["results.parquet"][kind](run / "results.parquet")
@@ -274,6 +275,7 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
 # What is written stays inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "rules", "timeline"])
 def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside"
@@ -286,6 +288,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside.json"
     for path in (run / "rules.json", run / f".rules.json.{os.getpid()}", run / f".rules.txt.{os.getpid()}"):
@@ -330,8 +333,8 @@ DATABASE: dict[str, Damage] = {
 }
 
 
-@pytest.mark.one_in(5)
 @pytest.mark.slow
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("words", [["check"], FAST], ids=["check", "study"])
 @pytest.mark.parametrize("kind", DATABASE)
 def test_a_damaged_store_ends_in_a_sentence(kind: str, words: list[str], run: Path, ends: Callable[..., str]) -> None:
@@ -349,7 +352,7 @@ RECORDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize(("column", "text"), RECORDS, ids=lambda text: text[:9])
 def test_a_study_whose_record_is_damaged_is_passed_over(
     column: str, text: str, run: Path, ends: Callable[..., str]

@@ -135,6 +135,7 @@ def test_more_than_half_needs_copies_and_launches(batch: int) -> None:
 @pytest.mark.slow
 @every_system
 @drawn(30)
+@pytest.mark.one_in(2)
 @given(operators=shapes(), drawn=knobs())
 def test_remote_first_is_never_slower_than_local_first(
     system: str, operators: dict[str, Any], drawn: dict[str, Any]
@@ -287,6 +288,7 @@ def test_losses_add_up_and_engines_agree(
 
 @every_system
 @drawn(25)
+@pytest.mark.one_in(2)
 @given(operators=shapes(), drawn=knobs())
 def test_fused_or_not_the_same_is_moved_and_computed(
     system: str, operators: dict[str, Any], drawn: dict[str, Any]
@@ -499,7 +501,7 @@ def test_studies_of_many_nodes_run_from_end_to_end(
     assert {path.stem for path in (folder / "figures").glob("*.png")} == figures
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operators = {
         "g": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096},
@@ -517,7 +519,7 @@ def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch
     assert (folder / "figures" / "reduction.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bulk_alone_is_told_without_reductions(tmp_path: Path) -> None:
     words = ["schedule=bulk_sync", "tracking=none", "store=none", "timeline=false"]
     assert main(["study=fused_ops", f"output_dir={tmp_path}", *words]) == 0

@@ -17,6 +17,7 @@ from dse import plots  # noqa: E402
 from validation import gpu_judge, gpu_page, measured_gpus  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axis", "joined"), [("m", 0), ("n", 1), ("k", None)])
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_chunks_of_a_gemm_make_the_whole_product(axis: str, joined: int | None, chunks: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -22,7 +22,6 @@ from tests.support import ENGINES, EXACT, FREE, SCHEDULES, backend, design, draw
 from tests.test_conformance import DISTINCT, magnitudes, points
 
 SIMULATORS = [(name, None) for name in ENGINES] + list(itertools.permutations(EXACT, 2))
-every_schedule = pytest.mark.parametrize("schedule", DISTINCT)
 
 AXES: dict[str, st.SearchStrategy[Any]] = {
     "system.gpu.num_cus": st.integers(1, 400),
@@ -64,15 +63,10 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
     assert legal == set(AXES)
 
 
+@pytest.mark.parametrize("names", SIMULATORS, ids=lambda names: "-".join(filter(None, names)))
 @pytest.mark.slow
-@pytest.mark.one_in(13)
-@pytest.mark.parametrize(
-    ("names", "schedule"),
-    list(itertools.product(SIMULATORS, DISTINCT)),
-    ids=lambda one: one if isinstance(one, str) else "-".join(filter(None, one)),
-)
-@settings(max_examples=6)
-@given(data=st.data())
+@drawn(12)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_a_grid_equals_its_designs_alone_to_the_bit(
     names: tuple[str, str | None], schedule: str, data: st.DataObject
 ) -> None:
@@ -91,12 +85,10 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
     assert split == alone
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@every_schedule
-@settings(max_examples=6)
-@given(data=st.data())
+@drawn(24)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_what_is_known_before_a_run_is_what_the_run_says(engine: str, schedule: str, data: st.DataObject) -> None:
     """Of several grids in one call, some of one structure."""
     batch, other = data.draw(batches(schedule)), data.draw(batches(schedule, most=2))
@@ -120,9 +112,8 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
 
 
 @pytest.mark.slow
-@every_schedule
-@drawn(25)
-@given(data=st.data())
+@drawn(80)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_the_closed_form_is_exact_wherever_it_does_not_refuse(schedule: str, data: st.DataObject) -> None:
     batch = data.draw(batches(schedule, **FREE) | batches(schedule))
     closed, exact = (evaluated(backend(name), batch) for name in ("analytic", "fluid"))
@@ -148,9 +139,8 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
 
 
 @pytest.mark.slow
-@every_schedule
-@drawn(30)
-@given(data=st.data())
+@drawn(80)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_rules_over_a_grid_say_what_they_say_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Text included, and several broken rules in one line."""
     batch = data.draw(batches(schedule))
@@ -207,9 +197,8 @@ def test_reasons_of_any_rules_are_the_problems_of_each_design(
 
 
 @pytest.mark.slow
-@every_schedule
-@drawn(15)
-@given(data=st.data())
+@drawn(80)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, data: st.DataObject) -> None:
     """Contention laws may be of other groups, as designs whose factors differ have more; they say the same."""
     batch = data.draw(batches(schedule))

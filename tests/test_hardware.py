@@ -32,6 +32,7 @@ TODAY = (
 NAMES = tuple(list_options("system"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_is_one_description_that_serves_some_backend(name: str) -> None:
     System.model_validate(tree_of(name))
@@ -229,6 +230,7 @@ def test_the_page_of_every_machine_can_be_printed(name: str, capsys: pytest.Capt
     assert "gpu.num_cus" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_lists_machines_and_the_constants_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["systems"]) == 0
     listed = capsys.readouterr().out

@@ -21,7 +21,7 @@ from dse.space import Block, Space
 from dse.study.plan import Plan, plan
 from dse.study.run import run
 from dse.values import put
-from tests.support import backend, design
+from tests.support import backend, design, drawn
 from tests.test_config import planned
 from tests.test_conformance import DISTINCT
 from tests.test_grids import batches, evaluated
@@ -38,9 +38,8 @@ PRIORITIES = ["equal", "communication", "compute"]
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("schedule", DISTINCT)
-@given(data=st.data())
+@drawn(60)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_a_knob_that_is_called_idle_changes_a_result_by_rounding_at_most(schedule: str, data: st.DataObject) -> None:
     simulator = backend(data.draw(st.sampled_from(["fluid", "event"])))
     batch = data.draw(batches(schedule))

@@ -13,7 +13,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Law, Lawful, Result, 
 from dse.errors import ConfigError
 from dse.evaluation.calls import call
 from simulators.overlap.metrics import RELATIONS
-from tests.support import SYSTEMS, backend, design_tree, shipped
+from tests.support import SYSTEMS, backend, design_tree, drawn, shipped
 from tests.test_config import planned
 from tests.test_conformance import DISTINCT
 from tests.test_grids import batches
@@ -22,8 +22,8 @@ STUDIES = ["study=bert", "study=seqpoint", "study=cache_policies"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", DISTINCT)
-@given(data=st.data())
+@drawn(100)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_every_overlap_obeys_its_laws(schedule: str, data: st.DataObject) -> None:
     simulator = backend(data.draw(st.sampled_from(["fluid", "event"])))
     (results,) = simulator.evaluate([data.draw(batches(schedule))])
@@ -39,8 +39,8 @@ def assert_no_gain_is_impossible(simulator: Backend, point: Columns, baseline: C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", DISTINCT)
-@given(data=st.data(), factor=st.floats(0.1, 10))
+@drawn(100)
+@given(schedule=st.sampled_from(DISTINCT), data=st.data(), factor=st.floats(0.1, 10))
 def test_no_point_passes_its_ideal_whatever_it_is_compared_with(
     schedule: str, data: st.DataObject, factor: float
 ) -> None:

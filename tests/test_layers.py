@@ -19,12 +19,11 @@ from simulators.hardware.system import ScheduleSystem
 from simulators.memory.backend import MemoryBackend
 from simulators.steps.sites import SITES
 from tests import applications, iterations
-from tests.support import CONF, REPOSITORY, SOURCES, SYSTEMS, design, shipped, sources_of
+from tests.support import CONF, REPOSITORY, SOURCES, SYSTEMS, design, shipped, sources_of, syntax
 from tests.support import backend as overlap
 
 FILES = sorted(CONF.rglob("*.yaml"))
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
-MODULES = sorted(path for package in SOURCES for path in package.rglob("*.py"))
 
 
 def wrong(path: Path) -> list[str]:
@@ -57,13 +56,12 @@ def test_there_is_configuration_to_look_at() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_configuration_file_holds_values_and_no_accidents(path: Path) -> None:
-    found = accidents(path) if path.name == "config.yaml" else wrong(path)  # the only place for settings of Hydra's
-    assert list(map(str, found)) == []
-    assert not [
-        key for key in keys(yaml.safe_load(path.read_text("utf-8"))) if key.startswith("_") and key.endswith("_")
-    ]
+def test_configuration_files_hold_values_and_no_accidents() -> None:
+    for path in FILES:
+        problems = accidents(path) if path.name == "config.yaml" else wrong(path)  # the one place for Hydra's settings
+        assert list(map(str, problems)) == []
+        tree = yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader)
+        assert not [key for key in keys(tree) if key.startswith("_") and key.endswith("_")], path
 
 
 @pytest.mark.parametrize(
@@ -104,26 +102,26 @@ def test_an_honest_value_is_no_accident(text: str, tmp_path: Path) -> None:
     assert wrong(path) == []
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_option_is_described_and_named_like_its_file(group: str) -> None:
-    told = list_options(group)
-    for option, tree in shipped(group).items():
-        described = tree["study"] if group == "study" else tree
-        assert described.get("name", option) == option
-        assert ("name" in described) == (group != "pim" and tree != {}), "an option that adds to another has no name"
-        assert len(told[option]) > 10, f"{group}/{option}"
+def test_every_option_is_described_and_named_like_its_file() -> None:
+    for group in GROUPS:
+        descriptions = list_options(group)
+        for option, tree in shipped(group).items():
+            described = tree["study"] if group == "study" else tree
+            assert described.get("name", option) == option
+            assert ("name" in described) == (group != "pim" and tree != {}), "an option that adds to another has none"
+            assert len(descriptions[option]) > 10, f"{group}/{option}"
 
 
-@pytest.mark.parametrize("system", [*shipped("system")])
-def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant(system: str) -> None:
-    tree = shipped("system")[system]
-    found = System.model_validate(tree)
-    facts = {
-        path.partition(".")[2]: (provenance, source) for path, _, provenance, source in found.facts_below("system")
-    }
-    assert all(provenance and len(source) >= 3 for provenance, source in facts.values())
-    for path in sources_of(tree):
-        assert any(fact == path or fact.startswith(f"{path}.") for fact in facts), f"{path} is the source of nothing"
+@pytest.mark.slow
+def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant() -> None:
+    for tree in shipped("system").values():
+        facts = {
+            path.partition(".")[2]: (provenance, source)
+            for path, _, provenance, source in System.model_validate(tree).facts_below("system")
+        }
+        assert all(provenance and len(source) >= 3 for provenance, source in facts.values())
+        for path in sources_of(tree):
+            assert any(fact == path or fact.startswith(f"{path}.") for fact in facts), f"{path} is of nothing"
 
 
 def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() -> None:
@@ -218,11 +216,11 @@ def _stated(row: dict[str, Any]) -> dict[str, Any]:
 # Code
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_what_is_public_says_what_it_is(path: Path) -> None:
-    tree = ast.parse(path.read_text("utf-8"))
-    assert ast.get_docstring(tree), "the module"
-    assert [name for name, node in public(tree) if not ast.get_docstring(node)] == []
+@pytest.mark.slow
+def test_what_is_public_says_what_it_is() -> None:
+    for path, tree in syntax().items():
+        assert ast.get_docstring(tree), path
+        assert [name for name, node in public(tree) if not ast.get_docstring(node)] == [], path
 
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -248,8 +246,8 @@ def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def functions() -> dict[str, int]:
     """Lines of every function, by file and name."""
     found = {}
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path, tree in syntax().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno and not _is_kernel(node):
                 found[f"{name_of(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
     return found
@@ -266,8 +264,8 @@ def test_functions_are_short() -> None:
 @pytest.mark.slow
 def test_functions_take_at_most_five_arguments() -> None:
     many = {}
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path, tree in syntax().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and not _is_kernel(node):
                 found = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 if len([one for one in found if one.arg not in ("self", "cls")]) > 5:

@@ -43,6 +43,7 @@ def spreading(step: Mapping[str, Any], **asked: Any) -> LayoutQuestion:
     return LayoutQuestion.of(step, LayoutSection.model_validate(values), BACKEND.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "mode"), [(8, "training"), (4, "prefill"), (8, "decode")])
 def test_every_layout_uses_all_gpus_and_keeps_the_sequences_of_a_step(gpus: int, mode: str) -> None:
     found = spreading(tree(mode=mode), gpus=gpus).candidates()
@@ -53,6 +54,7 @@ def test_every_layout_uses_all_gpus_and_keeps_the_sequences_of_a_step(gpus: int,
         assert layout.tp <= 8
 
 
+@pytest.mark.slow
 def test_layouts_are_computed_at_once_as_each_by_itself() -> None:
     question = spreading(tree("mixtral_8x7b", "h100_96gb_8"), gpus=16)
     found = question.candidates(zero=(1, 3), recompute=("none",))
@@ -66,6 +68,7 @@ def test_layouts_are_computed_at_once_as_each_by_itself() -> None:
         assert float(metrics["iteration_s"]) >= float(found.seconds[place]) * (1 - 1e-9)  # whose pipeline is the best
 
 
+@pytest.mark.slow
 def test_layouts_that_are_searched_fit_and_the_best_with_serial_sites_is_among_them() -> None:
     question = spreading(tree("llama2_13b", "a100_8"))
     fitting, chosen = question.candidates().fitting, question.chosen()
@@ -86,6 +89,7 @@ def test_the_usual_layout_is_tensor_parallel_in_a_node() -> None:
     assert usual(spreading(tree(mode="prefill"))) is None
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_refused_with_the_gpus_that_would_do() -> None:
     with pytest.raises(ConfigError) as caught:
         spreading(tree("llama3_70b", "h100_96gb_8"), gpus=8).chosen()
@@ -107,6 +111,7 @@ def test_gpus_that_no_degrees_divide_are_refused() -> None:
         spreading(tree(), gpus=7, fixed={"tp": 7}).chosen()
 
 
+@pytest.mark.nightly
 @given(st.integers(-5, 5), st.integers(-5, 5))
 def test_a_bound_equals_what_is_within_it(bound: int, value: int) -> None:
     assert (value == AtLeast(bound)) == (value >= bound)

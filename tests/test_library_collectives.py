@@ -149,6 +149,7 @@ def test_a_switch_computes_inside_a_node_and_only_what_it_can() -> None:
             collective_cost(pattern, "in_switch", 1e8, which)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_iterations_are_told_to_use_the_switch_and_refused_where_there_is_none() -> None:
     ways = ("library", "in_switch")
     library, switch = (metrics({"parallel.tp": 8, "parallel.collectives": way}, system="h100_8") for way in ways)

@@ -122,6 +122,7 @@ def streams(seed: int, designs: int, tasks: int) -> TaskGraph:
     return build.build()
 
 
+@pytest.mark.slow
 @drawn(100)
 @given(seed=st.integers(0, 2**32), tasks=st.integers(2, 90))
 def test_streams_in_lockstep_have_the_bits_that_they_have_alone(seed: int, tasks: int) -> None:
@@ -176,6 +177,7 @@ def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
         assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
 
 
+@pytest.mark.slow
 def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
     """240 numbers of CUs, each with the bits that it has alone."""
     base = space_of("fluid", num_chunks=16, designs=1, rows=16384)

@@ -45,14 +45,15 @@ def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str)
     assert found["simulated"] == 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("application", ["fw_soft", "cm", "fw_lstm"])
 def test_a_simulation_is_the_same_to_the_bit_when_it_runs_again(application: str, policy: str) -> None:
     assert metrics(application, policy) == metrics(application, policy)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_what_is_read_from_memory_is_at_least_what_is_touched_and_caching_reads_no_more(application: str) -> None:
     plain, cached = (metrics(application, one, {"run.requests": 1_000_000}) for one in ("uncached", "cache_r"))
@@ -133,6 +134,7 @@ def test_a_product_touches_all_of_its_operands_and_writes_its_result_once(
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: str) -> None:
     """Requests: fewer by a tenth at the edges of tensors; more where rows, or runs of a product, begin amid a line."""

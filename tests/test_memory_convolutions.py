@@ -170,6 +170,7 @@ def test_every_algorithm_of_a_small_layer_runs_on_every_device(direction: str, s
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("algorithm", "direction"), [("winograd_nonfused", "backward_filter"), ("fft", "forward")])
 def test_planes_of_a_power_of_two_camp_on_few_channels_unless_addresses_are_hashed(
     algorithm: str, direction: str

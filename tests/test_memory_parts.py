@@ -5,7 +5,6 @@ Each is held against an oracle of its own (`memory`), against arithmetic, or aga
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -37,7 +36,6 @@ from tests.memory import (
     placed,
     replay,
     serial,
-    stack_distances,
     system,
 )
 
@@ -91,41 +89,6 @@ def test_both_caches_count_what_lru_does_line_by_line(
         expected = lru_counts(serial(trace), of, keeps_stores=policy == "cache_rw")
         assert {name: found[name] for name in expected} == expected
         assert found["L1_MERGED"] == found["L2_MERGED"] == found["L1_STALLS"] == found["L2_STALLS"] == 0
-
-
-@settings(max_examples=40)
-@given(accesses(store=0.0), sets_of, ways_of)
-def test_l1_hits_at_stack_distances_below_its_ways(trace: list[tuple[int, bool]], sets: int, ways: int) -> None:
-    lines = [line for line, _ in trace]
-    found = counts(replay(machine(system(first=(sets, ways)), "cache_r"), serial(lines)))
-    assert found["L1_HITS"] == sum(one is not None and one < ways for one in stack_distances(lines, sets))
-
-
-@settings(max_examples=40)
-@given(accesses(store=0.0), ways_of)
-def test_l2_hits_at_stack_distances_below_its_ways(trace: list[tuple[int, bool]], ways: int) -> None:
-    """An L1 of a line passes on all but what comes twice running."""
-    lines = [line for place, (line, _) in enumerate(trace) if not place or trace[place - 1][0] != line]
-    found = counts(replay(machine(system(first=(1, 1), second=(64, ways)), "cache_r"), serial(lines)))
-    assert found["L1_HITS"] == 0
-    assert found["L2_HITS"] == sum(one is not None and one < ways for one in stack_distances(lines, 64))
-
-
-@pytest.mark.nightly
-@settings(max_examples=25)
-@given(accesses(), st.sampled_from(["cache_r", "cache_rw"]), st.sampled_from(["linear", "xor"]))
-def test_more_ways_of_the_same_sets_hit_no_less(trace: list[tuple[int, bool]], policy: str, index: str) -> None:
-    """Inclusion, the stack property of LRU."""
-    l2 = [
-        counts(replay(machine(system(second=(64, ways), l2={"set_index": index}), policy), serial(trace)))["L2_HITS"]
-        for ways in (1, 2, 3, 4, 8, 16, 32)
-    ]
-    l1 = [
-        counts(replay(machine(system(first=(2, ways)), policy), serial(trace)))["L1_HITS"]
-        for ways in (1, 2, 3, 4, 8, 16, 32)
-    ]
-    assert l2 == sorted(l2)
-    assert l1 == sorted(l1)
 
 
 def test_a_kernel_begins_with_an_empty_l1_and_with_what_l2_has_kept() -> None:
@@ -221,19 +184,6 @@ def test_nothing_is_faster_than_dram_or_than_cus_issue(
     ns, found = 1e9 * (cost.seconds + again.seconds), by_channel(on)
     assert (found[:, 0] + found[:, 1]).max() * BURST_NS <= ns * (1 + 1e-12)
     assert max(map(len, own)) * 2 * 1e9 * of.gpu.cycle_s <= ns * (1 + 1e-12)
-
-
-@settings(max_examples=25)
-@given(traces(), policies)
-def test_the_same_requests_leave_the_same_bits(made: tuple[MemorySystem, list[list[Request]]], name: str) -> None:
-    of, own = made
-    one, other = (machine(of, fitting(name, of)) for _ in range(2))
-    for _ in range(2):
-        first, second = replay(one, *own), replay(other, *own)
-        assert first.seconds == second.seconds
-        assert (first.totals == second.totals).all() and (first.stalled == second.stalled).all()
-    for array in "wmt":
-        assert getattr(one, array).tobytes() == getattr(other, array).tobytes()
 
 
 @settings(max_examples=25)
@@ -400,34 +350,6 @@ def test_the_window_finds_the_rows_that_a_controller_finds(lines: list[int], que
     found = compared(lines, queue)
     assert found.hits == pytest.approx(found.expected_hits, abs=0.08)
     assert found.ns == pytest.approx(found.expected_ns, rel=0.25)
-
-
-@settings(max_examples=15)
-@given(patterns(), st.sampled_from([4, 8, 16, 32]))
-def test_a_short_window_is_that_of_a_controller_more_coarsely(lines: list[int], queue: int) -> None:
-    """Here a request's latency counts as much as the window: row-hit rates within 0.08, times within 0.4."""
-    found = compared(lines, queue)
-    assert found.hits == pytest.approx(found.expected_hits, abs=0.08)
-    assert found.ns == pytest.approx(found.expected_ns, rel=0.4)
-
-
-@pytest.mark.parametrize("many", [8, 16])
-def test_a_window_finds_rows_of_many_streams_that_meet_in_a_bank(many: int) -> None:
-    found = compared(streams(many, 800 // many, apart=0), 64)
-    assert found.hits == pytest.approx(found.expected_hits, abs=0.1)
-
-
-@settings(max_examples=10)
-@given(st.tuples(st.integers(2, 4), st.integers(0, 3)) | st.tuples(st.integers(5, 8), st.integers(1, 3)), seeds)
-def test_a_longer_window_finds_no_fewer_rows(shape: tuple[int, int], seed: int) -> None:
-    """Of up to four streams in a bank, or of more in banks of their own."""
-    many, apart = shape
-    lines = streams(many, 600 // many, apart=apart, seed=seed)
-    found = [
-        counts(replay(machine(system(**immediate(dram={"queue": queue})), "uncached"), loads(lines)))["ROW_HITS"]
-        for queue in (1, 4, 16, 64, 256)
-    ]
-    assert all(after >= before - 0.01 * len(lines) for before, after in itertools.pairwise(found))
 
 
 # Where addresses go

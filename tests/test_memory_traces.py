@@ -79,6 +79,7 @@ ROWS = st.lists(
 # Tables
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(rows=ROWS, policy=st.sampled_from(["combined", "cache_r", "uncached"]))
 def test_a_csv_and_a_parquet_of_the_same_rows_give_the_same_statistics(rows: list[dict[str, Any]], policy: str) -> None:

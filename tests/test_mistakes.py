@@ -353,7 +353,8 @@ def refusal(words: Sequence[str]) -> str:
     return ""
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.slow
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize(("line", "names", "says"), list(cases()))
 def test_a_mistake_is_refused_in_three_lines_and_what_these_suggest_works(
     line: str, names: str, says: str, capsys: pytest.CaptureFixture[str]

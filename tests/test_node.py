@@ -18,12 +18,11 @@ from simulators.hardware.system import WholeNode
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard, piece, shard
-from tests.support import PATTERNS, SCHEDULES, design, design_tree, results, shipped
+from tests.support import PATTERNS, SCHEDULES, design, design_tree, drawn, results, shipped
 
 ONE = OverlapBackend("fluid")
 EVEN = OverlapBackend("fluid", gpus="all")
 TOPOLOGIES = ["mesh", "switch", "ring"]
-every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 
 
@@ -80,12 +79,10 @@ def test_uneven_shards_are_whole_rows_that_add_up_and_rise_to_the_largest_share(
 # Against the GPU that stands for all
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.slow
 @every_topology
-@every_schedule
-@settings(max_examples=8)
-@given(data=st.data())
+@drawn(30)
+@given(schedule=st.sampled_from(SCHEDULES), data=st.data())
 def test_an_even_node_is_the_gpu_that_stands_for_it(schedule: str, topology: str, data: st.DataObject) -> None:
     """Every metric, whether memory is scarce or not, wherever GPUs divide the rows."""
     point = data.draw(designs(schedule, topology))
@@ -108,9 +105,8 @@ def test_a_node_whose_collectives_were_measured_is_simulated_gpu_by_gpu(system: 
 
 
 @pytest.mark.slow
-@every_schedule
-@settings(max_examples=8)
-@given(data=st.data())
+@drawn(60)
+@given(schedule=st.sampled_from(SCHEDULES), data=st.data())
 def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, data: st.DataObject) -> None:
     """The one GPU then is the first, which holds a row more than the last: an approximation.
 
@@ -126,9 +122,9 @@ def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, dat
     assert one["moved_bytes"] <= whole["moved_bytes"] <= one["moved_bytes"] * 1.001
 
 
-@every_schedule
-@settings(max_examples=8)
-@given(data=st.data(), imbalance=st.floats(0.05, 0.6))
+@pytest.mark.slow
+@drawn(60)
+@given(schedule=st.sampled_from(SCHEDULES), data=st.data(), imbalance=st.floats(0.05, 0.6))
 def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObject, imbalance: float) -> None:
     """Where neither memory nor transfers slow a GEMM, and its time is its FLOP but for a wave in some hundreds; else
     tiles, queues and who meets whom have their say: with contention, shards that end apart can overlap less with what
@@ -221,6 +217,7 @@ def test_a_node_that_means_nothing_is_refused(given: dict[str, Any], told: str) 
         OverlapBackend("fluid", **given)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_batch_of_nodes_equals_its_designs_alone(data: st.DataObject) -> None:

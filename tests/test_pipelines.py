@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dse.plugins import load
@@ -249,6 +249,7 @@ def test_micro_batches_in_flight_are_those_of_explicit_orders(p: int, m: int, v:
 
 
 @pytest.mark.slow
+@settings(max_examples=10)
 @given(runs(), st.sampled_from([2, 4]), st.integers(1, 8))
 def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, Any], pp: int, rounds: int) -> None:
     drawn |= {"parallel.pp": pp, "run.micro_batches": pp * rounds}

@@ -202,7 +202,7 @@ def test_a_plan_with_layouts_is_kept_by_later_runs(tmp_path: Path, capsys: pytes
     assert float(again.point["iteration_s"]) == float(plan.best["iteration_s"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path) -> None:
     step = ["model=llama3_8b", "run.mode=training", "run.batch=8", "run.sequence_length=4096", "parallel.tp=4"]
     table = planned(tmp_path, *step, "parallel.split_ctas=0").read_table("results")
@@ -213,6 +213,7 @@ def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path)
     assert float(plan.best["memory_share"]) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

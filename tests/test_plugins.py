@@ -135,6 +135,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start, tmp_path: Path) -> None:
     done = start(*RUN, *SPACE)
     assert done.returncode == 0, done.stderr

@@ -82,6 +82,7 @@ def test_optuna_shows_every_point_once(uri: str, tmp_path: Path) -> None:
     assert [show_in_optuna(folder, uri, ALL) for _ in range(2)] == [6, 0]
 
 
+@pytest.mark.slow
 def test_optuna_is_kept_out_of_the_database_of_mlflow(store: TrackingStore, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="a database of its own"):
         show_in_optuna(finished(tmp_path, odd_table()), store.uri, ALL)

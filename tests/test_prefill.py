@@ -146,6 +146,7 @@ def test_rows_of_unknown_models_are_told_and_a_table_of_them_alone_is_refused(
     assert "rows of Nobodys-7B are skipped" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_prefills_of_llama_70b_take_about_as_long_as_was_measured(
     shared: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +163,7 @@ def test_prefills_of_llama_70b_take_about_as_long_as_was_measured(
     assert found["prefill_gain_points"] < 0.03
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_overlaps_of_a_gemm_and_its_collective_gain_or_lose_as_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

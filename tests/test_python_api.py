@@ -85,7 +85,7 @@ def test_figures_are_drawn_by_name_and_leave_the_style_alone(finished: StudyResu
         finished.plot("nonsense")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_runs_in_a_thread(tmp_path: Path) -> None:
     results = list[StudyResult]()
     values = {**SMALL, "output_dir": tmp_path / "outputs"}

@@ -320,8 +320,7 @@ def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
     assert all(row["reason"] for row in rows)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["gpu", "stored"])
 def test_a_configuration_without_units_is_told_without_claims_that_need_them(way: str, tmp_path: Path) -> None:
     folder = _study(tmp_path, f"quantised={way}", "models=[llama2_7b]", "~space.system")
@@ -341,7 +340,7 @@ def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_ot
     assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_point_of_a_space_is_lost_to_rounding(tmp_path: Path) -> None:
     words = ["models=[llama2_7b]", "run.recompute=all", "quantised.beside=products", "~space.instructions"]
     table = pd.read_parquet(_study(tmp_path, *words) / "results.parquet")

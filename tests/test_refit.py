@@ -52,7 +52,7 @@ def test_no_label_in_a_file_is_overlooked() -> None:
     assert len(copies()) > sum(text.count("copy_of: ") for text in texts) > 50
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_calibrated_number_is_what_a_fit_gives_today(group: Group) -> None:
     rows = recompute(group, SHARED)
@@ -132,6 +132,7 @@ def test_only_what_is_calibrated_names_a_calibration() -> None:
             Source.model_validate({"provenance": "calibrated", "source": "xyz", "calibration": calibration, **wrong})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "block",
     [pytest.param(name, marks=pytest.mark.slow if name == "overlaps" else ()) for name in contention_page.BLOCKS],

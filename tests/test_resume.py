@@ -77,8 +77,8 @@ def table(folder: Path) -> bytes:
 # The same command
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("search", "trials"), [("exhaustive", 10_000), ("random", 20), ("nsga2", 20), ("tpe", 20)])
 @pytest.mark.parametrize("cut", [0, 1, 3, 6])
 def test_a_study_that_is_interrupted_goes_on_and_ends_as_if_it_had_not_been(
@@ -143,6 +143,7 @@ def test_recorded_failures_are_kept_or_on_demand_tried_again(store: Store, tmp_p
 # Another command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -196,6 +197,7 @@ def test_results_of_an_older_version_count_where_they_are_accepted_and_only_ther
     assert evaluated(plan) == count + 2 * (2 + 1)
 
 
+@pytest.mark.slow
 def test_results_of_other_code_are_evaluated_again_unless_they_are_accepted(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,8 +274,8 @@ def _found(store: Store) -> list[Any]:
     return store.database.read(lambda connection: list(connection.execute(select(results))))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

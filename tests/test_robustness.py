@@ -157,7 +157,7 @@ def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None
         assert row["least_mean_regret"] == pytest.approx(min(one["mean"] for one in row["options"]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> None:
     first = asked(run, "samples=8")
     assert asked(run, "samples=8") == first
@@ -231,6 +231,7 @@ def test_what_cannot_vary_is_refused_with_the_reason(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_simulator_without_axes_cannot_vary_its_constants(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -328,6 +328,7 @@ def test_thresholds_are_short() -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,6 +350,7 @@ def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
     assert done.stdout.strip() == str(expected) == "['wide', 'wide', 'fast', 'fast']"
 
 
+@pytest.mark.slow
 def test_a_sampled_space_is_said_to_be_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, method="tpe")
     assert main(["rules", "study=toy", f"output_dir={tmp_path}", "depth=1"]) == 0

@@ -85,7 +85,7 @@ NARROW: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize(("study", "words"), NARROW, ids=lambda value: value if isinstance(value, str) else value[0])
 def test_another_space_model_or_system_is_told_without_claims_that_need_the_papers(
     study: str, words: list[str], tmp_path: Path
@@ -98,7 +98,7 @@ def test_another_space_model_or_system_is_told_without_claims_that_need_the_pape
     assert np.isfinite(table.loc[table["status"] == "ok", "iteration_s"].to_numpy(float)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
     mine = {"name": "mine", "layers": 2, "hidden": 512, "heads": 8, "ffn": 1024, "gated": True, "vocab": 1000}
     path = tmp_path / "mine.yaml"
@@ -109,7 +109,7 @@ def test_a_model_of_ones_own_is_a_file(tmp_path: Path) -> None:
     assert {row["within"] for row in claims(folder).values()} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tp_that_memory_forces_grows_with_the_model(tmp_path: Path) -> None:
     rows = json.loads((run(tmp_path, "comp_vs_comm", "figures=none") / "models.json").read_text("utf-8"))
     now = {row["model"]: row for row in rows if row["flop_vs_bw"] == 1}
@@ -134,7 +134,7 @@ def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -
     assert table["iteration_s"].iloc[0] == pytest.approx(told / table["iterations"].iloc[0], rel=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_epoch_whose_iterations_are_all_simulated_is_projected_as_it_is(tmp_path: Path) -> None:
     words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=all", "figures=none"]
     table = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "results.parquet")
@@ -156,7 +156,7 @@ def test_generations_and_throughput_say_where_they_are_from() -> None:
         assert "source" in next(line for line in lines if not line.startswith("#"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> None:
     words = ["models=[{model: gnmt, lengths: iwslt15}]", "iterations=seqpoint", "system=vega_fe", "figures=none"]
     rows = pd.read_parquet(run(tmp_path, "seqpoint", *words) / "throughput.parquet")
@@ -164,7 +164,7 @@ def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> Non
     assert ((rows["ours_per_s"] / rows["measured_per_s"] - 1).abs() < 0.25).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_speed_of_scenarios_is_measured(capsys: Any) -> None:
     assert steps.main(["--json", "--quick"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -351,6 +351,7 @@ def test_a_method_that_lacks_its_library_says_what_to_install() -> None:
 
 @pytest.mark.slow
 @every_method
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("trials", [1, 2, 17, SIZE - 1])
 def test_a_search_evaluates_exactly_as_many_distinct_points_as_it_may(method: str, trials: int) -> None:
     found = searched(method, trials)
@@ -371,6 +372,7 @@ def test_an_infinite_space_is_searched_within_its_bounds(method: str) -> None:
 
 @pytest.mark.slow
 @every_method
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("space", [SPACE, INFINITE], ids=["finite", "infinite"])
 def test_one_seed_gives_one_sequence_and_another_seed_another(method: str, space: Space) -> None:
     first, again, other = (searched(method, 24, seed=seed, space=space) for seed in (1, 1, 2))
@@ -379,6 +381,7 @@ def test_one_seed_gives_one_sequence_and_another_seed_another(method: str, space
 
 
 @every_method
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fails", [lambda point: point["thing.x"] % 2 == 1, lambda point: True], ids=["half", "all"])
 @pytest.mark.parametrize("space", [SPACE, INFINITE], ids=["finite", "infinite"])
 def test_points_without_a_result_do_not_stop_a_search(
@@ -391,6 +394,7 @@ def test_points_without_a_result_do_not_stop_a_search(
 
 @pytest.mark.slow
 @every_method
+@pytest.mark.one_in(3)
 def test_points_that_break_a_rule_are_never_evaluated_and_every_other_one_is(method: str) -> None:
     recorder = Recorder(toy.space(Knob("thing.x", tuple(range(60))), Knob("thing.y", (0.0, 1.0))))
     question = recorder.question(
@@ -402,6 +406,7 @@ def test_points_that_break_a_rule_are_never_evaluated_and_every_other_one_is(met
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("random", "qmc")])
 def test_a_search_learns_from_outcomes_where_the_limits_are_kept(method: str) -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
@@ -495,7 +500,7 @@ def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", valid_shares.KINDS)
 @pytest.mark.parametrize("method", ["auto", "screened", "tpe", "archive", "nsga2", "nsga3"])
 def test_where_most_values_never_give_a_result_a_search_learns_to_avoid_them(method: str, kind: str) -> None:
@@ -659,6 +664,7 @@ def installed(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @every_method
+@pytest.mark.one_in(3)
 def test_bad_points_are_rows_with_a_reason_and_the_study_goes_on(method: str, tmp_path: Path) -> None:
     knobs = (Knob("thing.x", (*range(40), 950)), Knob("thing.mode", ("flat", "bent")))
     faults = [(4, "raises"), (5, "nan"), (6, "no gain"), (7, "unsupported")]
@@ -678,6 +684,7 @@ def test_bad_points_are_rows_with_a_reason_and_the_study_goes_on(method: str, tm
 
 @pytest.mark.usefixtures("installed")
 @every_method
+@pytest.mark.one_in(4)
 def test_the_budget_holds_for_every_scenario_and_baselines_come_on_top(method: str, tmp_path: Path) -> None:
     table, findings = studied(toy.planned(KNOBS, toy.settings(method, 20)), tmp_path)
     assert {name: chosen.num_points for name, chosen in findings.chosen.items()} == {"light": 20, "heavy": 20}
@@ -689,6 +696,7 @@ def test_the_budget_holds_for_every_scenario_and_baselines_come_on_top(method: s
 
 @pytest.mark.usefixtures("installed")
 @every_method
+@pytest.mark.one_in(4)
 def test_a_sampled_study_evaluates_no_design_twice_and_every_row_once(method: str, tmp_path: Path) -> None:
     plan = toy.planned(KNOBS, toy.settings(method, 25))
     assert isinstance(plan.backend, toy.Fixed)

@@ -26,7 +26,7 @@ from dse.errors import ConfigError, Problem
 from dse.errors.parsing import parse_json, parse_yaml
 from dse.errors.terminal import Terminal
 from dse.errors.texts import CLOSED_PIPE, hidden, printable, redact, secrets_known
-from tests.support import REPOSITORY, SOURCES, drawn
+from tests.support import REPOSITORY, drawn, syntax
 
 QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
 SMALL = [*QUIET, "timeline=false", "schedule=serial", "workload.only=[g4]"]
@@ -157,14 +157,11 @@ def test_escapes_and_markup_of_a_store_are_text(elsewhere: Path) -> None:
 @pytest.mark.slow
 def test_consoles_come_from_one_door() -> None:
     makers = set()
-    for package in SOURCES:
-        for path in sorted(package.rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                used = (
-                    [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
-                )
-                if any(isinstance(name, ast.Name) and name.id in ("Console", "Terminal") for name in used):
-                    makers.add(str(path.relative_to(REPOSITORY)))
+    for path, tree in syntax().items():
+        for node in ast.walk(tree):
+            used = [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
+            if any(isinstance(name, ast.Name) and name.id in ("Console", "Terminal") for name in used):
+                makers.add(str(path.relative_to(REPOSITORY)))
     assert makers == {"dse/errors/terminal.py", "dse/progress.py", "dse/results/report.py"}
 
 
@@ -228,13 +225,12 @@ OTHER_DOORS = {
 @pytest.mark.slow
 def test_yaml_and_json_are_read_through_one_door() -> None:
     wrong = set()
-    for package in SOURCES:
-        for path in package.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
-                    module = node.func.value
-                    if isinstance(module, ast.Name) and module.id in ("yaml", "json"):
-                        wrong.add(str(path.relative_to(REPOSITORY)))
+    for path, tree in syntax().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
+                module = node.func.value
+                if isinstance(module, ast.Name) and module.id in ("yaml", "json"):
+                    wrong.add(str(path.relative_to(REPOSITORY)))
     assert wrong == OTHER_DOORS
 
 
@@ -271,6 +267,7 @@ def command(*words: str, **settings: Any) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", [["--help"], ["systems"]], ids=["print", "console"])
 def test_a_reader_that_goes_away_ends_the_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
@@ -306,6 +303,7 @@ def _wait_for(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("study", ["plan", "bert"])
 def test_a_study_of_a_million_values_begins_soon(study: str) -> None:
     words = [f"study={study}", "tracking=none", "figures=none", "timeline=false", "budget.trials=4"]

@@ -90,7 +90,7 @@ def server(shown: str) -> Iterator[tuple[str, str]]:
             process.wait(30)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
 def test_a_browser_shows_metrics_and_knobs_of_the_saved_view(server: tuple[str, str], tmp_path: Path) -> None:
     address, printed = server

@@ -215,7 +215,7 @@ def test_narrowed_and_sampled_spaces_are_told_without_claims(tmp_path: Path) -> 
         assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tuning_for_every_degree_is_timed(capsys: Any) -> None:
     assert tuning.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -40,12 +40,14 @@ def test_one_kernel_beats_a_kernel_for_each_shard_and_no_ideal(pattern: str) -> 
     assert one < several < serial
 
 
+@pytest.mark.slow
 @given(factor=st.floats(0.2, 1.0))
 def test_a_slower_kernel_takes_longer_by_no_more_than_its_rate(factor: float) -> None:
     whole, slower = (makespan("signalled", {"schedule.kernel_rate": rate}) for rate in (1.0, factor))
     assert whole * (1 - 1e-9) <= slower <= whole / factor * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(host=st.floats(0, 1e-3))
 def test_a_host_bounds_the_makespan_from_below_and_does_nothing_else(host: float) -> None:
     ahead, bound = (makespan("shard_p2p", {"schedule.host_s": seconds}) for seconds in (0.0, host))

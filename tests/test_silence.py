@@ -211,6 +211,7 @@ def test_a_point_takes_few_round_trips_so_that_a_slow_network_does(proxy: Proxy,
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("place", range(0, 1200, 7 if ALL else 61))
 def test_a_flipped_bit_in_an_answer_ends_in_the_same_results_or_in_one_sentence(
     proxy: Proxy, direct: str, place: int
@@ -241,6 +242,7 @@ def test_a_flipped_bit_in_an_answer_ends_in_the_same_results_or_in_one_sentence(
 # Equal commands at once
 
 
+@pytest.mark.slow
 def test_equal_commands_that_start_together_are_one_study(url: str) -> None:  # noqa: F811
     plan, stores = planned(), [Store(url) for _ in range(4)]
     together = threading.Barrier(4)
@@ -294,6 +296,7 @@ def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
         list(recorded_keys(url))
 
 
+@pytest.mark.slow
 def test_what_is_not_there_after_it_was_written_is_an_error_and_is_kept(url: str) -> None:  # noqa: F811
     store = Store(url)
     held = StoreSession(store, Hold(1, CONTEXT))

@@ -17,10 +17,9 @@ from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, read_sched
 from simulators.steps.task_graph import intervals
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import BACKEND, gridded
-from tests.support import shipped
+from tests.support import drawn, shipped
 
 GATHERS = [name for name, site in SITES.items() if site.order == "before"]
-SUMS = [name for name, site in SITES.items() if site.order == "after"]
 FOR_ALL = ("uniform_fused_1d num_chunks=4", "hetero_fused_1d num_chunks=2", "shard_p2p", "signalled")
 schedules = st.sampled_from(FOR_ALL)
 chosen = st.dictionaries(st.sampled_from(sorted(SITES)), schedules, min_size=1)
@@ -61,32 +60,26 @@ def reasons(sites: Any, **own: Any) -> str:
 
 
 @pytest.mark.slow
-@given(chosen)
-def test_the_tasks_of_a_step_end_when_its_closed_form_does(sites: dict[str, str]) -> None:
-    made = iteration(step(sites))
-    assert max(task.finish_s for task in intervals(made)) == pytest.approx(float(made.seconds), rel=1e-9)
-
-
-@pytest.mark.slow
+@drawn(30)
 @given(chosen, st.booleans())
-def test_the_parts_of_a_step_add_up_to_it(sites: dict[str, str], recompute: bool) -> None:
-    design = step(sites)
-    design = design.model_copy(
-        update={"run": design.run.model_copy(update={"recompute": "all" if recompute else "none"})}
+def test_a_step_adds_up_ends_as_its_closed_form_does_and_works_as_without_schedules(
+    sites: dict[str, str], recompute: bool
+) -> None:
+    again = {"recompute": "all" if recompute else "none"}
+    serial, design = (
+        one.model_copy(update={"run": one.run.model_copy(update=again)}) for one in (step({}), step(sites))
     )
+    made = iteration(design)
+    assert max(task.finish_s for task in intervals(made)) == pytest.approx(float(made.seconds), rel=1e-9)
     metrics = {name: float(value) for name, value in metrics_of(design).items()}
     parts = ("forward_s", "backward_s", "optimizer_s", "serialized_s", "exposed_dp_s", "bubble_s", "host_s")
     assert sum(metrics[name] for name in parts) == pytest.approx(metrics["iteration_s"], rel=1e-9)
+    alone = metrics_of(serial)
+    for name in ("flop", "hbm_bytes", "memory_bytes", "num_kernels"):
+        assert float(alone[name]) == metrics[name]
 
 
 @pytest.mark.slow
-@given(chosen)
-def test_a_schedule_changes_neither_the_work_nor_the_memory(sites: dict[str, str]) -> None:
-    serial, scheduled = (metrics_of(step(own)) for own in ({}, sites))
-    for name in ("flop", "hbm_bytes", "memory_bytes", "num_kernels"):
-        assert float(serial[name]) == float(scheduled[name])
-
-
 def test_sites_are_independent_of_one_another() -> None:
     """Where no gradients are reduced: what two sites gain together is the sum of what each gains alone."""
     serial = seconds({})

@@ -223,7 +223,7 @@ def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
     assert (folder / "figures" / "elasticities.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_backend_that_knows_no_derivatives_has_differences_of_the_objective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

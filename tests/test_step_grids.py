@@ -70,8 +70,8 @@ def same(first: Result, second: Result, *, exact: bool) -> bool:
     return close and replace(first, metrics={}) == replace(second, metrics={})
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("study", STUDIES)
 @drawn(12)
 @given(seed=st.integers(0, 2**32 - 1))

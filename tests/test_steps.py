@@ -365,6 +365,7 @@ def test_a_projection_to_the_size_of_its_profile_is_the_profile(h: int, s: int, 
 GROWN = {"run.batch": 16, "run.sequence_length": 2048, "model.hidden": 8192, "parallel.tp": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GROWN)
 @pytest.mark.parametrize("kind", LAWS)
 def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:

@@ -35,6 +35,7 @@ def table(shared: Callable[[str], Path]) -> Callable[[str], Path]:
     return lambda name: shared(f"data/{settings()[name]['file']}")
 
 
+@pytest.mark.slow
 def test_published_training_is_within_a_few_per_cent() -> None:
     sizes = np.abs(errors(list(published(PUBLISHED))))
     assert len(sizes) == 18
@@ -42,6 +43,7 @@ def test_published_training_is_within_a_few_per_cent() -> None:
     assert sizes.max() <= 0.08
 
 
+@pytest.mark.slow
 def test_interleaving_virtual_stages_is_what_the_published_steps_need() -> None:
     """Without it, three of the largest models would be further off."""
     steps = [step for step in published(PUBLISHED) if step.facts["virtual_stages"] > 1 and step.facts["dp"] == 1]
@@ -58,6 +60,7 @@ def test_the_memory_of_published_stages_is_theirs() -> None:
         assert row["predicted"] == pytest.approx(row["gib"], rel=2e-3), row["row"]
 
 
+@pytest.mark.slow
 def test_a_step_of_achieved_flop_a_second_takes_the_flop_of_its_equation() -> None:
     """GPT of 1 T parameters: 84 days for 450 B tokens (arXiv:2104.04473, section 5.1)."""
     (step,) = (step for step in published(PUBLISHED) if step.facts["hidden"] == 25600 and step.facts["dp"] == 6)
@@ -89,7 +92,7 @@ def test_steps_of_fsdp_and_tp_are_within_twelve_per_cent_but_for_casts_by_row(ta
     assert all(step.error < -0.12 for step in steps if "rowwise" in step.name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert steps_measured.main([]) == 0
     printed = capsys.readouterr().out
@@ -99,7 +102,7 @@ def test_the_command_prints_every_table(capsys: pytest.CaptureFixture[str]) -> N
     assert figures["tables"] == by_table(list(published(PUBLISHED)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_async_tensor_parallelism_gains_is_within_three_points_but_for_formats_of_fp8(
     shared: Callable[[str], Path],
 ) -> None:

@@ -321,6 +321,7 @@ def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_pass
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
     code = f"from dse.store.result_store import Store; print(Store({url!r}).check())"
     done = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]

@@ -107,6 +107,7 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("rows", [4, 50, 10_000])
 @pytest.mark.parametrize("batch", [1, 7, 10_000])
 def test_a_table_is_that_of_its_points_evaluated_one_by_one(
@@ -171,6 +172,7 @@ def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["results.parquet"]
 
 
+@pytest.mark.slow
 def test_a_design_that_fails_inside_a_large_batch_is_one_failed_row_for_each_scenario(tmp_path: Path) -> None:
     ys = tuple(value / 8 for value in range(200))
     knobs = (Knob("thing.x", tuple(range(-100, 100))), Knob("thing.y", ys))
@@ -210,7 +212,7 @@ print(found.num_rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_path: Path) -> None:
     found = []
     for count in (100_000, 1_000_000):

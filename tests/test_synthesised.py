@@ -121,6 +121,8 @@ def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
     assert makespan(steps(*pieces, cuts=(0, 1, 2, 3, 4))) == pytest.approx(makespan(preset), rel=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("pattern", "topology"), [("all_gather", "mesh"), ("reduce_scatter", "ring"), ("all_to_all", "switch")]
 )

@@ -375,7 +375,7 @@ def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "words",
     [
@@ -392,8 +392,7 @@ def test_a_narrowed_study_is_told_without_claims(
     assert {row["within"] for row in rows} == {None}
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "projected"),
     [
@@ -413,7 +412,7 @@ def test_a_study_of_other_points_is_told(
     assert (folder / "figures" / "traffic.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_claims_that_compare_configurations_need_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of traffic by component do not."""
     monkeypatch.chdir(tmp_path)

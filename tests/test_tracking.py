@@ -148,6 +148,7 @@ def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     assert len(frames[0]) == 6
 
 
+@pytest.mark.slow
 def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: TrackingStore, folder: Path) -> None:
     make_slow(store.uri)
     done = sync(folder, store, ALL)
@@ -304,6 +305,7 @@ def test_promoted_points_are_shown_and_marked(store: TrackingStore, tmp_path: Pa
     assert [run.data.tags["dse.point_key"] for run in promoted] == [table["key"][250]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "count"), [(SelectionRule(), 300), (SelectionRule("auto", 299), 5), (SelectionRule("none"), 0)], ids=str
 )
@@ -353,6 +355,7 @@ def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Tracki
     assert len(runs(store, "dse/sweep")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bulk", "client"])
 def test_what_was_cut_short_is_completed(store: TrackingStore, folder: Path, how: str) -> None:
     used = store if how == "bulk" else replace(store, engine=None)
@@ -408,6 +411,7 @@ def test_what_somebody_deleted_in_mlflow_stays_deleted(store: TrackingStore, fol
 # Dead processes
 
 
+@pytest.mark.slow
 def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingStore, folder: Path) -> None:
     finished_one = sync(folder, store, SelectionRule("none"))
     experiment = store.client.get_experiment_by_name("dse/sweep").experiment_id
@@ -464,6 +468,7 @@ def test_ctrl_c_ends_the_study_run_killed(store: TrackingStore, folder: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", ["garbage", "cut", "half built"])
 def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
     empty_database: Path, tmp_path: Path, damage: str

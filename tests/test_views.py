@@ -64,6 +64,7 @@ def wanted(uri: str | None = "sqlite:///mlflow.db", **more: Any) -> TrackingSett
 # The command
 
 
+@pytest.mark.slow
 def test_sync_writes_what_is_missing_and_then_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(here / "outputs", odd_table())
     finished(here / "outputs", wide_table(50), study="other")
@@ -90,12 +91,15 @@ def test_sync_goes_where_the_study_asked_for_unless_told_otherwise(here: Path, e
     assert count(here / "mlflow.db", POINTS) == 50
 
 
+@pytest.mark.slow
 def test_unfinished_runs_are_left_out(here: Path) -> None:
     folder = finished(here / "outputs", odd_table())
     (folder / "summary.json").unlink()
     assert main(["sync"]) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["results.parquet", "summary.json", "provenance.json", "config.yaml"])
 def test_a_damaged_folder_is_told_and_the_others_are_shown(
     here: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -182,6 +186,7 @@ def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("broken", [401, 500], indirect=True, ids=str)
 def test_a_server_that_refuses_is_told_and_passed_over(
     here: Path, capfd: pytest.CaptureFixture[str], broken: str, monkeypatch: pytest.MonkeyPatch
@@ -190,7 +195,7 @@ def test_a_server_that_refuses_is_told_and_passed_over(
     assert broken in told_of(here, capfd, broken)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_is_not_there_is_told_and_passed_over(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +203,7 @@ def test_a_server_that_is_not_there_is_told_and_passed_over(
     assert "Connection refused" in told_of(here, capfd, "http://127.0.0.1:9")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_damaged_database_is_told_with_the_way_out(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "mlflow.db").write_bytes(b"garbage " * 1000)
     assert told_of(here, capfd, "sqlite:///mlflow.db").endswith("repair=true")
@@ -303,6 +308,7 @@ def test_without_views_there_is_no_process(tmp_path: Path) -> None:
 # Optuna
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["sub/trials.log", "sqlite:///trials.db"])
 def test_optuna_shows_every_point_once(here: Path, storage: str) -> None:
     import optuna

@@ -117,6 +117,7 @@ def count(database: Path, of: str = "results") -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("search", ["exhaustive", "nsga2"])
 def test_a_cluster_gives_the_table_of_one_process_to_the_byte(
     cluster: LocalCluster, search: str, tmp_path: Path
@@ -285,6 +286,7 @@ def test_a_program_of_the_user_runs_on_workers_that_were_started_elsewhere(
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_worker_without_the_program_or_with_another_is_refused_by_name(tmp_path: Path) -> None:
     spec = planned(None).spec
     hold = Hold(1, spec.context)
@@ -454,6 +456,7 @@ def test_chunks_grow_to_the_time_that_they_are_to_take_and_slow_designs_go_one_b
     assert slow.size == 1
 
 
+@pytest.mark.nightly
 def test_a_grid_that_is_cut_for_a_chunk_stays_in_few_grids() -> None:
     (batch,) = [toy.grid(range(4096))]
     point = toy.point(batch)

@@ -113,6 +113,7 @@ def test_what_reaches_a_gpu_of_its_nics_follows_from_where_they_are() -> None:
     assert prices["cpu"] < prices["gpu"] < prices["pcie_switch"]
 
 
+@pytest.mark.slow
 def test_a_mesh_has_no_switch_and_scale_up_has_cables() -> None:
     base = judge().base
     mesh, large = (base.knobs_of(machine(**change)) for change in ({"topology": "mesh"}, {"scale_up": 32}))
@@ -123,6 +124,7 @@ def test_a_mesh_has_no_switch_and_scale_up_has_cables() -> None:
     assert metrics(in_switch=False)["cost_usd"] < metrics()["cost_usd"]
 
 
+@pytest.mark.slow
 def test_trackers_and_units_in_memory_are_in_plans_and_have_a_price() -> None:
     tracked, with_units = metrics(tracker_entries=512), metrics(tracker_entries=512, memory_units="hbm3_strawman")
     assert 1 < tracked["throughput_x"] <= with_units["throughput_x"]
@@ -160,6 +162,7 @@ def test_a_cap_lowers_the_clock_and_with_it_the_speed() -> None:
 # Plans
 
 
+@pytest.mark.slow
 def test_arrays_give_what_single_machines_give() -> None:
     drawn = np.random.default_rng(0)
     numbers = {"num_cus": drawn.integers(60, 180, 12), "links": drawn.uniform(0.5, 2, 12), "cap_w": np.full(12, 500.0)}
@@ -173,6 +176,7 @@ def test_arrays_give_what_single_machines_give() -> None:
             assert column[place] == pytest.approx(alone[name][0], rel=1e-9), name
 
 
+@pytest.mark.slow
 def test_machines_that_steps_cannot_tell_apart_are_computed_once() -> None:
     design = CodesignBackend().design(tree())
     fresh = Judge(Base(design.system, design.technology), design.workloads)
@@ -250,6 +254,7 @@ def test_a_mesh_of_more_gpus_than_a_group_is_refused_by_a_rule() -> None:
     assert not backend.problems(backend.design({**tree(), "machine": {**tree()["machine"], "topology": "mesh"}}))
 
 
+@pytest.mark.slow
 def test_finer_models_of_sites_are_no_faster() -> None:
     speeds = []
     for sites in get_args(SiteModel):
@@ -285,6 +290,7 @@ def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> Non
         refuse_unmet(asked, least)
 
 
+@pytest.mark.slow
 def test_the_command_refuses_words_and_unmet_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["codesign", "budget.power_w=much"]) == 2
     assert "budget.power_w" in capsys.readouterr().err

@@ -187,6 +187,7 @@ def test_cost_of_a_good_die_is_convex_in_its_area() -> None:
     assert np.all(np.diff(cost, 2) > 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(machine=MACHINES, share=st.floats(0.05, 1.5), matrix=st.floats(0, 1), hbm=st.floats(0, 1))
 def test_power_is_under_the_cap_once_the_clock_has_fallen(
@@ -276,6 +277,7 @@ def system(name: str, **gpu: Any) -> System:
     return whole.model_copy(update={"gpu": whole.gpu.model_copy(update=gpu)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "gpu"), [("mi300x_8", "mi300x"), ("h100_8", "h100"), ("v100_8", "v100")])
 def test_a_shipped_system_has_the_dies_of_its_gpu(name: str, gpu: str) -> None:
     machine = of_system(system(name), TECHNOLOGY)

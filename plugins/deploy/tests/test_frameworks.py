@@ -422,6 +422,7 @@ def test_python_settings_are_read_and_never_run() -> None:
     assert (found.plan, found.unread) == ({"parallel": {"reshard": False}}, ["X"])
 
 
+@pytest.mark.slow
 def test_a_schedule_of_a_collective_becomes_an_algorithm_of_msccl_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

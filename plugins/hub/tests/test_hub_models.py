@@ -54,29 +54,29 @@ def _metrics(tree: Mapping[str, Any], **values: Any) -> dict[str, float]:
     return {name: float(value) for name, value in metrics_of(design).items()}
 
 
-@pytest.mark.parametrize("name", _TOTALS["models"])
-def test_a_model_has_the_parameters_that_are_published(tmp_path: Path, name: str) -> None:
-    entry = _TOTALS["models"][name]
-    assert entry["by"] in _TOTALS["publications"]
-    assert _weights(_tree(tmp_path, entry["config"])).number == pytest.approx(entry["total"], rel=1e-3)
+@pytest.mark.slow
+def test_a_model_has_the_parameters_that_are_published(tmp_path: Path) -> None:
+    for name in _TOTALS["models"]:
+        entry = _TOTALS["models"][name]
+        assert entry["by"] in _TOTALS["publications"]
+        assert _weights(_tree(tmp_path, entry["config"])).number == pytest.approx(entry["total"], rel=1e-3)
 
 
 def test_at_least_75_totals_are_published_and_not_measured() -> None:
     assert sum(entry["by"] != "measured" for entry in _TOTALS["models"].values()) >= 75
 
 
-@pytest.mark.parametrize("name", readable_types())
-def test_a_file_that_names_its_type_alone_has_the_defaults_of_the_type_or_says_what_is_missing(
-    tmp_path: Path, name: str
-) -> None:
+@pytest.mark.slow
+def test_a_file_that_names_its_type_alone_has_the_defaults_of_the_type_or_says_what_is_missing(tmp_path: Path) -> None:
     """A default is never that of another type: a type whose class is not known has none."""
-    try:
-        tree = _tree(tmp_path, {"model_type": name})
-    except ConfigError as error:
-        assert all("missing" in problem.rule for problem in error.problems)
-        return
-    assert hub_type(name).defaults
-    assert "by default of its type" in tree["note"]
+    for name in readable_types():
+        try:
+            tree = _tree(tmp_path, {"model_type": name})
+        except ConfigError as error:
+            assert all("missing" in problem.rule for problem in error.problems)
+            continue
+        assert hub_type(name).defaults
+        assert "by default of its type" in tree["note"]
 
 
 @pytest.mark.parametrize(

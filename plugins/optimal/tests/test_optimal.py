@@ -192,7 +192,7 @@ def test_a_graph_with_contention_laws_is_no_instance() -> None:
         instance_of(build.build())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_counts_what_is_proven() -> None:
     size = figures.Size(instances=3, graphs=20, limit_s=2, workers=1)
     drawn = figures.instances(size)

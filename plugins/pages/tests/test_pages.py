@@ -275,6 +275,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @needs_chromium
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [PHONE, LAPTOP])
 def test_a_browser_shows_a_report_without_a_complaint_whatever_its_names(hostile: str, size: tuple[int, int]) -> None:
     with browsing(size) as visit:

@@ -63,6 +63,7 @@ def test_an_unknown_paper_is_refused_with_the_nearest(word: str, way: str) -> No
         choose(word, SHIPPED)
 
 
+@pytest.mark.nightly
 @given(verdicts=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([True, False, None])), max_size=12))
 def test_a_claim_of_several_studies_counts_once_and_a_miss_is_a_miss(verdicts: list[tuple[str, bool | None]]) -> None:
     rows = [{"id": name, "within": within, "basis": "predicted"} for name, within in verdicts]
@@ -91,6 +92,7 @@ def test_a_page_tells_of_a_failed_study_beside_the_others(tmp_path: Path) -> Non
     assert "0 of 1 predicted values" in text
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_page_of_a_reproduction_can_be_read_by_everybody(tmp_path: Path) -> None:
     rows = [StudyRow("one", "arXiv:1", None, [{**CLAIM, "within": False}], "failed: no", 3.0)]

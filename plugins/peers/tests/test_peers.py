@@ -81,6 +81,7 @@ def node_of(schedule: str, system: str | None = None) -> TaskGraph:
     return point.schedule.lower(WholeNode.of(point.system, 0.0), point.workload)
 
 
+@pytest.mark.slow
 def test_astra_sim_is_given_a_trace_for_each_gpu_and_the_last_one_counts(stand_in: Callable[..., Path]) -> None:
     seen = stand_in()
     assert seconds("all_gather", 1 << 20) == pytest.approx(1007e-9)
@@ -244,6 +245,7 @@ def test_a_folder_without_the_table_is_refused(tmp_path: Path, capsys: pytest.Ca
 # Presets of user buffers
 
 
+@pytest.mark.slow
 def test_our_choice_for_a_preset_is_held_against_its_layers(tmp_path: Path) -> None:
     name = "userbuffers_bf16_h100_h4096_tp2_mbs1_seqlen2048"
     ours = presets.choice(name)

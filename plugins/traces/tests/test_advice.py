@@ -51,6 +51,7 @@ def gain(runs: WhatIfs, setting: Setting, group: int = 0) -> Any:
     return (runs.recorded_s - runs.seconds([Plan().with_setting(group, setting)])[0]) / US
 
 
+@pytest.mark.slow
 def test_plans_run_together_take_as_long_as_each_alone() -> None:
     runs = what_ifs(serial())
     choices = [Setting(), Setting(sms=4), Setting("in 4 parts"), Setting("in 4 parts", sms=4), Setting(link=2.0)]
@@ -164,6 +165,7 @@ def advice() -> Advice:
     return advise(made_training(240, groups=4), "h100_8")
 
 
+@pytest.mark.slow
 def test_all_changes_together_lie_between_the_best_alone_and_the_bound(advice: Advice) -> None:
     software = [setting.in_software for setting in advice.tried.settings]
     alone = float(advice.tried.seconds[software, EXPECTED].min())
@@ -225,6 +227,7 @@ def table(folder: Path, profile: Profile) -> Path:
     return folder / "run.csv"
 
 
+@pytest.mark.slow
 def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = table(tmp_path, serial()), tmp_path / "here"
     assert main(["advise", str(path), "system=h100_8", f"out={out}"]) == 0

@@ -126,6 +126,7 @@ def test_nodes_without_times_begin_when_those_that_they_wait_for_have_ended(tmp_
     assert profile.kernels["launch_s"].iloc[0] == 0
 
 
+@pytest.mark.slow
 def test_many_nodes_that_are_ready_at_once_are_put_in_order_in_good_time(tmp_path: Path) -> None:
     profile = profile_of_trace(ExecutionTrace(tuple(gemm(place) for place in range(20_000))))
     assert profile.span_s == pytest.approx(0.2)
