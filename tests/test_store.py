@@ -262,6 +262,35 @@ def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url
     assert store.check() == (1, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("renames", range(5))
+def test_a_repair_that_is_interrupted_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    """However many of its renames were done; half of the rows are in the log alone."""
+    file, xs = tmp_path / "results.db", range(400)
+    store = Store(f"sqlite:///{file}")
+    recorded(store, fresh(xs[:200]))
+    store.database.read(lambda connection: connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all())
+    recorded(store, fresh(xs[200:]))
+    left, rename = iter(range(renames)), Path.replace
+
+    def replace_some(path: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_some)
+    with suppress(KeyboardInterrupt):
+        store.database._mend(ValueError("damage"))
+    monkeypatch.undo()
+    again = Store(f"sqlite:///{file}")
+    lookup = again.find(keys_of(xs), again.number(CONTEXT))
+    assert lookup.known.all()
+    assert rows(lookup.results) == rows(made(xs))
+    assert not list(tmp_path.glob("*.mended"))
+
+
 @pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "zeros", "garbage", "no file at all", "another page"])

@@ -52,6 +52,7 @@ _GARBLED = (SQLAlchemyError, ValueError, TypeError, LookupError, ArithmeticError
 # "dse" in ASCII: any number, the same in all processes
 _LOCK = 0x647365  # PostgreSQL's advisory lock while tables are made
 _BY_ITSELF = {"isolation_level": "AUTOCOMMIT"}  # no BEGIN and COMMIT: fewer round trips to a server
+_MENDED = ".mended"  # suffix of a copy with every readable row, which takes the place of a damaged file
 _RANGES = 4096  # parts in which a damaged table is read, by the first 12 bits of its key
 
 
@@ -142,6 +143,7 @@ class Database:
         _make_folder(self.file)
         # one process repairs, the others find it repaired
         with lock_file(self.file.with_name(f"{self.file.name}.lock")):
+            self._take_mended()
             try:
                 self._retry(lambda: _make(engine, self._tables))
             except _DamagedFile as error:
@@ -170,7 +172,7 @@ class Database:
             self.busy_s += time.monotonic() - began
 
     def _retry(self, once: Callable[[], T]) -> T:
-        """Return the result of `once`, retried for a while if the database does not answer. Raises _Damaged."""
+        """Return the result of `once`, retried for a while if the database does not answer. Raises _DamagedFile."""
         began, pause, tries = time.monotonic(), 0.05, 0
         while True:
             try:
@@ -222,7 +224,7 @@ class Database:
     def _mend(self, why: Exception) -> None:
         """Copy every readable row to a new file, and rename the damaged one."""
         assert self.file is not None
-        fresh, aside = self.file.with_name(f"{self.file.name}.new"), f"damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        fresh = self.file.with_name(f"{self.file.name}.new")
         for suffix in ("", "-wal", "-shm"):  # what an interrupted repair left
             Path(f"{fresh}{suffix}").unlink(missing_ok=True)
         new, old = _engine(f"sqlite:///{fresh}"), _engine(self._url)
@@ -230,17 +232,28 @@ class Database:
         count = sum(_copy_rows(old, new, table, by_range=table is self._keyed) for table in self._tables.sorted_tables)
         new.dispose()  # closes the file: SQLite must not have it open while it moves
         old.dispose()
+        fresh.replace(self.file.with_name(f"{self.file.name}{_MENDED}"))  # complete from here on
+        aside = self._take_mended()
+        print(
+            f"{self.file} was damaged ({why}): {count} rows were saved, what is missing is computed again; the damaged"
+            f" file is kept as {aside}",
+            file=sys.stderr,
+        )
+
+    def _take_mended(self) -> str:
+        """Put a complete copy, also of an interrupted repair, in place of the file; returns the latter's new name."""
+        assert self.file is not None
+        copy = self.file.with_name(f"{self.file.name}{_MENDED}")
+        if not copy.exists():
+            return ""
+        aside = f"{self.file.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         # the log first: a file that is made anew must not meet an old log
         for suffix in ("-wal", "-shm", ""):
             with suppress(FileNotFoundError):
-                Path(f"{self.file}{suffix}").replace(f"{self.file}.{aside}{suffix}")
-        fresh.replace(self.file)
+                Path(f"{self.file}{suffix}").replace(self.file.with_name(f"{aside}{suffix}"))
+        copy.replace(self.file)
         self.mended = True
-        print(
-            f"{self.file} was damaged ({why}): {count} rows were saved, what is missing is computed again; the damaged"
-            f" file is kept as {self.file.name}.{aside}",
-            file=sys.stderr,
-        )
+        return aside
 
 
 def _sqlite_file(url: str) -> Path | None:

@@ -201,7 +201,7 @@ class _Sample:
         # a batch of one: a program outside is asked about each design
         if backend.batch == 1 or any(backend.takes_long(backend.design(spaces[name].base)) for name in names):
             return None
-        return cls(planned, {name: [{}, *_drawn_points(spaces[name])] for name in names})
+        return cls(planned, {name: list(_drawn_points(spaces[name])) for name in names})
 
     @property
     def model(self) -> str:

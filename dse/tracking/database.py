@@ -75,7 +75,7 @@ def open_store(uri: str) -> TrackingStore:
     """Open the tracking store, and build a database that is missing.
 
     Raises:
-        DamagedError: the SQLite file is not a database that MLflow can use.
+        DamagedTrackingError: the SQLite file is not a database that MLflow can use.
         TrackingError: the store cannot be reached, built or used by the installed MLflow.
     """
     where = resolve(uri)

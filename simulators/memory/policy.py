@@ -48,3 +48,9 @@ class Policy(Frozen):
     allocation_bypass: bool
     rinse: bool
     predictor: Predictor | None
+
+    @model_validator(mode="after")
+    def _stores_are_kept_with_loads(self) -> Self:
+        if self.stores and not self.loads:  # L2 looks up loads only where they are kept
+            raise ValueError("stores are kept only where loads are: set loads: true, or stores: false")
+        return self

@@ -49,7 +49,6 @@ from simulators.workloads.model import Optimizer, Parallel, Run, Share
 
 if TYPE_CHECKING:
     from simulators.costs.pim_bursts import Events, Layers, Memory
-    from simulators.steps.operators import StageOperator
 
 Floats = NDArray[np.float64]
 

@@ -29,7 +29,7 @@ _WAYS = {
 CHOSEN = "layouts"
 """Section that asks for layouts (`simulators.steps.layouts.LayoutSection`)."""
 GIVEN = "given"
-"""Section of a plan that is judged as it is (`simulators.steps.given.GivenPlanPlan`)."""
+"""Section of a plan that is judged as it is (`simulators.steps.given.GivenPlan`)."""
 APART = " @ "
 """What stands between the name of a scenario and that of its layout."""
 
