@@ -135,9 +135,10 @@ def _load(key: tuple[str, str]) -> Any:
     plugin = _attribute(place, name) if place else None
     if plugin is None:
         broken = "".join(f" ({package} cannot be imported: {error})" for package, error in broken_packages().items())
-        rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(name, _usable_names(kind))
+        rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(name, usable_names(kind))
         if place:
-            rule, way = f"is a module without {KINDS[kind].attribute}", f"end {place.partition(':')[0]} with it"
+            rule = f"is in {place.partition(':')[0]}, which has no {KINDS[kind].attribute}"
+            way = f"define it there; {way}"
         raise ConfigError([Problem(KINDS[kind].key or kind, rule, name, way)])
     return plugin
 
@@ -148,7 +149,7 @@ def available(kind: str) -> dict[str, Any]:
     return {name: plugin for name, plugin in plugins.items() if plugin is not None}
 
 
-def _usable_names(kind: str) -> list[str]:
+def usable_names(kind: str) -> list[str]:
     """Names of the plug-ins of a kind that can be used."""
     working = []
     for name in names(kind):

@@ -302,7 +302,7 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
     with installed(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
     told = capsys.readouterr().err
-    assert "ENGINE" in told
+    assert "simulator.engine = 'toy': is in empty_engine, which has no ENGINE (define it there; " in told
     assert "analytic, " in told and "event, " in told
 
 
@@ -382,7 +382,9 @@ def test_a_plug_in_that_fails_on_every_design_is_told_point_by_point(
     failed = table if module == "engine" else table[table["schedule.name"] == "toy"]
     assert len(failed)
     assert set(failed["status"]) == {"failed"}
-    assert set(failed["reason"]) == {"ValueError: overheated"}
+    (reason,) = set(failed["reason"])
+    where = "my_engine, line " if module == "engine" else "schedule toy fails in lower: "
+    assert "ValueError: overheated (" in reason and where in reason
     assert set(table["status"]) == ({"failed"} if module == "engine" else {"failed", "ok"})
 
 

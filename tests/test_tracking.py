@@ -435,8 +435,9 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingSt
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"
-    code += "from dse.results.selection import Rule; from pathlib import Path\n"
-    code += f"sync(Path({str(folder)!r}), open_store({store.uri!r}), Rule('all'), seen=lambda n: print(n, flush=True))"
+    code += "from dse.results.selection import SelectionRule; from pathlib import Path\n"
+    code += f"store, rule = open_store({store.uri!r}), SelectionRule('all')\n"
+    code += f"sync(Path({str(folder)!r}), store, rule, seen=lambda n: print(n, flush=True))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -274,8 +274,8 @@ def _ended_well(here: Path, *, working: bool) -> bool:
     code = (
         "import sys, time, threading; from pathlib import Path; from dse.tracking.process import background_tracking\n"
     )
-    code += "from dse.study.settings import Tracking\n"
-    code += "with background_tracking(Tracking(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
+    code += "from dse.study.settings import TrackingSettings\n"
+    code += "with background_tracking(TrackingSettings(name='x', uri='sqlite:///mlflow.db', points='all')) as shown:\n"
     code += "    print('ready', flush=True)\n"
     code += f"    shown.begin(Path({str(folder)!r})); shown.finish()\n" if working else "    time.sleep(60)\n"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

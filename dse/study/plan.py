@@ -111,7 +111,7 @@ def plan(request: Request) -> Plan:
     of_bases = Problems()
     spaces = _spaces(of_bases, space, spec.make())
     example = next(iter(spaces.values()), space)  # a base that is a design says of a value alone whether it is legal
-    _check_knobs(check, example)
+    _check_knobs(check, list(spaces.values()) or [space])
     # its problems were noted with the settings
     study = settings.study if settings else Problems().model(Study, request.tree.get("study"), path="study")
     if study is not None:
@@ -161,7 +161,7 @@ def _plan_probes(check: Problems, planned: Plan) -> Iterator[tuple[str, Plan]]:
         }
         misfit = Problems()
         if chosen:
-            _check_knobs(misfit, next(iter(chosen.values())), f"study.probes.{name}.points")
+            _check_knobs(misfit, list(chosen.values()), f"study.probes.{name}.points")
         if chosen and not misfit.found:
             yield name, _plan_beside(planned, name, chosen)
         elif not planned.departures:  # what was typed may rule a probe out: not an error
@@ -371,25 +371,31 @@ def _goals(settings: Settings, knobs: tuple[Knob, ...], backend: Backend) -> dic
     return {name: backend.metrics[name].goal for name in names}
 
 
-def _check_knobs(check: Problems, space: Space, section: str = "space") -> None:
-    """Check that every value of every knob is legal where it counts, and that every knob counts somewhere.
+def _check_knobs(check: Problems, spaces: Sequence[Space], section: str = "space") -> None:
+    """Check that every value of every knob is legal where it counts, and that every knob counts in some scenario.
 
-    section: path of the knobs in the configuration.
+    spaces: of the scenarios. section: path of the knobs in the configuration.
     """
+    space = spaces[0]
     chosen = [{f"{section}.name": name} for section, named in space.options.items() for name in named]
     options: list[dict[str, Any]] = [{}, *chosen]  # the composed design first: most knobs count there
     for knob in space.knobs:
         if space.is_option(knob.path):
             continue
-        # a knob may count under some option only
-        fitting = [(option, needed) for option in options if (needed := _condition(space, knob, option)) is not None]
-        if not fitting:
+        # a knob may count in some scenario, under some option only
+        fitting = (
+            (each, option, needed)
+            for each in spaces
+            for option in options
+            if (needed := _condition(each, knob, option)) is not None
+        )
+        if (fit := next(fitting, None)) is None:
             rule, way = _no_knob(space, knob.path, options)
             # the way out is a path below the section
             check.add(f"{section}.{knob.path}", rule, way_out=way.replace("mean `", f"mean `{section}."))
             continue
-        option, needed = fitting[0]
-        check.found.extend(_illegal_values(space, knob, {**option, **needed}, section))
+        scenario, option, needed = fit
+        check.found.extend(_illegal_values(scenario, knob, {**option, **needed}, section))
 
 
 def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

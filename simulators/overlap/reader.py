@@ -124,7 +124,7 @@ def schedule_type(tree: Tree) -> type[Any]:
     """Class of a schedule's family. Raises ConfigError where there is none."""
     family = tree["schedule"].get("family")
     if family is None:
-        way = "name the module of search_spaces, or the entry point, that has it"
+        way = did_you_mean("", plugins.usable_names("schedule"))
         raise ConfigError([Problem("schedule.family", "is missing", way_out=way)])
     schedule: type[Schedule] = plugins.load("schedule", str(family))
     return schedule
