@@ -24,12 +24,12 @@ def tree(
     system: str = "gem5_gcn3",
 ) -> dict[str, Any]:
     """The tree of an application, by name or as written, with values set by dotted path."""
-    own = shipped("application")[application] if isinstance(application, str) else dict(application)
-    found = {"application": own, "policy": shipped("policy")[policy], "system": shipped("system")[system]}
-    found["run"] = dict(RUN)
+    program = shipped("application")[application] if isinstance(application, str) else dict(application)
+    root = {"application": program, "policy": shipped("policy")[policy], "system": shipped("system")[system]}
+    root["run"] = dict(RUN)
     for path, value in (overrides or {}).items():
-        set_path(found, path, value)
-    return found
+        set_path(root, path, value)
+    return root
 
 
 def design(application: str | Mapping[str, Any], *arguments: Any, **options: Any) -> MemoryDesign:

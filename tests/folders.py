@@ -80,7 +80,7 @@ def finished(
     (folder / "figures" / "front.png").write_bytes(b"png")
     pq.write_table(pa.Table.from_pandas(table, preserve_index=False), folder / "results.parquet", row_group_size=64)
     summary = {"study": study, "goals": GOALS, "knobs": KNOBS, "units": UNITS}
-    made = {
+    provenance = {
         "command": ["python", "-m", "dse", f"study={study}"],
         "time": "2026-11-21T23:59:59+00:00",
         "backend": "toy 1",
@@ -97,7 +97,7 @@ def finished(
         "budget": {"trials": 6},
         "tracking": {"name": "none", "uri": None, **(tracking or {})},
     }
-    for name, value in (("summary", summary), ("provenance", made), ("claims", [])):
+    for name, value in (("summary", summary), ("provenance", provenance), ("claims", [])):
         (folder / f"{name}.json").write_text(json.dumps(value))
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder.parent / "latest").unlink(missing_ok=True)

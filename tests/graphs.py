@@ -70,15 +70,17 @@ class Plan:
             )
             for task in self.tasks
         )
-        resources = tuple((picked(capacity), own) for capacity, own in self.resources)
+        resources = tuple((picked(capacity), separate) for capacity, separate in self.resources)
         laws = {pair: picked(factor) for pair, factor in self.laws.items()}
         return replace(self, tasks=tasks, resources=resources, laws=laws)
 
     def build(self) -> TaskGraph:
         """Task t of part p is number t * parts + p."""
         build, parts = GraphBuilder(), range(self.parts)
-        resources = [_each(parts, own, build.resource, f"r{i}", top) for i, (top, own) in enumerate(self.resources)]
-        pools = [_each(parts, own, build.pool, f"p{i}", slots) for i, (slots, own) in enumerate(self.pools)]
+        resources = [
+            _each(parts, separate, build.resource, f"r{i}", top) for i, (top, separate) in enumerate(self.resources)
+        ]
+        pools = [_each(parts, separate, build.pool, f"p{i}", slots) for i, (slots, separate) in enumerate(self.pools)]
         for (group, other), factor in self.laws.items():
             build.slows(group, while_active=other, factor=factor)
         for index in range(len(self.tasks)):
@@ -106,11 +108,11 @@ class Plan:
         return replace(task, **how) if (index, part) == (odd, 0) else task
 
     def _before(self, task: TaskPlan, part: int) -> Sequence[int]:
-        found: list[int] = []
+        earlier: list[int] = []
         for before, further in task.after:
             where = range(self.parts) if further is None else [(part + further) % self.parts]
-            found += [before * self.parts + one for one in where]
-        return found
+            earlier += [before * self.parts + place for place in where]
+        return earlier
 
     def _free(self, build: GraphBuilder) -> None:
         for index in range(len(self.tasks)):
@@ -120,9 +122,9 @@ class Plan:
                     build.frees(consumer * self.parts + part, [index * self.parts + part])
 
 
-def _each(parts: range, own: bool, declare: Any, name: str, value: Any) -> list[int]:
+def _each(parts: range, separate: bool, declare: Any, name: str, value: Any) -> list[int]:
     """What each part uses: its own, or the one that all share."""
-    if own:
+    if separate:
         return [declare(f"{name}.{part}", value) for part in parts]
     return [declare(name, value)] * len(parts)
 
@@ -196,7 +198,8 @@ def pipelines(draw: st.DrawFn, *, amounts: st.SearchStrategy[Number] = AMOUNTS) 
     tasks: list[TaskPlan] = []
     for index, kind in enumerate(kinds):
         copies, launches, gemms = (
-            [place for place in range(index) if kinds[place] == one] for one in ("transfer", "launch", "gemm")
+            [place for place in range(index) if kinds[place] == wanted_kind]
+            for wanted_kind in ("transfer", "launch", "gemm")
         )
         near = st.sampled_from([0, 0, 1] if kind == "transfer" else [0, None])
         may = copies if kind == "transfer" else range(index)
@@ -221,12 +224,12 @@ def pipelines(draw: st.DrawFn, *, amounts: st.SearchStrategy[Number] = AMOUNTS) 
 
 def _with_consumers(tasks: Sequence[TaskPlan]) -> tuple[TaskPlan, ...]:
     """What a task staged is freed by the last task that waits for it in its own part."""
-    found = list(tasks)
+    changed = list(tasks)
     for index, task in enumerate(tasks):
         waiting = [place for place, other in enumerate(tasks) if {(index, 0), (index, None)} & set(other.after)]
         if waiting and np.any(task.numbers["staged_bytes"]):
-            found[index] = replace(task, consumer=waiting[-1])
-    return tuple(found)
+            changed[index] = replace(task, consumer=waiting[-1])
+    return tuple(changed)
 
 
 @st.composite
@@ -260,13 +263,13 @@ def grids(draw: st.DrawFn) -> Plan:
     return draw(plans(amounts=AMOUNTS | varied))
 
 
-def assert_equal_totals(found: Totals, expected: Totals, *, where: Any = slice(None), rtol: float = 1e-9) -> None:
+def assert_equal_totals(totals: Totals, expected: Totals, *, where: Any = slice(None), rtol: float = 1e-9) -> None:
     """Each number of each design at some places, to a relative error."""
-    assert set(found.busy_s) == set(found.spent_s) == set(expected.busy_s) == set(expected.spent_s)
+    assert set(totals.busy_s) == set(totals.spent_s) == set(expected.busy_s) == set(expected.spent_s)
     for name in ("makespan_s", "peak_staged_bytes", "cu_s"):
-        one, other = getattr(found, name), getattr(expected, name)
-        np.testing.assert_allclose(one[where], other[where], rtol=rtol, atol=1e-12, err_msg=name)
+        column_found, other = getattr(totals, name), getattr(expected, name)
+        np.testing.assert_allclose(column_found[where], other[where], rtol=rtol, atol=1e-12, err_msg=name)
     for name in ("busy_s", "spent_s"):
-        for kind, column in getattr(found, name).items():
+        for kind, column in getattr(totals, name).items():
             other = getattr(expected, name)[kind]
             np.testing.assert_allclose(column[where], other[where], rtol=rtol, atol=1e-9, err_msg=f"{name} of {kind}")

@@ -41,7 +41,7 @@ def tree(
 
     Collectives are rings with the library's rate and latency; those measured by size have tests of their own.
     """
-    found: dict[str, Any] = {
+    root: dict[str, Any] = {
         "system": shipped("system")[system],
         "model": dict(model or BERT),
         "run": {"mode": "training", "batch": 4, "sequence_length": 128, "precision": "mixed"},
@@ -49,10 +49,10 @@ def tree(
         "optimizer": shipped("optimizer")[optimizer],
         "kernels": shipped("kernels")[kernels],
     }
-    ((found["system"].get("node") or {}).get("library") or {}).pop("protocols", None)
+    ((root["system"].get("node") or {}).get("library") or {}).pop("protocols", None)
     for path, value in (overrides or {}).items():
-        set_path(found, path, value)
-    return found
+        set_path(root, path, value)
+    return root
 
 
 def step(overrides: Mapping[str, Any] | None = None, **options: Any) -> StepDesign:
@@ -67,32 +67,32 @@ def made(overrides: Mapping[str, Any] | None = None, **options: Any) -> Iteratio
 
 def metrics(overrides: Mapping[str, Any] | None = None, **options: Any) -> dict[str, float]:
     """Metrics of one design that breaks no rule."""
-    (found,) = evaluated([step(overrides, **options)])
-    return found
+    (row,) = evaluated([step(overrides, **options)])
+    return row
 
 
 def evaluated(designs: list[Any]) -> list[dict[str, float]]:
     """Metrics of designs that break no rule, each a batch of its own."""
-    results = [found[0] for found in BACKEND.evaluate([Batch(design) for design in designs])]
-    assert [one.reason for one in results] == [""] * len(designs)
-    return [dict(one.metrics) for one in results]
+    results = [column[0] for column in BACKEND.evaluate([Batch(design) for design in designs])]
+    assert [result.reason for result in results] == [""] * len(designs)
+    return [dict(result.metrics) for result in results]
 
 
 def gridded(design: BaseModel, axes: Mapping[str, Any]) -> Results:
     """A grid at once. axes: dotted path -> values."""
     arrays: dict[str, NDArray[Any]] = {path: np.asarray(values) for path, values in axes.items()}
-    (found,) = BACKEND.evaluate([Batch(Batch(design, arrays).at(0), arrays)])
-    return found
+    (columns,) = BACKEND.evaluate([Batch(Batch(design, arrays).at(0), arrays)])
+    return columns
 
 
-def block(found: Iteration, name: str = "layer") -> ModelBlock:
+def block(built: Iteration, name: str = "layer") -> ModelBlock:
     """One of its blocks."""
-    return next(one for one in found.passes.blocks if one.name == name)
+    return next(part for part in built.passes.blocks if part.name == name)
 
 
-def laid(found: Iteration, name: str, *, forward: bool | None = None) -> float:
+def laid(built: Iteration, name: str, *, forward: bool | None = None) -> float:
     """FLOP of the products of one block, of both passes or of one."""
-    parts = [part for part in found.passes.parts if part.block.name == name and part.over is None]
+    parts = [part for part in built.passes.parts if part.block.name == name and part.over is None]
     chosen = [part for part in parts if forward is None or part.forward == forward]
     return float(sum(part.spent.flop * np.asarray(part.op.count) for part in chosen))
 

@@ -75,16 +75,16 @@ def machine(of: MemorySystem, policy: str | Policy = "cache_r", **how: Any) -> S
 
 def replay(on: Simulation, *traces: Iterable[Request]) -> SimulatedCost:
     """Make the requests of each CU; those of whom there is no trace make none."""
-    own = [list(trace) for trace in traces]
-    rows = [(one.line * LINE, LINE, one.pc, int(one.store), one.at) for trace in own for one in trace]
-    sizes = [len(trace) for trace in own] + [0] * (on.system.gpu.num_cus - len(own))
+    lists = [list(trace) for trace in traces]
+    rows = [(access.line * LINE, LINE, access.pc, int(access.store), access.at) for trace in lists for access in trace]
+    sizes = [len(trace) for trace in lists] + [0] * (on.system.gpu.num_cus - len(lists))
     begins = np.cumsum([0, *sizes]).astype(np.int64)
     return on.replay("trace", np.array(rows, np.int64).reshape(-1, 5), begins)
 
 
 def serial(requests: Iterable[tuple[int, bool] | int]) -> list[Request]:
     """Requests so far apart that nothing is under way when one is made."""
-    pairs = [(one, False) if isinstance(one, int) else one for one in requests]
+    pairs = [(request, False) if isinstance(request, int) else request for request in requests]
     return [Request(line, store, at=place * APART_NS) for place, (line, store) in enumerate(pairs)]
 
 
@@ -122,11 +122,11 @@ def placed(line: int, of: MemorySystem) -> tuple[int, int]:
     channels, lines, hashed = of.gpu.dram.channels, of.gpu.mapping.interleave_bytes // LINE, of.gpu.mapping.channel_hash
     chunk, within = divmod(line, lines)
     high, channel = divmod(chunk, channels)
-    bits, turn, rest = max(1, (channels - 1).bit_length()), 0, high
+    bits, turn, bits_left = max(1, (channels - 1).bit_length()), 0, high
     if hashed == "polynomial":
         turn = divided(high << bits, IRREDUCIBLE[bits - 1])
-    while hashed == "xor" and rest:
-        turn, rest = turn ^ (rest % 2**bits), rest // 2**bits
+    while hashed == "xor" and bits_left:
+        turn, bits_left = turn ^ (bits_left % 2**bits), bits_left // 2**bits
     turned = channel ^ turn if channels == 2**bits else (channel + turn) % channels
     return turned, high * lines + within
 
@@ -148,53 +148,53 @@ class Lru:
 
     def used(self, where: object, line: int) -> bool:
         """Whether a line was there; if so, it is used now."""
-        held = self.sets.setdefault(where, [])
-        if line not in held:
+        lines = self.sets.setdefault(where, [])
+        if line not in lines:
             return False
-        held.remove(line)
-        held.append(line)
+        lines.remove(line)
+        lines.append(line)
         return True
 
     def kept(self, where: object, line: int) -> int | None:
         """Keep a line that was not there; what had to leave."""
-        held = self.sets.setdefault(where, [])
-        held.append(line)
-        return held.pop(0) if len(held) > self.ways else None
+        lines = self.sets.setdefault(where, [])
+        lines.append(line)
+        return lines.pop(0) if len(lines) > self.ways else None
 
 
 def lru_counts(requests: Sequence[Request], of: MemorySystem, *, keeps_stores: bool) -> dict[str, int]:
     """What one CU and L2 do with requests that come one by one, until the last dirty line is written back."""
     first, second, dirty, used = Lru(of.gpu.l1.ways), Lru(of.gpu.l2.ways), set[int](), set[int]()
-    found = dict.fromkeys(("L1_HITS", "L2_HITS", "L2_MISSES", "READS", "WRITES", "EVICTED", "USELESS"), 0)
+    lru = dict.fromkeys(("L1_HITS", "L2_HITS", "L2_MISSES", "READS", "WRITES", "EVICTED", "USELESS"), 0)
     for line, store, *_ in requests:
         if not store and first.used(line % int(of.l1_sets), line):
-            found["L1_HITS"] += 1
+            lru["L1_HITS"] += 1
             continue
         if not store:
             first.kept(line % int(of.l1_sets), line)
         channel, local = placed(line, of)
         where = channel, set_of(local, int(of.l2_sets), of.gpu.l2.set_index)
         hit = second.used(where, line)
-        found["L2_HITS"] += hit
+        lru["L2_HITS"] += hit
         if hit:
             used.add(line)
         if store and not keeps_stores:
-            found["WRITES"] += 1
+            lru["WRITES"] += 1
             continue
         if not hit:
             gone = second.kept(where, line)
             if gone is not None:
-                found["USELESS"] += gone not in used
-                found["EVICTED"] += gone in dirty
-                found["WRITES"] += gone in dirty
+                lru["USELESS"] += gone not in used
+                lru["EVICTED"] += gone in dirty
+                lru["WRITES"] += gone in dirty
                 dirty.discard(gone)
                 used.discard(gone)
-            found["L2_MISSES"] += not store
-            found["READS"] += not store
+            lru["L2_MISSES"] += not store
+            lru["READS"] += not store
         if store:
             dirty.add(line)
-    found["WRITES"] += len(dirty)
-    return found
+    lru["WRITES"] += len(dirty)
+    return lru
 
 
 # What a controller does
@@ -294,6 +294,6 @@ class Controller:
 
 def controlled(lines: Sequence[int], of: MemorySystem) -> Reads:
     """What a controller of one channel does with lines."""
-    found = Controller(of.gpu.dram, [Bank() for _ in range(of.gpu.dram.banks)])
-    found.read(lines)
-    return Reads(found.bus, found.hits)
+    controller = Controller(of.gpu.dram, [Bank() for _ in range(of.gpu.dram.banks)])
+    controller.read(lines)
+    return Reads(controller.bus, controller.hits)

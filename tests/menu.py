@@ -80,8 +80,8 @@ def daemon() -> None:
 
 
 def memory() -> None:
-    held = [bytearray(1 << 26) for _ in range(64)]
-    answer(len(held))
+    blocks = [bytearray(1 << 26) for _ in range(64)]
+    answer(len(blocks))
 
 
 def supervisor() -> None:
@@ -135,15 +135,15 @@ def told() -> NoReturn:
     """What it was started with."""
     names = ("AS", "CPU", "FSIZE", "CORE")
     limits = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in names}
-    said = {
+    report = {
         "env": dict(os.environ),
         "here": os.listdir("."),
         "argv": sys.argv[1:],
         "limits": limits,
         "ppid": os.getppid(),
     }
-    said |= {"alone": os.getsid(0) == os.getpid() == os.getpgrp(), "stdin": sys.stdin.read()}
-    print(json.dumps(said), file=sys.stderr)
+    report |= {"alone": os.getsid(0) == os.getpid() == os.getpgrp(), "stdin": sys.stdin.read()}
+    print(json.dumps(report), file=sys.stderr)
     sys.exit(1)
 
 

@@ -44,14 +44,14 @@ class Proxy:
 
     def forget(self) -> None:
         """Lose what goes over the connections there are now, for ever; new ones work."""
-        self._lost.update(one.fileno() for one in self._open)
+        self._lost.update(connection.fileno() for connection in self._open)
 
     def close(self) -> None:
         """End it and its connections."""
-        for one in (self._listening, *self._open):
+        for connection in (self._listening, *self._open):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _accept(self) -> None:
         with suppress(OSError):

@@ -103,10 +103,12 @@ class Formula:
         point: Any = batch.design
         for path in batch.axes:
             point = put(point, path, batch.column(path))
-        found = times(point.way.kind, point.way.chunks, dict(point.link), point.load.moved_bytes)
-        held = point.load.moved_bytes / point.way.chunks
-        columns = {"time_s": found, "held_bytes": held}
-        return self._results(batch.size, {name: np.broadcast_to(one, (batch.size,)) for name, one in columns.items()})
+        seconds = times(point.way.kind, point.way.chunks, dict(point.link), point.load.moved_bytes)
+        chunk_bytes = point.load.moved_bytes / point.way.chunks
+        columns = {"time_s": seconds, "held_bytes": chunk_bytes}
+        return self._results(
+            batch.size, {name: np.broadcast_to(column, (batch.size,)) for name, column in columns.items()}
+        )
 
     def _results(self, size: int, metrics: dict[str, Any]) -> Results:
         none = np.zeros(size, np.int32)

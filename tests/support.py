@@ -250,8 +250,8 @@ FREE["system.gpu.contention.late_start"] = 0.0
 def merged(tree: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """A tree with the values of another one put over it, in place."""
     for name, value in extra.items():
-        own = tree.get(name)
-        tree[name] = merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+        branch = tree.get(name)
+        tree[name] = merged(branch, value) if isinstance(branch, dict) and isinstance(value, dict) else value
     return tree
 
 
@@ -276,16 +276,16 @@ def design_tree(
     """
     m, n, k = shape
     knobs, system = shipped("schedule")[schedule], shipped("system")["mi300x_8"]
-    one: dict[str, Any] = {"name": "x", "m": m, "n": n, "k": k}
+    entry: dict[str, Any] = {"name": "x", "m": m, "n": n, "k": k}
     orders = FAMILIES[knobs["family"]].orders
     if knobs["family"] in OF_STREAMS:
         system = shipped("system")["mi100"]
     elif orders == ("beside",):
-        one |= {"payload_bytes": max(1 << 16, 2 * m * k)}
+        entry |= {"payload_bytes": max(1 << 16, 2 * m * k)}
     elif orders == ("after",):
         pattern = pattern if pattern in AFTER else "all_reduce"
         merged(merged(system, shipped("pim")["hbm3_strawman"]), shipped("study")["t3_mi300x"]["system"])
-    workload: dict[str, Any] = {"name": "test", "pattern": pattern, "shapes": [one]}
+    workload: dict[str, Any] = {"name": "test", "pattern": pattern, "shapes": [entry]}
     if knobs["family"] in OF_STREAMS:
         workload = {"name": "test", "queues": [{"name": "x", "gemms": [{"m": m, "n": n, "k": k, "copies": 3}]}]}
     tree = {
@@ -293,10 +293,10 @@ def design_tree(
         "schedule": knobs,
         "workload": workload,
     }
-    found: dict[str, Any] = copy.deepcopy(dict(backend(next(iter(ENGINES))).scenarios(tree)["x"]))
+    root: dict[str, Any] = copy.deepcopy(dict(backend(next(iter(ENGINES))).scenarios(tree)["x"]))
     for path, value in (overrides or {}).items():
-        set_path(found, path, value)
-    return found
+        set_path(root, path, value)
+    return root
 
 
 def design(schedule: str, overrides: Mapping[str, Any] | None = None, **workload: Any) -> OverlapDesign:
@@ -317,7 +317,7 @@ def smooth_numbers(point: BaseModel) -> list[str]:
 
 def results(simulator: Backend, designs: Iterable[BaseModel]) -> list[Result]:
     """One result per design, each a batch of its own."""
-    return [found[0] for found in simulator.evaluate([Batch(one) for one in designs])]
+    return [result[0] for result in simulator.evaluate([Batch(point) for point in designs])]
 
 
 def lower(point: OverlapDesign) -> TaskGraph:

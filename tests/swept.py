@@ -27,11 +27,11 @@ def grid(
     for name, about in scenarios.items():
         for values in itertools.product(*knobs.values()):
             point = {**about, **dict(zip(knobs, values, strict=True))}
-            found = formula(point)
+            metrics = formula(point)
             key = hashlib.sha256(repr((name, values)).encode()).hexdigest()[:32]
-            state = {"scenario": name, "key": key, "status": "infeasible" if found is None else "ok"}
+            state = {"scenario": name, "key": key, "status": "infeasible" if metrics is None else "ok"}
             rows.append(
-                {**state, "reason": "", "engine": "test", "baseline": "", "on_front": False, **point, **(found or {})}
+                {**state, "reason": "", "engine": "test", "baseline": "", "on_front": False, **point, **(metrics or {})}
             )
     table = pd.DataFrame(rows)
     for path in table.columns.map(str):
@@ -55,13 +55,19 @@ def written(root: Path, table: pd.DataFrame, knobs: Sequence[str], **changed: An
     method = {"num_points": len(table), "method": changed.get("method", "exhaustive"), "duplicates": 0}
     summary = {"study": "toy", "goals": goals, "shown": list(knobs), "knobs": list(knobs), "departures": []}
     summary |= {"units": {}, "limits": {}, "searched": dict.fromkeys(map(str, table["scenario"].unique()), method)}
-    made = {"seed": 3, "backend": "toy 1", "git": {"commit": "a" * 40}, "python": "3.11.7", "versions": {"numpy": "2"}}
+    provenance = {
+        "seed": 3,
+        "backend": "toy 1",
+        "git": {"commit": "a" * 40},
+        "python": "3.11.7",
+        "versions": {"numpy": "2"},
+    }
     study = {"name": "toy", "question": "which?", "module": "plain", "objectives": list(goals)}
     study |= {"recorded": changed.get("recorded", []), "hardware": changed.get("hardware", [])}
     study |= {"baseline": changed.get("baseline", {})}
     config = {"study": study, "search": {"name": "exhaustive"}, "space": {}, **changed.get("config", {})}
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    (folder / "provenance.json").write_text(json.dumps({**made, **changed.get("made", {})}), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps({**provenance, **changed.get("made", {})}), encoding="utf-8")
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder.parent / "latest").unlink(missing_ok=True)
     (folder.parent / "latest").symlink_to(folder.name)

@@ -89,9 +89,9 @@ def test_the_command_lists_the_claims_of_the_newest_run(tmp_path: Path, capsys: 
     rows = judge([Claim(id="x.right", kind="exact", value=1, tolerance=(0, 2), **about)], {"x.right": ClaimResult(1.0)})
     (outputs.folder / "claims.json").write_text(json.dumps(rows))
     assert main(["claims", "study=sweep", f"output_dir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
-    assert "x.right" in told
-    assert "1 of 1 predicted claims are within" in told
+    output = capsys.readouterr().out
+    assert "x.right" in output
+    assert "1 of 1 predicted claims are within" in output
 
 
 def test_a_choice_reads_as_a_person_says_it() -> None:

@@ -65,8 +65,8 @@ def test_a_number_gives_along_an_axis_what_each_design_gives_alone(study: str) -
         for path, values in axes_of(planned, point):
             batch = Batch(Batch(point, {path: values}).at(0), {path: values})
             along = columns(planned, batch)
-            for place, one in enumerate(batch.designs()):
-                alone = columns(planned, Batch(one))
+            for place, design in enumerate(batch.designs()):
+                alone = columns(planned, Batch(design))
                 if along.keys() == alone.keys() and "reason" not in along:
                     for name, column in alone.items():
                         assert along[name][place] == pytest.approx(column[0], rel=1e-9, abs=1e-15), (path, name)

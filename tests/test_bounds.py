@@ -44,10 +44,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
 
     def run(*words: str) -> str:
         code = main(words)
-        told = capsys.readouterr().err
-        assert code == 2, told
-        assert "Traceback" not in told
-        return told
+        message = capsys.readouterr().err
+        assert code == 2, message
+        assert "Traceback" not in message
+        return message
 
     yield run
     resource.setrlimit(resource.RLIMIT_AS, limits)
@@ -73,9 +73,9 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
 def test_the_values_of_a_knob_are_counted_before_they_are_made(
     sweep: str, part: str, refused: Callable[..., str]
 ) -> None:
-    told = refused(*S, sweep.replace("'", ""))
-    assert part in told
-    assert sweep.partition("=")[0].lstrip("+") in told
+    message = refused(*S, sweep.replace("'", ""))
+    assert part in message
+    assert sweep.partition("=")[0].lstrip("+") in message
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_what_interpolations_come_to_is_weighed_before_they_are_resolved(
     (tmp_path / "conf" / "study").mkdir(parents=True)
     bomb, part = BOMBS[kind]
     (tmp_path / "conf" / "study" / "mine.yaml").write_text(f"# @package study\nname: mine\n{bomb}", encoding="utf-8")
-    told = refused("study=mine", "--config-dir=conf", *flags)
-    assert part in told
-    assert "study.a" in told
+    message = refused("study=mine", "--config-dir=conf", *flags)
+    assert part in message
+    assert "study.a" in message
 
 
 def test_interpolations_that_are_typed_are_weighed_as_well(refused: Callable[..., str]) -> None:
@@ -259,9 +259,9 @@ def test_a_file_of_one_value_is_no_configuration(
 ) -> None:
     (tmp_path / "conf" / "system").mkdir(parents=True)
     (tmp_path / "conf" / "system" / "mine.yaml").write_text(text, encoding="utf-8")
-    told = refused(*S, "system=mine", "--config-dir=conf", *flags)
-    assert "mine.yaml = " in told
-    assert "holds one value and no keys (write it as key: value)" in told
+    message = refused(*S, "system=mine", "--config-dir=conf", *flags)
+    assert "mine.yaml = " in message
+    assert "holds one value and no keys (write it as key: value)" in message
 
 
 def test_a_folder_of_very_many_files_is_not_searched_to_its_end(refused: Callable[..., str]) -> None:

@@ -19,25 +19,25 @@ Op = tuple[float, float, float]  # seconds, share of the memory's rate, seconds 
 
 def layers(kinds: list[tuple[list[Op], int, int]], *, burst_s: float = 1e-5, staged: float = 0.0) -> Layers:
     """One design of kinds of layers: (operators, how many, which pass), each operator with so many bytes staged."""
-    ops = np.array([op for some, _, _ in kinds for op in some]).T[:, None]
+    ops = np.array([op for ops_of_kind, _, _ in kinds for op in ops_of_kind]).T[:, None]
     seconds, share, copy_s = ops
-    first = np.cumsum([0, *(len(some) for some, _, _ in kinds)])
-    many = np.array([[count for _, count, _ in kinds]])
-    passes = np.array([one for _, _, one in kinds])
-    held, bursts = np.full_like(seconds, staged), np.full_like(seconds, burst_s)
+    first = np.cumsum([0, *(len(ops_of_kind) for ops_of_kind, _, _ in kinds)])
+    repeats = np.array([[count for _, count, _ in kinds]])
+    passes = np.array([number for _, _, number in kinds])
+    staged_bytes, bursts = np.full_like(seconds, staged), np.full_like(seconds, burst_s)
     beside = np.ones(len(seconds[0]), int)
-    return Layers(first, passes, beside, many, seconds, share * seconds * RATE, held, copy_s, bursts)
+    return Layers(first, passes, beside, repeats, seconds, share * seconds * RATE, staged_bytes, copy_s, bursts)
 
 
-def run(held: Layers, **memory: float) -> dict[str, float]:
-    found = turns(held, Memory(**{"rate": RATE, "blocked": 1.0, "window": 0.0, "ahead": 1, **memory}))
-    return {name: float(value[0]) for name, value in vars(found).items()}
+def run(model: Layers, **memory: float) -> dict[str, float]:
+    outcome = turns(model, Memory(**{"rate": RATE, "blocked": 1.0, "window": 0.0, "ahead": 1, **memory}))
+    return {name: float(value[0]) for name, value in vars(outcome).items()}
 
 
-def alone(held: Layers) -> float:
+def alone(model: Layers) -> float:
     """The operators with nothing beside them."""
-    each = np.add.reduceat(held.seconds[0], held.first[:-1])
-    return float(each @ held.many[0])
+    layer_seconds = np.add.reduceat(model.seconds[0], model.first[:-1])
+    return float(layer_seconds @ model.many[0])
 
 
 shares, times = st.just(0.0) | st.floats(1e-3, 1.0), st.floats(1e-6, 1e-3)
@@ -47,45 +47,50 @@ kinds = st.lists(st.tuples(ops, st.integers(1, 5), st.just(0)), min_size=1, max_
 
 @pytest.mark.slow
 @given(kinds, st.integers(0, 3), st.floats(0, 1e9))
-def test_without_copies_operators_take_what_they_take_alone(some: Any, ahead: int, staged: float) -> None:
-    held = layers([([(s, b, 0.0) for s, b, _ in found], count, one) for found, count, one in some], staged=staged)
-    found = run(held, ahead=ahead)
-    assert found["seconds"] == pytest.approx(alone(held), rel=1e-9)
-    assert found["waited"] == found["busy"] == 0
+def test_without_copies_operators_take_what_they_take_alone(layer_kinds: Any, ahead: int, staged: float) -> None:
+    model = layers(
+        [([(s, b, 0.0) for s, b, _ in operators], count, number) for operators, count, number in layer_kinds],
+        staged=staged,
+    )
+    outcome = run(model, ahead=ahead)
+    assert outcome["seconds"] == pytest.approx(alone(model), rel=1e-9)
+    assert outcome["waited"] == outcome["busy"] == 0
 
 
 @pytest.mark.slow
 @given(kinds, st.integers(0, 3), st.floats(0, 1e9), st.floats(0, 4), st.floats(0.1, 1.0))
-def test_time_is_accounted_for_and_bounded(some: Any, ahead: int, staged: float, window: float, blocked: float) -> None:
-    held = layers(some, staged=staged)
-    found = run(held, ahead=ahead, window=window, blocked=blocked)
-    copies = float((np.add.reduceat(held.copy_s[0], held.first[:-1])) @ held.many[0])
-    assert found["busy"] == pytest.approx(copies, rel=1e-6)
-    assert found["seconds"] == pytest.approx(alone(held) + found["waited"] + found["slowed"], rel=1e-9)
-    assert found["slowed"] >= 0
-    assert alone(held) * (1 - 1e-9) <= found["seconds"] <= (alone(held) + copies) * (1 + 1e-6)
+def test_time_is_accounted_for_and_bounded(
+    layer_kinds: Any, ahead: int, staged: float, window: float, blocked: float
+) -> None:
+    model = layers(layer_kinds, staged=staged)
+    outcome = run(model, ahead=ahead, window=window, blocked=blocked)
+    copies = float((np.add.reduceat(model.copy_s[0], model.first[:-1])) @ model.many[0])
+    assert outcome["busy"] == pytest.approx(copies, rel=1e-6)
+    assert outcome["seconds"] == pytest.approx(alone(model) + outcome["waited"] + outcome["slowed"], rel=1e-9)
+    assert outcome["slowed"] >= 0
+    assert alone(model) * (1 - 1e-9) <= outcome["seconds"] <= (alone(model) + copies) * (1 + 1e-6)
 
 
 def test_without_look_ahead_a_copy_is_waited_for_and_with_it_only_the_first() -> None:
-    held = layers([([(1e-3, 0.0, 2e-4)], 10, 0)])
-    assert run(held, ahead=0)["waited"] == pytest.approx(10 * 2e-4)
-    assert run(held, ahead=1)["waited"] == pytest.approx(2e-4)
+    model = layers([([(1e-3, 0.0, 2e-4)], 10, 0)])
+    assert run(model, ahead=0)["waited"] == pytest.approx(10 * 2e-4)
+    assert run(model, ahead=1)["waited"] == pytest.approx(2e-4)
     slow = layers([([(1e-3, 0.0, 3e-3)], 10, 0)])
     assert run(slow, ahead=1)["seconds"] == pytest.approx(10 * 3e-3 + 1e-3)  # units keep no pace
 
 
 def test_the_first_layer_of_each_pass_is_exposed() -> None:
     both = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 1)])
-    one = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 0)])
+    model = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 0)])
     assert run(both)["waited"] == pytest.approx(5e-4)
-    assert run(one)["waited"] == pytest.approx(2e-4)
+    assert run(model)["waited"] == pytest.approx(2e-4)
 
 
 def test_bursts_begin_where_they_may_or_while_the_gpu_waits() -> None:
     """A short operator that computes and a long one that the memory bounds; the copy of the next layer takes longer."""
-    held = layers([([(1e-4, 0.0, 2e-4), (1e-3, 1.0, 0.0)], 2, 0)])
-    few = held._replace(beside=np.array([1, 0]))
-    anywhere, there = run(held), run(few)
+    model = layers([([(1e-4, 0.0, 2e-4), (1e-3, 1.0, 0.0)], 2, 0)])
+    few = model._replace(beside=np.array([1, 0]))
+    anywhere, there = run(model), run(few)
     assert anywhere["slowed"] == pytest.approx(1e-4, rel=1e-6)  # what of the second copy is made beside the long one
     assert there["slowed"] == pytest.approx(0, abs=1.1e-5)  # a burst may reach into it
     assert there["waited"] == pytest.approx(2e-4 + 1e-4, rel=0.2)
@@ -98,20 +103,22 @@ def test_a_burst_costs_what_a_full_stage_does_not_cover(share: float, burst: flo
     window = 1e-3 / burst / 4  # a quarter of the operator, in which its stage is filled as far as the memory allows
     spare = (1 / share - 1) * window * burst  # of what is computed on
     ops = [([(1e-3, share, 0.0)], 1, 0), ([(1e-9, 0.0, 2 * burst)], 1, 0)]
-    held = layers(ops, burst_s=burst, staged=covered * share * RATE)
+    model = layers(ops, burst_s=burst, staged=covered * share * RATE)
     lost = burst + max(0.0, burst - min(covered, spare))
-    assert run(held, window=window)["slowed"] == pytest.approx(lost, rel=1e-6, abs=1e-12)
+    assert run(model, window=window)["slowed"] == pytest.approx(lost, rel=1e-6, abs=1e-12)
 
 
 @settings(max_examples=25)
 @given(kinds, st.integers(0, 2), st.sampled_from([1.0, 0.5]), st.sampled_from(["fluid", "event"]))
-def test_engines_that_know_only_tasks_and_resources_agree(some: Any, ahead: int, blocked: float, engine: str) -> None:
+def test_engines_that_know_only_tasks_and_resources_agree(
+    layer_kinds: Any, ahead: int, blocked: float, engine: str
+) -> None:
     """Nothing staged, no windows: bursts are tasks that are served first, and layers wait for one another."""
-    held = layers(some, burst_s=1.0)
+    model = layers(layer_kinds, burst_s=1.0)
     graph = GraphBuilder()
     memory = graph.resource("memory", RATE)
     gpu, units, ends = -1, -1, list[int]()  # the last task of each, and of each layer
-    sequence = [op for found, count, _ in some for _ in range(count) for op in [*found, None]]
+    sequence = [op for operators, count, _ in layer_kinds for _ in range(count) for op in [*operators, None]]
     copies: dict[int, int] = {}
 
     def after(*tasks: int) -> list[int]:
@@ -139,7 +146,7 @@ def test_engines_that_know_only_tasks_and_resources_agree(some: Any, ahead: int,
         waits = after(gpu, copies.get(place, -1))
         gpu = graph.task(f"op {place}", "gemm", after=waits, uses=uses, work=seconds, cap=1.0, priority=1)
     expected = float(ENGINES[engine].totals(graph.build()).makespan_s[0])
-    assert run(held, ahead=ahead, blocked=blocked)["seconds"] == pytest.approx(expected, rel=1e-6)
+    assert run(model, ahead=ahead, blocked=blocked)["seconds"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
@@ -149,13 +156,15 @@ def test_pieces_that_are_fetched_and_then_computed_take_as_long(share: float, st
     seconds, burst, bursts = 1e-3, 1e-4, 3
     staged = staged_s * share * RATE  # what is computed on in so long
     ops = [([(seconds, share, 0.0)], 1, 0), ([(1e-9, 0.0, burst * bursts)], 1, 0)]
-    found = run(layers(ops, burst_s=burst, staged=staged), window=1.0)["seconds"]
-    off = [abs(_in_pieces(share, seconds, staged, (burst, bursts), pieces) / found - 1) for pieces in (100, 1600)]
+    seconds_whole = run(layers(ops, burst_s=burst, staged=staged), window=1.0)["seconds"]
+    off = [
+        abs(_in_pieces(share, seconds, staged, (burst, bursts), pieces) / seconds_whole - 1) for pieces in (100, 1600)
+    ]
     assert off[1] <= max(off[0] / 4, 1e-3)
 
 
-def _in_pieces(share: float, seconds: float, staged: float, made: tuple[float, int], pieces: int) -> float:
-    graph, (burst, bursts) = GraphBuilder(), made
+def _in_pieces(share: float, seconds: float, staged: float, fetches: tuple[float, int], pieces: int) -> float:
+    graph, (burst, bursts) = GraphBuilder(), fetches
     memory, amount = graph.resource("memory", RATE), share * RATE * seconds / pieces
     ahead = max(1, round(staged / amount))
     for index in range(bursts):
@@ -172,36 +181,36 @@ def _in_pieces(share: float, seconds: float, staged: float, made: tuple[float, i
 
 
 @given(kinds, st.integers(0, 2), st.floats(0, 1e8))
-def test_what_is_told_of_one_design_is_what_was_counted(some: Any, ahead: int, staged: float) -> None:
-    held, memory = layers(some, staged=staged), Memory(RATE, 1.0, 1.0, ahead)
-    told, counted = events(held, memory), turns(held, memory)
-    assert told.ended[-1] == pytest.approx(float(counted.seconds[0]), rel=1e-12)
-    assert (told.began - told.reached).sum() == pytest.approx(float(counted.waited[0]), abs=1e-12)
-    assert (told.reached[1:] == told.ended[:-1]).all()
-    read = ~np.isnan(told.copied)
-    assert (told.began[read] >= told.done[read] - 1e-15).all()
-    copies = np.concatenate([np.tile([op[2] for op in found], count) for found, count, _ in some])
+def test_what_is_told_of_one_design_is_what_was_counted(layer_kinds: Any, ahead: int, staged: float) -> None:
+    model, memory = layers(layer_kinds, staged=staged), Memory(RATE, 1.0, 1.0, ahead)
+    timeline, counted = events(model, memory), turns(model, memory)
+    assert timeline.ended[-1] == pytest.approx(float(counted.seconds[0]), rel=1e-12)
+    assert (timeline.began - timeline.reached).sum() == pytest.approx(float(counted.waited[0]), abs=1e-12)
+    assert (timeline.reached[1:] == timeline.ended[:-1]).all()
+    read = ~np.isnan(timeline.copied)
+    assert (timeline.began[read] >= timeline.done[read] - 1e-15).all()
+    copies = np.concatenate([np.tile([op[2] for op in operators], count) for operators, count, _ in layer_kinds])
     assert (read == (copies > 0)).all()
-    assert (told.done[read] - told.copied[read] >= copies[read] * (1 - 1e-6)).all()
+    assert (timeline.done[read] - timeline.copied[read] >= copies[read] * (1 - 1e-6)).all()
 
 
 def test_designs_at_once_are_designs_one_by_one() -> None:
     random = np.random.default_rng(0)
-    one = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 6, 0), ([(5e-4, 0.3, 2e-4)], 4, 1)])
-    many = 20
-    wide = one._replace(
-        **{name: getattr(one, name) * random.uniform(0.2, 3, (many, 1)) for name in ("seconds", "copy_s", "burst_s")},
-        many=random.integers(0, 7, (many, 2)),
-        bytes=np.repeat(one.bytes, many, axis=0),
-        staged=random.uniform(0, 1e8, (many, 3)),
+    model = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 6, 0), ([(5e-4, 0.3, 2e-4)], 4, 1)])
+    size = 20
+    wide = model._replace(
+        **{name: getattr(model, name) * random.uniform(0.2, 3, (size, 1)) for name in ("seconds", "copy_s", "burst_s")},
+        many=random.integers(0, 7, (size, 2)),
+        bytes=np.repeat(model.bytes, size, axis=0),
+        staged=random.uniform(0, 1e8, (size, 3)),
     )
-    knobs: dict[str, Any] = {"window": random.uniform(0, 3, many)}
-    knobs |= {"ahead": random.integers(0, 3, many), "blocked": random.uniform(0.3, 1, many)}
+    knobs: dict[str, Any] = {"window": random.uniform(0, 3, size)}
+    knobs |= {"ahead": random.integers(0, 3, size), "blocked": random.uniform(0.3, 1, size)}
     together = turns(wide, Memory(RATE, **knobs))
-    for place in range(many):
+    for place in range(size):
         row = {name: getattr(wide, name)[place : place + 1] for name in Layers._fields[3:]}
-        own = {name: value[place] for name, value in knobs.items()}
-        alone_: Turns = turns(wide._replace(**row), Memory(RATE, **own))
+        numbers = {name: value[place] for name, value in knobs.items()}
+        alone_: Turns = turns(wide._replace(**row), Memory(RATE, **numbers))
         for name, value in vars(together).items():
             assert value[place] == vars(alone_)[name][0]
 
@@ -210,9 +219,9 @@ def test_designs_at_once_are_designs_one_by_one() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_design_whose_times_are_none_has_no_result_and_ends(field: str, value: float) -> None:
     """As of a grid in which some designs break a rule."""
-    held = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 3, 0)])
-    two = held._replace(**{name: np.repeat(getattr(held, name), 2, axis=0) for name in Layers._fields[3:]})
+    model = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 3, 0)])
+    two = model._replace(**{name: np.repeat(getattr(model, name), 2, axis=0) for name in Layers._fields[3:]})
     getattr(two, field)[1, 0] = value if field != "burst_s" else 0.0
-    found = turns(two, Memory(RATE, 1.0, 1.0, 1))
-    assert found.seconds[0] == run(held, window=1.0)["seconds"]
-    assert np.isnan(found.seconds[1])
+    outcome = turns(two, Memory(RATE, 1.0, 1.0, 1))
+    assert outcome.seconds[0] == run(model, window=1.0)["seconds"]
+    assert np.isnan(outcome.seconds[1])

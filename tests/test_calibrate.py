@@ -80,16 +80,20 @@ def table(path: Path, lines: Sequence[str], columns: str = HEADER) -> Path:
 
 def measured_by_the_model(path: Path, *, noise: float, lines: Sequence[str], true: Efficiency = TRUE) -> Path:
     """A table whose times are what the model says for some constants, with log-normal noise."""
-    random, found = np.random.default_rng(7), []
-    rows = {line: (one, place) for one in read(table(path, lines)) for place, line in enumerate(one.lines)}
-    times = {id(one): on_device(Device.of(DEVICE), true, one).seconds for one, _ in rows.values()}
+    random, rows_out = np.random.default_rng(7), []
+    rows = {
+        line: (table_part, place)
+        for table_part in read(table(path, lines))
+        for place, line in enumerate(table_part.lines)
+    }
+    times = {id(table_part): on_device(Device.of(DEVICE), true, table_part).seconds for table_part, _ in rows.values()}
     for number, line in enumerate(lines, 2):
-        one, place = rows[number]
-        seconds = times[id(one)][place] * np.exp(noise * random.standard_normal(len(one.passes)).clip(-0.5))
+        part, place = rows[number]
+        seconds = times[id(part)][place] * np.exp(noise * random.standard_normal(len(part.passes)).clip(-0.5))
         cells = dict(zip(HEADER.split(","), line.split(","), strict=False))
-        cells |= {f"{name}_ms": repr(float(value * 1e3)) for name, value in zip(one.passes, seconds, strict=True)}
-        found.append(",".join(cells.get(name, "") for name in HEADER.split(",")))
-    return table(path, found)
+        cells |= {f"{name}_ms": repr(float(value * 1e3)) for name, value in zip(part.passes, seconds, strict=True)}
+        rows_out.append(",".join(cells.get(name, "") for name in HEADER.split(",")))
+    return table(path, rows_out)
 
 
 def lines_of_layers() -> list[str]:
@@ -109,17 +113,17 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
     lines = [*lines_of_gemms(np.random.default_rng(1), 120), *lines_of_layers()]
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines, true=true)
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
-    made = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
+    system = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
     for name, value in true.model_dump(exclude_none=True).items():
-        assert made["gpu"]["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
-    assert ("fused_setup_s" in made["gpu"]["efficiency"]["fp32"]) == (true.fused_setup_s is not None)
+        assert system["gpu"]["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
+    assert ("fused_setup_s" in system["gpu"]["efficiency"]["fp32"]) == (true.fused_setup_s is not None)
     errors = json.loads((tmp_path / "out" / "errors.json").read_text())
     assert errors["gemm_median"] < 0.02
     assert errors["recurrent_median"] < 0.02
     assert errors["conv_median"] is None
     assert errors["poor"] == []
-    assert made["gpu"]["sources"]["efficiency.fp32"]["provenance"] == "calibrated"
-    fitted = made["gpu"]["fitted_on"]["fp32"]
+    assert system["gpu"]["sources"]["efficiency.fp32"]["provenance"] == "calibrated"
+    fitted = system["gpu"]["fitted_on"]["fp32"]
     assert {kind: len(names) <= MOST[kind] for kind, names in fitted.items()} == {"gemm": True, "recurrent": True}
     with (tmp_path / "out" / "residuals.csv").open() as text:
         rows = list(csv.DictReader(text))
@@ -134,15 +138,15 @@ def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Pa
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
-    made = tmp_path / "out" / "own.yaml"
-    words = ["study=operators", f"devices=[{made}]", f"study.data_dir={tmp_path}", "tracking=none", "store=none"]
+    file = tmp_path / "out" / "own.yaml"
+    words = ["study=operators", f"devices=[{file}]", f"study.data_dir={tmp_path}", "tracking=none", "store=none"]
     assert main(words) == 0
     errors = json.loads(next(Path("outputs/operators").glob("2*/errors.json")).read_text())
-    told = json.loads((tmp_path / "out" / "errors.json").read_text())
-    assert errors["devices"]["own"]["fp32"]["gemm"] == told["precisions"]["fp32"]["gemm"]
+    report = json.loads((tmp_path / "out" / "errors.json").read_text())
+    assert errors["devices"]["own"]["fp32"]["gemm"] == report["precisions"]["fp32"]["gemm"]
     again = tmp_path / "again"
-    assert main(["calibrate", f"system={made}", f"data={data}", f"out={again}"]) == 0
-    assert (again / "own.yaml").read_text() == made.read_text()
+    assert main(["calibrate", f"system={file}", f"data={data}", f"out={again}"]) == 0
+    assert (again / "own.yaml").read_text() == file.read_text()
 
 
 @pytest.mark.slow
@@ -160,7 +164,7 @@ GOOD = [f"OWN,fp32,gemm,{64 * n},512,512,N,N,0.5" for n in range(1, 9)]
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "parts"),
     [
         ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,-1"], ["times.csv, line 10, fwd_ms = '-1'", "positive time in ms"]),
         ([*GOOD, "OWN,fp32,gemm,64,512,512,N,N,0"], ["line 10, fwd_ms", "positive time in ms"]),
@@ -188,12 +192,12 @@ GOOD = [f"OWN,fp32,gemm,{64 * n},512,512,N,N,0.5" for n in range(1, 9)]
     ],
 )
 def test_what_is_wrong_with_a_table_is_told_by_line_and_column(
-    lines: Sequence[str], told: Sequence[str], tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
+    lines: Sequence[str], parts: Sequence[str], tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = table(tmp_path / "times.csv", lines)
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
-    found = capsys.readouterr().err
-    assert all(text in found for text in told), found
+    message = capsys.readouterr().err
+    assert all(text in message for text in parts), message
     assert not (tmp_path / "out").exists()
 
 
@@ -202,8 +206,8 @@ def test_columns_that_are_missing_or_in_another_unit_are_named(
 ) -> None:
     data = table(tmp_path / "times.csv", ["OWN,fp32,gemm,64,512"], "device,precision,op,m,n")
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
-    found = capsys.readouterr().err
-    assert "has no column k, which gemm rows need" in found
+    message = capsys.readouterr().err
+    assert "has no column k, which gemm rows need" in message
     table(data, ["OWN,fp32,gemm,64,512,512,N,N,70"], "device,precision,op,m,n,k,ta,tb,fwd_us")
     assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "'fwd_us': times are in ms (did you mean `fwd_ms`?)" in capsys.readouterr().err
@@ -223,7 +227,7 @@ def test_all_reduces_that_are_faster_than_any_link_are_in_seconds(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"name": "../out"}, "system.name"),
         ({"sources": ["a"]}, "system.sources"),
@@ -237,13 +241,13 @@ def test_all_reduces_that_are_faster_than_any_link_are_in_seconds(
     ],
 )
 def test_a_device_file_that_cannot_be_meant_is_refused(
-    change: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({**DEVICE, **change}))
     data = table(tmp_path / "times.csv", GOOD)
     words = ["calibrate", f"system={tmp_path / 'own.yaml'}", f"data={data}", f"out={tmp_path / 'out'}"]
     assert main(words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_nothing_that_was_given_is_written_over(
@@ -251,21 +255,23 @@ def test_nothing_that_was_given_is_written_over(
 ) -> None:
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
-    for out, told in ((tmp_path, "would write over"), (data, "cannot be made")):
+    for out, message in ((tmp_path, "would write over"), (data, "cannot be made")):
         assert main(["calibrate", f"system={device}", f"data={data}", f"out={out}"]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert yaml.safe_load(device.read_text()) == DEVICE
 
 
 def test_a_table_may_come_in_several_files_and_a_device_once(
     tmp_path: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = (conf_dir() / "data" / "NV_P100.csv").read_text().splitlines()
-    head = next(place for place, line in enumerate(whole) if line.startswith("device,"))
-    for name, rows in (("a", whole[head + 1 :: 2]), ("b", whole[head + 2 :: 2])):
-        (elsewhere / f"{name}.csv").write_text("\n".join([whole[head], *rows]) + "\n")
-    parts = {(one.kind, name) for one in read_folder(elsewhere) for name in one.names}
-    assert parts == {(one.kind, name) for one in read(conf_dir() / "data" / "NV_P100.csv") for name in one.names}
+    text_lines = (conf_dir() / "data" / "NV_P100.csv").read_text().splitlines()
+    head = next(place for place, line in enumerate(text_lines) if line.startswith("device,"))
+    for name, rows in (("a", text_lines[head + 1 :: 2]), ("b", text_lines[head + 2 :: 2])):
+        (elsewhere / f"{name}.csv").write_text("\n".join([text_lines[head], *rows]) + "\n")
+    parts = {(table_part.kind, name) for table_part in read_folder(elsewhere) for name in table_part.names}
+    assert parts == {
+        (table_part.kind, name) for table_part in read(conf_dir() / "data" / "NV_P100.csv") for name in table_part.names
+    }
     (elsewhere / "mine.yaml").write_text(yaml.safe_dump(tree_of("p100")))
     words = ["study=operators", "tracking=none", "store=none", f"study.data_dir={elsewhere}"]
     assert main([*words, "devices=[p100,mine.yaml]"]) == 2
@@ -390,20 +396,20 @@ def test_the_constants_that_are_shipped_are_those_of_the_full_tables(
         precision: {kind: list(names) for kind, names in kinds.items()}
         for precision, kinds in tree["gpu"]["fitted_on"].items()
     }
-    for own, errors in done.held_out():
-        found, (median, p90) = errors["fitted"], BARS[own.rows.kind]
-        if own.rows.precision == "fp32":
-            assert found is not None
-            assert found.median <= median
-            assert found.p90 <= p90
-            assert found.log_correlation >= (0.99 if own.rows.kind == "gemm" else 0.93)
+    for fold, errors in done.held_out():
+        error, (median, p90) = errors["fitted"], BARS[fold.rows.kind]
+        if fold.rows.precision == "fp32":
+            assert error is not None
+            assert error.median <= median
+            assert error.p90 <= p90
+            assert error.log_correlation >= (0.99 if fold.rows.kind == "gemm" else 0.93)
 
 
 def test_the_shipped_tables_are_rows_of_the_full_ones(shared: Callable[[str], Path]) -> None:
     for device in ("vega_fe", "gtx_1080_ti", "m40", "p100"):
         label = tree_of(device)["gpu"]["measured_as"]
         small, full = (
-            [row for one in read(path) for row in rounded(one)]
+            [row for part in read(path) for row in rounded(part)]
             for path in (conf_dir() / "data" / f"{label}.csv", shared(f"data/deepbench/{label}.csv"))
         )
         assert len(small) <= 60
@@ -412,5 +418,5 @@ def test_the_shipped_tables_are_rows_of_the_full_ones(shared: Callable[[str], Pa
 
 def rounded(rows: MeasuredRows) -> list[tuple[str, ...]]:
     """What identifies a row, with times of five digits."""
-    times = [tuple(f"{value:.5g}" for value in each) for each in rows.seconds]
-    return [(rows.precision, rows.kind, name, *each) for name, each in zip(rows.names, times, strict=True)]
+    times = [tuple(f"{value:.5g}" for value in column) for column in rows.seconds]
+    return [(rows.precision, rows.kind, name, *cells) for name, cells in zip(rows.names, times, strict=True)]

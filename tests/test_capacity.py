@@ -50,8 +50,8 @@ TABLE = {  # saved [%] (derived), by bytes per parameter of the base and of the 
 def test_the_grid_is_the_table() -> None:
     rows = grid(BASES, COPIES)
     assert len(rows) == len(BASES) * len(COPIES)
-    assert [one.bytes_per_parameter for one in BASES.values()] == [4, 4, 6, 8, 12, 14, 16]
-    assert [one.bytes_per_parameter for one in COPIES.values()] == [2.25, 1.5, 3.75, 1.875]
+    assert [base.bytes_per_parameter for base in BASES.values()] == [4, 4, 6, 8, 12, 14, 16]
+    assert [copies.bytes_per_parameter for copies in COPIES.values()] == [2.25, 1.5, 3.75, 1.875]
     for row in rows:
         expected = TABLE[int(row["base_bytes"])][list(COPIES).index(str(row["copies"]))]
         assert 100 * float(row["saved"]) == pytest.approx(expected, abs=0.051)
@@ -65,11 +65,11 @@ def test_two_accountings_save_what_was_published() -> None:
 
 @given(st.sampled_from(sorted(BASES)), st.sampled_from(sorted(COPIES)), st.integers(2, 200))
 def test_layers_in_flight_take_their_copies_back(base: str, copies: str, layers: int) -> None:
-    found = capacity_saving(BASES[base], COPIES[copies], Buffer(num_layers=layers, layers_in_flight=2))
-    c, rest = COPIES[copies].bytes_per_parameter, BASES[base].bytes_per_parameter
-    assert found.buffer_bytes == pytest.approx(2 * c / layers)
-    assert found.saved_share == pytest.approx((c - 2 * c / layers) / (rest + c))
-    assert found.saved_share <= capacity_saving(BASES[base], COPIES[copies]).saved_share
+    saving = capacity_saving(BASES[base], COPIES[copies], Buffer(num_layers=layers, layers_in_flight=2))
+    c, base_bytes = COPIES[copies].bytes_per_parameter, BASES[base].bytes_per_parameter
+    assert saving.buffer_bytes == pytest.approx(2 * c / layers)
+    assert saving.saved_share == pytest.approx((c - 2 * c / layers) / (base_bytes + c))
+    assert saving.saved_share <= capacity_saving(BASES[base], COPIES[copies]).saved_share
     assert capacity_saving(
         BASES[base], COPIES[copies], Buffer(num_layers=2, layers_in_flight=2)
     ).saved_share == pytest.approx(0)
@@ -78,15 +78,15 @@ def test_layers_in_flight_take_their_copies_back(base: str, copies: str, layers:
 def test_numbers_may_be_arrays() -> None:
     layers = np.array([24, 96, 118])
     copies = put(COPIES["MX9"], "forward.format.element.mantissa_bits", np.array([[7], [4], [2]]))
-    found = capacity_saving(
+    savings = capacity_saving(
         BASES["fp32 W"], copies, put(Buffer(num_layers=1, layers_in_flight=1), "num_layers", layers)
     )
     for i, name in enumerate(("mx9", "mx6", "mx4")):
         for j, count in enumerate(layers.tolist()):
-            one = capacity_saving(
+            single = capacity_saving(
                 BASES["fp32 W"], Copies(forward=copy(name)), Buffer(num_layers=count, layers_in_flight=1)
             )
-            assert found.saved_share[i, j] == pytest.approx(one.saved_share, rel=1e-14)
+            assert savings.saved_share[i, j] == pytest.approx(single.saved_share, rel=1e-14)
 
 
 @pytest.mark.parametrize(

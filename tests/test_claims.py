@@ -25,7 +25,7 @@ def band(low: float, high: float, value: Any = None) -> Claim:
 @given(st.tuples(NUMBERS, NUMBERS), st.lists(NUMBERS, min_size=1, max_size=4))
 def test_a_range_is_within_a_band_if_each_of_its_ends_is(ends: tuple[float, float], ours: list[float]) -> None:
     low, high = sorted(ends)
-    inside = all(low <= one <= high for one in ours)
+    inside = all(low <= end <= high for end in ours)
     assert within(band(low, high), ClaimResult(tuple(ours))) == inside
     assert within(band(low, high, value=low), ClaimResult(tuple(ours))) == inside
     assert within(band(low, high), ClaimResult(ours[0])) == (low <= ours[0] <= high)

@@ -67,8 +67,8 @@ def test_help_lists_every_study_simulator_and_search_with_its_description(tmp_pa
     done = python("-m", "dse", "--help", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     groups = (*("study", "simulator", "search", "schedule", "system", "workload", "tracking"), *OF_STEPS)
-    told = [line.split(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1]
-    lines = {(name, text.strip()) for name, text in told}
+    entries = [line.split(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1]
+    lines = {(name, text.strip()) for name, text in entries}
     for group in groups:
         for name, tree in shipped(group).items():
             assert (name, tree["study"]["question"] if group == "study" else tree["description"]) in lines
@@ -133,12 +133,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_study_writes_a_table_with_a_row_per_point(study: tuple[Path, str]) -> None:
     folder, _ = study
     table = dse.load("ficco_sweep", folder / "outputs")
-    found = small_plan()
-    points = {key for block in found.spaces["g4"].blocks(1000) for key in keys_to_hex(block.keys(*found.context.words))}
+    planned = small_plan()
+    points = {
+        key for block in planned.spaces["g4"].blocks(1000) for key in keys_to_hex(block.keys(*planned.context.words))
+    }
     assert set(table["key"]) == {key.decode() for key in points}
     assert table["key"].is_unique
     assert set(table["status"]) == {"ok"}
-    assert {*found.knobs, *found.recorded_paths, *found.backend.described} <= set(table)
+    assert {*planned.knobs, *planned.recorded_paths, *planned.backend.described} <= set(table)
     assert table["on_front"].any()
     assert not table["on_front"].all()
     serial = table[(table["schedule.name"] == "serial") & (table["schedule.comm_engine"] == "cu")]
@@ -213,8 +215,8 @@ def test_only_predictions_are_counted_as_tests_of_the_model() -> None:
         "x.put_in": ClaimResult(1.0, basis="input"),
         "x.certain": ClaimResult(1.0, basis="by construction"),
     }
-    told = report.claims_count(judge(claims, findings))
-    assert told == ("1 of 2 predicted claims are within, 1 fitted, 1 put in, 1 true by construction, 1 were not tested")
+    text = report.claims_count(judge(claims, findings))
+    assert text == ("1 of 2 predicted claims are within, 1 fitted, 1 put in, 1 true by construction, 1 were not tested")
     assert report.claims_count(judge(claims, {}, departure="another machine")) == ""
 
 
@@ -233,18 +235,18 @@ def test_a_study_draws_every_figure_twice_as_pixels_and_as_vectors(study: tuple[
 
 @pytest.mark.slow
 def test_a_study_writes_the_source_of_every_constant_it_rests_on(study: tuple[Path, str]) -> None:
-    made = json.loads((latest(study[0]) / "provenance.json").read_text("utf-8"))
-    facts = {fact["path"]: fact for fact in made["facts"]}
-    found = small_plan()
-    expected = {path for path, *_ in found.backend.facts(found.backend.design(found.spaces["g4"].base))}
+    provenance = json.loads((latest(study[0]) / "provenance.json").read_text("utf-8"))
+    facts = {fact["path"]: fact for fact in provenance["facts"]}
+    planned = small_plan()
+    expected = {path for path, *_ in planned.backend.facts(planned.backend.design(planned.spaces["g4"].base))}
     assert set(facts) == expected
     assert all(fact["provenance"] and fact["source"] for fact in facts.values())
     changed = facts.pop("system.gpu.kernel_launch_s")
     assert (changed["value"], changed["provenance"]) == (3e-6, "user")
     assert "user" not in {fact["provenance"] for fact in facts.values()}
-    assert made["seed"] == 0
-    assert made["versions"]["dse"] == dse.__version__
-    assert made["command"][:3] == ["python", "-m", "dse"]
+    assert provenance["seed"] == 0
+    assert provenance["versions"]["dse"] == dse.__version__
+    assert provenance["command"][:3] == ["python", "-m", "dse"]
 
 
 @pytest.mark.slow
@@ -255,17 +257,17 @@ def test_a_study_writes_the_configuration_that_repeats_it(study: tuple[Path, str
 
 @pytest.mark.slow
 def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) -> None:
-    folder, told = study
+    folder, output = study
     (run,) = [path for path in (folder / "outputs" / "ficco_sweep").iterdir() if not path.is_symlink()]
     assert latest(folder).resolve() == run
     table = dse.load("ficco_sweep", folder / "outputs")
     best = table.sort_values("makespan_s").iloc[0]
-    assert best["schedule.name"].replace("_", " ") in told
-    assert f"{best['speedup']:.2f}x" in told
-    assert str(run.relative_to(folder)) in told
-    assert f"{len(table)} points" in told
-    assert "all there are" in told
-    assert "workload.only=[g4]" in told  # brackets are text, not mark-up
+    assert best["schedule.name"].replace("_", " ") in output
+    assert f"{best['speedup']:.2f}x" in output
+    assert str(run.relative_to(folder)) in output
+    assert f"{len(table)} points" in output
+    assert "all there are" in output
+    assert "workload.only=[g4]" in output  # brackets are text, not mark-up
 
 
 @pytest.mark.slow
@@ -380,11 +382,11 @@ def test_of_a_very_long_table_figures_show_a_selection_and_it_is_said(
 ) -> None:
     monkeypatch.setattr(report, "MOST_ROWS", 50)
     assert main(SMALL) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     table = dse.load("ficco_sweep")
-    assert f"figures show 50 of {len(table)} rows" in told
-    assert f"{len(table)} points" in told
-    assert table.sort_values("makespan_s").iloc[0]["schedule.name"].replace("_", " ") in told
+    assert f"figures show 50 of {len(table)} rows" in output
+    assert f"{len(table)} points" in output
+    assert table.sort_values("makespan_s").iloc[0]["schedule.name"].replace("_", " ") in output
     assert {path.stem for path in (latest(elsewhere) / "figures").iterdir()} == FIGURES
 
 
@@ -393,12 +395,12 @@ def test_claims_are_judged_on_complete_tables_only(study: tuple[Path, str], tmp_
     shutil.copytree(latest(study[0]).resolve(), tmp_path / "run")
     outputs = Outputs(tmp_path / "run")
     outputs.write_json("summary", {**outputs.read_json("summary"), "departures": []})
-    whole = report.load_selection(outputs)
-    assert whole.complete
-    assert any(row["within"] is not None for row in report.check(outputs, "ficco", whole))
-    rows = report.check(outputs, "ficco", Selection(whole.table.head(50), whole.num_rows))
+    selection = report.load_selection(outputs)
+    assert selection.complete
+    assert any(row["within"] is not None for row in report.check(outputs, "ficco", selection))
+    rows = report.check(outputs, "ficco", Selection(selection.table.head(50), selection.num_rows))
     assert {row["within"] for row in rows} == {None}
-    assert all(f"complete tables, this is 50 of {whole.num_rows} rows" in row["reason"] for row in rows)
+    assert all(f"complete tables, this is 50 of {selection.num_rows} rows" in row["reason"] for row in rows)
 
 
 @pytest.mark.slow
@@ -407,12 +409,12 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 ) -> None:
     assert main([*FAST[:2], "figures=none", "tracking.uri=sqlite:///mlflow.db", "tracking.whole_up_to=1"]) == 0
     table = dse.load("ficco_sweep")
-    assert f"1 runs of {len(table)} points" in (told := capfd.readouterr().out)
-    assert "tracking.points=all" in told
+    assert f"1 runs of {len(table)} points" in (output := capfd.readouterr().out)
+    assert "tracking.points=all" in output
     with sqlite3.connect(elsewhere / "mlflow.db") as database:
         keys = {key for (key,) in database.execute("select value from tags where key = 'dse.point_key'").fetchall()}
-        asked = "select value from latest_metrics where key = 'num_points'"
-        (count,) = database.execute(asked).fetchone()
+        query = "select value from latest_metrics where key = 'num_points'"
+        (count,) = database.execute(query).fetchone()
     database.close()
     assert count == len(table)
     assert len(keys) == 1
@@ -426,10 +428,10 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
-    many = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
+    sweep = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
     words = [
         "study=ficco_sweep",
-        many,
+        sweep,
         "simulator=event",
         "tracking=none",
         "fidelity=none",
@@ -449,14 +451,14 @@ def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp
         time.sleep(2.0 if jobs == 1 else 6.0)  # into the evaluation, with two jobs past the start of the workers
         assert running.poll() is None
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-        _, told = running.communicate(timeout=20)
+        _, output = running.communicate(timeout=20)
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
             running.communicate()
     assert running.returncode == 130
-    assert "Traceback" not in told
-    assert told.splitlines()[-1].startswith("interrupted")
+    assert "Traceback" not in output
+    assert output.splitlines()[-1].startswith("interrupted")
     assert not latest(tmp_path).exists()
     assert until(lambda: not lives(running.pid), seconds=15), "worker processes were left behind"
 
@@ -499,9 +501,9 @@ def test_a_wrong_command_is_refused_with_the_way_out(
     words: list[str], parts: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert all(part in told for part in parts), told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert all(part in message for part in parts), message
+    assert "Traceback" not in message
     assert not list(elsewhere.iterdir())
 
 
@@ -522,9 +524,9 @@ def test_a_place_that_cannot_be_written_is_the_environments_fault(
 ) -> None:
     Path("taken").write_text("a file, no folder", encoding="utf-8")
     assert main([*FAST, "output_dir=taken"]) == 4
-    told = capsys.readouterr().err
-    assert "taken" in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "taken" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.nightly

@@ -54,13 +54,13 @@ def points(values: Any) -> ComparedPoints:
 
 # Fronts
 
-some = arrays.arrays(float, st.tuples(st.integers(1, 12), st.just(3)), elements=st.integers(0, 6).map(float))
+FRONTS = arrays.arrays(float, st.tuples(st.integers(1, 12), st.just(3)), elements=st.integers(0, 6).map(float))
 
 
 @pytest.mark.slow
-@given(some, some)
-def test_what_is_told_of_two_fronts_is_mirrored_when_they_change_places(one: Any, other: Any) -> None:
-    row, mirrored = (Pair("s", points(a), points(b)).row(factors=False) for a, b in ((one, other), (other, one)))
+@given(FRONTS, FRONTS)
+def test_what_is_told_of_two_fronts_is_mirrored_when_they_change_places(first: Any, other: Any) -> None:
+    row, mirrored = (Pair("s", points(a), points(b)).row(factors=False) for a, b in ((first, other), (other, first)))
     for name in ("evaluated", "front", "dominated", "hypervolume", "epsilon"):
         assert row[name] == pytest.approx(mirrored[name][::-1]), name
     for name in ("equal", "ideal", "reference"):
@@ -68,11 +68,11 @@ def test_what_is_told_of_two_fronts_is_mirrored_when_they_change_places(one: Any
     assert all(0 <= value <= 1 for value in row["hypervolume"])
 
 
-@given(some, some)
-def test_dominance_hypervolume_and_epsilon_tell_the_same_story(one: Any, other: Any) -> None:
+@given(FRONTS, FRONTS)
+def test_dominance_hypervolume_and_epsilon_tell_the_same_story(first: Any, other: Any) -> None:
     """More points are never worse: the union covers both parts, and nothing of it is dominated by a part."""
-    both = np.concatenate([one, other])
-    row = Pair("s", points(both), points(one)).row(factors=False)
+    both = np.concatenate([first, other])
+    row = Pair("s", points(both), points(first)).row(factors=False)
     assert row["dominated"][0] == 0
     assert row["hypervolume"][0] >= row["hypervolume"][1] - 1e-12
     assert row["epsilon"][0] <= 1e-12
@@ -80,9 +80,9 @@ def test_dominance_hypervolume_and_epsilon_tell_the_same_story(one: Any, other: 
     assert covers == (row["hypervolume"][0] <= row["hypervolume"][1] + 1e-12)
 
 
-@given(some, some, st.floats(0.5, 1e3))
-def test_units_change_nothing_but_the_reference_point(one: Any, other: Any, factor: float) -> None:
-    row, scaled = (Pair("s", points(by * one), points(by * other)).row(factors=False) for by in (1.0, factor))
+@given(FRONTS, FRONTS, st.floats(0.5, 1e3))
+def test_units_change_nothing_but_the_reference_point(first: Any, other: Any, factor: float) -> None:
+    row, scaled = (Pair("s", points(by * first), points(by * other)).row(factors=False) for by in (1.0, factor))
     for name in ("hypervolume", "epsilon"):
         assert scaled[name] == pytest.approx(row[name], abs=1e-9)
     assert scaled["dominated"] == row["dominated"]
@@ -101,12 +101,12 @@ def test_a_known_pair_of_fronts() -> None:
     assert factors["dominated"] == [0, 2]
 
 
-@given(some, some)
-def test_hypervolume_over_evaluated_points_only_grows_and_ends_where_the_front_is(one: Any, other: Any) -> None:
-    pair = Pair("s", points(one), points(other))
+@given(FRONTS, FRONTS)
+def test_hypervolume_over_evaluated_points_only_grows_and_ends_where_the_front_is(first: Any, other: Any) -> None:
+    pair = Pair("s", points(first), points(other))
     steps, reached = pair.curve(pair.first)
     assert steps[0] == 1
-    assert steps[-1] == len(one)
+    assert steps[-1] == len(first)
     assert (np.diff(reached) >= -1e-12).all()
     assert reached[-1] == pytest.approx(pair.row(factors=False)["hypervolume"][0])
 
@@ -123,12 +123,12 @@ def test_points_without_a_result_count_as_evaluated() -> None:
 def test_attainment_is_the_share_of_scenarios_in_which_one_run_alone_gets_there() -> None:
     best, worse = points([[0.0, 0.0]]), points([[1.0, 1.0]])
     why: dict[str, str] = {}
-    found = attainment_difference([Pair("s1", best, worse), Pair("s2", worse, best)], why)
-    assert found is not None
-    assert len(found) == 0, "each is ahead once"
-    found = attainment_difference([Pair("s1", best, worse), Pair("s2", best, worse)], why)
-    assert found is not None
-    assert set(found[:, 4]) == {1.0}
+    differing = attainment_difference([Pair("s1", best, worse), Pair("s2", worse, best)], why)
+    assert differing is not None
+    assert len(differing) == 0, "each is ahead once"
+    differing = attainment_difference([Pair("s1", best, worse), Pair("s2", best, worse)], why)
+    assert differing is not None
+    assert set(differing[:, 4]) == {1.0}
     assert why == {}
     assert attainment_difference([Pair("s", points([[1.0, 2, 3]]), points([[1.0, 2, 3]]))], why) is None
     assert "these are 3" in why["attainment"]
@@ -140,8 +140,8 @@ def test_attainment_is_the_share_of_scenarios_in_which_one_run_alone_gets_there(
 def test_labels_are_no_difference_and_everything_else_is_told_by_its_path() -> None:
     old = {"a": {"x": 1, "description": "old", "sources": {"x": "book"}, "list": [1, 2]}, "gone": None}
     new = {"a": {"x": 2, "description": "new", "list": [1, 3]}, "b": {"y": "z"}}
-    told = {"a.x": (1, 2), "a.list": ([1, 2], [1, 3]), "gone": (None, None), "b.y": (None, "z")}
-    assert differences(old, new) == told
+    expected = {"a.x": (1, 2), "a.list": ([1, 2], [1, 3]), "gone": (None, None), "b.y": (None, "z")}
+    assert differences(old, new) == expected
     assert differences(old, old) == {}
 
 
@@ -154,9 +154,9 @@ trees = st.recursive(
 
 @given(trees, trees)
 def test_differences_are_mirrored_and_rebuild_one_configuration_from_the_other(old: Any, new: Any) -> None:
-    told = differences(old, new)
-    assert {path: pair[::-1] for path, pair in told.items()} == differences(new, old)
-    rebuilt = {path: told[path][1] if path in told else value for path, value in flat(old).items()}
+    changes = differences(old, new)
+    assert {path: pair[::-1] for path, pair in changes.items()} == differences(new, old)
+    rebuilt = {path: changes[path][1] if path in changes else value for path, value in flat(old).items()}
     assert {path: value for path, value in rebuilt.items() if path in flat(new)} == {
         path: value for path, value in flat(new).items() if path in flat(old)
     }
@@ -165,8 +165,8 @@ def test_differences_are_mirrored_and_rebuild_one_configuration_from_the_other(o
 def test_what_made_the_runs_is_told_where_it_differs() -> None:
     old = {"backend": "toy 1", "seed": 0, "git": {"commit": "a" * 40}, "versions": {"numpy": "2.0"}}
     new = {"backend": "toy 2", "seed": 0, "git": {"commit": "b" * 40}, "versions": {"numpy": "2.1"}}
-    told = made_otherwise(old, new)
-    assert told == ["backend toy 1 -> toy 2", f"git {'a' * 12} -> {'b' * 12}", "numpy 2.0 -> 2.1"]
+    changes = made_otherwise(old, new)
+    assert changes == ["backend toy 1 -> toy 2", f"git {'a' * 12} -> {'b' * 12}", "numpy 2.0 -> 2.1"]
     assert made_otherwise(old, old) == []
 
 
@@ -177,9 +177,9 @@ def test_what_made_the_runs_is_told_where_it_differs() -> None:
 def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = runs(tmp_path, table(), table(shift=1.0), config={"seed": 9}, made={"backend": "toy 2"})
     assert main(["compare", str(first), "toy", f"output_dir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in ("seed", "backend toy 1 -> toy 2", "6 | 6", "6 | 0", "mean", "tells of no search"):
-        assert part in told, part
+        assert part in output, part
     (folder,) = (tmp_path / "compare").iterdir()
     assert folder.name == "toy_2026-01-01_00-00-00--toy_2026-01-02_00-00-00"
     names = {f"{name}.{kind}" for name in ("attainment", "hypervolume") for kind in ("png", "svg")}
@@ -193,21 +193,21 @@ def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: 
 
 
 def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
-    found = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table())))
-    assert (dict(found.config), list(found.made), dict(found.why_not)) == ({}, [], {})
-    assert found.attainment is not None
-    assert len(found.attainment) == 0
-    for row in found.rows:
+    comparison = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table())))
+    assert (dict(comparison.config), list(comparison.made), dict(comparison.why_not)) == ({}, [], {})
+    assert comparison.attainment is not None
+    assert len(comparison.attainment) == 0
+    for row in comparison.rows:
         assert row["front"] == [row["equal"]] * 2
         assert row["dominated"] == [0, 0]
         assert row["epsilon"] == [1.0, 1.0]
 
 
 def test_scenarios_that_only_one_has_are_named(tmp_path: Path) -> None:
-    one, other = table(scenarios=("s1", "s2")), table(scenarios=("s2", "s3"))
-    found = compare_runs(*map(FinishedRun, runs(tmp_path, one, other)))
-    assert [row["scenario"] for row in found.rows] == ["s2"]
-    assert found.why_not == {"scenario s1": "has no result in B", "scenario s3": "has no result in A"}
+    first, other = table(scenarios=("s1", "s2")), table(scenarios=("s2", "s3"))
+    comparison = compare_runs(*map(FinishedRun, runs(tmp_path, first, other)))
+    assert [row["scenario"] for row in comparison.rows] == ["s2"]
+    assert comparison.why_not == {"scenario s1": "has no result in B", "scenario s3": "has no result in A"}
 
 
 def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
@@ -215,18 +215,18 @@ def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
 ) -> None:
     first, second = runs(tmp_path, table(), table(), goals={"time_s": "minimize"})
     assert main(["compare", str(first), str(second), f"output_dir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
-    assert "not compared: fronts, hypervolume and attainment: the objectives differ" in told
-    assert "minimize held_bytes" in told
-    assert "Points" in told
+    output = capsys.readouterr().out
+    assert "not compared: fronts, hypervolume and attainment: the objectives differ" in output
+    assert "minimize held_bytes" in output
+    assert "Points" in output
     (folder,) = (tmp_path / "compare").iterdir()
     assert [path.name for path in folder.iterdir()] == ["compare.json"]
 
 
 def test_the_order_of_the_objectives_is_no_difference(tmp_path: Path) -> None:
     swapped = {"held_bytes": "minimize", "time_s": "minimize"}
-    found = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table(), goals=swapped)))
-    assert [row["dominated"] for row in found.rows] == [[0, 0]] * 2
+    comparison = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table(), goals=swapped)))
+    assert [row["dominated"] for row in comparison.rows] == [[0, 0]] * 2
 
 
 @pytest.mark.parametrize(

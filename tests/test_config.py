@@ -64,12 +64,12 @@ def refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> Said:
     def run(*words: str) -> str:
         before = sorted(elsewhere.iterdir())
         code = main(words)
-        told = capsys.readouterr()
-        assert code == 2, told.err
-        assert "Traceback" not in told.err + told.out
-        assert "refused, nothing was evaluated" in told.err
+        output = capsys.readouterr()
+        assert code == 2, output.err
+        assert "Traceback" not in output.err + output.out
+        assert "refused, nothing was evaluated" in output.err
         assert sorted(elsewhere.iterdir()) == before
-        return told.err
+        return output.err
 
     return run
 
@@ -85,9 +85,9 @@ def planned(*words: str, folder: Path | None = None) -> Plan:
     return plan(request(words, folder))
 
 
-def base(found: Plan) -> Any:
+def base(planned_study: Plan) -> Any:
     """The base design of the first scenario."""
-    return found.backend.design(next(iter(found.spaces.values())).base)
+    return planned_study.backend.design(next(iter(planned_study.spaces.values())).base)
 
 
 # Accidents on the command line. The serial schedule is composed fastest.
@@ -200,25 +200,25 @@ ACCIDENTS: list[tuple[list[str], list[str]]] = [
 def test_an_accident_is_refused_by_its_path_before_anything_runs(
     words: list[str], parts: list[str], refused: Said
 ) -> None:
-    told = refused(S, "tracking=none", *words)
+    message = refused(S, "tracking=none", *words)
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.slow
 def test_a_misspelt_schedule_in_the_space_is_refused_with_the_nearest_one(refused: Said) -> None:
-    told = refused("space.schedule.name=choice(serial,shard_p2)", "workload.only=[g4]")
-    assert "space.schedule.name = 'shard_p2'" in told
-    assert "did you mean `shard_p2p`?" in told
+    message = refused("space.schedule.name=choice(serial,shard_p2)", "workload.only=[g4]")
+    assert "space.schedule.name = 'shard_p2'" in message
+    assert "did you mean `shard_p2p`?" in message
 
 
 @pytest.mark.slow
 def test_a_sweep_given_to_a_group_says_how_to_search_it(refused: Said) -> None:
-    told = refused("schedule=serial,shard_p2p")
-    way = re.search(r"write `\+?(space\.\S+)=(.*)`", told)
-    assert way, told
-    found = planned(f"{way[1]}=choice({way[2]})")
-    assert found.knobs[0] == "schedule.name"
+    message = refused("schedule=serial,shard_p2p")
+    way = re.search(r"write `\+?(space\.\S+)=(.*)`", message)
+    assert way, message
+    planned_study = planned(f"{way[1]}=choice({way[2]})")
+    assert planned_study.knobs[0] == "schedule.name"
 
 
 @pytest.mark.slow
@@ -236,8 +236,8 @@ def test_problems_of_all_kinds_are_told_at_once(refused: Said) -> None:
         "+space.system.gpu.dma.num_engines=choice(1,on)": "'on'",
         "study.objectives=[makespan]": "makespan",
     }
-    told = refused(S, *words)
-    assert [word for word, part in words.items() if part not in told] == []
+    message = refused(S, *words)
+    assert [word for word, part in words.items() if part not in message] == []
 
 
 def test_a_folder_that_is_not_there_is_refused(refused: Said) -> None:
@@ -253,11 +253,11 @@ def test_a_flag_without_its_folder_is_refused(refused: Said) -> None:
 @pytest.mark.slow
 def test_an_interpolation_on_the_command_line_is_never_taken_literally() -> None:
     try:
-        found = planned(S, "output_dir=${study.name}")
+        planned_study = planned(S, "output_dir=${study.name}")
     except ConfigError as error:
         assert "output_dir" in str(error)
     else:
-        assert found.settings.output_dir == "ficco_sweep"
+        assert planned_study.settings.output_dir == "ficco_sweep"
 
 
 # Accidents in files
@@ -290,9 +290,9 @@ def own(folder: Path, group: str, text: str | bytes) -> Path:
 @pytest.mark.parametrize("accident", FILES)
 def test_an_accident_in_a_file_is_refused_by_file_and_line(accident: str, tmp_path: Path, refused: Said) -> None:
     text, marker = FILES[accident]
-    line = 1 + next(number for number, found in enumerate(text.splitlines()) if marker in found)
-    told = refused(f"--config-dir={own(tmp_path / 'conf', 'system', text)}", S, "system=mine")
-    assert re.search(rf"mine\.yaml(:{line}\b|.*\bline {line}\b)", told), told
+    line = 1 + next(number for number, content in enumerate(text.splitlines()) if marker in content)
+    message = refused(f"--config-dir={own(tmp_path / 'conf', 'system', text)}", S, "system=mine")
+    assert re.search(rf"mine\.yaml(:{line}\b|.*\bline {line}\b)", message), message
 
 
 @pytest.mark.slow
@@ -351,8 +351,8 @@ def test_a_misspelt_knob_in_the_space_of_ones_own_study_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("family", ["chunky", None])
 def test_a_schedule_of_an_unknown_family_is_refused(family: str | None, tmp_path: Path, refused: Said) -> None:
     text = f"name: mine\n{f'family: {family}' if family else ''}\nmover: cu\n"
-    told = refused(f"--config-dir={own(tmp_path / 'conf', 'schedule', text)}", "schedule=mine")
-    assert f"known here: {', '.join(sorted(FAMILIES))}" in told or "did you mean `chunked`?" in told
+    message = refused(f"--config-dir={own(tmp_path / 'conf', 'schedule', text)}", "schedule=mine")
+    assert f"known here: {', '.join(sorted(FAMILIES))}" in message or "did you mean `chunked`?" in message
 
 
 # Accidents in a CSV
@@ -414,9 +414,9 @@ SECTIONS = (
 @functools.cache
 def shipped_study() -> Request:
     """The shipped study on one of its shapes, as composed."""
-    found = request(["study=ficco_sweep", "workload.only=[g4]"])
-    assert not found.problems
-    return found
+    plan_request = request(["study=ficco_sweep", "workload.only=[g4]"])
+    assert not plan_request.problems
+    return plan_request
 
 
 def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -429,47 +429,47 @@ def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def with_value(tree: dict[str, Any], path: Sequence[Any], value: Any) -> dict[str, Any]:
     """A copy of the tree with one node replaced."""
-    found = copy.deepcopy(tree)
-    node: Any = found
+    root = copy.deepcopy(tree)
+    node: Any = root
     for name in path[:-1]:
         node = node[name]
     node[path[-1]] = copy.deepcopy(value)
-    return found
+    return root
 
 
 def without(tree: dict[str, Any], path: Sequence[Any]) -> dict[str, Any]:
     """A copy of the tree with one node left out."""
-    found = copy.deepcopy(tree)
-    node: Any = found
+    root = copy.deepcopy(tree)
+    node: Any = root
     for name in path[:-1]:
         node = node[name]
     del node[path[-1]]
-    return found
+    return root
 
 
-def works(found: Plan) -> None:
+def works(planned_study: Plan) -> None:
     """A plan that was accepted can be carried out: the study is there, base and baseline have results."""
-    plugins.load("study", found.settings.study.module)
-    space = next(iter(found.spaces.values()))
-    baseline = space.tree(space.active(found.settings.study.baseline))
-    batches = [Batch(base(found)), Batch(found.backend.design(baseline))]
-    point, other = toy.evaluate(found.spec, batches)
-    assert [one[0].reason for one in (point, other)] == ["", ""]
-    assert [one[0].status for one in (point, other)] == ["ok", "ok"]
-    related = found.backend.relate(point.metrics, other.metrics)
+    plugins.load("study", planned_study.settings.study.module)
+    space = next(iter(planned_study.spaces.values()))
+    baseline = space.tree(space.active(planned_study.settings.study.baseline))
+    batches = [Batch(base(planned_study)), Batch(planned_study.backend.design(baseline))]
+    point, other = toy.evaluate(planned_study.spec, batches)
+    assert [result[0].reason for result in (point, other)] == ["", ""]
+    assert [result[0].status for result in (point, other)] == ["ok", "ok"]
+    related = planned_study.backend.relate(point.metrics, other.metrics)
     assert all(np.isfinite(value).all() for value in related.values())
 
 
 def outcome(tree: dict[str, Any]) -> str:
     """What is wrong with how a mutated configuration is taken; '' if it is refused, or accepted and works."""
     try:
-        found = plan(replace(shipped_study(), tree=tree))
+        planned_study = plan(replace(shipped_study(), tree=tree))
     except ConfigError as error:
         return "" if error.problems and all(problem.path for problem in error.problems) else "refused without a path"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     try:
-        works(found)
+        works(planned_study)
     except Exception as error:
         return f"accepted, but {type(error).__name__}: {str(error)[:200]}"
     return ""
@@ -530,11 +530,11 @@ def named_once() -> Iterator[list[str]]:
     groups_of_steps = ("model", "optimizer", "kernels", "lengths", "iterations")
     of_steps = {name: list(shipped(name)) for name in groups_of_steps} | {"system": DEVICES}
     for options in zip_longest(*of_steps.values()):
-        yield ["study=bert", *(f"{group}={one}" for group, one in zip(of_steps, options, strict=True) if one)]
+        yield ["study=bert", *(f"{group}={option}" for group, option in zip(of_steps, options, strict=True) if option)]
     memories = [name for name in MEMORIES if shipped("system")[name]["gpu"]["name"] == name]  # each GPU once
     of_memory = {name: list(shipped(name)) for name in ("application", "policy")} | {"system": memories}
     for options in zip_longest(*of_memory.values()):
-        words = [f"{group}={one}" for group, one in zip(of_memory, options, strict=True) if one]
+        words = [f"{group}={option}" for group, option in zip(of_memory, options, strict=True) if option]
         yield ["study=cache_policies", "applications=null", *words]
     pairs = named_together(groups.pop("schedule"), groups.pop("workload"))
     for pair, *group_options in zip_longest(pairs, *groups.values()):
@@ -550,8 +550,8 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
     """Words that name each schedule and each workload, of which one shape, at least once."""
     written_out = [name for name in workloads if "workloads" in shipped("workload")[name]]
     queued = [name for name in workloads if "queues" in shipped("workload")[name]]
-    others = {*written_out, *queued}
-    lists = {name: ShapeList.model_validate(shipped("workload")[name]) for name in workloads if name not in others}
+    apart_from = {*written_out, *queued}
+    lists = {name: ShapeList.model_validate(shipped("workload")[name]) for name in workloads if name not in apart_from}
     first = {name: shapes.listed[0] for name, shapes in lists.items()}
     families = {name: shipped("schedule")[name]["family"] for name in schedules}
     fused = [f"schedule={name}" for name in schedules if families[name] in OF_ONE_GPU]
@@ -570,13 +570,13 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
         by_kind["beside" if shape.payload_bytes else "after" if after else "before"][1].append(name)
     return words + [
         [
-            f"schedule={schedule or some[0]}",
+            f"schedule={schedule or names[0]}",
             f"workload={workload or of[0]}",
             f"workload.only=[{first[workload or of[0]].name}]",
             *(["system=t3_ring"] if kind == "after" else []),
         ]
-        for kind, (some, of) in by_kind.items()
-        for schedule, workload in zip_longest(some, of)
+        for kind, (names, of) in by_kind.items()
+        for schedule, workload in zip_longest(names, of)
     ]
 
 
@@ -584,9 +584,9 @@ def named_together(schedules: Sequence[str], workloads: Sequence[str]) -> list[l
 @pytest.mark.one_in(25)
 @pytest.mark.parametrize("words", list(named_once()), ids=" ".join)
 def test_every_shipped_option_can_be_named_on_the_command_line(words: list[str]) -> None:
-    found = planned(*words)
-    assert found.spaces
-    assert all(space.base for space in found.spaces.values())
+    planned_study = planned(*words)
+    assert planned_study.spaces
+    assert all(space.base for space in planned_study.spaces.values())
 
 
 FEW = ("space.schedule.name=choice(serial,hetero_fused_1d)", "workload.only=[g4]")  # composes faster than all six
@@ -597,13 +597,13 @@ FEW = ("space.schedule.name=choice(serial,hetero_fused_1d)", "workload.only=[g4]
     ("path", "value"), [("schedule.comm_engine", "cu"), ("schedule.num_chunks", 4), ("schedule.priority", "compute")]
 )
 def test_setting_a_searched_path_fixes_it_in_every_point_and_takes_it_out_of_the_space(path: str, value: Any) -> None:
-    found = planned(*FEW, f"{path}={value}")
-    assert set(planned(*FEW).knobs) - set(found.knobs) == {path}
-    (space,) = found.spaces.values()
+    planned_study = planned(*FEW, f"{path}={value}")
+    assert set(planned(*FEW).knobs) - set(planned_study.knobs) == {path}
+    (space,) = planned_study.spaces.values()
     leaf = path.partition(".")[2]
-    designs: list[Any] = [found.backend.design(space.tree(point)) for point in space.points()]
-    assert {one.schedule.name for one in designs} == {"serial", "hetero_fused_1d"}
-    assert {getattr(one.schedule, leaf, None) for one in designs} - {None} == {value}
+    designs: list[Any] = [planned_study.backend.design(space.tree(point)) for point in space.points()]
+    assert {design.schedule.name for design in designs} == {"serial", "hetero_fused_1d"}
+    assert {getattr(design.schedule, leaf, None) for design in designs} - {None} == {value}
 
 
 @pytest.mark.slow
@@ -622,12 +622,12 @@ def test_choosing_a_schedule_by_its_group_or_by_its_name_is_the_same() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("plus", ["+", "", "++"])
 def test_a_hardware_knob_joins_the_space_with_one_override_and_brings_its_objective(plus: str) -> None:
-    found = planned(S, f"{plus}space.system.gpu.num_cus=range(64,304,16)")
-    knob = found.request.knobs[-1]
+    planned_study = planned(S, f"{plus}space.system.gpu.num_cus=range(64,304,16)")
+    knob = planned_study.request.knobs[-1]
     assert (knob.path, knob.values) == ("system.gpu.num_cus", tuple(range(64, 304, 16)))
-    assert "cost_proxy" in found.goals
+    assert "cost_proxy" in planned_study.goals
     assert "cost_proxy" not in planned(S).goals
-    (first, *_) = found.spaces.values()
+    (first, *_) = planned_study.spaces.values()
     assert first.size() == len(knob.values) * (planned(S).spaces["g1"].size() or 0)
 
 
@@ -663,22 +663,22 @@ def test_a_range_has_the_decimals_that_were_written(start: int, step: int, count
 
 @pytest.mark.slow
 def test_an_interval_is_searched_without_a_grid() -> None:
-    found = planned(S, "+space.system.gpu.hbm_bytes_per_s=tag(log,interval(1e12,8e12))", "search=tpe")
-    knob = found.request.knobs[-1]
+    planned_study = planned(S, "+space.system.gpu.hbm_bytes_per_s=tag(log,interval(1e12,8e12))", "search=tpe")
+    knob = planned_study.request.knobs[-1]
     assert (knob.values, knob.low, knob.high, knob.log) == ((), 1e12, 8e12, True)
 
 
 @pytest.mark.slow
 def test_a_knob_can_be_deleted_from_the_space_and_put_back_with_other_values() -> None:
     assert "schedule.priority" not in planned(*FEW, "~space.schedule.priority").knobs
-    found = planned(*FEW, "space.schedule.priority=choice(compute)").request.knobs
-    assert {knob.path: knob.values for knob in found}["schedule.priority"] == ("compute",)
+    knobs = planned(*FEW, "space.schedule.priority=choice(compute)").request.knobs
+    assert {knob.path: knob.values for knob in knobs}["schedule.priority"] == ("compute",)
 
 
 @pytest.mark.slow
 def test_a_fixed_path_wins_over_a_sweep_of_the_study_and_contradicts_one_that_was_typed() -> None:
-    found = planned(S, "schedule.comm_engine=cu")
-    assert "schedule.comm_engine" not in found.knobs
+    planned_study = planned(S, "schedule.comm_engine=cu")
+    assert "schedule.comm_engine" not in planned_study.knobs
     words = ["system.gpu.num_cus=128", "+space.system.gpu.num_cus=range(64,304)"]
     for typed in (words, words[::-1]):
         with pytest.raises(ConfigError, match="is swept here, and fixed by"):
@@ -702,17 +702,17 @@ def test_a_claim_is_about_the_shipped_hardware_and_workload_only() -> None:
 @pytest.mark.slow
 def test_ones_own_system_comes_from_a_folder(tmp_path: Path) -> None:
     text = SYSTEM.replace(CUS, "num_cus: 228", 1)
-    found = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
-    assert base(found).system.name == "mine"
-    assert base(found).system.gpu.num_cus == 228
+    planned_study = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
+    assert base(planned_study).system.name == "mine"
+    assert base(planned_study).system.gpu.num_cus == 228
 
 
 @pytest.mark.slow
 def test_ones_own_system_may_start_from_a_shipped_one(tmp_path: Path) -> None:
     text = "defaults: [mi300x_8, _self_]\nname: mine\ngpu:\n  dma:\n    num_engines: 7\n"
-    found = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
-    assert base(found).system.gpu.dma.num_engines == 7
-    assert base(found).system.gpu.num_cus == base(planned(S)).system.gpu.num_cus
+    planned_study = planned(S, "system=mine", folder=own(tmp_path / "conf", "system", text))
+    assert base(planned_study).system.gpu.dma.num_engines == 7
+    assert base(planned_study).system.gpu.num_cus == base(planned(S)).system.gpu.num_cus
 
 
 @pytest.mark.slow
@@ -726,10 +726,10 @@ def test_ones_own_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
 def test_ones_own_schedule_is_searched_like_a_shipped_one(tmp_path: Path) -> None:
     text = (CONF / "schedule" / "hetero_fused_1d.yaml").read_text("utf-8").replace("hetero_fused_1d", "mine", 1)
     folder = own(tmp_path / "conf", "schedule", text)
-    found = planned("space.schedule.name=choice(serial,mine)", "workload.only=[g4]", folder=folder)
-    (space,) = found.spaces.values()
-    designs: list[Any] = [found.backend.design(space.tree(point)) for point in space.points()]
-    assert {one.schedule.name for one in designs} == {"serial", "mine"}
+    planned_study = planned("space.schedule.name=choice(serial,mine)", "workload.only=[g4]", folder=folder)
+    (space,) = planned_study.spaces.values()
+    designs: list[Any] = [planned_study.backend.design(space.tree(point)) for point in space.points()]
+    assert {design.schedule.name for design in designs} == {"serial", "mine"}
 
 
 @pytest.mark.slow
@@ -754,13 +754,13 @@ def test_cfg_job_prints_the_composed_configuration() -> None:
 
 @pytest.mark.slow
 def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation_gives() -> None:
-    found = planned(
+    planned_study = planned(
         "workload.only=[g4]",
         "+space.system.gpu.num_cus=choice(200,304)",
         "+space.system.node.link_bytes_per_s=choice(64 GB/s,5e10)",
         "space.schedule.num_chunks=choice(8)",
     )
-    space = next(iter(found.spaces.values()))
+    space = next(iter(planned_study.spaces.values()))
     count = 0
     for block in space.blocks(1000):
         assert block.batch is not None
@@ -768,7 +768,7 @@ def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation
         keys = keys_to_hex(block.keys()).tolist()
         for place, design in enumerate(block.batch.designs()):
             point = {**block.assignment, **{path: block.values_at(path)[place].item() for path in block.axes}}
-            expected = found.backend.design(space.tree(point))
+            expected = planned_study.backend.design(space.tree(point))
             assert design == expected
             assert keys[place].decode() == content_key(expected)
             count += 1

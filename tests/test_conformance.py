@@ -71,12 +71,12 @@ DRAWN = ("comm_engine", "comm_cus", "priority", "num_chunks", "withheld_cus")
 
 def _distinct() -> list[str]:
     """Shipped schedules, but only one of those that differ in nothing but what `knobs` draws."""
-    kept: dict[str, str] = {}
+    distinct: dict[str, str] = {}
     for name in SCHEDULES:
         tree = shipped("schedule")[name]
-        told = {key: value for key, value in tree.items() if key not in {*DRAWN, "name", "description"}}
-        kept.setdefault(str(sorted(told.items())), name)
-    return list(kept.values())
+        content = {key: value for key, value in tree.items() if key not in {*DRAWN, "name", "description"}}
+        distinct.setdefault(str(sorted(content.items())), name)
+    return list(distinct.values())
 
 
 DISTINCT = _distinct()
@@ -165,8 +165,8 @@ def requests_through_caches() -> tuple[Backend, list[Batch]]:
         wrong,
         {"system.gpu.mapping.channel_hash": "polynomial"},
     ]
-    designs = [applications.design("fw_soft", "combined", {**small, **one}) for one in changes]
-    return BACKENDS["memory"](), [Batch(one) for one in designs]
+    designs = [applications.design("fw_soft", "combined", {**small, **values}) for values in changes]
+    return BACKENDS["memory"](), [Batch(point) for point in designs]
 
 
 def plans_for_recorded_runs() -> tuple[Backend, list[Batch]]:
@@ -216,8 +216,8 @@ def test_a_backend_keeps_what_orchestration_relies_on(name: str) -> None:
 def test_every_backend_is_asked_what_it_knows_beforehand() -> None:
     measured = {"torch_gpu"}  # whose results are times: plugins/torch_gpu/tests/test_torch.py
     assert set(BACKENDS) - measured <= set(SCREENED), "give this kit a grid of designs of the new backend"
-    known = Results.join([found for make in SCREENED.values() for found in make()[0].screen(make()[1])])
-    assert 0 < known.ok.sum() < known.size
+    screened = Results.join([result for make in SCREENED.values() for result in make()[0].screen(make()[1])])
+    assert 0 < screened.ok.sum() < screened.size
 
 
 # Random designs
@@ -279,17 +279,17 @@ _NUM_CHUNKS = {
 
 @st.composite
 def knobs(draw: st.DrawFn, schedule: str, num_cus: int) -> dict[str, Any]:
-    own = shipped("schedule")[schedule]
-    library = st.just(0) if own.get("comm_cus") == 0 and num_cus > 112 else st.nothing()  # for an all-to-all
+    fields = shipped("schedule")[schedule]
+    library = st.just(0) if fields.get("comm_cus") == 0 and num_cus > 112 else st.nothing()  # for an all-to-all
     drawn = {
         "comm_engine": draw(st.sampled_from(["dma", "cu"])),
         "comm_cus": draw(library | st.integers(1, min(num_cus - 1, 56))),
         "priority": draw(st.sampled_from(["equal", "communication", "compute"])),
-        "num_chunks": draw(_NUM_CHUNKS.get(own["family"], st.integers(1, 5))),
+        "num_chunks": draw(_NUM_CHUNKS.get(fields["family"], st.integers(1, 5))),
         "withheld_cus": draw(st.integers(0, num_cus - 1)),
     }
     assert set(drawn) == set(DRAWN)
-    return {f"schedule.{name}": value for name, value in drawn.items() if name in own}
+    return {f"schedule.{name}": value for name, value in drawn.items() if name in fields}
 
 
 def run(engine: str, point: OverlapDesign) -> Timeline:
@@ -350,35 +350,35 @@ def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: 
         "system.gpu.dma.num_engines": st.integers(1, 16),
         "system.node.link_bytes_per_s": magnitudes(5e9, 5e11),
     }
-    found = []
+    designs = []
     for _ in range(data.draw(st.integers(2, 5))):
         changed = data.draw(st.sets(st.sampled_from(sorted(changes)), max_size=3))
         shape = data.draw(st.just(base["shape"]) | shapes())
         overrides = {**base["overrides"], **{path: data.draw(changes[path]) for path in sorted(changed)}}
-        found.append(design(schedule, **{**base, "shape": shape, "overrides": overrides}))
-    together = results(backend(engine), found)
-    assert together == [results(backend(engine), [point])[0] for point in found]
+        designs.append(design(schedule, **{**base, "shape": shape, "overrides": overrides}))
+    together = results(backend(engine), designs)
+    assert together == [results(backend(engine), [point])[0] for point in designs]
 
 
 @pytest.mark.slow
 @every_engine
 def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
     overrides = [{"system.gpu.num_cus": cus, **unslowed(engine)} for cus in (304, 200)]
-    found = [design(name, own) for own in overrides for name in SCHEDULES]
-    alone = [results(backend(engine), [point])[0] for point in found]
-    assert results(backend(engine), found) == alone
-    assert results(backend(engine), found[::-1]) == alone[::-1]
+    designs = [design(name, values) for values in overrides for name in SCHEDULES]
+    alone = [results(backend(engine), [point])[0] for point in designs]
+    assert results(backend(engine), designs) == alone
+    assert results(backend(engine), designs[::-1]) == alone[::-1]
     assert len({str(result.metrics) for result in alone}) > len(SCHEDULES)
 
 
 @pytest.mark.parametrize("path", ["cost_weights", "cost_reference"])
 def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) -> None:
-    found = []
+    designs = []
     for value in (1.0, 2.0):
         tree = shipped("system")["mi300x_8"][path]
-        found.append(design("serial", {f"system.{path}": {**tree, "gpu.num_cus": value * tree["gpu.num_cus"]}}))
-    alone = [results(backend("event"), [point])[0] for point in found]
-    assert results(backend("event"), found) == alone
+        designs.append(design("serial", {f"system.{path}": {**tree, "gpu.num_cus": value * tree["gpu.num_cus"]}}))
+    alone = [results(backend("event"), [point])[0] for point in designs]
+    assert results(backend("event"), designs) == alone
 
 
 @pytest.mark.slow
@@ -403,10 +403,10 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
 @drawn(20)
 @given(schedule=st.sampled_from(DISTINCT), data=st.data())
 def test_a_refused_design_goes_to_the_fallback(pair: tuple[str, str], schedule: str, data: st.DataObject) -> None:
-    found = [design(schedule, **data.draw(points(schedule))) for _ in range(3)]
-    first, second = (results(backend(name), found) for name in pair)
+    designs = [design(schedule, **data.draw(points(schedule))) for _ in range(3)]
+    first, second = (results(backend(name), designs) for name in pair)
     expected = [b if a.status == "unsupported" else a for a, b in zip(first, second, strict=True)]
-    assert results(backend(*pair), found) == expected
+    assert results(backend(*pair), designs) == expected
 
 
 @pytest.mark.slow
@@ -460,20 +460,20 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
     point = design(schedule, **data.draw(points(schedule, **unslowed(engine))))
     (result,) = results(backend(engine), [point])
     assume(result.status == "ok")
-    found, gpu, graph = result.metrics, point.system.gpu, lower(point)
+    metrics, gpu, graph = result.metrics, point.system.gpu, lower(point)
     gemms = graph.of_kind("gemm")
     least = [
         isolated_seconds(graph)[0, gemms].sum(),  # chunks run one at a time
-        found["gemm_s"],
-        found["comm_s"],
-        found["flop"] / (gpu.num_cus * gpu.matrix_flop_per_s_per_cu),
-        found["hbm_bytes"] / gpu.hbm_bytes_per_s,
-        found["moved_bytes"] / sum(map(number, links(point.system.node).values())),
+        metrics["gemm_s"],
+        metrics["comm_s"],
+        metrics["flop"] / (gpu.num_cus * gpu.matrix_flop_per_s_per_cu),
+        metrics["hbm_bytes"] / gpu.hbm_bytes_per_s,
+        metrics["moved_bytes"] / sum(map(number, links(point.system.node).values())),
     ]
-    assert max(least) <= found["makespan_s"] * (1 + 1e-9)
-    proven = backend(engine).bound(Batch(point), {"makespan_s": np.array([found["makespan_s"]])})
+    assert max(least) <= metrics["makespan_s"] * (1 + 1e-9)
+    proven = backend(engine).bound(Batch(point), {"makespan_s": np.array([metrics["makespan_s"]])})
     assert proven["gap"][0] >= -1e-9
-    assert found["exposed_comm_s"] == pytest.approx(found["makespan_s"] - found["gemm_s"], abs=1e-12)
+    assert metrics["exposed_comm_s"] == pytest.approx(metrics["makespan_s"] - metrics["gemm_s"], abs=1e-12)
 
 
 @pytest.mark.one_in(2)
@@ -488,12 +488,14 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
     """
     point = data.draw(points(SCHEDULES[0]))
     common = {path: v for path, v in point["overrides"].items() if path.startswith("system.")}
-    found = {name: design(name, **{**point, "overrides": common}) for name in SCHEDULES}
-    kept = {name: one for name, one in found.items() if not backend(engine).problems(one)}
-    assume("serial" in kept and len(kept) > 1)
+    designs = {name: design(name, **{**point, "overrides": common}) for name in SCHEDULES}
+    supported = {
+        name: point_design for name, point_design in designs.items() if not backend(engine).problems(point_design)
+    }
+    assume("serial" in supported and len(supported) > 1)
     (m, n, k), gpus = point["shape"], point["overrides"]["system.node.num_gpus"]
     local_n = math.ceil(n / gpus)
-    for name, result in zip(kept, results(backend(engine), list(kept.values())), strict=True):
+    for name, result in zip(supported, results(backend(engine), list(supported.values())), strict=True):
         beside = FAMILIES[shipped("schedule")[name]["family"]].orders == ("beside",)
         rows, row_bytes = (max(64, round(m * k / 512)), 1024) if beside else (m, 2 * k)
         moved = (rows - math.ceil(rows / gpus)) * row_bytes
@@ -521,7 +523,7 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
         design(schedule, **point),
         design(schedule, **{**point, "overrides": {**point["overrides"], path: more}}),
     )
-    assume(not any(run(name, one).reason(0) for name in {"analytic", engine} for one in (slow, fast)))
+    assume(not any(run(name, side).reason(0) for name in {"analytic", engine} for side in (slow, fast)))
     assert run(engine, fast).makespan[0] <= run(engine, slow).makespan[0] * (1 + 1e-9)
 
 
@@ -532,13 +534,14 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
 def test_one_piece_moved_by_dma_is_the_serial_schedule(engine: str, schedule: str, data: st.DataObject) -> None:
     fixed = {"schedule.comm_engine": "dma", "schedule.num_chunks": 1}
     point = data.draw(points(schedule, **fixed))
-    kept = {path: v for path, v in point["overrides"].items() if path not in ("schedule.num_chunks",)}
-    kept = {path: v for path, v in kept.items() if path != "schedule.comm_cus"}
-    whole, serial = (
-        run(engine, one) for one in (design(schedule, **point), design("serial", **{**point, "overrides": kept}))
+    overrides = {path: v for path, v in point["overrides"].items() if path not in ("schedule.num_chunks",)}
+    overrides = {path: v for path, v in overrides.items() if path != "schedule.comm_cus"}
+    single, serial = (
+        run(engine, point_design)
+        for point_design in (design(schedule, **point), design("serial", **{**point, "overrides": overrides}))
     )
-    assert whole.reason(0) == serial.reason(0)
-    assert whole.makespan[0] == pytest.approx(serial.makespan[0], rel=1e-12)
+    assert single.reason(0) == serial.reason(0)
+    assert single.makespan[0] == pytest.approx(serial.makespan[0], rel=1e-12)
 
 
 @pytest.mark.slow
@@ -614,8 +617,8 @@ def _assert_slots(tasks: NDArray[np.intp], slots: int, ready: Floats, timeline: 
     for since, until in zip(ready[tasks], issued, strict=True):
         assert all(held(time) == slots for time in moments[(since <= moments) & (moments < until)])
     order = np.argsort(ready[tasks], kind="stable")
-    for one, other in itertools.combinations(order, 2):
-        assert ready[tasks[one]] == ready[tasks[other]] or issued[one] <= issued[other]
+    for task, other in itertools.combinations(order, 2):
+        assert ready[tasks[task]] == ready[tasks[other]] or issued[task] <= issued[other]
 
 
 def _assert_work_done_at_fair_rates(graph: TaskGraph, begun: Floats, finished: Floats) -> None:
@@ -693,10 +696,10 @@ def test_every_engine_agrees_with_the_reference_on_random_graphs(engine: str, gr
 @given(graph=graphs() | pipelines())
 def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> None:
     """Of the engine's own and of the reference's, wherever the engine does not refuse; it refuses both or neither."""
-    totals, own = ENGINES[engine].totals(graph), ENGINES[engine].run(graph)
-    assert (totals.refused[0] if totals.refused else "") == own.reason(0)
-    if not own.reason(0):
-        assert_equal_totals(totals, own.totals())
+    totals, timeline = ENGINES[engine].totals(graph), ENGINES[engine].run(graph)
+    assert (totals.refused[0] if totals.refused else "") == timeline.reason(0)
+    if not timeline.reason(0):
+        assert_equal_totals(totals, timeline.totals())
         if engine in EXACT:
             assert_equal_totals(totals, ENGINES["event"].run(graph).totals())
 
@@ -709,9 +712,9 @@ def test_a_random_grid_equals_its_designs_to_the_bit(engine: str, grid: Plan, da
     """In any order, and as graphs that were built alone, where equal numbers are one column from the start."""
     graph = grid.build()
     order = np.array(data.draw(st.permutations(range(graph.num_designs))))
-    whole, shuffled = ENGINES[engine].run(graph), ENGINES[engine].run(graph.take(order))
-    assert whole.finished[order].tobytes() == shuffled.finished.tobytes()
-    assert whole.issued[order].tobytes() == shuffled.issued.tobytes()
+    unshuffled, shuffled = ENGINES[engine].run(graph), ENGINES[engine].run(graph.take(order))
+    assert unshuffled.finished[order].tobytes() == shuffled.finished.tobytes()
+    assert unshuffled.issued[order].tobytes() == shuffled.issued.tobytes()
     together = evaluated(engine, graph)
     assert [together[place] for place in order] == evaluated(engine, graph.take(order))
     assert together == [evaluated(engine, grid.at(place, graph.shape).build())[0] for place in np.ndindex(graph.shape)]
@@ -719,7 +722,7 @@ def test_a_random_grid_equals_its_designs_to_the_bit(engine: str, grid: Plan, da
 
 def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
     """Totals of each design as the backend computes them: in parts, reduced."""
-    found: dict[int, tuple[Any, ...]] = {}
+    outcomes: dict[int, tuple[Any, ...]] = {}
     for places, alike in patterns(graph):
         small = reduce_graph(alike).graph
         totals = ENGINES[engine].totals(small).flat(small)
@@ -727,8 +730,8 @@ def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
         columns += [*totals.busy_s.values(), *totals.spent_s.values()]
         for row, place in enumerate(range(graph.num_designs) if places is None else places.tolist()):
             reason = totals.refused[row] if totals.refused else ""
-            found[place] = (reason,) if reason else tuple(float(column[row]) for column in columns)
-    return [found[place] for place in range(graph.num_designs)]
+            outcomes[place] = (reason,) if reason else tuple(float(column[row]) for column in columns)
+    return [outcomes[place] for place in range(graph.num_designs)]
 
 
 @pytest.mark.slow
@@ -802,9 +805,9 @@ def test_peak_staging_is_the_largest_sum_at_any_second(spans: list[tuple[int, in
         stages = build.task("stages", "transfer", staged_bytes=amount)
         build.frees(build.task("consumes", "gemm", after=[stages]), [stages])
     times = np.array([[time for begin, length, _ in spans for time in (begin, begin + length)] + [0, 0]], dtype=float)
-    found = Timeline(build.build(), times, times).totals()
+    totals = Timeline(build.build(), times, times).totals()
     sums = [sum(amount for begin, length, amount in spans if begin <= s < begin + length) for s in range(50)]
-    assert found.peak_staged_bytes[0] == pytest.approx(max(sums), abs=1e-9)
+    assert totals.peak_staged_bytes[0] == pytest.approx(max(sums), abs=1e-9)
 
 
 @pytest.mark.slow
@@ -820,10 +823,14 @@ def test_a_replay_tells_what_the_metrics_say(engine: str, schedule: str, data: s
             backend(engine).replay(point)
         return
     shown = backend(engine).replay(point)
-    assert max(one.finish_s for one in shown.intervals) == pytest.approx(result.metrics["makespan_s"], rel=1e-12)
-    assert sum(one.moved_bytes for one in shown.intervals) == pytest.approx(result.metrics["moved_bytes"], rel=1e-12)
-    assert sum(one.flop for one in shown.intervals) == pytest.approx(result.metrics["flop"], rel=1e-12)
-    assert all(one.start_s < one.finish_s for one in shown.intervals)
+    assert max(interval.finish_s for interval in shown.intervals) == pytest.approx(
+        result.metrics["makespan_s"], rel=1e-12
+    )
+    assert sum(interval.moved_bytes for interval in shown.intervals) == pytest.approx(
+        result.metrics["moved_bytes"], rel=1e-12
+    )
+    assert sum(interval.flop for interval in shown.intervals) == pytest.approx(result.metrics["flop"], rel=1e-12)
+    assert all(interval.start_s < interval.finish_s for interval in shown.intervals)
     # each share below 1e-3 is left out
     assert 1 - 1e-3 * 8 <= sum(shown.limits.values()) <= 1 + 1e-9
 
@@ -845,11 +852,11 @@ def test_a_design_related_to_itself_gains_nothing(schedule: str) -> None:
 @st.composite
 def family_knobs(draw: st.DrawFn, kind: type[BaseModel]) -> dict[str, Any]:
     """A value for every knob that a family declares; None where a knob may be None."""
-    found = {}
+    knob_values = {}
     for name, field in kind.model_fields.items():
         if isinstance(field.json_schema_extra, dict) and "structural" in field.json_schema_extra:
-            found[f"schedule.{name}"] = draw(_values(field.annotation))
-    return found
+            knob_values[f"schedule.{name}"] = draw(_values(field.annotation))
+    return knob_values
 
 
 def _values(annotation: Any) -> st.SearchStrategy[Any]:
@@ -1053,13 +1060,13 @@ def test_engines_agree_on_a_task_without_work_that_waits_for_a_slot(pair: tuple[
 def test_a_slot_is_granted_by_instant_then_by_index_and_not_by_round_or_priority(engine: str) -> None:
     build = GraphBuilder()
     pool = build.pool("slot", 1)
-    one: dict[str, Any] = {"pool": pool, "work": 1.0, "cap": 1.0}
+    common: dict[str, Any] = {"pool": pool, "work": 1.0, "cap": 1.0}
     build.task("holds the slot", "gemm", pool=pool, work=2.0, cap=1.0)
     root = build.task("ends at 1", "gemm", work=1.0, cap=1.0)
     between = build.task("takes no time", "gemm", after=[root])
-    later_round = build.task("ready at 1, in the second round", "gemm", after=[between], priority=1, **one)
-    urgent = build.task("ready at 1, in the first round", "gemm", after=[root], priority=0, **one)
-    waits_longest = build.task("ready at 0", "gemm", priority=2, **one)
+    later_round = build.task("ready at 1, in the second round", "gemm", after=[between], priority=1, **common)
+    urgent = build.task("ready at 1, in the first round", "gemm", after=[root], priority=0, **common)
+    waits_longest = build.task("ready at 0", "gemm", priority=2, **common)
     timeline = ENGINES[engine].run(build.build())
     assert not timeline.reason(0) or engine not in ("event", "fluid")
     if not timeline.reason(0):
@@ -1156,10 +1163,10 @@ def test_a_faster_link_can_lengthen_the_makespan_where_tasks_compete() -> None:
 def test_more_cus_can_lengthen_the_makespan_where_tasks_compete() -> None:
     """Faster GEMM chunks with memory priority starve the transfers that the last chunk waits for."""
     scarce = {**FREE, "schedule.priority": "compute", "system.gpu.hbm_bytes_per_s": "300 GB/s"}
-    few, many = (
+    few, many_cus = (
         design("shard_p2p", {**scarce, "system.gpu.num_cus": cus}, shape=(16384, 16384, 131072)) for cus in (100, 304)
     )
-    assert run("event", many).makespan[0] > 1.1 * run("event", few).makespan[0]
+    assert run("event", many_cus).makespan[0] > 1.1 * run("event", few).makespan[0]
 
 
 def test_more_cus_within_a_wave_change_nothing() -> None:

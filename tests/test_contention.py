@@ -77,11 +77,11 @@ def test_losses_add_up_to_the_makespan_less_the_ideal(schedule: str, data: st.Da
     """And neither other operators nor launches make anything faster."""
     point = design(schedule, **reducing(data.draw(points(schedule)), schedule, reduces))
     assume(not backend("fluid").problems(point))
-    found = results(backend("fluid"), [point])[0].metrics
-    lost = {name: found[name] for name in LOSSES}
-    assert found["ideal_s"] + sum(lost.values()) == pytest.approx(found["makespan_s"], rel=1e-9)
-    assert all(loss == 0 or abs(loss) > 1e-12 * found["makespan_s"] for loss in lost.values())  # no rounding errors
-    least = -1e-9 * found["makespan_s"]
+    metrics = results(backend("fluid"), [point])[0].metrics
+    lost = {name: metrics[name] for name in LOSSES}
+    assert metrics["ideal_s"] + sum(lost.values()) == pytest.approx(metrics["makespan_s"], rel=1e-9)
+    assert all(loss == 0 or abs(loss) > 1e-12 * metrics["makespan_s"] for loss in lost.values())  # no rounding errors
+    least = -1e-9 * metrics["makespan_s"]
     assert lost["contention_s"] >= least
     assert lost["launch_s"] >= least
 
@@ -99,11 +99,11 @@ def test_an_even_collective_is_never_faster_on_some_of_its_links(
     """
     point = {**reducing(data.draw(points(schedule)), schedule, reduces), "shape": (4096, 4096, 4096)}
     point["overrides"] |= {"schedule.num_chunks": 4} if "num_chunks" in shipped("schedule")[schedule] else {}
-    one = design(schedule, **point)
-    assume(not backend("fluid").problems(one))
-    assume(one.system.node.topology != "ring" or one.system.node.num_gpus % 2)
-    found = results(backend("fluid"), [one])[0].metrics
-    assert found["starvation_s"] >= -1e-9 * found["makespan_s"]
+    even = design(schedule, **point)
+    assume(not backend("fluid").problems(even))
+    assume(even.system.node.topology != "ring" or even.system.node.num_gpus % 2)
+    metrics = results(backend("fluid"), [even])[0].metrics
+    assert metrics["starvation_s"] >= -1e-9 * metrics["makespan_s"]
 
 
 @pytest.mark.slow
@@ -122,8 +122,8 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
     point = design(schedule, **reducing(data.draw(points(schedule, **fixed)), schedule, reduces))
     assume(not backend("fluid").problems(point))
     assume(point.system.node.topology != "ring" or point.system.node.num_gpus % 2)
-    found = results(backend("fluid"), [point])[0].metrics
-    assert found["contention_s"] == pytest.approx(0.0, abs=1e-4 * found["makespan_s"])
+    metrics = results(backend("fluid"), [point])[0].metrics
+    assert metrics["contention_s"] == pytest.approx(0.0, abs=1e-4 * metrics["makespan_s"])
 
 
 # The coefficients
@@ -133,8 +133,8 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
 def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None:
     def makespans(overrides: dict[str, Any]) -> list[float]:
         movers = [{"schedule.comm_engine": mover, **overrides} for mover in ("cu", "dma")]
-        assigned = [{**one, "system.gpu.gemm.assignment": way} for one in movers for way in ("static", "dynamic")]
-        return [float(run("fluid", design("hetero_fused_1d", one)).makespan[0]) for one in assigned]
+        assigned = [{**mover, "system.gpu.gemm.assignment": way} for mover in movers for way in ("static", "dynamic")]
+        return [float(run("fluid", design("hetero_fused_1d", settings)).makespan[0]) for settings in assigned]
 
     assert makespans({f"system.gpu.contention.{name}": 4.0}) != makespans({})
 
@@ -156,10 +156,10 @@ def names(schema: Any) -> Iterator[str]:
 def test_nobody_can_say_how_much_of_an_operator_is_hidden() -> None:
     """How much overlaps follows from the hardware and the schedule: no number of a design gives it."""
     kinds: list[type[BaseModel]] = [System, WholeNode, Workload, ShapeList, *FAMILIES.values()]
-    found = {name for kind in kinds for name in names(kind.model_json_schema())}
-    assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "num_chunks"} <= found
+    fields = {name for kind in kinds for name in names(kind.model_json_schema())}
+    assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "num_chunks"} <= fields
     forbidden = ("overlap", "ratio", "hidden", "hiding", "exposed", "concurrency")
-    assert [name for name in found if set(name.lower().split("_")) & set(forbidden)] == []
+    assert [name for name in fields if set(name.lower().split("_")) & set(forbidden)] == []
 
 
 # Waves beside other kernels
@@ -213,9 +213,9 @@ def test_a_static_gemm_is_never_faster_beside_more_cus_of_others(
     shape: tuple[int, int, int], taken: int, more: int
 ) -> None:
     gpu = design("serial").system.gpu
-    few, many = (cost_beside(gpu, shape, held) for held in (taken, min(taken + more, gpu.num_cus - 1)))
-    assert many.seconds >= few.seconds * (1 - 1e-12)
-    assert (many.kernel.rows, many.kernel.cols) == (few.kernel.rows, few.kernel.cols)
+    few, beside_more = (cost_beside(gpu, shape, cus) for cus in (taken, min(taken + more, gpu.num_cus - 1)))
+    assert beside_more.seconds >= few.seconds * (1 - 1e-12)
+    assert (beside_more.kernel.rows, beside_more.kernel.cols) == (few.kernel.rows, few.kernel.cols)
 
 
 @pytest.mark.parametrize("channels", [2, 8, 32, 56])
@@ -252,7 +252,7 @@ def test_a_channel_of_an_all_to_all_takes_two_cus() -> None:
     system = design("serial").system
     assert channel_cus(system, 28, "all_to_all") == 2 * channel_cus(system, 28, "all_reduce") == 56
     rows = [replace(row(8192, 28, "static"), pattern=(pattern,)) for pattern in ("all_gather", "all_to_all")]
-    ring, pairs = (float(shares(system, one)[0][0]) for one in rows)
+    ring, pairs = (float(shares(system, rates)[0][0]) for rates in rows)
     assert (ring, pairs) == pytest.approx((4 / 5, 4 / 6), rel=0.01)
 
 
@@ -310,11 +310,11 @@ def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
     times = graph["work"][0] / graph["cap"][0]
     arguments = times[gemm], times[moved].max(), factor["gemm"], factor["communication"]
     ends = together(*map(np.asarray, arguments), late_s=late_start_s(point.system.gpu, times[gemm], by="cu"))
-    found = timeline.finished[0, gemm], timeline.finished[0, moved].max()
+    ends_found = timeline.finished[0, gemm], timeline.finished[0, moved].max()
     if factor["gemm"] * 304 + factor["communication"] * channels <= 304:
-        assert found == pytest.approx(tuple(map(float, ends)), rel=1e-6)
+        assert ends_found == pytest.approx(tuple(map(float, ends)), rel=1e-6)
     else:
-        assert max(found) >= float(max(ends)) * (1 - 1e-9)
+        assert max(ends_found) >= float(max(ends)) * (1 - 1e-9)
 
 
 def factors(graph: TaskGraph) -> dict[str, float]:
@@ -356,9 +356,9 @@ def test_a_gemm_that_is_not_masked_is_no_faster_than_on_the_cus_that_are_left(
     point = design("c3_sp", **data.draw(points("c3_sp", **fixed)))
     graph, (gpu, op) = lower(point), (point.system.gpu, point.workload.overlap().gemm)
     turns = point.system.node.num_gpus // 2 if point.system.node.topology == "ring" else 1
-    held = float(graph["cus"][0, graph.of_kind("transfer")].sum()) / turns
+    cus = float(graph["cus"][0, graph.of_kind("transfer")].sum()) / turns
     shape = op.m, op.local_n, op.local_k
-    left = cost_beside(gpu, shape, round(held))
+    left = cost_beside(gpu, shape, round(cus))
     (gemm,) = graph.of_kind("gemm")
     moving = {graph.group[transfer] for transfer in graph.of_kind("transfer")}
     laws = zip(graph.slowed, graph["factor"][0], strict=True)
@@ -371,11 +371,11 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
     point = design("c3_base", {"workload.operators.gemm.shards": 1}, shape=shape)
     graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
     timeline = ENGINES["event"].run(graph)
-    whole = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
-    assert whole.kernel.waves > 1
-    retired = gpu.kernel_launch_s + float(whole.seconds / whole.kernel.waves)
+    alone = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
+    assert alone.kernel.waves > 1
+    retired = gpu.kernel_launch_s + float(alone.seconds / alone.kernel.waves)
     assert timeline.issued[0, graph.of_kind("launch")[:1]] == pytest.approx([retired], rel=1e-9)
-    late = gpu.kernel_launch_s + float(late_start_s(gpu, whole.seconds, by="cu"))
+    late = gpu.kernel_launch_s + float(late_start_s(gpu, alone.seconds, by="cu"))
     (waited,) = timeline.finished[0, graph.of_kind("launch")[1:]]
     setup_s = gpu.cu_copy.setup_s / 2
     assert max(late, retired) <= waited <= max(late, retired) + setup_s * (1 + 1e-9)
@@ -384,11 +384,11 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
 def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() -> None:
     point = design("c3_base", {"system.gpu.gemm.assignment": "dynamic"}, shape=(8192, 8192, 8192))
     graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
-    whole = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
+    alone = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
     moved = graph.of_kind("transfer")
     times = (
         gpu.kernel_launch_s,
-        float(whole.seconds),
+        float(alone.seconds),
         gpu.cu_copy.setup_s / 2,
         (graph["work"] / graph["cap"])[0, moved].max(),
     )
@@ -405,8 +405,8 @@ def test_a_runtime_launches_the_collective_first_where_its_grid_is_the_smaller_o
     (tmp_path / "shapes.csv").write_text("\n".join(shapes))
     words = ["study=conccl", "workload.shapes=shapes.csv", "tracking=none", "store=none", "timeline=false"]
     assert main(words) == 0
-    made = next(Path("outputs/conccl").glob("2*/runtime_rules.json"))
-    rule = json.loads(made.read_text("utf-8"))["rules"]["launch the smaller grid first"]
+    file = next(Path("outputs/conccl").glob("2*/runtime_rules.json"))
+    rule = json.loads(file.read_text("utf-8"))["rules"]["launch the smaller grid first"]
     assert rule["collective_first"] == 0.5
 
 
@@ -441,10 +441,10 @@ def test_conccl_draws_and_judges_what_a_narrowed_space_has(
     assert main([*fixed, *words]) == 0
     (folder,) = Path("outputs/conccl").glob("2*")
     assert {path.stem for path in (folder / "figures").glob("*.png")} - {"pareto"} == {*figures, "message_sizes"}
-    made = folder / "runtime_rules.json"
-    assert set(json.loads(made.read_text("utf-8"))["rules"] if made.exists() else ()) == rules
+    file = folder / "runtime_rules.json"
+    assert set(json.loads(file.read_text("utf-8"))["rules"] if file.exists() else ()) == rules
     findings = STUDY.findings(pd.read_parquet(folder / "results.parquet"))
-    assert {found.ours is not None for found in findings.values()} == {narrowed == "nothing"}
+    assert {finding.ours is not None for finding in findings.values()} == {narrowed == "nothing"}
 
 
 @pytest.mark.nightly
@@ -529,20 +529,20 @@ def test_the_rows_of_the_sweep_are_the_published_ones(shared: Callable[[str], Pa
     expected = [
         (
             *(float(row[name]) for name in ("size", "channels", "comm_alone_ms")),
-            *(float(row[f"{own}_{name}_ms"]) for name in ("alone", "gemm_overlap", "comm_overlap", "wall")),
+            *(float(row[f"{kind}_{name}_ms"]) for name in ("alone", "gemm_overlap", "comm_overlap", "wall")),
             assignment,
         )
         for row in published
-        for assignment, own in kinds.items()
+        for assignment, kind in kinds.items()
     ]
     most = max(int(row["channels"]) for row in published)
     shipped_rows = table(CONF / "data/overlap/mi300x_gemm_allreduce.csv")
     swept = [row for row in shipped_rows if (row["size"], row["payload_mib"]) == ("8192", "512")]
     rows = [row for row in swept if int(row["channels"]) <= most]
     columns = ("size", "channels", "comm_alone_ms", "gemm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
-    found = [(*(float(row[name]) for name in columns), row["assignment"]) for row in rows]
-    assert len(found) == 2 * len(published) > 0
-    assert sorted(found) == sorted(expected)
+    rows_read = [(*(float(row[name]) for name in columns), row["assignment"]) for row in rows]
+    assert len(rows_read) == 2 * len(published) > 0
+    assert sorted(rows_read) == sorted(expected)
 
 
 # Reductions

@@ -140,7 +140,7 @@ def test_a_gemm_costs_the_same_alone_and_in_a_batch_beside_which_others_hold_cus
     gpu: Gemms, shape: tuple[int, int, int], batch: int, transposed: bool, taken: int
 ) -> None:
     kernel = GemmShape(*shape, batch=batch, transposed_a=transposed)
-    alone, beside, both = (gemm_cost(gpu, kernel, taken=held) for held in (0, taken, np.array([0, taken])))
+    alone, beside, both = (gemm_cost(gpu, kernel, taken=cus) for cus in (0, taken, np.array([0, taken])))
     assert both.seconds.tolist() == [alone.seconds, beside.seconds]
     assert both.kernel.hbm_bytes.tolist() == [alone.kernel.hbm_bytes, beside.kernel.hbm_bytes]
     assert 0 < alone.kernel.compute_s <= alone.seconds
@@ -150,9 +150,9 @@ def test_a_gemm_costs_the_same_alone_and_in_a_batch_beside_which_others_hold_cus
 def test_a_gemm_is_never_faster_beside_more_cus_of_others_and_keeps_its_tile(
     gpu: Gemms, shape: tuple[int, int, int], taken: int, more: int
 ) -> None:
-    few, many = (gemm_cost(gpu, GemmShape(*shape), taken=held) for held in (taken, taken + more))
-    assert many.seconds >= few.seconds * (1 - 1e-12)
-    few_tile, many_tile = few.kernel, many.kernel
+    few, beside_more = (gemm_cost(gpu, GemmShape(*shape), taken=cus) for cus in (taken, taken + more))
+    assert beside_more.seconds >= few.seconds * (1 - 1e-12)
+    few_tile, many_tile = few.kernel, beside_more.kernel
     assert (many_tile.rows, many_tile.cols, many_tile.workgroups) == (few_tile.rows, few_tile.cols, few_tile.workgroups)
 
 

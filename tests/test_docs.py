@@ -46,13 +46,13 @@ def _reference() -> dict[str, str]:
 @pytest.mark.slow
 def test_links_of_a_clone_lead_to_files() -> None:
     """Pages that the site makes are no files of a clone."""
-    made = {*reference.makers(), *site.made_pages()}
+    generated = {*reference.makers(), *site.made_pages()}
     for page in PAGES:
         for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", page.read_text("utf-8")):
             place = (page.parent / target).resolve()
             name = place.relative_to(REPOSITORY / "docs").as_posix() if REPOSITORY / "docs" in place.parents else ""
             notebook = place.parent.name == "notebooks" and place.with_suffix(".ipynb").exists()
-            assert place.exists() or name in made or notebook, f"{page}: {target}"
+            assert place.exists() or name in generated or notebook, f"{page}: {target}"
 
 
 def test_every_file_of_the_documentation_that_the_code_names_exists() -> None:

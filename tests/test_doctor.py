@@ -65,9 +65,9 @@ def test_details_are_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_database_of_another_mlflow_is_told(version: str, capsys: pytest.CaptureFixture[str]) -> None:
     from dse.tracking.doctor import _revisions
 
-    known, newest = _revisions()
-    assert newest in known
-    database({"ok": newest, "older": min(known - {newest}), "newer": "f" * 12}[version])
+    revisions, newest = _revisions()
+    assert newest in revisions
+    database({"ok": newest, "older": min(revisions - {newest}), "newer": "f" * 12}[version])
     line = told(capsys, code=4 if version == "newer" else 0)["MLflow"]
     assert line.startswith({"ok": "ok", "older": "warn", "newer": "fail"}[version])
     assert version == "ok" or version in line

@@ -64,9 +64,9 @@ def by_hand(knobs: Sequence[Knob], scenario: str) -> Tally:
     """The same counts from one design after the other."""
     plan = toy.planned(knobs, toy.settings("random", 10_000))
     space, backend = plan.spaces[scenario], plan.backend
-    met, asked, refused, broken = set[str](), 0, 0, 0
+    met, drawn, refused, broken = set[str](), 0, 0, 0
     for point in space.points():
-        asked += 1
+        drawn += 1
         try:
             design = backend.design(space.tree(point))
         except ConfigError:
@@ -76,7 +76,7 @@ def by_hand(knobs: Sequence[Knob], scenario: str) -> Tally:
             name, bad = content_key(design), bool(backend.problems(design))
             broken += bad and name not in met
         met.add(name)
-    return Tally(asked, asked, len(met), refused, broken)
+    return Tally(drawn, drawn, len(met), refused, broken)
 
 
 @pytest.mark.slow
@@ -84,53 +84,55 @@ def by_hand(knobs: Sequence[Knob], scenario: str) -> Tally:
 @given(knobs=spaces())
 def test_counts_are_those_of_looking_at_every_design(knobs: list[Knob]) -> None:
     try:
-        found = looked(*knobs)
+        forecast = looked(*knobs)
     except ConfigError:
         return  # a knob that counts nowhere is refused by every command
-    for scenario, tally in found.census.tallies.items():
+    for scenario, tally in forecast.census.tallies.items():
         assert tally == by_hand(knobs, scenario)
 
 
 def test_what_the_model_refuses_is_told_from_what_breaks_a_rule_and_from_what_comes_twice() -> None:
-    found = looked(Knob("thing.x", (1, 1.0, 5, 900, 950)), Knob("tool.size", (1, 2)))
-    tally = found.census.tallies["light"]
+    forecast = looked(Knob("thing.x", (1, 1.0, 5, 900, 950)), Knob("tool.size", (1, 2)))
+    tally = forecast.census.tallies["light"]
     assert (tally.asked, tally.duplicates, tally.refused, tally.broken, tally.legal) == (10, 2, 0, 4, 4)
-    assert found.census.rules == {"thing.x = …: does not fit the tool": 8}
-    assert found.census.num_evaluated == found.census.num_legal + 4  # baselines: x = 0 for two sizes in two scenarios
+    assert forecast.census.rules == {"thing.x = …: does not fit the tool": 8}
+    assert (
+        forecast.census.num_evaluated == forecast.census.num_legal + 4
+    )  # baselines: x = 0 for two sizes in two scenarios
 
 
 def test_nothing_is_simulated_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is timed is thrown away: only a rule is broken here, so there is nothing to time."""
     monkeypatch.setattr(toy.Fixed, "evaluate", lambda *_: pytest.fail("evaluated"))
-    found = looked(Knob("thing.x", (900, 950)), study={**toy.settings("random", 1)["study"], "baseline": {}})
-    assert found.total.legal == 0
-    assert found.notes == ("no point can be evaluated, so nothing was timed",)
+    forecast = looked(Knob("thing.x", (900, 950)), study={**toy.settings("random", 1)["study"], "baseline": {}})
+    assert forecast.total.legal == 0
+    assert forecast.notes == ("no point can be evaluated, so nothing was timed",)
 
 
 def test_a_design_of_two_scenarios_is_evaluated_once() -> None:
-    found = looked(Knob("tool.weight", (0.5, 4.0)), Knob("thing.x", (0, 1)))
-    assert found.total.legal == 8
-    assert found.census.num_legal == 4
+    forecast = looked(Knob("tool.weight", (0.5, 4.0)), Knob("thing.x", (0, 1)))
+    assert forecast.total.legal == 8
+    assert forecast.census.num_legal == 4
 
 
 @pytest.mark.nightly
 def test_an_endless_space_is_told_from_draws_and_says_so() -> None:
-    found = looked(Knob("thing.y", low=0.0, high=1.0), Knob("thing.x", tuple(range(880, 920))), trials=50)
-    assert not found.counts
-    tally = found.census.tallies["light"]
+    forecast = looked(Knob("thing.y", low=0.0, high=1.0), Knob("thing.x", tuple(range(880, 920))), trials=50)
+    assert not forecast.counts
+    tally = forecast.census.tallies["light"]
     share = tally.share(tally.broken)
     assert share.interval is not None
     assert share.interval[0] < 0.5 < share.interval[1] < share.interval[0] + 0.1
-    assert found.verdict.startswith("search=random evaluates 50 of endlessly many points per scenario in ")
-    assert found.rows == 100
+    assert forecast.verdict.startswith("search=random evaluates 50 of endlessly many points per scenario in ")
+    assert forecast.rows == 100
 
 
 def test_a_budget_below_the_space_is_told_with_what_all_of_it_would_take() -> None:
-    found = looked(Knob("thing.x", tuple(range(100))), trials=10)
-    assert found.verdict.startswith("search=random evaluates 10 of 100 points per scenario in ")
-    assert "; budget.trials=100 enumerates all in " in found.verdict
-    assert found.searching is not None
-    assert found.searching.value < found.enumerating.value * 20  # type: ignore[union-attr]
+    forecast = looked(Knob("thing.x", tuple(range(100))), trials=10)
+    assert forecast.verdict.startswith("search=random evaluates 10 of 100 points per scenario in ")
+    assert "; budget.trials=100 enumerates all in " in forecast.verdict
+    assert forecast.searching is not None
+    assert forecast.searching.value < forecast.enumerating.value * 20  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -138,11 +140,11 @@ def test_points_that_a_search_asks_for_together_are_one_call_where_the_backend_t
     """So more jobs than calls do not make it faster."""
     executor = {"name": "local", "jobs": 8}
     fast = {**toy.settings("random", 1)["simulator"], "fast": True}
-    found = looked(Knob("thing.x", tuple(range(100))), trials=10, executor=executor, simulator=fast)
-    assert "evenly on 8 jobs" in found.notes[0]
-    assert "jobs" not in found.notes[1]
-    found = looked(Knob("thing.x", tuple(range(100))), trials=10, executor=executor)
-    assert "evenly on 8 jobs" in found.notes[1]
+    forecast = looked(Knob("thing.x", tuple(range(100))), trials=10, executor=executor, simulator=fast)
+    assert "evenly on 8 jobs" in forecast.notes[0]
+    assert "jobs" not in forecast.notes[1]
+    forecast = looked(Knob("thing.x", tuple(range(100))), trials=10, executor=executor)
+    assert "evenly on 8 jobs" in forecast.notes[1]
 
 
 def test_seconds_are_shared_by_jobs_once_workers_pay() -> None:
@@ -157,12 +159,12 @@ def test_seconds_are_shared_by_jobs_once_workers_pay() -> None:
 
 def test_an_interval_of_resampled_calls_holds_the_true_pace_of_noisy_ones() -> None:
     """Of 95 % intervals, about so many: calls whose time per design is drawn around a known mean."""
-    held = 0
+    hits = 0
     for seed in range(100):
         noise = np.random.default_rng(seed).lognormal(-0.045, 0.3, 40)
         interval = CallTimes(np.full(40, 8.0), 8.0 * noise, 0.0).total(1, 1, seed=seed).interval
-        held += interval is not None and interval[0] <= 1.0 <= interval[1]
-    assert held >= 85
+        hits += interval is not None and interval[0] <= 1.0 <= interval[1]
+    assert hits >= 85
 
 
 def test_wilsons_interval_is_never_outside_what_a_share_can_be() -> None:
@@ -174,8 +176,8 @@ def test_wilsons_interval_is_never_outside_what_a_share_can_be() -> None:
 
 
 def test_a_rule_is_one_whatever_numbers_it_was_broken_with() -> None:
-    told = {general(f"a.x2 = {value}: is more than {limit} (of 4e+09)") for value, limit in ((1, 2.5), (-30, 4))}
-    assert told == {"a.x2 = …: is more than … (of …)"}
+    texts = {general(f"a.x2 = {value}: is more than {limit} (of 4e+09)") for value, limit in ((1, 2.5), (-30, 4))}
+    assert texts == {"a.x2 = …: is more than … (of …)"}
 
 
 def test_quantities_are_told_in_the_unit_of_their_field() -> None:
@@ -195,22 +197,22 @@ def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dry-run", *FEW, "json=true"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    counts = json.loads(capsys.readouterr().out)
     assert list(elsewhere.iterdir()) == []
-    assert told["in_store"] == 0
+    assert counts["in_store"] == 0
     assert main([*FEW, "tracking=none", "timeline=false", "figures=none"]) == 0
     files = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
     capsys.readouterr()
     assert main(["dry-run", *FEW]) == 0
     assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == files
     shown = capsys.readouterr().out
-    assert f"the store holds results of {told['to_evaluate']} of them" in shown
+    assert f"the store holds results of {counts['to_evaluate']} of them" in shown
     assert "this space can be enumerated in 0 s" in shown
     table = next(elsewhere.glob("outputs/*/latest/results.parquet"))
     import pandas as pd
 
     rows = pd.read_parquet(table, columns=["key", "status"])
-    assert (rows["status"] == "ok").sum() == told["total"]["legal"] == told["to_evaluate"]
+    assert (rows["status"] == "ok").sum() == counts["total"]["legal"] == counts["to_evaluate"]
 
 
 @pytest.mark.nightly
@@ -232,9 +234,11 @@ def test_what_a_dry_run_cannot_take_is_refused_with_the_way_out(capsys: pytest.C
 
 
 def test_a_program_that_takes_its_time_is_timed_a_few_times_only(elsewhere: Path) -> None:
-    found = looked(Knob("thing.x", tuple(range(50))), simulator={**toy.settings("random", 1)["simulator"], "batch": 1})
-    assert found.enumerating is not None
-    assert found.enumerating.interval is not None
-    assert found.row is not None
-    assert found.row.store_bytes == 0.0
-    assert found.row.table_bytes > 0.0
+    forecast = looked(
+        Knob("thing.x", tuple(range(50))), simulator={**toy.settings("random", 1)["simulator"], "batch": 1}
+    )
+    assert forecast.enumerating is not None
+    assert forecast.enumerating.interval is not None
+    assert forecast.row is not None
+    assert forecast.row.store_bytes == 0.0
+    assert forecast.row.table_bytes > 0.0

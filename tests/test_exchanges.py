@@ -109,20 +109,20 @@ BF16 = {"run.precision": "bf16", "run.batch": 8, "run.sequence_length": 1024}
 @pytest.mark.parametrize("how", BESIDE)
 @pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
 def test_the_task_graph_of_a_step_takes_as_long_as_the_closed_form(how: str, mode: str) -> None:
-    found = made({**exchanged(how, mode), **BF16}, **OPTIONS)
-    assert float(found.passes.pair_saved_s) > 0
-    assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
-    lanes = {task.lane for task in intervals(found)}
+    iteration = made({**exchanged(how, mode), **BF16}, **OPTIONS)
+    assert float(iteration.passes.pair_saved_s) > 0
+    assert makespan(lower(iteration)) == pytest.approx(float(iteration.seconds), rel=1e-9)
+    lanes = {task.lane for task in intervals(iteration)}
     assert {"compute", "expert-parallel links"} <= lanes
 
 
 @pytest.mark.parametrize("how", BESIDE)
 @pytest.mark.parametrize("mode", ["training", "prefill", "decode"])
 def test_exchanges_beside_other_work_save_no_more_than_they_take(how: str, mode: str) -> None:
-    found = made({**exchanged(how, mode), **BF16}, **OPTIONS)
-    moved = float(found.passes.sum(part for part in found.passes.parts if part.over == "ep"))
+    iteration = made({**exchanged(how, mode), **BF16}, **OPTIONS)
+    moved = float(iteration.passes.sum(part for part in iteration.passes.parts if part.over == "ep"))
     passes = 1 if how == "shared_expert" else 2 if mode != "training" else 1
-    assert 0 < float(found.passes.pair_saved_s) <= passes * moved
+    assert 0 < float(iteration.passes.pair_saved_s) <= passes * moved
 
 
 def test_a_step_that_waits_is_the_same_and_says_nothing_of_the_knob() -> None:
@@ -140,17 +140,17 @@ def test_gemms_keep_to_the_cus_that_exchanges_leave_beside_another_micro_batch_a
 
 def test_a_grid_of_steps_is_that_of_each_step() -> None:
     design = step({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
-    found = gridded(design, {"run.batch": [1, 4, 16], "run.micro_batches": [2, 4, 8]})
+    grid = gridded(design, {"run.batch": [1, 4, 16], "run.micro_batches": [2, 4, 8]})
     for place, (batch, m) in enumerate(zip((1, 4, 16), (2, 4, 8), strict=True)):
         alone = metrics(
             {**exchanged("two_micro_batches"), **BF16, "run.batch": batch, "run.micro_batches": m}, **OPTIONS
         )
-        assert found[4 * place].metrics["iteration_s"] == pytest.approx(alone["iteration_s"], rel=1e-12)
+        assert grid[4 * place].metrics["iteration_s"] == pytest.approx(alone["iteration_s"], rel=1e-12)
 
 
 def test_every_operator_has_a_region_and_both_exchanges_of_a_pass_their_own() -> None:
-    found = made({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
-    ops = [part.op for part in found.passes.parts if part.block.name == "layer"]
+    iteration = made({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
+    ops = [part.op for part in iteration.passes.parts if part.block.name == "layer"]
     named = dict(zip((op.name for op in ops), regions(ops), strict=True))
     assert named["router"] == "attention"
     assert named["expert fc2"] == "experts"
@@ -169,33 +169,35 @@ LATENTS: dict[str, Any] = {**OPTIONS, "model": {**MODEL, "latent": LATENT}}
 
 def test_up_projections_that_are_computed_again_are_not_kept() -> None:
     values = {**exchanged("two_micro_batches"), **BF16}
-    kept, again, every = (
+    nothing, again, every = (
         metrics({**values, "run.recompute": what}, **LATENTS) for what in ("none", "up_projections", "all")
     )
-    assert every["activation_bytes"] < again["activation_bytes"] < kept["activation_bytes"]
-    assert kept["backward_s"] < again["backward_s"] < every["backward_s"]
-    found = made({**values, "run.recompute": "up_projections"}, **LATENTS)
-    names = {part.op.name for part in found.passes.parts if part.op.phase == "recompute" and part.block.name == "layer"}
+    assert every["activation_bytes"] < again["activation_bytes"] < nothing["activation_bytes"]
+    assert nothing["backward_s"] < again["backward_s"] < every["backward_s"]
+    iteration = made({**values, "run.recompute": "up_projections"}, **LATENTS)
+    names = {
+        part.op.name for part in iteration.passes.parts if part.op.phase == "recompute" and part.block.name == "layer"
+    }
     assert {"norm again", "q up again", "kv up again", "rotary again", "expert activation again"} <= names
     assert not names & {"dispatch again", "flash again", "projection again", "expert fc1 again", "latent down again"}
-    assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
+    assert makespan(lower(iteration)) == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
 def test_up_projections_are_of_latent_attention() -> None:
-    found = BACKEND.problems(step({**exchanged("waited"), **BF16, "run.recompute": "up_projections"}, **OPTIONS))
-    assert [problem.path for problem in found] == ["run.recompute"]
+    problems = BACKEND.problems(step({**exchanged("waited"), **BF16, "run.recompute": "up_projections"}, **OPTIONS))
+    assert [problem.path for problem in problems] == ["run.recompute"]
 
 
 def test_casts_by_tiles_are_of_linear_layers_at_fp8_and_of_tokens_once() -> None:
     values = {**exchanged("waited"), **BF16}
     fp8 = {**values, "run.products": "fp8", "system.node.library.network_bytes_per_s": 45e9}
     options = {**LATENTS, "system": "h800_8", "kernels": "deepseek"}
-    found, wide = (made(each, **options) for each in (fp8, values))
+    narrow, wide = (made(values_of, **options) for values_of in (fp8, values))
     assert not [part for part in wide.passes.parts if part.op.name.endswith((" cast", " transpose"))]
-    casts = {part.op.name: part for part in found.passes.parts if part.op.name.endswith(" cast") and part.forward}
+    casts = {part.op.name: part for part in narrow.passes.parts if part.op.name.endswith(" cast") and part.forward}
     assert "router cast" in casts
     assert not casts.keys() & {"expert fc1 cast", "shared fc1 cast"}
-    (fc2,) = (part.op.work for part in found.passes.parts if part.op.name == "expert fc2")
+    (fc2,) = (part.op.work for part in narrow.passes.parts if part.op.name == "expert fc2")
     sizes = [float(np.asarray(getattr(fc2, name))) for name in ("n", "k", "batch")]
     assert float(casts["expert fc2 cast"].spent.bytes) == pytest.approx(1.5 * 2 * np.prod(sizes))
     assert "tile_casts" not in dict(step(values, **OPTIONS).kernels)
@@ -291,16 +293,16 @@ def test_dualpipe_holds_two_stages_and_shortens_the_bubble() -> None:
     assert ends["bubble_s"] < plain["bubble_s"]
     assert ends["state_bytes"] == pytest.approx(2 * plain["state_bytes"], rel=1e-9)
     assert ends["optimizer_s"] > 1.8 * plain["optimizer_s"]
-    assert [float(kept) for kept in in_flight(PipelineSchedule(pipeline="dualpipe"), 4, 16)] == [5, 5]
-    found = made({**values, "parallel.pipeline": "dualpipe"}, **OPTIONS)
-    assert makespan(lower(found)) == pytest.approx(float(found.seconds), rel=1e-9)
+    assert [float(stages) for stages in in_flight(PipelineSchedule(pipeline="dualpipe"), 4, 16)] == [5, 5]
+    iteration = made({**values, "parallel.pipeline": "dualpipe"}, **OPTIONS)
+    assert makespan(lower(iteration)) == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
 # Rules
 
 
 @pytest.mark.parametrize(
-    ("changed", "path", "told"),
+    ("changed", "path", "rule"),
     [
         ({"parallel.ep": 1}, "parallel.exchanges", "there are none (parallel.ep = 1)"),
         ({"model.moe.shared_experts": 0, "parallel.exchanges": "shared_expert"}, "parallel.exchanges", "has none"),
@@ -315,9 +317,9 @@ def test_dualpipe_holds_two_stages_and_shortens_the_bubble() -> None:
         ({"parallel.pipeline": "dualpipe", "parallel.pp": 2, "run.mode": "prefill"}, "parallel.pipeline", "training"),
     ],
 )
-def test_what_cannot_run_side_by_side_is_told_with_a_way_out(changed: dict[str, Any], path: str, told: str) -> None:
-    found = BACKEND.problems(step({**exchanged("two_micro_batches"), **BF16, **changed}, **OPTIONS))
-    assert any(problem.path == path and told in problem.rule and problem.way_out for problem in found), found
+def test_what_cannot_run_side_by_side_is_told_with_a_way_out(changed: dict[str, Any], path: str, rule: str) -> None:
+    problems = BACKEND.problems(step({**exchanged("two_micro_batches"), **BF16, **changed}, **OPTIONS))
+    assert any(problem.path == path and rule in problem.rule and problem.way_out for problem in problems), problems
 
 
 def test_a_model_without_experts_is_not_asked_for_their_exchanges() -> None:
@@ -343,11 +345,11 @@ def test_a_plan_tries_all_that_exchanges_may_run_beside_and_says_what_does_so_to
     best = plan.best["parallel.exchanges"]
     assert best != "waited"
     assert plan.tree()["parallel"]["exchanges"] == best
-    told = capsys.readouterr().out
-    assert f"exchanges={best}" in told
+    output = capsys.readouterr().out
+    assert f"exchanges={best}" in output
     way = {"shared_expert": "--moe-shared-expert-overlap", "two_micro_batches": "--overlap-moe-expert-parallel-comm"}
-    assert way[best] in told
-    assert "--enable-dbo" not in told
+    assert way[best] in output
+    assert "--enable-dbo" not in output
 
 
 # Measured kernels

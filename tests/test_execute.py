@@ -37,7 +37,7 @@ def installed(tmp_path: Path) -> Iterator[None]:
 def results(spec: BackendSpec, values: Sequence[int], jobs: int = 1) -> list[Result]:
     """Results of things of these x, one batch each."""
     batches = [Batch(thing) for thing in toy.things(values)]
-    return [found[0] for found in toy.evaluate(spec, batches, jobs=jobs)]
+    return [result[0] for result in toy.evaluate(spec, batches, jobs=jobs)]
 
 
 def judged(result: Result, metrics: Mapping[str, Metric] = toy.METRICS) -> Result:
@@ -56,12 +56,12 @@ def test_a_result_is_valid_exactly_when_it_has_all_metrics_and_no_other_each_fin
         math.isfinite(value) and toy.METRICS[name].low <= value <= toy.METRICS[name].high
         for name, value in metrics.items()
     )
-    found = judged(Result("ok", metrics, engine="toy"))
-    assert found.status == ("ok" if legal else "invalid")
-    assert found.engine == "toy"
+    result = judged(Result("ok", metrics, engine="toy"))
+    assert result.status == ("ok" if legal else "invalid")
+    assert result.engine == "toy"
     if not legal:
-        assert not found.metrics
-        assert any(name in found.reason for name in (*toy.METRICS, "speed"))
+        assert not result.metrics
+        assert any(name in result.reason for name in (*toy.METRICS, "speed"))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_a_result_is_valid_exactly_when_it_has_all_metrics_and_no_other_each_fin
 def test_a_wrong_metric_makes_the_result_invalid_and_is_named_with_its_value(
     fault: str, name: str, value: str, why: str
 ) -> None:
-    before, found, after = results(toy.spec((2, fault)), [1, 2, 3])
-    assert found.status == "invalid"
-    assert f"{name} = {value}: " in found.reason
-    assert why in found.reason
+    before, wrong, after = results(toy.spec((2, fault)), [1, 2, 3])
+    assert wrong.status == "invalid"
+    assert f"{name} = {value}: " in wrong.reason
+    assert why in wrong.reason
     assert before.status == after.status == "ok"
 
 
@@ -106,9 +106,9 @@ def test_the_ends_of_a_metrics_range_are_legal() -> None:
 @given(st.lists(st.tuples(st.sampled_from(STATUSES), NUMBERS, NUMBERS), min_size=1, max_size=12))
 def test_columns_are_judged_as_their_rows_are(rows: list[tuple[Status, float, float]]) -> None:
     """Of a row that is not ok nothing is asked, and a row that is wrong spoils no other."""
-    found = [Result(status, {"time_s": time, "gain": gain}, "", "toy") for status, time, gain in rows]
-    together = check_results(Results.of(found), toy.METRICS)
-    assert [together[place] for place in range(len(rows))] == [judged(one) for one in found]
+    rows_judged = [Result(status, {"time_s": time, "gain": gain}, "", "toy") for status, time, gain in rows]
+    together = check_results(Results.of(rows_judged), toy.METRICS)
+    assert [together[place] for place in range(len(rows))] == [judged(result) for result in rows_judged]
 
 
 # A batch
@@ -120,13 +120,13 @@ def test_a_grid_holds_its_designs_in_order_however_it_is_split(xs: list[int], ys
     axes = {"thing.x": np.array(xs), **({"thing.y": np.array(ys)} if ys else {})}
     batch = Batch(Batch(toy.things([0])[0], axes).at(0), axes)
     expected = [(x, y) for x in xs for y in (ys or [0.0])]
-    assert [(one.thing.x, one.thing.y) for one in batch.designs()] == expected  # type: ignore[attr-defined]
+    assert [(point.thing.x, point.thing.y) for point in batch.designs()] == expected  # type: ignore[attr-defined]
     assert batch.column("thing.x").tolist() == [x for x, _ in expected]
     assert [batch.at(place) for place in range(batch.size)] == list(batch.designs())
     for most in range(1, batch.size + 1):
         parts = list(batch.split(most))
         assert max(part.size for part in parts) <= most
-        assert [one for part in parts for one in part.designs()] == list(batch.designs())
+        assert [point for part in parts for point in part.designs()] == list(batch.designs())
         assert [part.design for part in parts] == [next(part.designs()) for part in parts]
 
 
@@ -134,10 +134,10 @@ def test_a_grid_holds_its_designs_in_order_however_it_is_split(xs: list[int], ys
 @pytest.mark.parametrize("batch", [1, 3, 100])
 @given(values=st.lists(st.integers(-5, 5), max_size=20))
 def test_a_design_that_fails_costs_one_result_and_no_other(batch: int, values: list[int]) -> None:
-    found = results(toy.spec((0, "raises"), (1, "unsupported"), batch=batch), values)
+    outcomes = results(toy.spec((0, "raises"), (1, "unsupported"), batch=batch), values)
     alone = [results(toy.spec(), [value])[0] for value in values]
-    assert len(found) == len(values)
-    for value, result, expected in zip(values, found, alone, strict=True):
+    assert len(outcomes) == len(values)
+    for value, result, expected in zip(values, outcomes, alone, strict=True):
         if value == 0:
             assert result.status == "failed"
             assert result.reason.startswith("ZeroDivisionError: asked to fail (tests.toy, line ")
@@ -162,8 +162,8 @@ def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int])
 @given(st.lists(st.integers(-900, 899), min_size=1, max_size=40, unique=True), st.sets(st.integers(-20, 20)))
 def test_of_a_large_batch_that_fails_only_the_designs_that_fail_are_lost(xs: list[int], bad: set[int]) -> None:
     spec = toy.spec(*((x, "raises") for x in sorted(bad)), fast=True, batch=1000)
-    (found,) = toy.evaluate(spec, [toy.grid(xs)])
-    assert [found[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
+    (outcomes,) = toy.evaluate(spec, [toy.grid(xs)])
+    assert [outcomes[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
 
 
 @pytest.mark.slow
@@ -176,8 +176,8 @@ def test_batches_are_taken_and_results_given_as_they_are_needed() -> None:
             taken += 1
             yield toy.grid([x % 100])
 
-    found = toy.evaluate(toy.spec(batch=5), endless())
-    assert len(list(itertools.islice(found, 5000))) == 5000
+    stream = toy.evaluate(toy.spec(batch=5), endless())
+    assert len(list(itertools.islice(stream, 5000))) == 5000
     assert taken <= 5000 + 600  # as many as are looked up together
 
 
@@ -192,11 +192,11 @@ def test_progress_adds_up_to_the_number_of_designs(count: int, batch: int) -> No
 
 
 def test_a_backend_that_loses_a_result_is_told_of_and_shifts_no_other() -> None:
-    found = results(toy.spec(batch=4, loses=True), range(6))
-    assert len(found) == 6
+    outcomes = results(toy.spec(batch=4, loses=True), range(6))
+    assert len(outcomes) == 6
     good = results(toy.spec(batch=4), range(6))
-    assert all(result == expected or result.status == "failed" for result, expected in zip(found, good, strict=True))
-    assert any(result.status == "failed" for result in found)
+    assert all(result == expected or result.status == "failed" for result, expected in zip(outcomes, good, strict=True))
+    assert any(result.status == "failed" for result in outcomes)
 
 
 def test_a_backend_is_made_once_and_refuses_parameters_it_does_not_have() -> None:
@@ -222,9 +222,9 @@ def test_base_designs_are_refused_with_all_their_problems_at_once() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         validate(toy.Fixed(), trees)
-    told = toy.refused(caught.value)
+    message = toy.refused(caught.value)
     for part in ("thing.x = 5000", "thing.mode = 'round'", "thing.x = 950: does not fit", "did you mean `tool.weight`"):
-        assert part in told
+        assert part in message
 
 
 # Several jobs
@@ -253,8 +253,8 @@ def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_ne
     monkeypatch.setattr(local, "POOL_PAYS_S", 1e-6)
     values = range(40)
     spec = toy.spec(*((value, "worker") for value in values), batch=1)
-    (found,) = toy.evaluate(spec, [toy.grid(values)], jobs=2)
-    assert os.getpid() not in found.column("gain")[1:]
+    (outcomes,) = toy.evaluate(spec, [toy.grid(values)], jobs=2)
+    assert os.getpid() not in outcomes.column("gain")[1:]
 
 
 @pytest.mark.slow
@@ -268,11 +268,11 @@ def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jo
         for pieces in (1, 2, 4, 8)
         for cus in (64, 120, 128, 200, 228, 256, 300, 304)
     ]
-    designs = [design("hetero_fused_1d", one) for one in overrides]
+    designs = [design("hetero_fused_1d", overrides_of) for overrides_of in overrides]
     seen: list[int] = []
-    batches = [Batch(one) for one in designs]
-    alone = [found[0] for found in toy.evaluate(EVENT, batches)]
-    shared = [found[0] for found in toy.evaluate(EVENT, batches, jobs=2, seen=seen.append)]
+    batches = [Batch(point) for point in designs]
+    alone = [result[0] for result in toy.evaluate(EVENT, batches)]
+    shared = [result[0] for result in toy.evaluate(EVENT, batches, jobs=2, seen=seen.append)]
     assert sum(seen) == len(designs)
     assert {result.status for result in alone} == {"ok"}
     assert [repr(result) for result in shared] == [repr(result) for result in alone]
@@ -306,8 +306,8 @@ def test_workers_that_are_all_lost_are_few(capsys: pytest.CaptureFixture[str]) -
 
 def test_failures_in_batches_that_are_not_in_a_row_stop_nothing() -> None:
     faults = tuple((x, "raises") for x in range(64) if x % 5)
-    (found,) = toy.evaluate(toy.spec(*faults, batch=64), [toy.grid(range(64))], broken_after=5)
-    assert [found[x].status == "failed" for x in range(64)] == [x % 5 > 0 for x in range(64)]
+    (outcomes,) = toy.evaluate(toy.spec(*faults, batch=64), [toy.grid(range(64))], broken_after=5)
+    assert [outcomes[x].status == "failed" for x in range(64)] == [x % 5 > 0 for x in range(64)]
 
 
 class Counted(StorelessSession):
@@ -324,10 +324,10 @@ def test_a_zero_has_no_sign() -> None:
     """Or one of two equal results would be better, and both would be recorded."""
     metrics = {"a": Metric("s", "at least 0"), "b": Metric("s", "anything", low=-math.inf)}
     for column in (np.array([-0.0, 0.0, 1.0]), np.array([-0.0, 0.0, 1.0], object)):
-        found = check_results(Results.of([Result("ok")] * 3), {})
-        found = check_results(replace(found, metrics={"a": column, "b": column}), metrics)
-        assert found.status.tolist() == [0, 0, 0]
-        assert not any(np.signbit(values).any() for values in found.metrics.values())
+        zeros = check_results(Results.of([Result("ok")] * 3), {})
+        zeros = check_results(replace(zeros, metrics={"a": column, "b": column}), metrics)
+        assert zeros.status.tolist() == [0, 0, 0]
+        assert not any(np.signbit(values).any() for values in zeros.metrics.values())
 
 
 # Twice
@@ -343,10 +343,10 @@ def test_what_is_evaluated_twice_is_invalid_where_the_second_process_finds_other
     assert alike.ok.all()
     formula = toy.formula
     monkeypatch.setattr(toy, "formula", lambda point: {**formula(point), "time_s": formula(point)["time_s"] * 1.001})
-    (found,) = toy.evaluate(toy.spec(), [batch], recheck=1.0)  # here; a worker knows nothing of the change
-    assert {row.status for row in map(found.__getitem__, range(40))} == {"invalid"}
-    assert "evaluated twice, time_s was" in found[0].reason
-    (some,) = toy.evaluate(toy.spec(), [batch], recheck=0.3)
-    assert 0 < (~some.ok).sum() < 40
+    (checked_twice,) = toy.evaluate(toy.spec(), [batch], recheck=1.0)  # here; a worker knows nothing of the change
+    assert {row.status for row in map(checked_twice.__getitem__, range(40))} == {"invalid"}
+    assert "evaluated twice, time_s was" in checked_twice[0].reason
+    (sample,) = toy.evaluate(toy.spec(), [batch], recheck=0.3)
+    assert 0 < (~sample.ok).sum() < 40
     (none,) = toy.evaluate(toy.spec(), [batch])
     assert none.ok.all()

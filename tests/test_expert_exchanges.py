@@ -29,9 +29,9 @@ DEVICES = st.sampled_from(sorted(LIBRARIES))
 TABLES = "data/ep_collectives"
 
 
-def routed(tokens: float, **others: Any) -> RoutedTokens:
+def routed(tokens: float, **fields: Any) -> RoutedTokens:
     """Tokens of DeepSeek-V3 among eight GPUs."""
-    return RoutedTokens(**{"tokens": tokens, "token_bytes": 7392, "experts": 256, "per_token": 8, "gpus": 8, **others})
+    return RoutedTokens(**{"tokens": tokens, "token_bytes": 7392, "experts": 256, "per_token": 8, "gpus": 8, **fields})
 
 
 def seconds(device: str, direction: Any, tokens: RoutedTokens) -> float:
@@ -42,25 +42,25 @@ def seconds(device: str, direction: Any, tokens: RoutedTokens) -> float:
 
 
 @given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5), st.integers(1, 10**5))
-def test_more_tokens_take_longer(device: str, direction: str, few: int, many: int) -> None:
-    few, many = sorted((few, many))
-    assert seconds(device, direction, routed(few)) <= seconds(device, direction, routed(many))
+def test_more_tokens_take_longer(device: str, direction: str, few: int, more: int) -> None:
+    few, more = sorted((few, more))
+    assert seconds(device, direction, routed(few)) <= seconds(device, direction, routed(more))
 
 
 @given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5), st.integers(1, 32), st.integers(1, 32))
-def test_more_experts_for_each_token_take_longer(device: str, direction: str, tokens: int, few: int, many: int) -> None:
-    few, many = sorted((few, many))
-    times = [seconds(device, direction, routed(tokens, per_token=picked)) for picked in (few, many)]
+def test_more_experts_for_each_token_take_longer(device: str, direction: str, tokens: int, few: int, more: int) -> None:
+    few, more = sorted((few, more))
+    times = [seconds(device, direction, routed(tokens, per_token=picked)) for picked in (few, more)]
     assert times[0] <= times[1] * (1 + 1e-12)
 
 
 @given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5), st.integers(1, 64), st.integers(1, 64))
-def test_more_sms_take_no_longer(device: str, direction: str, tokens: int, few: int, many: int) -> None:
-    few, many = sorted((few, many))
+def test_more_sms_take_no_longer(device: str, direction: str, tokens: int, few: int, more: int) -> None:
+    few, more = sorted((few, more))
     library = LIBRARIES[device].experts
     assert library is not None
     kernel = getattr(dict(library.kernels)["node"], direction)
-    assert kernel_seconds(kernel, routed(tokens), num_sms=many) <= kernel_seconds(kernel, routed(tokens), num_sms=few)
+    assert kernel_seconds(kernel, routed(tokens), num_sms=more) <= kernel_seconds(kernel, routed(tokens), num_sms=few)
 
 
 @given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5))

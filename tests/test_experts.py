@@ -30,9 +30,9 @@ LATENT = {"q_rank": 96, "kv_rank": 64, "rope_dim": 16, "nope_dim": 32, "value_di
 MODES = st.sampled_from(["training", "prefill", "decode"])
 
 
-def small(moe: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+def small(moe: dict[str, Any] | None = None, **per_gpu: Any) -> dict[str, Any]:
     """A gated model of four layers, with experts if `moe` is given."""
-    return {**SMALL, **({"moe": moe} if moe else {}), **others}
+    return {**SMALL, **({"moe": moe} if moe else {}), **per_gpu}
 
 
 def total(iteration: Iteration) -> float:
@@ -140,14 +140,14 @@ def test_a_router_that_balances_worse_takes_longer(better: float, worse: float, 
 
 @given(st.integers(1, 256), st.integers(1, 16), st.floats(0, 5), st.sampled_from([1, 2, 4, 8, 16]))
 def test_the_busiest_gpu_has_no_less_than_the_mean_and_no_more_than_all(
-    each: int, picked: int, imbalance: float, gpus: int
+    per_gpu: int, picked: int, imbalance: float, gpus: int
 ) -> None:
-    experts = each * gpus
+    experts = per_gpu * gpus
     picked = min(picked, experts)
     moe = MixtureOfExperts(experts=experts, experts_per_token=picked, expert_ffn=8, imbalance=imbalance)
     load = float(moe.busiest_load(gpus))
     assert 1 <= load <= gpus + 1e-9
-    assert load * picked / gpus <= min(picked, each) + 1e-9
+    assert load * picked / gpus <= min(picked, per_gpu) + 1e-9
     assert float(moe.busiest_load(1)) == 1.0
 
 
@@ -162,14 +162,14 @@ def test_the_busiest_gpu_is_that_of_loads_drawn_at_random() -> None:
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 8), st.integers(1, 8))
-def test_tokens_go_to_as_many_places_as_draws_without_replacement_do(places: int, each: int, picked: int) -> None:
-    experts = places * each
+def test_tokens_go_to_as_many_places_as_draws_without_replacement_do(places: int, per_gpu: int, picked: int) -> None:
+    experts = places * per_gpu
     picked = min(picked, experts)
     expected = float(distinct_places(places, experts, picked))
     assert expected + 1e-12 >= 1
     assert expected <= min(places, picked) + 1e-12
-    random = np.random.default_rng(places * 100 + each * 10 + picked)
-    drawn = random.random((4000, experts)).argsort(axis=1)[:, :picked] // each
+    random = np.random.default_rng(places * 100 + per_gpu * 10 + picked)
+    drawn = random.random((4000, experts)).argsort(axis=1)[:, :picked] // per_gpu
     counted = np.mean([len(set(row)) for row in drawn.tolist()])
     assert expected == pytest.approx(counted, abs=0.08)
 
@@ -210,10 +210,10 @@ def test_decoding_reads_the_experts_that_some_token_goes_to() -> None:
 def test_a_gpu_of_tp_holds_its_heads_and_all_latents(mode: str, kernels: str, tp: int) -> None:
     run = {"run.mode": mode, "parallel.tp": tp, "run.sequence_length": 256}
     latent = small(latent=LATENT, vocab=0)
-    whole, part = (made({**run, "parallel.tp": degree}, model=latent, kernels=kernels) for degree in (1, tp))
+    undivided, part = (made({**run, "parallel.tp": degree}, model=latent, kernels=kernels) for degree in (1, tp))
     hidden, shared = 512, (96 + 64 + 16)
     copied = 4 * (hidden * shared + 96 + 64 + 2 * hidden)
-    assert total(part) - copied == pytest.approx((total(whole) - copied) / tp)
+    assert total(part) - copied == pytest.approx((total(undivided) - copied) / tp)
     assert float(part.seconds) > 0
 
 
@@ -233,13 +233,13 @@ def test_a_window_computes_and_caches_no_more_than_all_tokens(
     """And as much as all where it is as long as the sequence."""
     run = {"run.mode": mode, "run.sequence_length": 1000}
     options: list[dict[str, Any]] = [{}, {"window": window, "windowed": share}, {"window": 1000, "windowed": share}]
-    every, some, wide = (metrics(run, model=small(causal=causal, **widths), kernels="flash") for widths in options)
+    every, windowed, wide = (metrics(run, model=small(causal=causal, **widths), kernels="flash") for widths in options)
     for name in ("flop", "activation_bytes", "iteration_s"):
-        assert some[name] <= every[name] * (1 + 1e-9)
+        assert windowed[name] <= every[name] * (1 + 1e-9)
         assert causal is False or wide[name] == pytest.approx(every[name])
     if mode == "decode":
         cached = 1 - share + share * min(window, 1000) / 1000
-        assert some["activation_bytes"] == pytest.approx(every["activation_bytes"] * cached)
+        assert windowed["activation_bytes"] == pytest.approx(every["activation_bytes"] * cached)
 
 
 def test_pairs_in_a_window_are_those_that_a_mask_leaves() -> None:
@@ -291,20 +291,20 @@ def test_a_sequence_split_over_gpus_is_as_much_work_in_all(kernels: str, cp: int
 def test_gradients_of_experts_are_reduced_over_the_gpus_that_hold_them() -> None:
     """With every expert on one GPU alone only the other weights' gradients are exchanged."""
     run = {"parallel.dp": 8, "run.batch": 8}
-    whole, split = (made({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
+    undivided, split = (made({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
     dense = made(run, model=small(ffn=1, vocab=0))
     assert float(dense.gradients.dp_s) < float(split.gradients.dp_s) * 1.2
-    assert float(split.gradients.dp_s) < float(whole.gradients.dp_s) / 2
+    assert float(split.gradients.dp_s) < float(undivided.gradients.dp_s) / 2
 
 
 def test_a_state_that_zero_splits_is_split_over_the_gpus_with_the_same_experts() -> None:
     run = {"parallel.dp": 8, "parallel.zero": 1}
-    whole, split = (metrics({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
+    undivided, split = (metrics({**run, "parallel.ep": ep}, model=small(EXPERTS, vocab=0)) for ep in (1, 8))
     experts = 4 * 16 * 3 * 256 * 512
-    others = total(made(run, model=small(EXPERTS, vocab=0))) - experts
-    state = {1: experts / 8 + others / 8, 8: experts / 8 + others / 8}
-    weights = {1: experts + others, 8: experts / 8 + others}
-    assert whole["state_bytes"] == pytest.approx(4 * weights[1] + 12 * state[1], rel=1e-6)
+    dense = total(made(run, model=small(EXPERTS, vocab=0))) - experts
+    state = {1: experts / 8 + dense / 8, 8: experts / 8 + dense / 8}
+    weights = {1: experts + dense, 8: experts / 8 + dense}
+    assert undivided["state_bytes"] == pytest.approx(4 * weights[1] + 12 * state[1], rel=1e-6)
     assert split["state_bytes"] == pytest.approx(4 * weights[8] + 12 * state[8], rel=1e-6)
 
 

@@ -51,9 +51,9 @@ MOST_S = TIMEOUT_S + 5
 def parameters(**changes: Any) -> dict[str, Any]:
     """Those of the shipped file, for the menu."""
     shipped = yaml.safe_load((CONF / "simulator" / "external.yaml").read_text("utf-8"))
-    given = {key: value for key, value in shipped.items() if key not in ("name", "description", "backend")}
+    fields = {key: value for key, value in shipped.items() if key not in ("name", "description", "backend")}
     metrics = {"time_s": {"unit": "s", "meaning": "time", "high": 1e6}}
-    return {**given, "command": [*PYTHON, str(MENU)], "metrics": metrics, "timeout_s": 20, **changes}
+    return {**fields, "command": [*PYTHON, str(MENU)], "metrics": metrics, "timeout_s": 20, **changes}
 
 
 def tree(**case: Any) -> dict[str, Any]:
@@ -87,15 +87,15 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def survivors(folder: Path) -> list[str]:
     """Command lines of processes that know of a folder."""
-    found = []
+    commands = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = (path / "cmdline").read_text(), (path / "environ").read_text(errors="replace")
         except OSError:
             continue
         if str(folder) in command + environment and path.name != str(os.getpid()):
-            found.append(command)
-    return found
+            commands.append(command)
+    return commands
 
 
 # What goes wrong
@@ -136,26 +136,26 @@ def survivors(folder: Path) -> list[str]:
     ],
 )
 def test_a_failure_is_a_result_of_its_class(fault: str, status: str, reason: str) -> None:
-    found = answered({"fault": fault})
-    assert (found.status, first(found)) == (status, reason)
-    assert not found.metrics
-    assert found.engine == NAME
+    result = answered({"fault": fault})
+    assert (result.status, first(result)) == (status, reason)
+    assert not result.metrics
+    assert result.engine == NAME
     if fault.startswith("exit"):
-        assert found.reason.endswith("stderr:\nno licence")
+        assert result.reason.endswith("stderr:\nno licence")
 
 
 @pytest.mark.parametrize("fault", ["long text", "long name", "surrogate"])
 def test_what_a_program_writes_is_shown_in_short_and_can_be_stored(fault: str) -> None:
-    found = answered({"fault": fault})
-    assert found.status == "invalid"
-    assert len(found.reason) < 200
-    assert found.reason.encode().decode().isprintable()
+    result = answered({"fault": fault})
+    assert result.status == "invalid"
+    assert len(result.reason) < 200
+    assert result.reason.encode().decode().isprintable()
 
 
 @pytest.mark.parametrize("fault", ["none", "status ok"])
 def test_a_program_that_works_gives_its_metrics(fault: str) -> None:
-    found = answered({"fault": fault, "x": 4})
-    assert found == Result("ok", {"time_s": 4.0}, engine=NAME)
+    result = answered({"fault": fault, "x": 4})
+    assert result == Result("ok", {"time_s": 4.0}, engine=NAME)
 
 
 @pytest.mark.slow
@@ -163,9 +163,9 @@ def test_programs_that_hang_are_ended_in_time() -> None:
     faults = ["sleep", "busy", "stubborn", "stopped"]
     began = time.monotonic()
     with ThreadPoolExecutor(len(faults)) as threads:
-        found = list(threads.map(lambda fault: answered({"fault": fault}, timeout_s=TIMEOUT_S), faults))
+        outcomes = list(threads.map(lambda fault: answered({"fault": fault}, timeout_s=TIMEOUT_S), faults))
     assert time.monotonic() - began < MOST_S
-    assert {(one.status, first(one)) for one in found} == {("failed", f"TIMEOUT after {TIMEOUT_S} s")}
+    assert {(result.status, first(result)) for result in outcomes} == {("failed", f"TIMEOUT after {TIMEOUT_S} s")}
 
 
 @pytest.mark.parametrize("fault", ["child", "daemon"])
@@ -176,8 +176,8 @@ def test_what_a_program_leaves_running_neither_delays_its_answer_nor_survives(fa
 
 
 def test_a_program_whose_supervisor_is_killed_dies_with_it() -> None:
-    found = answered({"fault": "supervisor"})
-    assert (found.status, first(found)) == ("failed", "LOST: what watches over the program was killed")
+    result = answered({"fault": "supervisor"})
+    assert (result.status, first(result)) == ("failed", "LOST: what watches over the program was killed")
 
 
 @pytest.mark.slow
@@ -190,14 +190,14 @@ def test_a_point_whose_supervisor_was_killed_is_evaluated_again(apart: bool, tmp
     for retries, statuses in [(0, ["failed"]), (1, ["ok"] * 2)]:
         for left in tmp_path.glob("met-*"):
             left.unlink()
-        asked = (spec, batches[: len(statuses)], Patience(retries))
+        batch_call = (spec, batches[: len(statuses)], Patience(retries))
         if apart:
             pool = Pool(serve, (spec, (), Patience()), size=1)
-            found = pool.call(asked)
+            outcomes = pool.call(batch_call)
             pool.close()
         else:
-            found = serve(asked)
-        assert [results[0].status for results in found] == statuses
+            outcomes = serve(batch_call)
+        assert [results[0].status for results in outcomes] == statuses
 
 
 HANGING = """
@@ -258,8 +258,8 @@ def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) ->
 
 def child(pid: int) -> int:
     """The only child of a process."""
-    (found,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(found)
+    (child_pid,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child_pid)
 
 
 @pytest.mark.slow
@@ -282,9 +282,9 @@ def test_a_program_dies_with_its_supervisor_even_if_the_worker_cannot_help(scrat
 
 
 def test_memory_that_is_not_there_is_told_from_other_failures() -> None:
-    found = answered({"fault": "memory"}, memory_bytes="400 MB")
-    assert (found.status, first(found)) == ("failed", "OUT OF MEMORY")
-    assert "MemoryError" in found.reason
+    result = answered({"fault": "memory"}, memory_bytes="400 MB")
+    assert (result.status, first(result)) == ("failed", "OUT OF MEMORY")
+    assert "MemoryError" in result.reason
 
 
 def ended(code: int, stderr: bytes = b"") -> ProcessEnd:
@@ -315,11 +315,11 @@ def test_cpu_time_and_file_size_are_limited() -> None:
 
 
 def test_ten_megabytes_of_complaints_are_cut_to_their_end() -> None:
-    found = answered({"fault": "talk"})
-    assert first(found) == "EXIT 7"
-    assert "\nthe end of 10485768 B of stderr:\n" in found.reason
-    assert found.reason.endswith("x\nthe end")
-    assert 2000 < len(found.reason) < 2100
+    result = answered({"fault": "talk"})
+    assert first(result) == "EXIT 7"
+    assert "\nthe end of 10485768 B of stderr:\n" in result.reason
+    assert result.reason.endswith("x\nthe end")
+    assert 2000 < len(result.reason) < 2100
 
 
 @pytest.mark.parametrize("error_chars", [0, 3])
@@ -336,14 +336,14 @@ def test_a_flood_on_standard_output_ends_the_run() -> None:
 
 @pytest.mark.slow
 def test_a_flood_on_standard_output_is_passed_over_where_the_answer_is_a_file() -> None:
-    found = answered({"fault": "flood"}, command=[*PYTHON, str(MENU), "{input}", "{output}"], timeout_s=TIMEOUT_S)
-    assert first(found) == f"TIMEOUT after {TIMEOUT_S} s"
+    result = answered({"fault": "flood"}, command=[*PYTHON, str(MENU), "{input}", "{output}"], timeout_s=TIMEOUT_S)
+    assert first(result) == f"TIMEOUT after {TIMEOUT_S} s"
 
 
 @pytest.mark.parametrize("fault", ["none", "fifo"])
 def test_an_answer_may_be_a_plain_file(fault: str) -> None:
-    found = answered({"fault": fault}, command=[*PYTHON, str(MENU), "{input}", "{output}"])
-    assert found.metrics == {"time_s": 2.5} if fault == "none" else first(found) == "NO OUTPUT"
+    result = answered({"fault": fault}, command=[*PYTHON, str(MENU), "{input}", "{output}"])
+    assert result.metrics == {"time_s": 2.5} if fault == "none" else first(result) == "NO OUTPUT"
 
 
 # What a program gets
@@ -351,38 +351,38 @@ def test_an_answer_may_be_a_plain_file(fault: str) -> None:
 
 def started_with(**changes: Any) -> Any:
     """What a program was started with, as it tells."""
-    found = answered({"fault": "told"}, error_chars=20_000, **changes)
-    return json.loads(found.reason.splitlines()[-1])
+    result = answered({"fault": "told"}, error_chars=20_000, **changes)
+    return json.loads(result.reason.splitlines()[-1])
 
 
 def test_a_program_sees_an_empty_folder_few_variables_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     monkeypatch.setenv("LICENCE", "a licence")
-    found = started_with(env=["LICENCE", "NOT_SET"], cpu_s=9, memory_bytes="4 GB", file_bytes="2 MB")
-    assert set(found["env"]) - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "TMPDIR", "LICENCE"} & {*os.environ, "TMPDIR"}
-    assert found["env"]["LICENCE"] == "<LICENCE>"
-    assert found["env"]["TMPDIR"] == "<scratch>"
-    assert found["here"] == ["input.json"]
-    assert found["limits"] == {"AS": 4 * 10**9, "CPU": 9, "FSIZE": 2 * 10**6, "CORE": 0}
-    assert found["alone"]
-    assert found["ppid"] != os.getpid()
+    report = started_with(env=["LICENCE", "NOT_SET"], cpu_s=9, memory_bytes="4 GB", file_bytes="2 MB")
+    assert set(report["env"]) - {"LC_CTYPE"} == {"PATH", "HOME", "LANG", "TMPDIR", "LICENCE"} & {*os.environ, "TMPDIR"}
+    assert report["env"]["LICENCE"] == "<LICENCE>"
+    assert report["env"]["TMPDIR"] == "<scratch>"
+    assert report["here"] == ["input.json"]
+    assert report["limits"] == {"AS": 4 * 10**9, "CPU": 9, "FSIZE": 2 * 10**6, "CORE": 0}
+    assert report["alone"]
+    assert report["ppid"] != os.getpid()
 
 
 def test_complaints_hold_no_secrets_no_scratch_folder_and_no_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LICENCE", "0xdeadbeef")
-    found = answered({"fault": "leak"}, env=["LICENCE"])
-    assert found.reason == "EXIT 1\nstderr:\nlicence <LICENCE>, api_key = <hidden> in <scratch> \ufffd[31mred"
+    result = answered({"fault": "leak"}, env=["LICENCE"])
+    assert result.reason == "EXIT 1\nstderr:\nlicence <LICENCE>, api_key = <hidden> in <scratch> \ufffd[31mred"
 
 
 def test_placeholders_are_the_files_and_the_values_of_the_design(tmp_path: Path) -> None:
     words = ["{output}", "--x={case.x}", "{case.name}", "{case.on}", "{case.sizes}", '{"a": 1}', "; rm -rf / $HOME"]
     case = {"name": "two words", "on": True, "sizes": [1, 2.5]}
     script = "import json, sys; json.dump({'time_s': len(sys.argv)}, open(sys.argv[1], 'w')); sys.exit(str(sys.argv))"
-    found = answered(case, command=[*PYTHON, "-c", script, *words])
-    assert first(found) == "EXIT 1"
-    assert found.reason.splitlines()[-1] == str(
+    result = answered(case, command=[*PYTHON, "-c", script, *words])
+    assert first(result) == "EXIT 1"
+    assert result.reason.splitlines()[-1] == str(
         ["-c", "<scratch>/output.json", "--x=2.5", "two words", "true", "[1, 2.5]", '{"a": 1}', "; rm -rf / $HOME"]
     )
 
@@ -420,17 +420,17 @@ METRICS: dict[str, dict[str, Any]] = {
 BOTH = ExternalBackend(**parameters(metrics=METRICS)).metrics
 
 
-def assert_sound(found: Result) -> None:
+def assert_sound(result: Result) -> None:
     """Numbers in their ranges, or a reason that can be stored."""
-    if found.status == "ok":
-        assert set(found.metrics) == set(METRICS)
-        assert all(math.isfinite(value) for value in found.metrics.values())
-        assert found.metrics["time_s"] >= 0 and 0 <= found.metrics["share"] <= 1
+    if result.status == "ok":
+        assert set(result.metrics) == set(METRICS)
+        assert all(math.isfinite(value) for value in result.metrics.values())
+        assert result.metrics["time_s"] >= 0 and 0 <= result.metrics["share"] <= 1
     else:
-        assert found.status in ("failed", "invalid", "infeasible", "unsupported")
-        assert not found.metrics
-        assert found.reason.strip()
-        assert len(found.reason.encode()) < 5000
+        assert result.status in ("failed", "invalid", "infeasible", "unsupported")
+        assert not result.metrics
+        assert result.reason.strip()
+        assert len(result.reason.encode()) < 5000
 
 
 @pytest.mark.slow
@@ -514,10 +514,10 @@ def test_a_design_holds_what_json_can_say(section: dict[str, Any], part: str) ->
 
 
 def test_a_text_under_a_name_that_ends_in_a_unit_is_a_quantity() -> None:
-    found = ExternalBackend(**parameters()).design(
+    design = ExternalBackend(**parameters()).design(
         {"case": {"link_bytes_per_s": "64 GB/s", "alpha_s": "2 us", "a": "2 us"}}
     )
-    assert dict(found) == {"case": {"link_bytes_per_s": 64e9, "alpha_s": 2e-6, "a": "2 us"}}
+    assert dict(design) == {"case": {"link_bytes_per_s": 64e9, "alpha_s": 2e-6, "a": "2 us"}}
 
 
 def test_a_program_that_was_edited_has_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,8 +527,8 @@ def test_a_program_that_was_edited_has_another_version(tmp_path: Path, monkeypat
         (tmp_path / name).write_text("1")
 
     def version(**changes: Any) -> str:
-        given = parameters(command=["python3", "{here}/sim.py"], files=["model"], **changes)
-        return ExternalBackend(**given).version
+        fields = parameters(command=["python3", "{here}/sim.py"], files=["model"], **changes)
+        return ExternalBackend(**fields).version
 
     first_version = version()
     seen = {first_version, version(version="2")}
@@ -547,10 +547,10 @@ def test_it_is_a_backend_whose_relations_say_how_much_better_a_point_is() -> Non
     backend: Backend = ExternalBackend(**parameters(metrics={**metrics, "change": {**METRICS["share"], "low": -1}}))
     assert isinstance(backend, Backend)
     columns = {name: np.array([2.0, 0.0]) for name in backend.metrics}
-    found = backend.relate(columns, {name: np.array([4.0, 1.0]) for name in backend.metrics})
-    assert set(found) == set(backend.relations) == {"time_s_improvement", "rate_improvement"}
-    np.testing.assert_array_equal(found["time_s_improvement"], [2.0, math.nan])
-    np.testing.assert_array_equal(found["rate_improvement"], [0.5, 0.0])
+    ratios = backend.relate(columns, {name: np.array([4.0, 1.0]) for name in backend.metrics})
+    assert set(ratios) == set(backend.relations) == {"time_s_improvement", "rate_improvement"}
+    np.testing.assert_array_equal(ratios["time_s_improvement"], [2.0, math.nan])
+    np.testing.assert_array_equal(ratios["rate_improvement"], [0.5, 0.0])
 
 
 # Studies
@@ -604,9 +604,9 @@ def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFi
     faults |= {"not a number": "time_s = nan: is not a finite number", "infeasible": "the tile does not fit"}
     space = f"space.case.fault=choice({','.join(faults)})"
     assert main([*RUN, space, "+space.case.x=choice(1,0.5)", "simulator.timeout_s=1", "executor.jobs=2"]) == 3
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert "exit code 3: 6 points failed" in told
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    assert "exit code 3: 6 points failed" in message
     table = dse.load("mine")
     assert [table["case.fault"].tolist(), table["case.x"].tolist()] == [
         [f for f in faults for _ in range(2)],
@@ -692,8 +692,8 @@ def test_a_wrong_study_is_refused_before_anything_runs(
     words: list[str], parts: list[str], conf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*RUN, *words]) == 2
-    told = capsys.readouterr().err
-    assert [part for part in parts if part not in told] == []
+    message = capsys.readouterr().err
+    assert [part for part in parts if part not in message] == []
     assert not Path("outputs").exists()
 
 
@@ -703,17 +703,17 @@ def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times
 ) -> None:
     assert main(RUN) == 0
     key = dse.load("mine")["key"].iloc[0]
-    asked = ["timeline", "study=mine", f"key={key}", "config_dir=conf"]
+    words = ["timeline", "study=mine", f"key={key}", "config_dir=conf"]
     for command in (
-        asked,
-        [*asked, "command=true"],
+        words,
+        [*words, "command=true"],
         ["robustness", "study=mine", "vary=case.x=0.1", "config_dir=conf"],
     ):
         assert main(command) == 2
         assert "with a program that this command line does not name" in capsys.readouterr().err
-    assert main(asked) == 2
+    assert main(words) == 2
     (way,) = re.findall(r"add (command=.*)\)$", capsys.readouterr().err, re.MULTILINE)
-    assert main([*asked, *shlex.split(way)]) == 2
+    assert main([*words, *shlex.split(way)]) == 2
     assert "tells its metrics only" in capsys.readouterr().err
     assert main(["report", "study=mine"]) == 0
 

@@ -59,20 +59,20 @@ def fabrics(draw: st.DrawFn, /, **fixed: Any) -> dict[str, Any]:
     return drawn | fixed
 
 
-def seconds(one: System, pattern: Pattern, way: Algorithm, payload: float = 1e9) -> float:
+def seconds(on: System, pattern: Pattern, way: Algorithm, payload: float = 1e9) -> float:
     """A collective of so many bytes a GPU alone: phases one after another, legs of a phase at once."""
-    remote = payload * (num_gpus(one) - 1) / num_gpus(one)
+    remote = payload * (num_gpus(on) - 1) / num_gpus(on)
     total = 0.0
-    for legs in phases(one, pattern, way):
-        wire = [remote * leg.share / float(pace(one, leg, cus=one.gpu.num_cus, pattern=pattern)) for leg in legs]
+    for legs in phases(on, pattern, way):
+        wire = [remote * leg.share / float(pace(on, leg, cus=on.gpu.num_cus, pattern=pattern)) for leg in legs]
         total += max(wire) + max(number(leg.latency_s) for leg in legs)
     return total
 
 
-def moved(one: System, pattern: Pattern, way: Algorithm, *, inside: bool) -> float:
+def moved(on: System, pattern: Pattern, way: Algorithm, *, inside: bool) -> float:
     """Share of its tensor that a GPU sends inside its node, or over NICs."""
-    legs = [leg for found in phases(one, pattern, way) for leg in found if leg.inside == inside]
-    return sum(leg.share for leg in legs) * (num_gpus(one) - 1) / num_gpus(one)
+    legs = [leg for phase in phases(on, pattern, way) for leg in phase if leg.inside == inside]
+    return sum(leg.share for leg in legs) * (num_gpus(on) - 1) / num_gpus(on)
 
 
 # Conservation
@@ -84,16 +84,16 @@ def moved(one: System, pattern: Pattern, way: Algorithm, *, inside: bool) -> flo
 def test_bytes_over_nics_are_the_payload_times_the_share_that_is_elsewhere(
     pattern: Pattern, data: st.DataObject
 ) -> None:
-    one = system(data.draw(fabrics()))
-    nodes, gpus = one.fabric.num_nodes if one.fabric else 1, one.node.num_gpus
+    machine = system(data.draw(fabrics()))
+    nodes, gpus = machine.fabric.num_nodes if machine.fabric else 1, machine.node.num_gpus
     passes = 2 if pattern == "all_reduce" else 1
     apart = (nodes - 1) / nodes
-    assert moved(one, pattern, "direct", inside=False) == pytest.approx(passes * apart, abs=1e-12)
+    assert moved(machine, pattern, "direct", inside=False) == pytest.approx(passes * apart, abs=1e-12)
     fewer = apart if pattern == "all_to_all" else apart / gpus
-    assert moved(one, pattern, "hierarchical", inside=False) == pytest.approx(passes * fewer, abs=1e-12)
-    inside = moved(one, pattern, "direct", inside=True)
-    assert inside == pytest.approx(passes * (gpus - 1) / num_gpus(one), abs=1e-12)
-    staged = moved(one, pattern, "hierarchical", inside=True)
+    assert moved(machine, pattern, "hierarchical", inside=False) == pytest.approx(passes * fewer, abs=1e-12)
+    inside = moved(machine, pattern, "direct", inside=True)
+    assert inside == pytest.approx(passes * (gpus - 1) / num_gpus(machine), abs=1e-12)
+    staged = moved(machine, pattern, "hierarchical", inside=True)
     assert staged == pytest.approx(passes * (gpus - 1) / gpus, abs=1e-12)
 
 
@@ -102,12 +102,12 @@ def test_bytes_over_nics_are_the_payload_times_the_share_that_is_elsewhere(
 @given(gpus=st.sampled_from([1, 2, 4, 8]), topology=st.sampled_from(["mesh", "switch", "ring"]))
 def test_one_node_loads_no_nic(pattern: Pattern, way: Algorithm, gpus: int, topology: str) -> None:
     changes = {"fabric.num_nodes": 1, "node.num_gpus": gpus, "node.topology": topology}
-    one = system(changes)
-    used = {name for legs in phases(one, pattern, way) for leg in legs for name in leg.loads}
+    machine = system(changes)
+    used = {name for legs in phases(machine, pattern, way) for leg in legs for name in leg.loads}
     assert not used & {"nic", "pcie", "pcie.nic", "host", "spine", "torus.0", "torus.1"}
     assert bool(used) == (gpus > 1)
-    alone = one.model_copy(update={"fabric": None})
-    assert phases(alone, pattern, way) == phases(one, pattern, way)
+    alone = machine.model_copy(update={"fabric": None})
+    assert phases(alone, pattern, way) == phases(machine, pattern, way)
 
 
 @every_pattern
@@ -146,8 +146,8 @@ def test_more_or_faster_nics_and_better_places_are_never_slower(
     ):
         if path == "fabric.nic.num_nics" and drawn["fabric.network.topology"] == "rail" and way == "direct":
             continue  # one rail has no spine to cross, several have
-        found = [seconds(system({**drawn, path: value}), pattern, way) for value in values]
-        assert all(later <= sooner * (1 + 1e-12) for sooner, later in itertools.pairwise(found)), path
+        times = [seconds(system({**drawn, path: value}), pattern, way) for value in values]
+        assert all(later <= sooner * (1 + 1e-12) for sooner, later in itertools.pairwise(times)), path
     assert base > 0 or num_gpus(system(drawn)) == 1
 
 
@@ -166,17 +166,17 @@ def test_the_busiest_nic_decides(nics: int, load: float) -> None:
 
 @pytest.mark.parametrize("nics", [1, 2, 4, 8])
 def test_rails_spare_the_spine_where_a_collective_is_hierarchical(nics: int) -> None:
-    one = system(
+    machine = system(
         {"fabric.network.topology": "rail", "fabric.nic.num_nics": nics, "fabric.nic.placement": "pcie_switch"}
     )
-    spines = {way: _away(one, way).loads.get("spine", 0.0) for way in WAYS}
+    spines = {way: _away(machine, way).loads.get("spine", 0.0) for way in WAYS}
     rails = min(nics, 4)  # of four GPUs; a NIC carries 4 / nics of them, and the spine is oversubscribed 2:1
     assert spines["hierarchical"] == 0
     assert number(spines["direct"]) == pytest.approx(2.0 * 4 / nics * (rails - 1) / rails)
 
 
-def _away(one: System, way: Algorithm) -> PhaseSegment:
-    return next(leg for legs in phases(one, "all_to_all", way) for leg in legs if not leg.inside)
+def _away(machine: System, way: Algorithm) -> PhaseSegment:
+    return next(leg for legs in phases(machine, "all_to_all", way) for leg in legs if not leg.inside)
 
 
 # The torus
@@ -203,9 +203,9 @@ def test_links_of_a_torus_carry_what_routes_of_an_all_to_all_put_on_them(nodes: 
     crossed = np.zeros(2)
     for x, y in np.ndindex(a, b):
         crossed += [min(x, a - x), min(y, b - y)]
-    one = system({"fabric.num_nodes": nodes, "node.num_gpus": 1, "fabric.network.topology": "torus"})
-    leg = _away(one, "direct")
-    ports = one.fabric.nic.num_nics / 2 if one.fabric else 0  # of each dimension
+    machine = system({"fabric.num_nodes": nodes, "node.num_gpus": 1, "fabric.network.topology": "torus"})
+    leg = _away(machine, "direct")
+    ports = machine.fabric.nic.num_nics / 2 if machine.fabric else 0  # of each dimension
     for axis in range(2):
         expected = crossed[axis] / (nodes - 1) / ports  # a byte to all others, each a share of it
         assert number(leg.loads.get(f"torus.{axis}", 0.0)) == pytest.approx(expected)
@@ -216,9 +216,9 @@ def test_links_of_a_torus_carry_what_rings_of_a_reduction_put_on_them(nodes: int
     """Half of the data around the rings of one dimension and then of the other, half the other way round."""
     a, b = dimensions(nodes)
     around = (a - 1) / a / 2 + (a - 1) / (a * b) / 2, (b - 1) / b / 2 + (b - 1) / (a * b) / 2  # of a tensor of 1
-    one = system({"fabric.num_nodes": nodes, "node.num_gpus": 1, "fabric.network.topology": "torus"})
-    (leg,) = (leg for legs in phases(one, "reduce_scatter", "hierarchical") for leg in legs)
-    ports = one.fabric.nic.num_nics / 2 if one.fabric else 0
+    machine = system({"fabric.num_nodes": nodes, "node.num_gpus": 1, "fabric.network.topology": "torus"})
+    (leg,) = (leg for legs in phases(machine, "reduce_scatter", "hierarchical") for leg in legs)
+    ports = machine.fabric.nic.num_nics / 2 if machine.fabric else 0
     for axis in range(2):
         expected = around[axis] / ((nodes - 1) / nodes) / ports
         assert number(leg.loads.get(f"torus.{axis}", 0.0)) == pytest.approx(expected)
@@ -232,8 +232,8 @@ def design(changes: dict[str, Any], schedule: str = "fused_kernels", only: str =
     tree["workload"] = {**shipped("workload")["fused_ops"], "only": [only]}
     for path, value in changes.items():
         set_path(tree, path, value)
-    (found,) = backend("fluid").scenarios(tree).values()
-    return backend("fluid").design(found)
+    (root,) = backend("fluid").scenarios(tree).values()
+    return backend("fluid").design(root)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def design(changes: dict[str, Any], schedule: str = "fused_kernels", only: str =
     ],
 )
 def test_what_a_fabric_cannot_be_is_told_with_a_way_out(changes: dict[str, Any], schedule: str, path: str) -> None:
-    told = list(backend("fluid").problems(design(changes, schedule)))
-    assert path in [problem.path for problem in told]
-    assert all(problem.way_out for problem in told)
+    problems = list(backend("fluid").problems(design(changes, schedule)))
+    assert path in [problem.path for problem in problems]
+    assert all(problem.way_out for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -257,24 +257,24 @@ def test_what_a_fabric_cannot_be_is_told_with_a_way_out(changes: dict[str, Any],
 def test_schedules_of_one_node_refuse_what_is_none(name: str, path: str) -> None:
     tree = {"system": shipped("system")[name], "schedule": shipped("schedule")["serial"]}
     tree["workload"] = {**shipped("workload")["ficco"], "only": ["g4"]}
-    (found,) = backend("fluid").scenarios(tree).values()
-    problems = backend("fluid").problems(backend("fluid").design(found))
+    (root,) = backend("fluid").scenarios(tree).values()
+    problems = backend("fluid").problems(backend("fluid").design(root))
     assert path in [problem.path for problem in problems]
 
 
 def test_written_out_workloads_are_no_overlap_to_other_schedules() -> None:
     tree = {"system": shipped("system")["mi300x_8"], "schedule": shipped("schedule")["serial"]}
     tree["workload"] = {**shipped("workload")["fused_ops"], "only": ["emb-p30-b512"]}
-    (found,) = backend("fluid").scenarios(tree).values()
-    (problem,) = backend("fluid").problems(backend("fluid").design(found))
+    (root,) = backend("fluid").scenarios(tree).values()
+    (problem,) = backend("fluid").problems(backend("fluid").design(root))
     assert problem.path == "workload.operators"
 
 
 def test_fused_kernels_need_a_system_that_says_what_they_take() -> None:
     tree = {"system": shipped("system")["mi300x_8"], "schedule": shipped("schedule")["fused_kernels"]}
     tree["workload"] = {**shipped("workload")["fused_ops"], "only": ["emb-p30-b512"]}
-    (found,) = backend("fluid").scenarios(tree).values()
-    (problem,) = backend("fluid").problems(backend("fluid").design(found))
+    (root,) = backend("fluid").scenarios(tree).values()
+    (problem,) = backend("fluid").problems(backend("fluid").design(root))
     assert (problem.path, bool(problem.way_out)) == ("system.gpu.persistent", True)
 
 
@@ -289,9 +289,9 @@ def test_names_in_a_list_of_written_out_workloads_are_checked() -> None:
 def test_what_a_system_has_not_is_no_part_of_its_identity() -> None:
     """So that results of systems without a fabric keep the keys that they had before there were any."""
     alone = {path for path, _, _ in leaves(ScheduleSystem.model_validate(shipped("system")["mi300x_8"]))}
-    many = {path for path, _, _ in leaves(system())}
+    paths = {path for path, _, _ in leaves(system())}
     assert not [path for path in alone if path.startswith(("fabric", "gpu.persistent"))]
-    assert {"fabric.nic.placement", "fabric.network.topology", "gpu.persistent.post_s"} <= many
+    assert {"fabric.nic.placement", "fabric.network.topology", "gpu.persistent.post_s"} <= paths
 
 
 # Whole fabrics
@@ -309,9 +309,9 @@ def metrics(point: OverlapDesign, engine: str = "fluid") -> dict[str, float]:
 def test_even_nodes_are_the_node_that_stands_for_them(schedule: str, only: str, topology: str) -> None:
     """Every metric but what is staged, which is told of the busiest node only."""
     changes = {f"{FABRIC}.num_nodes": 4, f"{FABRIC}.network.topology": topology}
-    one = metrics(design(changes, schedule, only))
-    whole = metrics(design({**changes, f"{FABRIC}.simulated": "all"}, schedule, only))
-    assert whole == pytest.approx(one, rel=1e-9, abs=1e-15)
+    single = metrics(design(changes, schedule, only))
+    all_nodes = metrics(design({**changes, f"{FABRIC}.simulated": "all"}, schedule, only))
+    assert all_nodes == pytest.approx(single, rel=1e-9, abs=1e-15)
 
 
 @settings(max_examples=10)
@@ -322,7 +322,7 @@ def test_even_nodes_are_the_node_that_stands_for_them(schedule: str, only: str, 
 )
 def test_uneven_nodes_are_never_faster(imbalance: float, nodes: int, schedule: str) -> None:
     changes = {f"{FABRIC}.num_nodes": nodes, f"{FABRIC}.simulated": "all"}
-    even, uneven = (metrics(design({**changes, f"{FABRIC}.imbalance": one}, schedule)) for one in (0.0, imbalance))
+    even, uneven = (metrics(design({**changes, f"{FABRIC}.imbalance": extra}, schedule)) for extra in (0.0, imbalance))
     assert uneven["makespan_s"] >= even["makespan_s"] * (1 - 1e-9)
     assert uneven["moved_bytes"] == pytest.approx((1 + imbalance) * even["moved_bytes"])
 
@@ -366,10 +366,10 @@ def test_a_grid_of_fabrics_equals_its_designs_alone_to_the_bit(
     topology, where = data.draw(st.sampled_from(NETWORKS)), data.draw(st.sampled_from(PLACEMENTS))
     changes = {f"{FABRIC}.network.topology": topology, f"{FABRIC}.nic.placement": where, f"{FABRIC}.num_nodes": 4}
     point = design({**changes, f"{FABRIC}.simulated": simulated, "schedule.num_chunks": 4}, schedule)
-    known = {**AXES, **({f"{FABRIC}.imbalance": [0.0, 0.4]} if simulated == "all" else {})}
-    legal = sorted(path for path in known if backend("fluid").is_axis(path, point))
+    axis_values = {**AXES, **({f"{FABRIC}.imbalance": [0.0, 0.4]} if simulated == "all" else {})}
+    legal = sorted(path for path in axis_values if backend("fluid").is_axis(path, point))
     chosen = data.draw(st.lists(st.sampled_from(legal), min_size=1, max_size=3, unique=True))
-    axes = {path: np.array(known[path]) for path in chosen}
+    axes = {path: np.array(axis_values[path]) for path in chosen}
     batch = Batch(Batch(point, axes).at(0), axes)
     (together,) = backend("fluid").evaluate([batch])
     alone = results(backend("fluid"), list(batch.designs()))
@@ -378,21 +378,21 @@ def test_a_grid_of_fabrics_equals_its_designs_alone_to_the_bit(
 
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
 def test_a_whole_node_of_one_gpu_is_that_gpu_and_one_of_several_is_not_supported(schedule: str) -> None:
-    whole = OverlapBackend("fluid", gpus="all")
-    one = design({"system.node.num_gpus": 1, f"{FABRIC}.nic.num_nics": 1}, schedule)
-    (found,) = results(whole, [one])
-    assert dict(found.metrics) == pytest.approx(metrics(one), rel=1e-12)
-    assert results(whole, [design({}, schedule)])[0].status == "unsupported"
+    whole_node = OverlapBackend("fluid", gpus="all")
+    single = design({"system.node.num_gpus": 1, f"{FABRIC}.nic.num_nics": 1}, schedule)
+    (result,) = results(whole_node, [single])
+    assert dict(result.metrics) == pytest.approx(metrics(single), rel=1e-12)
+    assert results(whole_node, [design({}, schedule)])[0].status == "unsupported"
 
 
 def test_every_resource_that_is_loaded_has_a_rate() -> None:
     for topology in NETWORKS:
         for where in PLACEMENTS:
-            one = system({"fabric.network.topology": topology, "fabric.nic.placement": where})
+            machine = system({"fabric.network.topology": topology, "fabric.nic.placement": where})
             for way in WAYS:
                 for pattern in PATTERNS:
-                    loads = {name for legs in phases(one, pattern, way) for leg in legs for name in leg.loads}
-                    assert loads <= set(capacities(one))
+                    loads = {name for legs in phases(machine, pattern, way) for leg in legs for name in leg.loads}
+                    assert loads <= set(capacities(machine))
 
 
 @pytest.mark.nightly
@@ -401,7 +401,7 @@ def test_many_nodes_simulate_in_a_second_and_cost_grows_no_faster_than_flows(
 ) -> None:
     """With room for a busy machine: 128 nodes one by one, 1,024 by the one that stands for all."""
     assert scaleout.main(["--json", "--quick"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["symmetric_1024_nodes_s"] < 5
-    assert found["iteration_128_nodes_s"] < 5
-    assert found["growth_exponent"] < 1.5  # 2 would be quadratic
+    report = json.loads(capsys.readouterr().out)
+    assert report["symmetric_1024_nodes_s"] < 5
+    assert report["iteration_128_nodes_s"] < 5
+    assert report["growth_exponent"] < 1.5  # 2 would be quadratic

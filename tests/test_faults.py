@@ -71,21 +71,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_a_log_or_a_database_cut_or_zeroed_after_a_kill_serves_nothing_wrong(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    code = [sys.executable, "-c", WRITE, f"sqlite:///{whole / 'results.db'}", str(tmp_path / "toybox")]
+    template = tmp_path / "whole"
+    template.mkdir()
+    code = [sys.executable, "-c", WRITE, f"sqlite:///{template / 'results.db'}", str(tmp_path / "toybox")]
     assert subprocess.run([*code, str(REPOSITORY / "tests")], check=False).returncode == -signal.SIGKILL
-    assert (whole / "results.db-wal").stat().st_size > 100_000
+    assert (template / "results.db-wal").stat().st_size > 100_000
     expected, keys, numbers = rows(made(range(600))), keys_of(range(600)), np.random.default_rng(0)
     for _ in range(200 if ALL else 12):
         place = tmp_path / "damaged"
         shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(whole, place)
+        shutil.copytree(template, place)
         _damage(place / str(numbers.choice(["results.db-wal", "results.db", "results.db-shm"])), numbers)
         store = Store(f"sqlite:///{place / 'results.db'}")
-        found = store.find(keys, store.number(CONTEXT))
-        held = np.flatnonzero(found.known)
-        assert rows(found.results.take(held)) == [expected[at] for at in held]
+        lookup = store.find(keys, store.number(CONTEXT))
+        positions = np.flatnonzero(lookup.known)
+        assert rows(lookup.results.take(positions)) == [expected[at] for at in positions]
         recorded(store, fresh(range(600)))
         assert rows(store.find(keys, store.number(CONTEXT)).results) == expected
         store.database.close()
@@ -135,10 +135,10 @@ def test_a_study_on_a_disk_that_fills_up_ends_with_4_and_goes_on_when_there_is_r
     while not (small / "results.db-wal").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     ballast = fill(small, spare=8_000)
-    _, told = done.communicate(timeout=60)
-    assert (done.returncode, "Traceback" in told) == (4, False), told
-    assert "the environment failed: " in told
-    assert str(small) in told
+    _, output = done.communicate(timeout=60)
+    assert (done.returncode, "Traceback" in output) == (4, False), output
+    assert "the environment failed: " in output
+    assert str(small) in output
     ballast.unlink()
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert again.returncode == 0, again.stderr
@@ -153,9 +153,9 @@ def test_an_output_folder_deleted_under_way_is_named_and_the_same_command_starts
 ) -> None:
     done = begun(command, tmp_path)
     shutil.rmtree(tmp_path / "outputs")
-    _, told = done.communicate(timeout=60)
-    assert (done.returncode, "Traceback" in told) == (4, False), told
-    assert str(tmp_path / "outputs" / "results.db") in told
+    _, output = done.communicate(timeout=60)
+    assert (done.returncode, "Traceback" in output) == (4, False), output
+    assert str(tmp_path / "outputs" / "results.db") in output
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=60).returncode == 0
 
 
@@ -168,9 +168,9 @@ def test_a_result_outside_what_physics_allows_is_invalid(name: str, value: float
 
     columns = {metric: np.array([0.5]) for metric in METRICS} | {name: np.array([value])}
     ok, none = np.zeros(1, np.uint8), np.zeros(1, np.int32)
-    found = check_results(Results(ok, columns, none, none, ("",)), METRICS)[0]
-    assert found.status == "invalid"
-    assert name in found.reason
+    result = check_results(Results(ok, columns, none, none, ("",)), METRICS)[0]
+    assert result.status == "invalid"
+    assert name in result.reason
 
 
 def test_what_is_not_valid_is_never_on_a_front() -> None:
@@ -178,11 +178,11 @@ def test_what_is_not_valid_is_never_on_a_front() -> None:
     bad = [("nan", 1.0), ("inf", 2.0), ("-inf", 3.0), ("negative", 4.0), ("too large", 5.0)]
     values = list(range(1, 9))
     faults = [(int(x), fault) for fault, x in bad]
-    found = next(toy.evaluate(toy.spec(*faults), [toy.grid(values)]))
+    results = next(toy.evaluate(toy.spec(*faults), [toy.grid(values)]))
     alone = next(toy.evaluate(toy.spec(), [toy.grid([6, 7, 8])]))
-    assert [found[at].status for at in range(8)] == ["invalid"] * 5 + ["ok"] * 3
-    assert set(found.metrics) == set(metrics)
-    assert [found[at] for at in (5, 6, 7)] == [alone[at] for at in range(3)]
+    assert [results[at].status for at in range(8)] == ["invalid"] * 5 + ["ok"] * 3
+    assert set(results.metrics) == set(metrics)
+    assert [results[at] for at in (5, 6, 7)] == [alone[at] for at in range(3)]
 
 
 # Servers
@@ -193,23 +193,23 @@ def test_a_server_that_is_gone_for_good_is_told_and_what_was_taken_in_is_recorde
     postgres: Server,
 ) -> None:
     store = Store(postgres.database(f"gone{os.getpid()}"))
-    held = StoreSession(store, Hold(1, CONTEXT))
-    held.record(fresh(range(30)), [])
-    held.flush()
+    session = StoreSession(store, Hold(1, CONTEXT))
+    session.record(fresh(range(30)), [])
+    session.flush()
     postgres.stop()
     try:
         store.database._patience = 0.3
         with pytest.raises(StoreError, match=r"does not answer .*nothing recorded is lost") as caught:
-            held.record(fresh(range(30, 60)), [])
-            held.flush()
+            session.record(fresh(range(30, 60)), [])
+            session.flush()
         assert "secret" not in str(caught.value)
     finally:
         postgres._control("start")
         store.database._patience = 60.0
-    held.flush()
-    held.leave()
-    found = store.find(keys_of(range(60)), store.number(CONTEXT))
-    assert rows(found.results) == rows(made(range(60)))
+    session.flush()
+    session.leave()
+    lookup = store.find(keys_of(range(60)), store.number(CONTEXT))
+    assert rows(lookup.results) == rows(made(range(60)))
 
 
 @pytest.mark.slow
@@ -218,9 +218,9 @@ def test_a_study_whose_server_is_not_there_ends_with_4(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*S, "store.url=postgresql://me:secret@127.0.0.1:1/x", "store.patience_s=0.5 s"]) == 4
-    told = capsys.readouterr().err
-    assert "type the same command again later" in told
-    assert "secret" not in told
+    message = capsys.readouterr().err
+    assert "type the same command again later" in message
+    assert "secret" not in message
 
 
 # Clocks
@@ -280,14 +280,14 @@ def test_a_report_that_is_killed_half_way_leaves_the_older_one_whole(
     drawn = [word for word in S if word != "figures=none"]
     assert main(drawn) == 0
     latest = tmp_path / "outputs" / "ficco_sweep" / "latest"
-    before, held = latest.resolve(), _files(latest)
+    before, sizes = latest.resolve(), _files(latest)
     for words in (["report", "study=ficco_sweep"], drawn)[: 2 if ALL else 1]:
         done = subprocess.run([sys.executable, "-c", KILLED, "2", *words], check=False, capture_output=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert latest.resolve() == before
-        assert {name: size for name, size in _files(latest).items() if name in held} == held
+        assert {name: size for name, size in _files(latest).items() if name in sizes} == sizes
     assert main(["report", "study=ficco_sweep"]) == 0
-    assert _files(latest) == held
+    assert _files(latest) == sizes
 
 
 def _files(folder: Path) -> dict[str, int]:
@@ -312,13 +312,13 @@ def test_a_study_that_is_stopped_for_a_while_keeps_its_points_and_both_end_alike
     tmp_path: Path,
     command: list[str],  # noqa: F811
 ) -> None:
-    one = begun(command, tmp_path)
-    one.send_signal(signal.SIGSTOP)
+    first = begun(command, tmp_path)
+    first.send_signal(signal.SIGSTOP)
     other = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(4 if ALL else 2)
-    one.send_signal(signal.SIGCONT)
-    told = [process.communicate(timeout=60)[1] for process in (one, other)]
-    assert (one.returncode, other.returncode) == (0, 0), told
+    first.send_signal(signal.SIGCONT)
+    outputs = [process.communicate(timeout=60)[1] for process in (first, other)]
+    assert (first.returncode, other.returncode) == (0, 0), outputs
     tables = [path.read_bytes() for path in (tmp_path / "outputs" / "toys").glob("2*/results.parquet")]
     assert len(tables) == 2
     assert tables[0] == tables[1]

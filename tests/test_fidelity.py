@@ -60,8 +60,8 @@ def rows() -> pd.DataFrame:
 
 
 def found() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((latest() / "fidelity.json").read_text("utf-8"))
-    return told
+    report: dict[str, Any] = json.loads((latest() / "fidelity.json").read_text("utf-8"))
+    return report
 
 
 def program(folder: Path, formula: str, metrics: str = METRICS) -> str:
@@ -84,30 +84,33 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SMALL, "store=none", "fidelity=none"]) == 0
-    alone, figures = pd.read_parquet(latest() / "results.parquet"), {one.name for one in latest().glob("figures/*")}
+    alone, figures = (
+        pd.read_parquet(latest() / "results.parquet"),
+        {figure.name for figure in latest().glob("figures/*")},
+    )
     assert main([*SMALL, "store=none", "fidelity=ladder", "-v"]) == 0
     pd.testing.assert_frame_equal(pd.read_parquet(latest() / "results.parquet"), alone)
-    assert figures < {one.name for one in latest().glob("figures/*")}
-    assert "Kendall tau" in (told := capsys.readouterr().out)
-    assert "from analytic to node" in told
+    assert figures < {figure.name for figure in latest().glob("figures/*")}
+    assert "Kendall tau" in (output := capsys.readouterr().out)
+    assert "from analytic to node" in output
 
     table = rows()
     assert list(table["level"].unique()) == ["uncontended", "analytic", "node"]
     assert set(table["status"]) == {"ok"}
-    each = table.groupby("level")["key"].agg(set)
-    assert each["uncontended"] == each["analytic"] == each["node"]
-    own = table[table["level"] == "analytic"].merge(alone, on="key", suffixes=("", ".study"))
-    assert (own["makespan_s"] == own["makespan_s.study"]).all()
+    keys = table.groupby("level")["key"].agg(set)
+    assert keys["uncontended"] == keys["analytic"] == keys["node"]
+    joint = table[table["level"] == "analytic"].merge(alone, on="key", suffixes=("", ".study"))
+    assert (joint["makespan_s"] == joint["makespan_s.study"]).all()
     front = set(alone.loc[alone["on_front"], "key"])
-    assert front & each["node"]
+    assert front & keys["node"]
     assert (table[table["promoted"] == "sample"].groupby("level").size() == 8).all()
 
-    pictures = {one.name: one.read_bytes() for one in latest().glob("figures/fidelity_*.png")}
+    pictures = {picture.name: picture.read_bytes() for picture in latest().glob("figures/fidelity_*.png")}
     assert set(pictures) == {"fidelity_uncontended_analytic.png", "fidelity_analytic_node.png"}
-    for one in latest().glob("figures/*"):
-        one.unlink()
+    for figure_path in latest().glob("figures/*"):
+        figure_path.unlink()
     assert main(["report", "study=ficco_sweep"]) == 0
-    assert {one.name: one.read_bytes() for one in latest().glob("figures/fidelity_*.png")} == pictures
+    assert {picture.name: picture.read_bytes() for picture in latest().glob("figures/fidelity_*.png")} == pictures
 
 
 @pytest.mark.nightly
@@ -189,17 +192,17 @@ def test_a_level_that_always_fails_gives_up_and_the_study_stands(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("levels", "told"),
+    ("levels", "parts"),
     [
         ("[uncontendet,study]", ["fidelity.levels = 'uncontendet'", "did you mean `uncontended`?"]),
         ("[uncontended,node]", ["must name each level once", "as `study`"]),
         ("[study,node,study]", ["must name each level once"]),
     ],
 )
-def test_levels_that_make_no_ladder_are_refused(levels: str, told: list[str]) -> None:
+def test_levels_that_make_no_ladder_are_refused(levels: str, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         plan(request([*SMALL, "fidelity=ladder", f"fidelity.levels={levels}"]))
-    assert all(part in str(error.value) for part in told), str(error.value)
+    assert all(part in str(error.value) for part in parts), str(error.value)
 
 
 @pytest.mark.slow
@@ -212,9 +215,9 @@ def test_an_option_that_is_none_is_refused_with_the_nearest() -> None:
 def test_a_level_without_an_objective_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flag = program(elsewhere, "1.0", "  makespan_s: {unit: s, meaning: time, goal: maximize}\n")
     assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[study,mine]", flag]) == 2
-    told = capsys.readouterr().err
-    assert "does not minimize the study's objective makespan_s" in told
-    assert "peak_staging_bytes" in told
+    message = capsys.readouterr().err
+    assert "does not minimize the study's objective makespan_s" in message
+    assert "peak_staging_bytes" in message
     assert not Path("outputs").exists()
 
 
@@ -236,15 +239,15 @@ VALUES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, m
 @given(points=VALUES)
 def test_the_excess_is_zero_on_the_front_and_what_must_be_gained_elsewhere(points: list[tuple[int, int]]) -> None:
     values = np.array(points, float)
-    front = np.array([one for one in points if not any(_dominates(other, one) for other in points)], float)
+    front = np.array([point for point in points if not any(_dominates(other, point) for other in points)], float)
     over = excess(values, front)
-    for one, found_ in zip(values, over, strict=True):
-        assert (found_ == 0) == bool((front == one).all(axis=1).any())
-        assert any((one <= member * (1 + found_) * (1 + 1e-12)).all() for member in front)
+    for value, found_ in zip(values, over, strict=True):
+        assert (found_ == 0) == bool((front == value).all(axis=1).any())
+        assert any((value <= member * (1 + found_) * (1 + 1e-12)).all() for member in front)
 
 
-def _dominates(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one != other and one[0] <= other[0] and one[1] <= other[1]
+def _dominates(point: tuple[int, int], other: tuple[int, int]) -> bool:
+    return point != other and point[0] <= other[0] and point[1] <= other[1]
 
 
 def test_where_the_front_has_a_zero_nothing_above_it_is_near() -> None:
@@ -252,12 +255,12 @@ def test_where_the_front_has_a_zero_nothing_above_it_is_near() -> None:
 
 
 def test_rank_correlation_counts_ties_and_is_none_where_it_is_not_defined() -> None:
-    one = np.array([1.0, 2.0, 3.0, 4.0])
-    assert tau(one, one) == pytest.approx(1.0)
-    assert tau(one, -one) == pytest.approx(-1.0)
-    assert tau(one, np.array([1.0, 1.0, 2.0, 2.0])) == pytest.approx(4 / math.sqrt(6 * 4))
-    assert tau(one, np.ones(4)) is None
-    assert tau(one[:1], one[:1]) is None
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    assert tau(values, values) == pytest.approx(1.0)
+    assert tau(values, -values) == pytest.approx(-1.0)
+    assert tau(values, np.array([1.0, 1.0, 2.0, 2.0])) == pytest.approx(4 / math.sqrt(6 * 4))
+    assert tau(values, np.ones(4)) is None
+    assert tau(values[:1], values[:1]) is None
 
 
 def _table(level: str, *values: tuple[float, float]) -> pd.DataFrame:
@@ -319,10 +322,10 @@ TIMES = {"provenance.json", "report.html"}
 
 def _artefacts(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in TIMES)
-    made = json.loads((folder / "provenance.json").read_text("utf-8"))
+    provenance = json.loads((folder / "provenance.json").read_text("utf-8"))
     pages = [path.read_text("utf-8") for path in folder.glob("*.html")]  # where a plug-in writes it
-    page = "".join(pages).replace(made.pop("time"), "").replace(folder.name, "")
-    same = {"made": json.dumps(made).encode(), "page": page.encode()}
+    page = "".join(pages).replace(provenance.pop("time"), "").replace(folder.name, "")
+    same = {"made": json.dumps(provenance).encode(), "page": page.encode()}
     return same | {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -25,13 +25,13 @@ def field(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("part", range(9))
 def test_every_case_of_the_field_is_right(part: int, tmp_path: Path) -> None:
-    some = cases()[part::9]
-    for case in some:
+    sample = cases()[part::9]
+    for case in sample:
         (tmp_path / case.name).symlink_to(case)
     done = field("--data", str(tmp_path))
     counts = json.loads(done.stdout)
     assert (counts["wrong"], counts["tracebacks"]) == (0, 0), done.stderr
-    assert counts["cases"] == len(some) > 3, done.stderr
+    assert counts["cases"] == len(sample) > 3, done.stderr
 
 
 def test_each_case_says_what_is_right_and_holds_it() -> None:

@@ -61,10 +61,10 @@ def test_ticks_of_a_logarithmic_axis_are_few_and_inside(low: float, ratio: float
 
 def test_an_axis_over_many_decades_has_a_unit_at_each_tick() -> None:
     payload = Axis("payload", "payload", "B")
-    few, many = ([2.0**power for power in range(10, end)] for end in (12, 35))
+    few, wide = ([2.0**power for power in range(10, end)] for end in (12, 35))
     assert scale(payload, few, logarithmic=True).title == "payload [KiB]"
-    assert scale(payload, many, logarithmic=True).title == "payload"
-    assert scale(payload, many, logarithmic=True).tick(2.0**30) == with_unit(2.0**30, "B") == "1 GiB"
+    assert scale(payload, wide, logarithmic=True).title == "payload"
+    assert scale(payload, wide, logarithmic=True).tick(2.0**30) == with_unit(2.0**30, "B") == "1 GiB"
 
 
 # Layout

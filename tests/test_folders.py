@@ -43,7 +43,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a study was run once."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
@@ -55,9 +55,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The newest run in a copy of that folder, which is the working folder."""
-    shutil.copytree(made, tmp_path / "here", symlinks=True)
+    shutil.copytree(finished_run, tmp_path / "here", symlinks=True)
     monkeypatch.chdir(tmp_path / "here")
     return (tmp_path / "here" / "outputs" / "ficco_sweep" / "latest").resolve()
 
@@ -116,19 +116,19 @@ def repeated(column: pa.ChunkedArray, count: int) -> pa.Array:
 
 def bomb(path: Path) -> None:
     """Some kilobytes that stand for a million rows of 40 columns."""
-    held = pq.read_table(path).slice(0, 1)
-    arrays = [repeated(one, 1 << 20) for one in held]
-    rows = pa.table(dict(zip(held.column_names, arrays, strict=True)))
+    head = pq.read_table(path).slice(0, 1)
+    arrays = [repeated(column, 1 << 20) for column in head]
+    rows = pa.table(dict(zip(head.column_names, arrays, strict=True)))
     pq.write_table(rows, path, use_dictionary=True, store_schema=False)
 
 
 def long_text(path: Path) -> None:
     """Three megabytes that stand for 150,000 texts of a megabyte each."""
-    held = pq.read_table(path).slice(0, 1)
-    place = held.column_names.index("reason")
-    held = held.set_column(place, "reason", pa.array(["x" * (1 << 20)]))
-    arrays = [repeated(one, 150_000) for one in held]
-    pq.write_table(pa.table(dict(zip(held.column_names, arrays, strict=True))), path, store_schema=False)
+    head = pq.read_table(path).slice(0, 1)
+    place = head.column_names.index("reason")
+    head = head.set_column(place, "reason", pa.array(["x" * (1 << 20)]))
+    arrays = [repeated(column, 150_000) for column in head]
+    pq.write_table(pa.table(dict(zip(head.column_names, arrays, strict=True))), path, store_schema=False)
 
 
 def compressed(path: Path) -> None:
@@ -136,8 +136,8 @@ def compressed(path: Path) -> None:
 
 
 def lists(path: Path) -> None:
-    held = pq.read_table(path)
-    pq.write_table(held.append_column("more", pa.array([[1, 2]] * len(held))), path)
+    rows = pq.read_table(path)
+    pq.write_table(rows.append_column("more", pa.array([[1, 2]] * len(rows))), path)
 
 
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -224,18 +224,18 @@ def ends(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def run(*words: str, codes: tuple[int, ...] = (0, 2, 3, 4)) -> str:
         code = main(words)
-        told = capsys.readouterr().err
-        assert code in codes, told
-        assert "Traceback" not in told
-        assert code == 0 or len(told.strip()) > 20
-        return told
+        message = capsys.readouterr().err
+        assert code in codes, message
+        assert "Traceback" not in message
+        assert code == 0 or len(message.strip()) > 20
+        return message
 
     return run
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(37)
-@pytest.mark.parametrize(("name", "kind", "command"), CASES, ids=lambda one: str(one).replace(" ", "-"))
+@pytest.mark.parametrize(("name", "kind", "command"), CASES, ids=lambda word: str(word).replace(" ", "-"))
 def test_a_damaged_file_ends_every_command_in_a_sentence(
     name: str, kind: str, command: str, run: Path, ends: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,9 +246,9 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
     if command == "sync":
         shutil.rmtree(run.parent / OTHER)
     OF[name][kind](run / name)
-    told = ends(*COMMANDS[command])
+    message = ends(*COMMANDS[command])
     if kind in ANY and kind != "gone" and name == "results.parquet":
-        assert str(run / name) in told
+        assert str(run / name) in message
     assert not Path("pwned").exists()
     assert {path.name for path in Path().iterdir() if not path.name.startswith("mlflow.db")} == {"outputs"}
 
@@ -259,11 +259,11 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
 def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
     OF["results.parquet"][kind](run / "results.parquet")
     assert (run / "results.parquet").stat().st_size < 5_000_000
-    asked = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
+    commands = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
     code = (
         "import re, dse.run_study, pandas; from dse.cli import main\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10\n"
-        f"codes = [main(words) for words in {asked}]\n"
+        f"codes = [main(words) for words in {commands}]\n"
         "print(*codes, peak(), peak() < 1200)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
@@ -283,8 +283,8 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
     shutil.rmtree(run / "figures")
     (run / "figures").symlink_to(outside)
     key = pd.read_parquet(run / "results.parquet")["key"].iloc[0]
-    told = ends(*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
-    assert str(run / "figures") in told
+    message = ends(*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
+    assert str(run / "figures") in message
     assert list(outside.iterdir()) == []
 
 
@@ -339,9 +339,9 @@ DATABASE: dict[str, Damage] = {
 @pytest.mark.parametrize("kind", DATABASE)
 def test_a_damaged_store_ends_in_a_sentence(kind: str, words: list[str], run: Path, ends: Callable[..., str]) -> None:
     DATABASE[kind](Path("outputs/results.db"))
-    told = ends(*words, *(["timeline=false"] if words == FAST else []))
+    message = ends(*words, *(["timeline=false"] if words == FAST else []))
     if kind in ("a pipe", "a link", "a folder", "a view", "a trigger", "a lock that is a pipe", "a log that is a link"):
-        assert "results.db" in told
+        assert "results.db" in message
 
 
 RECORDS = [
@@ -361,8 +361,8 @@ def test_a_study_whose_record_is_damaged_is_passed_over(
     with closing(sqlite3.connect("outputs/results.db")) as database:
         database.execute(f"UPDATE studies SET {column} = ?", (text,))
         database.commit()
-    told = ends(*FAST, "timeline=false", codes=(0,))
-    assert "is passed over, as its record is damaged" in told or (column, text[:2]) in (
+    message = ends(*FAST, "timeline=false", codes=(0,))
+    assert "is passed over, as its record is damaged" in message or (column, text[:2]) in (
         ("provenance", '{"'),
         ("asked", '{"'),
     )
@@ -417,11 +417,11 @@ def test_a_place_that_only_a_folder_names_is_not_written_to(
     (tmp_path / "here" / "linked").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path / "here")
     folder = finished(Path("outputs"), odd_table(), tracking=tracking)
-    told = ends("sync", codes=(2,))
+    message = ends("sync", codes=(2,))
     ((name, place),) = tracking.items()
-    assert str(folder / "config.yaml") in told
-    assert f"tracking.{name}" in told
-    assert f"{name}=" in told
+    assert str(folder / "config.yaml") in message
+    assert f"tracking.{name}" in message
+    assert f"{name}=" in message
     assert shown == []
     if isinstance(place, str) and "***" not in place:
         ends("sync", f"{name}={place}", codes=(0,))
@@ -475,9 +475,9 @@ def test_a_slice_of_the_fuzzed_cases_ends_well(tmp_path: Path) -> None:
         str(tmp_path / "kept"),
     ]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
-    found = json.loads(done.stdout)
-    assert (found["cases"], found["tracebacks"], found["hangs"]) == (10, 0, 0), done.stderr
-    assert found["max_memory_mb"] < 2000
+    report = json.loads(done.stdout)
+    assert (report["cases"], report["tracebacks"], report["hangs"]) == (10, 0, 0), done.stderr
+    assert report["max_memory_mb"] < 2000
 
 
 @pytest.mark.slow

@@ -119,9 +119,9 @@ def test_parquet_is_read_as_the_same_table_in_csv(tmp_path: Path) -> None:
     frame.rename(columns={"latency": "latency_us"}).assign(latency_us=frame.latency * 1e3).to_csv(
         tmp_path / "b.csv", index=False
     )
-    first, *others = (read_table(tmp_path / name)[0] for name in ("a.csv", "a.parquet", "b.csv"))
+    first, *copies = (read_table(tmp_path / name)[0] for name in ("a.csv", "a.parquet", "b.csv"))
     assert first.seconds[:, 0].tolist() == [0.5e-3, 0.25e-3]
-    for other in others:
+    for other in copies:
         assert other.names == first.names
         assert other.seconds == pytest.approx(first.seconds)
 

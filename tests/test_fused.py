@@ -185,8 +185,8 @@ def test_a_fused_pair_takes_what_the_recursion_says(
     op: Any = design.workload.operators["op"]
     compute = float(kernel_cost(design.system, op).seconds)
     wire = 6400 * 92 * 2 / 2 / 20e9
-    told = recursion(compute, wire, slices // 2, slices - slices // 2, post_s=post, late_s=2e-6 + poll, first=first)
-    assert makespan(design) == pytest.approx(told, rel=1e-6)
+    expected = recursion(compute, wire, slices // 2, slices - slices // 2, post_s=post, late_s=2e-6 + poll, first=first)
+    assert makespan(design) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("slices", "low", "high"), [(8, 0.43, 0.45), (32, 0.48, 0.495), (128, 0.49, 0.5)])
@@ -228,11 +228,11 @@ def test_what_is_in_flight_bounds_a_rate_by_littles_law(loss: float, stored: flo
     persistent = system.gpu.persistent
     assert persistent is not None
     full = system.gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
-    kept = float(rate_kept(system, needed, loss, 0.0))
-    assert (1 - loss) * (1 - 1e-12) <= kept <= 1
+    share = float(rate_kept(system, needed, loss, 0.0))
+    assert (1 - loss) * (1 - 1e-12) <= share <= 1
     assert float(rate_kept(system, 1e-3 * full, loss, 0.0)) == pytest.approx(1, abs=1e-4)
     assert float(rate_kept(system, 1e3 * full, loss, 0.0)) == pytest.approx(1 - loss, rel=1e-3)
-    assert float(rate_kept(system, needed, loss, stored)) <= kept * (1 + 1e-12)
+    assert float(rate_kept(system, needed, loss, stored)) <= share * (1 + 1e-12)
     assert rate_kept(system, needed, 0.0, 0.0) == 1
 
 
@@ -276,11 +276,11 @@ def test_losses_add_up_and_engines_agree(
 ) -> None:
     design = point(system, operators, drawn, schedule=schedule)
     assume(not backend("fluid").problems(design))
-    found = metrics(design)
-    assert found["ideal_s"] <= found["makespan_s"] * (1 + 1e-9)
-    assert found["ideal_s"] + sum(found[name] for name in LOSSES) == pytest.approx(found["makespan_s"], rel=1e-9)
+    figures = metrics(design)
+    assert figures["ideal_s"] <= figures["makespan_s"] * (1 + 1e-9)
+    assert figures["ideal_s"] + sum(figures[name] for name in LOSSES) == pytest.approx(figures["makespan_s"], rel=1e-9)
     for name in ("contention_s", "decomposition_s", "launch_s"):
-        assert found[name] >= -1e-9 * found["makespan_s"]
+        assert figures[name] >= -1e-9 * figures["makespan_s"]
     graph = design.schedule.lower(design.system, design.workload)
     first, second = (ENGINES[name].run(graph) for name in ("event", "fluid"))
     np.testing.assert_allclose(first.finished, second.finished, rtol=1e-9)
@@ -295,42 +295,42 @@ def test_fused_or_not_the_same_is_moved_and_computed(
 ) -> None:
     fused, bulk = (point(system, operators, drawn, schedule=name) for name in ("fused_kernels", "bulk_sync"))
     assume(not backend("fluid").problems(fused))
-    one, other = metrics(fused), metrics(bulk)
+    fused_figures, other = metrics(fused), metrics(bulk)
     for name in ("moved_bytes", "flop"):
-        assert one[name] == pytest.approx(other[name], rel=1e-9)
+        assert fused_figures[name] == pytest.approx(other[name], rel=1e-9)
     move = operators["move"]
     rows, gpus = move["rows"], {"mi210_4": 4, "mi210_2x1": 2, "dlrm_torus": 128, "mi210_16x4": 64}[system]
     if drawn["schedule.collective"] == "direct":
         passes = 2 if move["pattern"] == "all_reduce" else 1
-        assert one["moved_bytes"] == pytest.approx(2 * passes * (rows - -(-rows // gpus)) * move["cols"])
+        assert fused_figures["moved_bytes"] == pytest.approx(2 * passes * (rows - -(-rows // gpus)) * move["cols"])
 
 
 @st.composite
 def dags(draw: st.DrawFn) -> dict[str, Any]:
     """Of up to eight operators, any of which may wait for any before it; collectives for one, and one for them."""
-    found: dict[str, Any] = {}
+    operators: dict[str, Any] = {}
     free: list[str] = []  # collectives that nobody consumes yet
     for index in range(draw(st.integers(2, 8))):
-        computes = [name for name, op in found.items() if op["kind"] != "collective"]
+        computes = [name for name, op in operators.items() if op["kind"] != "collective"]
         kind = draw(st.sampled_from(["collective", "embedding", "gemm", "gemv", "mlp"]))
         name, rows = f"{draw(st.sampled_from('abcxyz'))}{index}", draw(st.sampled_from([2048, 5000]))
         if kind == "collective":
             pattern = draw(st.sampled_from(["all_to_all", "all_reduce", "all_gather", "reduce_scatter"]))
             after = draw(st.lists(st.sampled_from(computes), max_size=1)) if computes else []
-            found[name] = {"kind": kind, "pattern": pattern, "rows": rows, "cols": 64, "after": after}
+            operators[name] = {"kind": kind, "pattern": pattern, "rows": rows, "cols": 64, "after": after}
             free.append(name)
             continue
         waits = draw(st.lists(st.sampled_from(computes), max_size=2, unique=True)) if computes else []
-        taken = [one for one in free if draw(st.booleans())]
-        free = [one for one in free if one not in taken]
+        taken = [candidate for candidate in free if draw(st.booleans())]
+        free = [candidate for candidate in free if candidate not in taken]
         sizes: dict[str, dict[str, Any]] = {
             "embedding": {"rows": rows, "dim": 64, "pooling": 20, "update": draw(st.booleans())},
             "gemm": {"m": rows, "n": 256, "k": 512, "precision": "fp16"},
             "gemv": {"n": rows, "k": 512},
             "mlp": {"rows": rows, "width": 256, "layers": 3},
         }
-        found[name] = {"kind": kind, **sizes[kind], "after": [*waits, *taken]}
-    return found
+        operators[name] = {"kind": kind, **sizes[kind], "after": [*waits, *taken]}
+    return operators
 
 
 @pytest.mark.slow
@@ -344,12 +344,14 @@ def test_any_dag_can_be_lowered_and_moves_the_same_fused_or_not(
     changes = {**drawn, "schedule.pairs": pairs}
     fused, bulk = (point(system, operators, changes, schedule=name) for name in ("fused_kernels", "bulk_sync"))
     assert not backend("fluid").problems(fused)
-    one, other, exact = metrics(fused), metrics(bulk), metrics(fused, "event")
+    fused_figures, other, exact = metrics(fused), metrics(bulk), metrics(fused, "event")
     for name in ("moved_bytes", "flop"):
-        assert one[name] == pytest.approx(other[name], rel=1e-9, abs=1e-6)
-    assert one["makespan_s"] == pytest.approx(exact["makespan_s"], rel=1e-9)
-    assert one["ideal_s"] + sum(one[name] for name in LOSSES) == pytest.approx(one["makespan_s"], rel=1e-9)
-    assert one["contention_s"] >= -1e-9 * one["makespan_s"]
+        assert fused_figures[name] == pytest.approx(other[name], rel=1e-9, abs=1e-6)
+    assert fused_figures["makespan_s"] == pytest.approx(exact["makespan_s"], rel=1e-9)
+    assert fused_figures["ideal_s"] + sum(fused_figures[name] for name in LOSSES) == pytest.approx(
+        fused_figures["makespan_s"], rel=1e-9
+    )
+    assert fused_figures["contention_s"] >= -1e-9 * fused_figures["makespan_s"]
 
 
 @pytest.mark.parametrize(("system", "spared"), [("mi210_4", 1.0), ("mi210_2x1", 0.0), ("mi210_16x4", 3 / 63)])
@@ -369,10 +371,14 @@ def test_an_operator_shares_a_kernel_with_one_collective() -> None:
     gemm = {"kind": "gemm", "m": 4096, "n": 64, "k": 64}
     experts = {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}, "combine": {**moved, "after": ["gemm"]}}
     more = {**experts, "also": {**moved, "after": ["gemm"]}}
-    known = {"experts": experts, "more": more, "gather": {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}}}
-    found = {name: partners(point("mi210_4", tree).workload, "all") for name, tree in known.items()}
-    assert found == {"experts": {"combine": "gemm"}, "more": {"also": "gemm"}, "gather": {"dispatch": "gemm"}}
-    assert partners(point("mi210_4", known["gather"]).workload, "producer") == {}
+    workloads = {
+        "experts": experts,
+        "more": more,
+        "gather": {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}},
+    }
+    shared = {name: partners(point("mi210_4", tree).workload, "all") for name, tree in workloads.items()}
+    assert shared == {"experts": {"combine": "gemm"}, "more": {"also": "gemm"}, "gather": {"dispatch": "gemm"}}
+    assert partners(point("mi210_4", workloads["gather"]).workload, "producer") == {}
 
 
 @given(slices=st.integers(1, 1024), gpus=st.integers(2, 1024))
@@ -419,8 +425,8 @@ def test_a_dag_that_is_none_is_told(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("workload", ["fused_ops", "dlrm"])
 def test_operators_know_their_flop_and_bytes(workload: str) -> None:
-    for one in shipped("workload")[workload]["workloads"]:
-        for op in Workload.model_validate({"name": "x", "operators": one["operators"]}).operators.values():
+    for entry in shipped("workload")[workload]["workloads"]:
+        for op in Workload.model_validate({"name": "x", "operators": entry["operators"]}).operators.values():
             if op.kind != "collective":
                 assert op.arithmetic_intensity == pytest.approx(op.flop / op.bytes)
                 assert op.flop > 0
@@ -437,8 +443,8 @@ NARROW = [
 
 
 def run_folder(folder: Path, study: str) -> Path:
-    (found,) = (folder / "outputs" / study).glob("2*")
-    return found
+    (folder_of_run,) = (folder / "outputs" / study).glob("2*")
+    return folder_of_run
 
 
 @pytest.mark.slow

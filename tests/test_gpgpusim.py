@@ -58,15 +58,15 @@ def test_lenet_multiplies_as_often_as_its_layers_say() -> None:
 @pytest.mark.parametrize("algorithm", ["gemm", "implicit_gemm", "fft", "fft_tiling"])
 def test_a_layer_in_a_network_is_the_layer_alone(algorithm: str) -> None:
     """The same kernels on tensors of other names, and so the same time where nothing comes before it."""
-    one = network(algorithm=algorithm)
-    one["groups"] = [{"kernels": one["groups"][0]["kernels"][:1]}]
+    tree_of_network = network(algorithm=algorithm)
+    tree_of_network["groups"] = [{"kernels": tree_of_network["groups"][0]["kernels"][:1]}]
     alone = ConvolutionPass(name="y", n=2, c=3, h=16, w=16, k=8, r=3, s=3, pad_h=1, pad_w=1, algorithm=algorithm)
-    inside, outside = written_out(Application.model_validate(one), CUS), kernels(alone, CUS)
+    inside, outside = written_out(Application.model_validate(tree_of_network), CUS), kernels(alone, CUS)
     pairs = zip(inside.groups[0].kernels, outside.groups[0].kernels, strict=True)
     names = {"x", "w", "y", "a", "b", "c", "reads", "writes"}
     assert all(ours.model_dump(exclude=names) == theirs.model_dump(exclude=names) for ours, theirs in pairs)
     sizes = sorted(math.prod(size) for size in outside.tensors.values())
-    both = [metrics(tree, "cache_rw", system="gtx_1080_ti") for tree in (one, outside.model_dump())]
+    both = [metrics(tree, "cache_rw", system="gtx_1080_ti") for tree in (tree_of_network, outside.model_dump())]
     assert sorted(math.prod(inside.tensors[name]) for name in inside.tensors if name not in ("v", "z")) == sizes
     assert both[0]["requests"] == both[1]["requests"]
     assert both[0]["time_s"] == pytest.approx(both[1]["time_s"], rel=0.02)
@@ -79,7 +79,7 @@ def test_a_network_of_an_algorithm_that_does_not_serve_a_layer_is_refused_by_nam
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"algorithm": None}, "algorithm belongs to kernels of kind convolution"),
         ({"tensors": {**network()["tensors"], "w": [8, 4, 3, 3]}}, "w has 4 channels, x has 3"),
@@ -89,8 +89,8 @@ def test_a_network_of_an_algorithm_that_does_not_serve_a_layer_is_refused_by_nam
     ],
     ids=["algorithm", "channels", "result", "sizes", "large"],
 )  # fmt: skip
-def test_sizes_that_make_no_convolution_are_refused(changes: Mapping[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_sizes_that_make_no_convolution_are_refused(changes: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         design(network(**changes))
 
 
@@ -104,18 +104,27 @@ def test_layers_that_write_the_same_tensor_have_temporaries_of_their_own() -> No
     kernels_ = [{"kind": "convolution", "x": x, "w": w, "y": y, "pad": [1, 1]} for x, w, y in ("xwy", "yvz", "zvy")]
     tensors = {"x": [2, 3, 16, 16], "w": [8, 3, 3, 3], "v": [8, 8, 3, 3], "y": [2, 8, 16, 16], "z": [2, 8, 16, 16]}
     tree = network(algorithm="gemm", tensors=tensors, groups=[{"kernels": kernels_, "repeat": 2}])
-    made = written_out(Application.model_validate(tree), CUS)
-    products = [kernel for kernel in made.groups[0].kernels if kernel.kind == "implicit_gemm"]
-    assert [made.tensors[kernel.x][1] for kernel in products] == [27, 72, 72]
-    assert made.groups[0].repeat == 2
+    application = written_out(Application.model_validate(tree), CUS)
+    products = [kernel for kernel in application.groups[0].kernels if kernel.kind == "implicit_gemm"]
+    assert [application.tensors[kernel.x][1] for kernel in products] == [27, 72, 72]
+    assert application.groups[0].repeat == 2
 
 
 def test_rows_and_columns_of_a_layer_are_not_mixed_up() -> None:
     kernel = {"kind": "convolution", "x": "x", "w": "w", "y": "y", "stride": [2, 1], "pad": [1, 3]}
     tensors = {"x": [2, 3, 20, 11], "w": [8, 3, 4, 5], "y": [2, 8, 10, 13]}
-    (one,) = layers(Application.model_validate(network(tensors=tensors, groups=[{"kernels": [kernel]}])))
-    assert (one.h, one.w, one.r, one.s, one.pad_h, one.pad_w, one.stride_v, one.stride_h) == (20, 11, 4, 5, 1, 3, 2, 1)
-    assert (one.oh, one.ow) == (10, 13)
+    (convolution,) = layers(Application.model_validate(network(tensors=tensors, groups=[{"kernels": [kernel]}])))
+    assert (
+        convolution.h,
+        convolution.w,
+        convolution.r,
+        convolution.s,
+        convolution.pad_h,
+        convolution.pad_w,
+        convolution.stride_v,
+        convolution.stride_h,
+    ) == (20, 11, 4, 5, 1, 3, 2, 1)
+    assert (convolution.oh, convolution.ow) == (10, 13)
 
 
 # Phases
@@ -124,9 +133,9 @@ def test_rows_and_columns_of_a_layer_are_not_mixed_up() -> None:
 def test_stretches_are_found_where_levels_change() -> None:
     random = np.random.default_rng(3)
     levels = np.repeat([[0.1, 0.9, 0.2], [0.8, 0.1, 0.9], [0.1, 0.9, 0.5]], [60, 100, 40], axis=0)
-    found = cuts(levels + random.normal(0, 0.03, levels.shape))
-    assert len(found) == 3
-    assert np.abs(np.array(found) - [60, 160, 200]).max() <= 1
+    places = cuts(levels + random.normal(0, 0.03, levels.shape))
+    assert len(places) == 3
+    assert np.abs(np.array(places) - [60, 160, 200]).max() <= 1
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.005, 0.1])
@@ -145,57 +154,60 @@ def test_no_other_partition_costs_less() -> None:
         squares = sum((((series[a:b] - series[a:b].mean(axis=0)) / noise) ** 2).sum() for a, b in parts)
         return float(squares + len(ends) * 2 * 2 * math.log(9))
 
-    every = [(*some, 9) for count in range(9) for some in itertools.combinations(range(1, 9), count)]
+    every = [(*inner, 9) for count in range(9) for inner in itertools.combinations(range(1, 9), count)]
     assert cost(tuple(cuts(series))) == pytest.approx(min(map(cost, every)))
 
 
 def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run() -> None:
-    one = design("conv_3x3", "cache_rw", {"application.algorithm": "winograd_nonfused"}, system="gtx_1050")
-    activity = simulate(one).machine.activity()
-    found = phases(activity, one.system)
-    assert len(found) >= 3
-    assert found[0].begin_s == 0
-    assert all(before.end_s == after.begin_s for before, after in itertools.pairwise(found))
-    whole = sum((one.end_s - one.begin_s) * np.array([one.requests, one.computing, one.bandwidth]) for one in found)
-    np.testing.assert_allclose(whole / found[-1].end_s, shares(activity, one.system).mean(axis=0))
-    transform = max(found, key=lambda phase: phase.bandwidth)
-    product = max(found, key=lambda phase: phase.computing)
+    conv = design("conv_3x3", "cache_rw", {"application.algorithm": "winograd_nonfused"}, system="gtx_1050")
+    activity = simulate(conv).machine.activity()
+    stretches = phases(activity, conv.system)
+    assert len(stretches) >= 3
+    assert stretches[0].begin_s == 0
+    assert all(before.end_s == after.begin_s for before, after in itertools.pairwise(stretches))
+    weighted = sum(
+        (stretch.end_s - stretch.begin_s) * np.array([stretch.requests, stretch.computing, stretch.bandwidth])
+        for stretch in stretches
+    )
+    np.testing.assert_allclose(weighted / stretches[-1].end_s, shares(activity, conv.system).mean(axis=0))
+    transform = max(stretches, key=lambda phase: phase.bandwidth)
+    product = max(stretches, key=lambda phase: phase.computing)
     assert transform.bandwidth > 0.7 > 0.5 > product.bandwidth
     assert product.computing > 0.8 > 0.2 > transform.computing
 
 
 @pytest.mark.slow
 def test_shares_add_up_to_what_was_asked_computed_and_moved() -> None:
-    one = design("conv_5x5", "cache_rw", {"application.algorithm": "gemm"}, system="gtx_1080_ti")
-    found = simulate(one)
-    activity, gpu = found.machine.activity(), one.system.gpu
+    conv = design("conv_5x5", "cache_rw", {"application.algorithm": "gemm"}, system="gtx_1080_ti")
+    simulation = simulate(conv)
+    activity, gpu = simulation.machine.activity(), conv.system.gpu
     seconds = activity.seconds * len(activity.channels)
-    asked, computing, bandwidth = shares(activity, one.system).mean(axis=0)
-    whole = [cost for cost, _ in found.costs]
-    assert asked * seconds / gpu.cycle_s * gpu.num_cus == pytest.approx(activity.requests.sum())
-    assert bandwidth * seconds * one.system.gpu.dram.bytes_per_s == pytest.approx(activity.channels.sum() * 64)
-    assert computing * seconds * gpu.num_cus == pytest.approx(sum(cost.busy_s * cost.share for cost in whole), rel=0.01)
+    requests, computing, bandwidth = shares(activity, conv.system).mean(axis=0)
+    costs = [cost for cost, _ in simulation.costs]
+    assert requests * seconds / gpu.cycle_s * gpu.num_cus == pytest.approx(activity.requests.sum())
+    assert bandwidth * seconds * conv.system.gpu.dram.bytes_per_s == pytest.approx(activity.channels.sum() * 64)
+    assert computing * seconds * gpu.num_cus == pytest.approx(sum(cost.busy_s * cost.share for cost in costs), rel=0.01)
 
 
 # Measured layers
 
 
 def test_every_measured_convolution_is_a_scenario() -> None:
-    (one,) = load_measured_systems(["p100"], None)
-    found = scenarios(["p100"], None)
-    assert len(found) == one.rows.size == len(set(one.rows.names))
-    for row in range(one.rows.size):
-        tree = found[one.scenario(row)]
+    (measured,) = load_measured_systems(["p100"], None)
+    trees = scenarios(["p100"], None)
+    assert len(trees) == measured.rows.size == len(set(measured.rows.names))
+    for row in range(measured.rows.size):
+        tree = trees[measured.scenario(row)]
         layer = ConvolutionPass.model_validate(tree["application"])
-        assert f"{layer.w}x{layer.h}x{layer.c} n{layer.n} k{layer.k} {layer.r}x{layer.s}" in one.scenario(row)
-        rest = {"policy": shipped("policy")["cache_rw"], "run": {"requests": 1000, "repeats": 1}}
-        assert BACKEND.problems(BACKEND.design({**tree, **rest})) == []
-    assert one.fitted == set(shipped("system")["p100"]["gpu"]["fitted_on"]["fp32"]["conv"])
-    assert 0 < len(one.fitted & set(one.rows.names)) < one.rows.size
+        assert f"{layer.w}x{layer.h}x{layer.c} n{layer.n} k{layer.k} {layer.r}x{layer.s}" in measured.scenario(row)
+        settings = {"policy": shipped("policy")["cache_rw"], "run": {"requests": 1000, "repeats": 1}}
+        assert BACKEND.problems(BACKEND.design({**tree, **settings})) == []
+    assert measured.fitted == set(shipped("system")["p100"]["gpu"]["fitted_on"]["fp32"]["conv"])
+    assert 0 < len(measured.fitted & set(measured.rows.names)) < measured.rows.size
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         (["gem5_gcn3"], r"system.gpu.peak_flop_per_s|peak_flop_per_s: is missing"),
         (["p100", "p100"], "names a system twice"),
@@ -203,8 +215,8 @@ def test_every_measured_convolution_is_a_scenario() -> None:
         (["mi100"], "measured: mi100.gpu.dram: is missing"),
     ],
 )
-def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         scenarios(names, None)
 
 
@@ -219,34 +231,34 @@ def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
         assert len(BACKEND.scenarios(unchanged)) >= 1
 
 
-def points(*given: tuple[str, str, str, float]) -> pd.DataFrame:
+def points(*rows: tuple[str, str, str, float]) -> pd.DataFrame:
     """Rows of one scenario: direction, algorithm, hash, time."""
-    (one,) = load_measured_systems(["p100"], None)
-    table = pd.DataFrame(given, columns=["direction", "algorithm", "hash", "time_s"])
-    return table.assign(scenario=one.scenario(0))
+    (measured,) = load_measured_systems(["p100"], None)
+    table = pd.DataFrame(rows, columns=["direction", "algorithm", "hash", "time_s"])
+    return table.assign(scenario=measured.scenario(0))
 
 
 def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
-    (one,) = load_measured_systems(["p100"], None)
-    seconds = one.rows.seconds[0]
+    (measured,) = load_measured_systems(["p100"], None)
+    seconds = measured.rows.seconds[0]
     rows = points(
         ("forward", "gemm", "none", 1.5 * seconds[0]), ("forward", "implicit_gemm", "none", 2 * seconds[0]),
         ("backward_data", "gemm", "none", 4 * seconds[1]), ("backward_data", "fft", "none", 3 * seconds[1]),
         ("forward", "fft", "xor", seconds[0]),
     )  # fmt: skip
-    found = against(["p100"], None, rows).set_index(["direction", "hash"])
-    ratio = found["predicted_s"] / found["measured_s"]
+    joined = against(["p100"], None, rows).set_index(["direction", "hash"])
+    ratio = joined["predicted_s"] / joined["measured_s"]
     assert ratio["forward", "none"] == pytest.approx(1.5)
     assert ratio["backward_data", "none"] == pytest.approx(3)
     assert ratio["forward", "xor"] == pytest.approx(1)
-    assert found["fitted"].all()
-    assert errors(found.reset_index())["p100"]["none"]["all"] is None
-    told = errors(found.reset_index().assign(fitted=False))["p100"]
-    assert told["none"]["all"]["count"] == 2
-    assert told["none"]["all"]["median"] == pytest.approx((0.5 + 2) / 2)
-    assert told["none"]["by_direction"]["forward"]["bias"] == pytest.approx(1.5)
-    assert told["none"]["forward_algorithm_as_measured"] == 1.0
-    assert told["xor"]["forward_algorithm_as_measured"] == 0.0
+    assert joined["fitted"].all()
+    assert errors(joined.reset_index())["p100"]["none"]["all"] is None
+    by_hash = errors(joined.reset_index().assign(fitted=False))["p100"]
+    assert by_hash["none"]["all"]["count"] == 2
+    assert by_hash["none"]["all"]["median"] == pytest.approx((0.5 + 2) / 2)
+    assert by_hash["none"]["by_direction"]["forward"]["bias"] == pytest.approx(1.5)
+    assert by_hash["none"]["forward_algorithm_as_measured"] == 1.0
+    assert by_hash["xor"]["forward_algorithm_as_measured"] == 0.0
 
 
 def test_camping_is_no_chance() -> None:
@@ -264,10 +276,10 @@ def test_camping_is_no_chance() -> None:
 def test_rows_that_no_layer_can_be_are_refused_by_line(tmp_path: Path) -> None:
     odd = {"large": (TABLE.replace(",16,64,3,3", ",8192,64,3,3"), "NV_P100 fp32, line 2"),
            "mixed": (TABLE.replace("fp32", "mixed"), "in fp32, but in mixed")}  # fmt: skip
-    for name, (text, told) in odd.items():
+    for name, (text, message) in odd.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.csv").write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             scenarios(["p100"], str(tmp_path / name))
 
 
@@ -291,9 +303,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -> None:
-    claims = {one["id"].removeprefix("gpgpusim."): one for one in json.loads((run / "claims.json").read_text("utf-8"))}
+    claims = {
+        claim["id"].removeprefix("gpgpusim."): claim for claim in json.loads((run / "claims.json").read_text("utf-8"))
+    }
     within = {"phases", "camping", "camping_no_hash", "camping_hash", "floors"}
-    assert {name for name, one in claims.items() if one["within"]} == within
+    assert {name for name, claim in claims.items() if claim["within"]} == within
     for name in ("lenet_v1", "lenet_ispass", "kernel_corr"):
         assert claims[name]["within"] is claims[name]["ours"] is None
         assert claims[name]["reason"]
@@ -302,10 +316,10 @@ def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -
 
 @pytest.mark.slow
 def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
-    told = json.loads((run / "errors.json").read_text("utf-8"))["p100"]
+    errors_of = json.loads((run / "errors.json").read_text("utf-8"))["p100"]
     table = pd.read_parquet(run / "predictions.parquet")
-    assert set(told) == {"none", "xor"}
-    assert told["none"]["all"]["count"] == 3
+    assert set(errors_of) == {"none", "xor"}
+    assert errors_of["none"]["all"]["count"] == 3
     assert len(table) == 6
     ratio = table["predicted_s"] / table["measured_s"]
     assert ratio.between(0.2, 5).all()
@@ -314,14 +328,14 @@ def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     results = pd.read_parquet(run / "results.parquet")
     plain = (results["scenario"] == "lenet") & (results["system.gpu.mapping.channel_hash"] == "none")
     ok = results[plain & (results["status"] == "ok")]
-    whole = float(((lenet["seconds"] + lenet["launch_s"]) * lenet["launches"]).sum())
-    assert whole == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["time_s"].iloc[0]))
+    total_s = float(((lenet["seconds"] + lenet["launch_s"]) * lenet["launches"]).sum())
+    assert total_s == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["time_s"].iloc[0]))
     assert len(lenet) == 27
     moved = float((lenet["dram_bytes"] * lenet["launches"]).sum())
     assert moved == pytest.approx(float(ok[ok["application.algorithm"] == "implicit_gemm"]["dram_bytes"].iloc[0]))
     np.testing.assert_allclose(lenet["bandwidth_share"], lenet["dram_bytes"] / (lenet["seconds"] * 112e9))
     listed = json.loads((run / "phases.json").read_text("utf-8"))
-    assert {one["scenario"] for one in listed} == {"lenet", "conv_3x3", "two"}
+    assert {row["scenario"] for row in listed} == {"lenet", "conv_3x3", "two"}
     measured = pd.read_parquet(run / "camping.parquet")
     assert measured[measured["plain"] > 2]["camping"].max() < 1.2
 
@@ -351,9 +365,9 @@ def test_points_that_differ_in_another_knob_are_not_compared(tmp_path: Path) -> 
     fast = ["tracking=none", "store=none", "run.requests=20000", "run.most=200000", f"output_dir={tmp_path}"]
     assert main(["study=gpgpusim", *few, *more, *fast]) == 0
     run = tmp_path / "gpgpusim" / "latest"
-    results, held = pd.read_parquet(run / "results.parquet"), pd.read_parquet(run / "camping.parquet")
+    results, camping = pd.read_parquet(run / "results.parquet"), pd.read_parquet(run / "camping.parquet")
     plain = results[(results["status"] == "ok") & (results["system.gpu.mapping.channel_hash"] == "none")]
-    assert len(held) == len(plain) == 12
+    assert len(camping) == len(plain) == 12
     keys = ["application.algorithm", "policy.name"]
-    pairs = held.merge(plain, left_on=["algorithm", "policy.name"], right_on=keys)
+    pairs = camping.merge(plain, left_on=["algorithm", "policy.name"], right_on=keys)
     np.testing.assert_array_equal(pairs["plain"], pairs["camping_y"])

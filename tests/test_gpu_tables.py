@@ -24,8 +24,8 @@ def test_chunks_of_a_gemm_make_the_whole_product(axis: str, joined: int | None, 
     a, b = torch.randn(24, 16), torch.randn(32, 16)
     parts = [call() for call in cut(a, b, axis, chunks)]
     assert len(parts) == chunks
-    whole = parts[-1] if joined is None else torch.cat(parts, joined)
-    torch.testing.assert_close(whole, a @ b.t())
+    product = parts[-1] if joined is None else torch.cat(parts, joined)
+    torch.testing.assert_close(product, a @ b.t())
 
 
 def test_every_table_has_rows_and_no_row_is_listed_twice() -> None:

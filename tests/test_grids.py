@@ -53,13 +53,13 @@ def batches(draw: st.DrawFn, /, schedule: str, most: int = 4, **fixed: Any) -> B
 
 
 def evaluated(simulator: OverlapBackend, batch: Batch) -> list[Result]:
-    (found,) = simulator.evaluate([batch])
-    return [found[place] for place in range(batch.size)]
+    (outcomes,) = simulator.evaluate([batch])
+    return [outcomes[place] for place in range(batch.size)]
 
 
 def test_the_axes_below_are_axes_of_some_schedule() -> None:
     movers = [design(name, {"schedule.comm_engine": mover}) for name in SCHEDULES for mover in ("cu", "dma")]
-    legal = {path for one in movers for path in AXES if backend("event").is_axis(path, one)}
+    legal = {path for mover in movers for path in AXES if backend("event").is_axis(path, mover)}
     assert legal == set(AXES)
 
 
@@ -74,12 +74,12 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
     simulator = backend(*names)
     batch, other = data.draw(batches(schedule)), data.draw(batches(schedule, most=2))
     together = evaluated(simulator, batch)
-    alone = [evaluated(simulator, Batch(one))[0] for one in batch.designs()]
+    alone = [evaluated(simulator, Batch(point))[0] for point in batch.designs()]
     assert together == alone
     order = data.draw(st.permutations(range(batch.size)))
     singles = [Batch(batch.at(place)) for place in order]
     shuffled = simulator.evaluate([*singles, other, batch])
-    assert [found[0] for found in shuffled[: batch.size]] == [alone[place] for place in order]
+    assert [outcome[0] for outcome in shuffled[: batch.size]] == [alone[place] for place in order]
     assert [shuffled[-1][place] for place in range(batch.size)] == alone
     split = [result for part in batch.split(3) for result in evaluated(simulator, part)]
     assert split == alone
@@ -104,9 +104,9 @@ def test_the_grids_above_hold_designs_of_all_kinds() -> None:
     }
     batch = Batch(design("uniform_fused_1d", {"schedule.comm_engine": "cu", **FREE}), axes)
     first = Batch(batch.at(0), axes)
-    found = evaluated(backend("analytic"), first)
-    assert {result.status for result in found} == {"ok", "infeasible", "unsupported"}
-    assert found == [evaluated(backend("analytic"), Batch(one))[0] for one in first.designs()]
+    outcomes = evaluated(backend("analytic"), first)
+    assert {result.status for result in outcomes} == {"ok", "infeasible", "unsupported"}
+    assert outcomes == [evaluated(backend("analytic"), Batch(point))[0] for point in first.designs()]
     both = evaluated(backend("analytic", "fluid"), first)
     assert {result.engine for result in both} == {"", "analytic", "fluid"}
 
@@ -118,12 +118,12 @@ def test_the_closed_form_is_exact_wherever_it_does_not_refuse(schedule: str, dat
     batch = data.draw(batches(schedule, **FREE) | batches(schedule))
     closed, exact = (evaluated(backend(name), batch) for name in ("analytic", "fluid"))
     assert {result.status for result in exact} <= {"ok", "infeasible"}
-    for one, other in zip(closed, exact, strict=True):
-        assert (one.status == "infeasible") == (other.status == "infeasible")
-        if one.status == "ok":
-            assert one.metrics == pytest.approx(other.metrics, rel=1e-9, abs=1e-15)
+    for closed_result, other in zip(closed, exact, strict=True):
+        assert (closed_result.status == "infeasible") == (other.status == "infeasible")
+        if closed_result.status == "ok":
+            assert closed_result.metrics == pytest.approx(other.metrics, rel=1e-9, abs=1e-15)
         else:
-            assert len(one.reason.split()) > 2
+            assert len(closed_result.reason.split()) > 2
 
 
 def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
@@ -131,8 +131,8 @@ def test_the_closed_form_runs_much_of_a_shipped_sweep() -> None:
     axes = {"system.node.link_bytes_per_s": np.geomspace(1e10, 1e11, 7)}
     for schedule in set(SCHEDULES) - {"signalled"}:
         point = design(schedule, {"schedule.comm_engine": "dma", **FREE})
-        found = evaluated(backend("analytic"), Batch(Batch(point, axes).at(0), axes))
-        assert sum(result.status == "ok" for result in found) >= 3
+        outcomes = evaluated(backend("analytic"), Batch(Batch(point, axes).at(0), axes))
+        assert sum(result.status == "ok" for result in outcomes) >= 3
 
 
 # Rules
@@ -146,8 +146,8 @@ def test_rules_over_a_grid_say_what_they_say_of_each_design(schedule: str, data:
     batch = data.draw(batches(schedule))
     ((_, grid),) = grids([batch], OverlapDesign)
     code, texts = reasons(grid.design.schedule.rules(grid.design.system, grid.design.workload), grid.shape)
-    found = [texts[index] for index in code.tolist()]
-    assert found == ["; ".join(map(str, backend("event").problems(one))) for one in batch.designs()]
+    texts_of_designs = [texts[index] for index in code.tolist()]
+    assert texts_of_designs == ["; ".join(map(str, backend("event").problems(point))) for point in batch.designs()]
     assert texts[0] == ""
     assert len(set(texts)) == len(texts)
 
@@ -158,11 +158,11 @@ def test_a_design_that_breaks_two_rules_tells_both() -> None:
         "schedule.comm_cus": np.array([8, 400]),
     }
     batch = Batch(design("uniform_fused_1d", {"schedule.comm_engine": "cu"}), axes)
-    found = evaluated(backend("fluid"), Batch(batch.at(0), axes))
-    assert [result.status for result in found] == ["ok", "infeasible", "infeasible", "infeasible"]
-    assert "400 leaves no CU" in found[1].reason.replace("= ", "").replace(":", "")
-    assert "comm_cus" not in found[2].reason
-    assert {"5", "400"} <= set(found[3].reason.replace(":", " ").replace(")", " ").split())
+    outcomes = evaluated(backend("fluid"), Batch(batch.at(0), axes))
+    assert [result.status for result in outcomes] == ["ok", "infeasible", "infeasible", "infeasible"]
+    assert "400 leaves no CU" in outcomes[1].reason.replace("= ", "").replace(":", "")
+    assert "comm_cus" not in outcomes[2].reason
+    assert {"5", "400"} <= set(outcomes[3].reason.replace(":", " ").replace(")", " ").split())
 
 
 @given(
@@ -203,11 +203,11 @@ def test_the_graph_of_a_grid_holds_the_numbers_of_each_design(schedule: str, dat
     """Contention laws may be of other groups, as designs whose factors differ have more; they say the same."""
     batch = data.draw(batches(schedule))
     ((_, grid),) = grids([batch], OverlapDesign)
-    assume(not any(backend("event").problems(one) for one in batch.designs()))
+    assume(not any(backend("event").problems(candidate) for candidate in batch.designs()))
     graph = lower(grid.design)
     places = np.broadcast_to(np.arange(graph.num_designs).reshape(graph.shape), grid.shape).reshape(-1)
-    for place, one in zip(places, batch.designs(), strict=True):
-        alone = lower(one)  # type: ignore[arg-type]
+    for place, grid_point in zip(places, batch.designs(), strict=True):
+        alone = lower(grid_point)  # type: ignore[arg-type]
         assert alone.tasks == graph.tasks
         for name in graph.at.keys() - {"factor"}:
             assert graph[name][place].tobytes() == alone[name][0].tobytes()

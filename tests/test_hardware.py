@@ -72,10 +72,10 @@ def test_everything_that_a_machine_lacks_is_told_at_once_by_its_path(view: type[
     tree = {"name": "bare", "gpu": {"num_cus": 8}, "node": {"num_gpus": 2}}
     check = Problems()
     assert check.model(view, tree, path="system") is None
-    told = {problem.path.removeprefix("system."): problem for problem in check.found}
+    by_path = {problem.path.removeprefix("system."): problem for problem in check.found}
     needs = set(view.needs) - set(tree)
-    assert needs <= set(told)
-    assert all(told[path].rule == "is missing" and "dse systems" in told[path].way_out for path in needs)
+    assert needs <= set(by_path)
+    assert all(by_path[path].rule == "is missing" and "dse systems" in by_path[path].way_out for path in needs)
 
 
 def test_a_number_that_a_backend_takes_no_larger_is_refused_by_its_path() -> None:
@@ -123,13 +123,13 @@ def test_parts_are_chosen_apart_and_the_name_says_so() -> None:
 def test_an_own_file_may_be_composed_of_shipped_parts(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     source = {"provenance": "derived", "source": "made up for a test"}
-    own = {"name": "mine", "node": {"link_bytes_per_s": "90 GB/s"}, "sources": {"node.link_bytes_per_s": source}}
-    path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h100"}, {"/node": "h100_switch_8"}, "_self_"], **own}))
+    fields = {"name": "mine", "node": {"link_bytes_per_s": "90 GB/s"}, "sources": {"node.link_bytes_per_s": source}}
+    path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h100"}, {"/node": "h100_switch_8"}, "_self_"], **fields}))
     machine = System.model_validate(tree_of(str(path)))
     assert machine.node is not None
     assert machine.node.link_bytes_per_s == 90e9
     assert machine.gpu == System.model_validate(tree_of("h100_8")).gpu
-    path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h1000"}], **own}))
+    path.write_text(yaml.safe_dump({"defaults": [{"/gpu": "h1000"}], **fields}))
     with pytest.raises(ConfigError, match=r"names no option of gpu.*did you mean `h100`"):
         tree_of(str(path))
 
@@ -143,16 +143,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), WRONG)
-def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Device.of(merged(shipped("system")["mi250"], {"node": {"num_gpus": 8}, **change}))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["study=ficco_sweep", "system=p100"], "system.gpu.gemm: is missing (`python -m dse systems`"),
         (["study=bert", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
@@ -165,27 +165,27 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], told: 
         ),
     ],
 )
-def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], told: str) -> None:
+def test_a_part_that_is_missing_or_not_read_is_named(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(request(words))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("system", "change", "told"),
+    ("system", "change", "message"),
     [
         ("mi300x_8", {"num_gpus": 9}, "system.node.num_gpus = 9: takes 8 links of a GPU, which has 7"),
         ("mi210_4", {"num_gpus": 5}, "system.node.num_gpus = 5: takes 4 links of a GPU, which has 3"),
         ("l20_8", {"topology": "ring"}, "system.node.topology = 'ring': takes 2 links of a GPU, which has 0"),
     ],
 )
-def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str, Any], told: str) -> None:
+def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str, Any], message: str) -> None:
     machine = ScheduleSystem.of(tree_of(system))
     assert machine.gpu.num_links is not None
     assert not list(link_rules(machine.node, machine.gpu.num_links))
     node = machine.node.model_copy(update=change)
     (problem,) = problems(list(link_rules(node, machine.gpu.num_links)))
-    assert told in str(problem)
+    assert message in str(problem)
     assert problem.way_out
     assert not list(link_rules(node, None))
     assert not list(link_rules(node.model_copy(update={"topology": "pcie"}), machine.gpu.num_links))
@@ -193,7 +193,7 @@ def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["study=ficco_sweep", "system.node.num_gpus=9"], "(use at most 8, or system.node.topology=switch)"),
         (
@@ -217,10 +217,10 @@ def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str
         ),
     ],
 )
-def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: list[str], told: str) -> None:
+def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(request([*words, "tracking=none", "store=none"]))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.one_in(4)

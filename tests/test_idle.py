@@ -49,23 +49,29 @@ def test_a_knob_that_is_called_idle_changes_a_result_by_rounding_at_most(schedul
             continue
         other = Batch(put(batch.design, path, value), batch.axes)
         (idle,) = simulator.idle([batch], path, value)
-        for own, neutral, same in zip(evaluated(simulator, batch), evaluated(simulator, other), idle, strict=True):
+        for same_result, neutral, same in zip(
+            evaluated(simulator, batch), evaluated(simulator, other), idle, strict=True
+        ):
             if same:
-                assert (own.status, own.reason, own.engine) == (neutral.status, neutral.reason, neutral.engine)
-                assert own.metrics == pytest.approx(neutral.metrics, rel=1e-9, abs=1e-15)
+                assert (same_result.status, same_result.reason, same_result.engine) == (
+                    neutral.status,
+                    neutral.reason,
+                    neutral.engine,
+                )
+                assert same_result.metrics == pytest.approx(neutral.metrics, rel=1e-9, abs=1e-15)
 
 
 def _priorities(**fixed: Any) -> dict[str, tuple[bool, float]]:
     """Whether each priority is called idle, and its makespan [s]."""
     simulator = backend("fluid")
-    found = {}
+    makespans = {}
     for priority in PRIORITIES:
         batch = Batch(
             design("uniform_fused_1d", {"schedule.priority": priority, "schedule.comm_engine": "dma", **fixed})
         )
         ((idle,),) = simulator.idle([batch], "schedule.priority", "equal")
-        found[priority] = (bool(idle), evaluated(simulator, batch)[0].metrics["makespan_s"])
-    return found
+        makespans[priority] = (bool(idle), evaluated(simulator, batch)[0].metrics["makespan_s"])
+    return makespans
 
 
 def test_a_priority_counts_where_the_memory_can_be_over_subscribed() -> None:
@@ -101,9 +107,9 @@ def test_blocks_of_like_marks_hold_every_point_once(data: st.DataObject) -> None
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     axes = {f"system.gpu.{name}": np.arange(size) for name, size in zip("abc", sizes, strict=False)}
     marks = np.array(data.draw(st.lists(st.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes)))))
-    whole = Block({}, axes, None)
-    expected = Counter((*point.values(), bool(mark)) for point, mark in zip(whole.points(), marks, strict=True))
-    parts = [(part, mark) for part, mark in whole.runs(marks)]
+    block = Block({}, axes, None)
+    expected = Counter((*point.values(), bool(mark)) for point, mark in zip(block.points(), marks, strict=True))
+    parts = [(part, mark) for part, mark in block.runs(marks)]
     assert Counter((*point.values(), mark) for part, mark in parts for point in part.points()) == expected
 
 
@@ -117,29 +123,29 @@ def test_outcomes_are_told_apart_by_scenario_and_every_metric(rows: list[tuple[i
 def test_the_axes_over_which_a_knob_changes_nothing_are_counted() -> None:
     rows = [(a, b, c, float(a * b)) for a in (0, 1) for b in (1, 2, 3) for c in "xy"]
     table = pd.DataFrame(rows, columns=["a", "b", "c", "time_s"]).assign(scenario="one", status="ok")
-    found = {axes.path: axes for axes in idle_axes(table, ["a", "b", "c"], ["time_s"])}
-    assert (found["b"].idle, found["b"].count) == (2, 4)
-    assert found["c"].changes_nothing and str(found["c"]) == "c"
-    assert "a" not in found
+    by_path = {axes.path: axes for axes in idle_axes(table, ["a", "b", "c"], ["time_s"])}
+    assert (by_path["b"].idle, by_path["b"].count) == (2, 4)
+    assert by_path["c"].changes_nothing and str(by_path["c"]) == "c"
+    assert "a" not in by_path
 
 
 @pytest.mark.slow
 def test_a_table_has_each_outcome_of_the_flagship_once_and_so_do_its_fronts(tmp_path: Path) -> None:
-    found = plan(request(["study=ficco_sweep", "workload.only=[g4,g14]", "simulator=fluid", "executor.jobs=1"]))
-    summary = run(found, tmp_path / "results.parquet")
+    planned_study = plan(request(["study=ficco_sweep", "workload.only=[g4,g14]", "simulator=fluid", "executor.jobs=1"]))
+    summary = run(planned_study, tmp_path / "results.parquet")
     table = pd.read_parquet(tmp_path / "results.parquet")
-    metrics = list(found.backend.metrics)
+    metrics = list(planned_study.backend.metrics)
     assert summary.num_rows == summary.num_outcomes == len(table.drop_duplicates(["scenario", *metrics]))
     front = table[table["on_front"]]
     assert len(front) == summary.front_size == len(front.drop_duplicates(["scenario", *metrics]))
 
 
-def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> list[tuple[int, int]]:
+def _axes_at(space: Space, planned_study: Plan, path: str, chance: random.Random) -> list[tuple[int, int]]:
     """(points, outcomes) on some axes of a knob: lines through random points along which it alone changes."""
     knob = next(knob for knob in space.knobs if knob.path == path)
     axes = []
     for _ in range(2):
-        point = space.walk(lambda one: chance.choice(one.values))
+        point = space.walk(lambda axis: chance.choice(axis.values))
         if path not in point:
             continue
         values = [
@@ -148,10 +154,12 @@ def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> lis
         blocks = {block.keys().tobytes(): block for value in values for block in space.resolve(value)}
         legal = [block for block in blocks.values() if block.batch is not None]
         results = (
-            Results.join(found.backend.evaluate([block.batch for block in legal if block.batch])) if legal else None
+            Results.join(planned_study.backend.evaluate([block.batch for block in legal if block.batch]))
+            if legal
+            else None
         )
         if results is not None and results.ok.sum() > 1:
-            columns = [results.column(name)[results.ok] for name in found.backend.metrics]
+            columns = [results.column(name)[results.ok] for name in planned_study.backend.metrics]
             keys = outcome_keys([np.nan_to_num(column, nan=-1.0) for column in columns], np.zeros(len(columns[0]), int))
             axes.append((len(keys), len({tuple(key) for key in keys.tolist()})))
     return axes
@@ -161,13 +169,13 @@ def _axes_at(space: Space, found: Plan, path: str, chance: random.Random) -> lis
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize("study", STUDIES)
 def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:
-    found, chance = planned(f"study={study}", *NARROWED.get(study, [])), random.Random(0)
+    planned_study, chance = planned(f"study={study}", *NARROWED.get(study, [])), random.Random(0)
     varied: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    names = list(found.spaces)
+    names = list(planned_study.spaces)
     for name in chance.sample(names, min(8, len(names))):
-        space = found.spaces[name]
+        space = planned_study.spaces[name]
         for knob in space.knobs:
             if knob.values:
-                varied[knob.path] += _axes_at(space, found, knob.path, chance)
+                varied[knob.path] += _axes_at(space, planned_study, knob.path, chance)
     idle = [path for path, axes in varied.items() if len(axes) > 1 and all(outcomes == 1 for _, outcomes in axes)]
     assert not idle

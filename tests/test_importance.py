@@ -32,34 +32,34 @@ def judged(formula: Any, method: str, knobs: Any = KNOBS, goals: Any = ONE) -> A
     return assess(table, goals, list(knobs), METHODS[method], seed=1)
 
 
-def shares(found: Assessment, objective: str = "time_s") -> dict[str, float]:
+def shares(assessment: Assessment, objective: str = "time_s") -> dict[str, float]:
     """Knob -> mean share."""
-    return {one.knob: one.mean for one in found.found if one.objective == objective}
+    return {share.knob: share.mean for share in assessment.found if share.objective == objective}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_knob_that_matters_is_told_from_those_that_do_not(method: str) -> None:
-    found = judged(lambda point: {"time_s": 10 - point["a.x"]}, method)
-    told = shares(found)
-    assert told["a.x"] > 0.9
-    assert max(told["a.noise"], told["a.kind"], told["a.on"]) < 0.05
-    assert found.knobs[0] == "a.x"
+    assessment = judged(lambda point: {"time_s": 10 - point["a.x"]}, method)
+    means = shares(assessment)
+    assert means["a.x"] > 0.9
+    assert max(means["a.noise"], means["a.kind"], means["a.on"]) < 0.05
+    assert assessment.knobs[0] == "a.x"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_category_is_seen_whatever_the_order_of_its_names(method: str) -> None:
     """`both` is alphabetically first, `left` in the middle: the best is in the middle of no order."""
     best = {"left": 1.0, "right": 5.0, "both": 5.0}
-    told = shares(judged(lambda point: {"time_s": best[point["a.kind"]]}, method))
-    assert told["a.kind"] > 0.9
+    means = shares(judged(lambda point: {"time_s": best[point["a.kind"]]}, method))
+    assert means["a.kind"] > 0.9
 
 
 def test_ped_anova_says_that_a_knob_is_noise() -> None:
-    many: dict[str, Row] = {f"s{number}": {} for number in range(8)}
-    table = grid(many, KNOBS, lambda _: {"time_s": 1.0})
+    scenarios: dict[str, Row] = {f"s{number}": {} for number in range(8)}
+    table = grid(scenarios, KNOBS, lambda _: {"time_s": 1.0})
     table["time_s"] = np.random.default_rng(1).random(len(table))
-    found = assess(table, ONE, list(KNOBS), METHODS["ped_anova"], seed=1)
-    assert all(one.above_noise is not None and one.above_noise <= 4 for one in found.found)
+    assessment = assess(table, ONE, list(KNOBS), METHODS["ped_anova"], seed=1)
+    assert all(share.above_noise is not None and share.above_noise <= 4 for share in assessment.found)
     real = judged(lambda point: {"time_s": 10 - point["a.x"]}, "ped_anova").of("time_s", "a.x")
     assert real is not None
     assert real.above_noise == len(SCENARIOS)
@@ -72,9 +72,9 @@ def test_what_two_knobs_do_only_together_is_left_to_interactions() -> None:
     def parity(point: Row) -> Row:
         return {"time_s": 1.0 + ((point["a.x"] < 4) != (point["a.y"] < 4))}
 
-    found = judged(parity, "fanova", knobs)
-    assert found.interactions["time_s"] > 0.8
-    assert max(shares(found).values()) < 0.2
+    assessment = judged(parity, "fanova", knobs)
+    assert assessment.interactions["time_s"] > 0.8
+    assert max(shares(assessment).values()) < 0.2
     with pytest.raises(ConfigError, match="like the rest, knob by knob; method=fanova"):
         judged(parity, "ped_anova", knobs)
 
@@ -84,9 +84,9 @@ def test_the_shares_of_ped_anova_add_up_and_those_of_fanova_leave_room_for_inter
         return {"time_s": point["a.x"] * (2.0 if point["a.on"] else 1.0)}
 
     assert sum(shares(judged(both, "ped_anova")).values()) == pytest.approx(1)
-    found = judged(both, "fanova")
-    assert sum(shares(found).values()) + found.interactions["time_s"] == pytest.approx(1, abs=1e-6)
-    assert 0 < found.interactions["time_s"] < 0.5
+    assessment = judged(both, "fanova")
+    assert sum(shares(assessment).values()) + assessment.interactions["time_s"] == pytest.approx(1, abs=1e-6)
+    assert 0 < assessment.interactions["time_s"] < 0.5
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -108,12 +108,12 @@ def conditional(point: Row) -> Row:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_knob_that_some_points_lack_is_judged_by_those_that_have_it(method: str) -> None:
-    found = judged(conditional, method)
-    one = found.of("time_s", "a.x")
-    assert one is not None
-    assert one.active == pytest.approx(1 / 3)
-    assert one.mean > (0.9 if method == "fanova" else 0.3)
-    assert shares(found)["a.noise"] < 0.05
+    assessment = judged(conditional, method)
+    share = assessment.of("time_s", "a.x")
+    assert share is not None
+    assert share.active == pytest.approx(1 / 3)
+    assert share.mean > (0.9 if method == "fanova" else 0.3)
+    assert shares(assessment)["a.noise"] < 0.05
 
 
 def test_a_knob_that_no_good_point_has_does_not_matter_for_being_good() -> None:
@@ -140,8 +140,8 @@ def test_scenarios_are_judged_by_themselves_whatever_their_scale() -> None:
 
     near, far = told(1.0), told(1000.0)
     assert shares(far) == pytest.approx(shares(near))
-    assert all(one.low <= one.mean <= one.high for one in far.found)
-    assert all(set(one.shares) == {"a", "b"} for one in far.found)
+    assert all(share.low <= share.mean <= share.high for share in far.found)
+    assert all(set(share.shares) == {"a", "b"} for share in far.found)
 
 
 def test_what_cannot_be_judged_is_left_out_with_the_reason() -> None:
@@ -151,20 +151,20 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason() -> None:
         {"tiny": {}}, {"a.x": [1, 2], "a.noise": [1], "a.kind": ["left"], "a.on": [True]}, lambda _: {"time_s": 1.0}
     )
     goals = {"time_s": "minimize", "held_bytes": "minimize"}
-    found = assess(pd.concat([table, tiny.assign(held_bytes=1.0)]), goals, list(knobs), METHODS["ped_anova"])
-    assert found.objectives == ("time_s",)
-    assert "one value" in found.left_out["a.fixed"]
-    assert "one value" in found.left_out["held_bytes of scenario small"]
-    assert str(FEWEST) in found.left_out["scenario tiny"]
+    assessment = assess(pd.concat([table, tiny.assign(held_bytes=1.0)]), goals, list(knobs), METHODS["ped_anova"])
+    assert assessment.objectives == ("time_s",)
+    assert "one value" in assessment.left_out["a.fixed"]
+    assert "one value" in assessment.left_out["held_bytes of scenario small"]
+    assert str(FEWEST) in assessment.left_out["scenario tiny"]
 
 
 @pytest.mark.slow
 def test_of_a_long_table_the_same_sample_is_taken_every_time_and_it_is_said() -> None:
     knobs: dict[str, Sequence[Any]] = {**KNOBS, "a.y": list(range(12))}
     table = grid(SCENARIOS, knobs, lambda point: {"time_s": 10 - point["a.x"] + 0.01 * point["a.y"]})
-    found, again = (assess(rows, ONE, list(knobs), METHODS["fanova"]) for rows in (table, table.iloc[::-1]))
-    assert (found.looked_at, found.num_ok) == (2 * METHODS["fanova"].most, len(table))
-    assert shares(found)["a.x"] > 0.9
+    assessment, again = (assess(rows, ONE, list(knobs), METHODS["fanova"]) for rows in (table, table.iloc[::-1]))
+    assert (assessment.looked_at, assessment.num_ok) == (2 * METHODS["fanova"].most, len(table))
+    assert shares(assessment)["a.x"] > 0.9
     assert shares(again)["a.x"] > 0.9
 
 
@@ -180,10 +180,10 @@ def test_the_command_writes_table_and_figures_and_names_its_method(
 
     folder = written(tmp_path, grid(SCENARIOS, KNOBS, formula), list(KNOBS))
     assert main(["importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
-    assert METHODS[method].title in told
-    assert "24 infeasible" in told
-    assert "33 %" in told
+    output = capsys.readouterr().out
+    assert METHODS[method].title in output
+    assert "24 infeasible" in output
+    assert "33 %" in output
     for kind in ("png", "svg"):
         assert (folder / "figures" / f"importance_{method}.{kind}").stat().st_size > 1000
     stored = json.loads((folder / "importance.json").read_text("utf-8"))
@@ -234,7 +234,7 @@ def test_a_table_that_says_nothing_is_refused_with_the_way_out(
     assert main(words) == 2
     assert main(["importance", "study=tyo", f"output_dir={tmp_path}"]) == 2
     assert main(["importance", "study=toy/1999", f"output_dir={tmp_path}"]) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     for part in (
         "rows with a result",
         "ped_anova",
@@ -242,4 +242,4 @@ def test_a_table_that_says_nothing_is_refused_with_the_way_out(
         "type the study's command again",
         "did you mean `toy`",
     ):
-        assert part in told
+        assert part in message

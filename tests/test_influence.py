@@ -73,17 +73,17 @@ def test_a_file_of_the_user_that_changes_nothing_is_reported(tmp_path: Path) -> 
 
 
 def test_a_value_that_is_fixed_and_swept_on_one_line_is_refused() -> None:
-    asked = request(["study=ficco_sweep", "schedule.num_chunks=4", "space.schedule.num_chunks=choice(2,8)"])
-    (problem,) = asked.problems
+    plan_request = request(["study=ficco_sweep", "schedule.num_chunks=4", "space.schedule.num_chunks=choice(2,8)"])
+    (problem,) = plan_request.problems
     assert "is swept here, and fixed by `schedule.num_chunks=4`" in str(problem)
     assert request(["study=ficco_sweep", "schedule=serial", "space.schedule.name=choice(serial,shard_p2p)"]).problems
     assert not request(["study=ficco_sweep", "schedule.num_chunks=4"]).problems  # one of the study's own sweeps
 
 
 def test_a_typed_number_has_the_command_line_as_its_source() -> None:
-    asked = request(["study=ficco_sweep", "system.gpu.hbm_bytes_per_s='5 TB/s'", "system=h100_8"])
-    assert asked.tree["system"]["sources"]["gpu.hbm_bytes_per_s"]["source"] == "typed on the command line"
-    planned = plan(asked)
+    plan_request = request(["study=ficco_sweep", "system.gpu.hbm_bytes_per_s='5 TB/s'", "system=h100_8"])
+    assert plan_request.tree["system"]["sources"]["gpu.hbm_bytes_per_s"]["source"] == "typed on the command line"
+    planned = plan(plan_request)
     design = planned.backend.design(next(iter(planned.spaces.values())).base)
     facts = {path: (value, provenance) for path, value, provenance, _ in planned.backend.facts(design)}
     assert facts["system.gpu.hbm_bytes_per_s"] == (5e12, "assumed")

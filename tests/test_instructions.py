@@ -53,9 +53,9 @@ def test_a_rise_is_told_unless_somebody_says_why(counted: Path, capsys: pytest.C
     counted.write_text(json.dumps({"history": history}))
     capsys.readouterr()
     assert instructions.main(["import dse"]) == 1
-    told = capsys.readouterr()
-    assert "+11.1 %" in told.out
-    assert f"import dse takes 11.1 % more than {history[0]['commit'][:12]} did" in told.err
+    output = capsys.readouterr()
+    assert "+11.1 %" in output.out
+    assert f"import dse takes 11.1 % more than {history[0]['commit'][:12]} did" in output.err
     assert instructions.main([*words, "--why", "imports are checked"]) == 0
     newest = instructions.read()[-1]
     assert newest["why"] == "imports are checked"
@@ -124,7 +124,7 @@ def test_no_workload_takes_more_than_the_record_says(
     """What is added on purpose is recorded: `python -m benchmarks.instructions "calls of ..." --record --why "..."`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     last = instructions.read()[-1]
-    if other := [library for library, made in instructions.about().items() if last[library] != made]:
+    if other := [library for library, version in instructions.about().items() if last[library] != version]:
         pytest.skip(f"the record is of another version of {', '.join(other)}")
     count = instructions.instructions(name)
     assert count <= (1 + instructions.MOST_RISE) * last["counts"][name]

@@ -25,14 +25,14 @@ COMPUTE = ("forward_s", "backward_s", "optimizer_s")
 TOLERANCE = 1 + 1e-12
 
 
-def computing(found: dict[str, float]) -> float:
-    return sum(found[name] for name in COMPUTE)
+def computing(row: dict[str, float]) -> float:
+    return sum(row[name] for name in COMPUTE)
 
 
 def of_mode(drawn: dict[str, Any], mode: str) -> dict[str, Any]:
     """The same in another mode; only training has a state that may be split, and a decoder alone decodes."""
-    found = {**drawn, "run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
-    return found | ({"model.decoder_layers": 0} if mode == "decode" else {})
+    values = {**drawn, "run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
+    return values | ({"model.decoder_layers": 0} if mode == "decode" else {})
 
 
 # Limits
@@ -43,12 +43,12 @@ def of_mode(drawn: dict[str, Any], mode: str) -> dict[str, Any]:
 def test_the_shares_of_an_iteration_are_all_of_it(drawn: dict[str, Any], kernels: str, mode: str) -> None:
     drawn = of_mode(drawn, mode)
     for pp in (1, 2, 4):
-        found = metrics({**drawn, "parallel.pp": pp}, kernels=kernels)
-        shares = [value for name, value in found.items() if name.startswith("share_")]
+        row = metrics({**drawn, "parallel.pp": pp}, kernels=kernels)
+        shares = [value for name, value in row.items() if name.startswith("share_")]
         assert sum(shares) == pytest.approx(1.0, rel=1e-12)
         assert min(shares) >= 0
         parts = [*COMPUTE, "serialized_s", "exposed_dp_s", "bubble_s", "host_s"]
-        assert sum(found[name] for name in parts) == pytest.approx(found["iteration_s"], rel=1e-12)
+        assert sum(row[name] for name in parts) == pytest.approx(row["iteration_s"], rel=1e-12)
 
 
 @pytest.mark.slow
@@ -70,9 +70,9 @@ def test_a_gpu_that_is_faster_altogether_divides_compute_and_leaves_collectives(
 @pytest.mark.slow
 @given(runs(), st.sampled_from(MODES))
 def test_a_gpu_alone_communicates_nothing(drawn: dict[str, Any], mode: str) -> None:
-    found = metrics(of_mode({**drawn, "parallel.tp": 1, "parallel.dp": 1}, mode))
+    row = metrics(of_mode({**drawn, "parallel.tp": 1, "parallel.dp": 1}, mode))
     for name in ("serialized_s", "dp_s", "exposed_dp_s", "bubble_s", "comm_share"):
-        assert found[name] == 0.0
+        assert row[name] == 0.0
 
 
 @pytest.mark.slow
@@ -80,8 +80,8 @@ def test_a_gpu_alone_communicates_nothing(drawn: dict[str, Any], mode: str) -> N
 def test_more_gpus_of_a_layer_never_compute_longer(drawn: dict[str, Any], kernels: str) -> None:
     """Copies that put tokens in order come with the second GPU."""
     drawn |= {"parallel.sequence_parallel": drawn["parallel.sequence_parallel"] and kernels != "compiled"}
-    found = [computing(metrics({**drawn, "parallel.tp": tp}, kernels=kernels)) for tp in (1, 2, 4, 12)]
-    assert all(after <= before * TOLERANCE for before, after in itertools.pairwise(found))
+    seconds = [computing(metrics({**drawn, "parallel.tp": tp}, kernels=kernels)) for tp in (1, 2, 4, 12)]
+    assert all(after <= before * TOLERANCE for before, after in itertools.pairwise(seconds))
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_more_gpus_of_a_layer_never_compute_longer(drawn: dict[str, Any], kernel
 def test_fewer_cus_and_a_lower_clock_are_never_faster(
     drawn: dict[str, Any], kernels: str, cus: int, clock: float
 ) -> None:
-    whole = computing(metrics(drawn, kernels=kernels))
-    assert computing(metrics({**drawn, "system.gpu.active_cus": cus}, kernels=kernels)) >= whole / TOLERANCE
-    assert computing(metrics({**drawn, "system.gpu.clock": clock}, kernels=kernels)) >= whole / TOLERANCE
+    full = computing(metrics(drawn, kernels=kernels))
+    assert computing(metrics({**drawn, "system.gpu.active_cus": cus}, kernels=kernels)) >= full / TOLERANCE
+    assert computing(metrics({**drawn, "system.gpu.clock": clock}, kernels=kernels)) >= full / TOLERANCE
     assert metrics({**drawn, "system.gpu.active_cus": 108}, kernels=kernels) == metrics(drawn, kernels=kernels)
 
 
@@ -110,13 +110,13 @@ def test_a_group_that_leaves_its_server_is_never_faster(drawn: dict[str, Any], a
 @pytest.mark.slow
 @given(runs(), st.sampled_from(MODES))
 def test_micro_batches_take_their_turns(drawn: dict[str, Any], mode: str) -> None:
-    one, three = (metrics(of_mode({**drawn, "run.micro_batches": m}, mode)) for m in (1, 3))
+    once, three = (metrics(of_mode({**drawn, "run.micro_batches": m}, mode)) for m in (1, 3))
     for name in ("forward_s", "backward_s", "serialized_s"):
-        assert three[name] == pytest.approx(3 * one[name], rel=1e-12)
+        assert three[name] == pytest.approx(3 * once[name], rel=1e-12)
     for name in ("optimizer_s", "dp_s", "exposed_dp_s"):
-        assert three[name] == pytest.approx(one[name], rel=1e-9, abs=1e-15)
-    kept = 1 if mode == "training" else 3  # keys and values stay
-    assert three["activation_bytes"] == pytest.approx(kept * one["activation_bytes"], rel=1e-9)
+        assert three[name] == pytest.approx(once[name], rel=1e-9, abs=1e-15)
+    growth = 1 if mode == "training" else 3  # keys and values stay
+    assert three["activation_bytes"] == pytest.approx(growth * once["activation_bytes"], rel=1e-9)
 
 
 def test_each_end_of_a_pipeline_holds_its_own_end_of_the_model() -> None:
@@ -130,10 +130,10 @@ def test_each_end_of_a_pipeline_holds_its_own_end_of_the_model() -> None:
 
 def test_recurrent_models_and_encoders_do_not_decode() -> None:
     for name in ("ds2", "t5_11b"):
-        (one,) = BACKEND.scenarios({**tree({"run.mode": "decode"}), "models": [name]}).values()
-        assert [problem.path for problem in BACKEND.problems(BACKEND.design(one))] == ["run.mode"]
-    (one,) = BACKEND.scenarios({**tree({"run.recompute": "all"}), "models": ["gnmt"]}).values()
-    assert [problem.path for problem in BACKEND.problems(BACKEND.design(one))] == ["run.recompute"]
+        (scenario,) = BACKEND.scenarios({**tree({"run.mode": "decode"}), "models": [name]}).values()
+        assert [problem.path for problem in BACKEND.problems(BACKEND.design(scenario))] == ["run.mode"]
+    (scenario,) = BACKEND.scenarios({**tree({"run.recompute": "all"}), "models": ["gnmt"]}).values()
+    assert [problem.path for problem in BACKEND.problems(BACKEND.design(scenario))] == ["run.recompute"]
 
 
 @pytest.mark.slow
@@ -167,11 +167,11 @@ def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], kernels
 
 
 def assert_as_single(design: Any, axes: dict[str, Any]) -> None:
-    found = gridded(design, axes)
-    assert set(found.metrics) == set(BACKEND.metrics)
+    grid = gridded(design, axes)
+    assert set(grid.metrics) == set(BACKEND.metrics)
     for place, alone in enumerate(single(design, axes)):
         for name, value in alone.items():
-            assert found.metrics[name][place] == pytest.approx(value, rel=1e-12), (name, place)
+            assert grid.metrics[name][place] == pytest.approx(value, rel=1e-12), (name, place)
 
 
 PLAIN = {**NETWORK, "parallel.tp": 2, "parallel.dp": 4, "model.kv_heads": 16, "model.head_dim": 64}
@@ -189,7 +189,7 @@ def test_every_number_that_is_no_structure_is_an_axis() -> None:
     for path in NUMERIC:
         design = step(EVERYWHERE, kernels="unfused")
         assert BACKEND.is_axis(path, design)
-        (value,) = (found for name, found, _ in leaves(design) if name == path)
+        (value,) = (leaf for name, leaf, _ in leaves(design) if name == path)
         other = value * 2 if path not in ("model.predicted", "system.gpu.active_cus") else value / 2
         other = 0.5 if path == "system.node.library.sharing" else other
         values = [value, other] if isinstance(value, float) else [value, int(other)]
@@ -227,10 +227,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_design_that_breaks_a_rule_is_infeasible_with_the_reason(rule: str) -> None:
     overrides, reason = BROKEN[rule]
     design = step(overrides)
-    (found,) = BACKEND.evaluate([Batch(design)])
-    assert found[0].status == "infeasible"
-    assert reason in found[0].reason
-    assert found[0].reason == "; ".join(map(str, BACKEND.problems(design)))
+    (outcomes,) = BACKEND.evaluate([Batch(design)])
+    assert outcomes[0].status == "infeasible"
+    assert reason in outcomes[0].reason
+    assert outcomes[0].reason == "; ".join(map(str, BACKEND.problems(design)))
     assert BACKEND.problems(step()) == []
 
 
@@ -239,12 +239,12 @@ def test_a_design_that_breaks_a_rule_is_infeasible_with_the_reason(rule: str) ->
 def test_in_a_grid_only_designs_that_break_a_rule_are_infeasible(tp: int, pp: int, dp: int, cus: int) -> None:
     """Whatever is beside them in the grid; the network is missing beyond eight GPUs."""
     axes = {"parallel.tp": [1, tp], "parallel.pp": [1, pp], "parallel.dp": [1, dp], "system.gpu.active_cus": [108, cus]}
-    found = gridded(step({"system.gpu.active_cus": 108}), axes)
-    for place in range(found.size):
+    grid = gridded(step({"system.gpu.active_cus": 108}), axes)
+    for place in range(grid.size):
         t, p, d, c = (axes[path][i] for path, i in zip(axes, np.unravel_index(place, (2, 2, 2, 2)), strict=True))
         fits = 16 % t == 0 and t * p * d <= 8 and c <= 108
-        assert found[place].status == ("ok" if fits else "infeasible")
-        assert found[place].metrics or not fits
+        assert grid[place].status == ("ok" if fits else "infeasible")
+        assert grid[place].metrics or not fits
 
 
 # The configuration
@@ -298,9 +298,9 @@ def test_a_wrong_value_is_named_by_its_dotted_path(case: str) -> None:
 
 
 def test_each_of_several_models_is_a_scenario() -> None:
-    found = BACKEND.scenarios({**tree(), "models": ["gpt3_175b", "bert_large"]})
-    assert list(found) == ["gpt3_175b", "bert_large"]
-    assert [BACKEND.design(one).model.hidden for one in found.values()] == [12288, 1024]
+    scenarios = BACKEND.scenarios({**tree(), "models": ["gpt3_175b", "bert_large"]})
+    assert list(scenarios) == ["gpt3_175b", "bert_large"]
+    assert [BACKEND.design(scenario).model.hidden for scenario in scenarios.values()] == [12288, 1024]
     assert list(BACKEND.scenarios(tree())) == ["bert_large"]
 
 
@@ -322,12 +322,12 @@ def test_a_model_that_cannot_be_laid_out_is_refused_with_the_reason(names: tuple
 
 def test_a_model_may_be_described_in_a_file_of_ones_own(tmp_path: Path) -> None:
     """The one of this test is that of the configuration, so it costs the same."""
-    own = {"name": "mine", "kind": "transformer", "layers": 4, "hidden": 512, "heads": 8}
+    model_tree = {"name": "mine", "kind": "transformer", "layers": 4, "hidden": 512, "heads": 8}
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nlayers: 4\nhidden: 512\nheads: 8\n")
-    found = BACKEND.scenarios({**tree(), "models": [str(path)]})
-    assert list(found) == ["mine"]
-    assert evaluated([BACKEND.design(found["mine"])]) == evaluated([step(model=own)])
+    scenarios = BACKEND.scenarios({**tree(), "models": [str(path)]})
+    assert list(scenarios) == ["mine"]
+    assert evaluated([BACKEND.design(scenarios["mine"])]) == evaluated([step(model=model_tree)])
 
 
 @pytest.mark.parametrize("text", ["- 3", "layers: [", ""], ids=repr)
@@ -362,14 +362,14 @@ def test_every_shipped_model_on_every_device_has_metrics_to_believe(mode: str, s
     listed = BACKEND.scenarios({**tree(system=system), "models": SHIPPED_MODELS})
     for precision in precisions:
         for kernels in shipped("kernels"):
-            own = tree({"run.mode": mode, "run.precision": precision}, system=system, kernels=kernels)
-            designs = [BACKEND.design({**own, "model": one["model"]}) for one in listed.values()]
+            root = tree({"run.mode": mode, "run.precision": precision}, system=system, kernels=kernels)
+            designs = [BACKEND.design({**root, "model": option["model"]}) for option in listed.values()]
             refused = {problem.path for design in designs for problem in BACKEND.problems(design)}
             no_state = {"optimizer"} if mode == "training" and precision == "fp8" else set()  # no optimizer has one
             assert mode == "decode" or refused <= no_state
             designs = [design for design in designs if not BACKEND.problems(design)]
-            for found in BACKEND.evaluate([Batch(design) for design in designs]):
-                assert check_results(found, BACKEND.metrics)[0].reason == ""
+            for result in BACKEND.evaluate([Batch(design) for design in designs]):
+                assert check_results(result, BACKEND.metrics)[0].reason == ""
 
 
 # What was measured
@@ -387,15 +387,15 @@ def measured() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
             continue
         if (system, row["precision"]) == ("a100", "fp32") or "729963d" in row["source"]:
             continue
-        own = {
+        overrides = {
             "run.batch": int(row["batch"]),
             "run.sequence_length": int(row["sequence_length"]),
             "run.micro_batches": int(row["accumulation"] or 1),
             "run.precision": row["precision"],
             "model.predicted": 1.0,
         }
-        found = metrics(own, system=f"{system}_8", kernels="unfused", optimizer="lamb")
-        ours.append(found["tokens_per_s"] / int(row["sequence_length"]))
+        row_ours = metrics(overrides, system=f"{system}_8", kernels="unfused", optimizer="lamb")
+        ours.append(row_ours["tokens_per_s"] / int(row["sequence_length"]))
         theirs.append(float(row["sequences_per_s"]))
     return np.array(ours), np.array(theirs)
 

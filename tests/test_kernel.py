@@ -73,14 +73,14 @@ def test_a_kernel_is_compiled_once_and_says_so_once(fresh: Fresh) -> None:
     before = kept(cache)
     assert {Path(name).suffix for name in before} == {".nbi", ".nbc"}
     assert sum(Path(name).suffix == ".nbi" for name in before) == 4
-    told, _, others = first.stderr.partition("then the others\n")
+    text, _, later_text = first.stderr.partition("then the others\n")
     names = ("few_classes", "many_classes")
-    assert told == "".join(f"compiling simulators.engines.fluid.{name}, once, in about ten seconds\n" for name in names)
-    assert "simulators.engines.fluid" not in others
+    assert text == "".join(f"compiling simulators.engines.fluid.{name}, once, in about ten seconds\n" for name in names)
+    assert "simulators.engines.fluid" not in later_text
     second = process(cache)
     assert second.stderr == "then the others\n"
     assert kept(cache) == before
-    (seconds, *counts), (again, *then) = (one.stdout.split("\n") for one in (first, second))
+    (seconds, *counts), (again, *then) = (done.stdout.split("\n") for done in (first, second))
     assert seconds == again
     assert counts == [*["1 0"] * 4, ""]
     assert then == [*["0 1"] * 4, ""]
@@ -95,13 +95,13 @@ Blocks = dict[str, tuple[str, set[str]]]
 def blocks(llvm: str, name: str) -> Blocks:
     """Basic blocks of the compiled function: text, and the blocks that may come next."""
     bodies = re.findall(rf"(?ms)^define [^\n]*@_ZN[^\n]*{name}[^\n]*\{{\n(.*?)^\}}", llvm)
-    (body,) = [one for one in bodies if "NRT_MemInfo_alloc" in one or len(bodies) == 1]
-    found, label = dict[str, list[str]](), "entry"
+    (body,) = [body_text for body_text in bodies if "NRT_MemInfo_alloc" in body_text or len(bodies) == 1]
+    lines_of, label = dict[str, list[str]](), "entry"
     for line in body.splitlines():
         if named := re.match(r'^("[^"]+"|[-\w$.]+):', line):
             label = named[1]
-        found.setdefault(label, []).append(line)
-    texts = {name: "\n".join(lines) for name, lines in found.items()}
+        lines_of.setdefault(label, []).append(line)
+    texts = {name: "\n".join(lines) for name, lines in lines_of.items()}
     return {name: (text, set(re.findall(r'label %("[^"]+"|[-\w$.]+)', text))) for name, text in texts.items()}
 
 
@@ -124,9 +124,11 @@ def nested(graph: Blocks, depth: int) -> list[str]:
     for _ in range(depth - 1):
         after = {label: reached(left, label) for label in left}
         looped = {
-            label: {one for one in after[label] if label in after[one]} for label in left if label in after[label]
+            label: {target for target in after[label] if label in after[target]}
+            for label in left
+            if label in after[label]
         }
-        entered = {label for label in looped if any(label in graph[one][1] for one in graph.keys() - looped[label])}
+        entered = {label for label in looped if any(label in graph[block][1] for block in graph.keys() - looped[label])}
         inner = looped.keys() - entered
         left = {label: (graph[label][0], graph[label][1] & inner & looped[label]) for label in graph if label in inner}
     return [text for label, (text, _) in left.items() if label in reached(left, label)]
@@ -154,16 +156,16 @@ def test_no_reference_is_counted_in_a_loop_of_a_kernel(kernel: str, depth: int, 
 def test_the_criterion_notices_references_that_are_counted_in_a_loop() -> None:
     from numba import njit
 
-    def leaky(rows: Any, held: Any) -> Any:
+    def leaky(rows: Any, buffer: Any) -> Any:
         for _ in range(rows.size):
             for index in range(rows.size):
                 fresh = np.empty(index + 1)
                 if rows[index] > 0.0:
-                    held = fresh
-        return held
+                    buffer = fresh
+        return buffer
 
-    made = njit(leaky)
-    made(np.ones(3), np.ones(1))
-    graph = blocks(made.inspect_llvm(made.signatures[0]), "leaky")
+    compiled = njit(leaky)
+    compiled(np.ones(3), np.ones(1))
+    graph = blocks(compiled.inspect_llvm(compiled.signatures[0]), "leaky")
     counting = [any(COUNTING.search(text) for text in nested(graph, depth)) for depth in (1, 2, 3)]
     assert counting == [True, True, False]

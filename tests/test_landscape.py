@@ -72,19 +72,23 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
 def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints, method: str) -> None:
-    found = run(method, seed=5).metrics
+    figures = run(method, seed=5).metrics
     again = [run(method, seed=5).metrics[column("hypervolume", share)] for share in SHARES]
-    told = [found[column("hypervolume", share)] for share in SHARES]
-    assert told == again
-    assert told[0] <= told[-1]
-    assert told[-1] == pytest.approx(1.0 - found["missed_hypervolume"])
-    assert found["missed_hypervolume"] < 0.05
-    assert found["repeats"] == 0.0
-    assert 1 <= int(found["points_to_95"]) <= truth.size
+    volumes = [figures[column("hypervolume", share)] for share in SHARES]
+    assert volumes == again
+    assert volumes[0] <= volumes[-1]
+    assert volumes[-1] == pytest.approx(1.0 - figures["missed_hypervolume"])
+    assert figures["missed_hypervolume"] < 0.05
+    assert figures["repeats"] == 0.0
+    assert 1 <= int(figures["points_to_95"]) <= truth.size
 
 
 def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(truth: LandscapePoints) -> None:
-    assert truth.num_distinct == len({tuple(one.values()) for one in truth.outcomes if one is not None}) <= truth.size
+    assert (
+        truth.num_distinct
+        == len({tuple(outcome.values()) for outcome in truth.outcomes if outcome is not None})
+        <= truth.size
+    )
     progress = Progress.of(truth, SearchRun(method="random"), 9)
     assert len(progress.rows) == 9
     assert LandscapeBackend(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
@@ -92,9 +96,12 @@ def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(
 
 @pytest.mark.slow
 def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: LandscapePoints) -> None:
-    metric, most = "peak_staging_bytes", np.median([one["peak_staging_bytes"] for one in truth.outcomes if one])
+    metric, most = (
+        "peak_staging_bytes",
+        np.median([outcome["peak_staging_bytes"] for outcome in truth.outcomes if outcome]),
+    )
     limited = evaluated_points((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
-    beyond = [row for row, one in enumerate(limited.outcomes) if one is not None and one[metric] > most]
+    beyond = [row for row, outcome in enumerate(limited.outcomes) if outcome is not None and outcome[metric] > most]
     assert beyond
     assert limited.size == truth.size
     assert limited.hypervolume(beyond) == 0.0

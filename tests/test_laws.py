@@ -71,11 +71,11 @@ def test_no_schedule_passes_its_ideal_on_a_shipped_machine(system: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_what_other_backends_find_obeys_their_laws(study: str) -> None:
-    found = planned(study, *(["applications=[fw_act]"] if "cache" in study else []))
-    assert isinstance(found.backend, Lawful) and found.backend.laws
-    block = next(next(iter(found.spaces.values())).blocks(64))
+    planned_study = planned(study, *(["applications=[fw_act]"] if "cache" in study else []))
+    assert isinstance(planned_study.backend, Lawful) and planned_study.backend.laws
+    block = next(next(iter(planned_study.spaces.values())).blocks(64))
     assert block.batch is not None
-    (results,) = call(found.spec, [block.batch])
+    (results,) = call(planned_study.spec, [block.batch])
     assert results.ok.all()
 
 
@@ -90,10 +90,10 @@ def test_a_result_that_breaks_a_law_is_invalid_and_says_which(data: st.DataObjec
     metrics = {name: column.copy() for name, column in results.metrics.items()}
     metrics["makespan_s"][place] *= data.draw(st.sampled_from([0.5, 1.001, 3.0]))
     changed = Results(results.status, metrics, results.reason, results.engine, results.texts)
-    found = check_laws(changed, simulator.laws)
-    assert found[place].status == "invalid" and "cannot be true: " in found[place].reason
-    others = np.arange(results.size) != place
-    np.testing.assert_array_equal(found.status[others], results.status[others])
+    outcomes = check_laws(changed, simulator.laws)
+    assert outcomes[place].status == "invalid" and "cannot be true: " in outcomes[place].reason
+    elsewhere = np.arange(results.size) != place
+    np.testing.assert_array_equal(outcomes.status[elsewhere], results.status[elsewhere])
 
 
 def _results(*columns: dict[str, Any]) -> Results:

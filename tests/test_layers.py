@@ -88,9 +88,9 @@ def test_configuration_files_hold_values_and_no_accidents() -> None:
 def test_an_accident_is_seen(text: str, part: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
-    found = wrong(path)
-    assert part in found[0]
-    assert all("mine.yaml" in told for told in found)
+    problems = wrong(path)
+    assert part in problems[0]
+    assert all("mine.yaml" in message for message in problems)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_every_constant_of_a_system_has_a_source_and_every_source_a_constant() -
 
 def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() -> None:
     schedules = [design(name) for name in shipped("schedule")]
-    known = {path for one in schedules for path in _paths(one.model_dump(), "")}
+    of_overlaps = {path for schedule in schedules for path in _paths(schedule.model_dump(), "")}
     systems = [ScheduleSystem.model_validate(tree) for name, tree in shipped("system").items() if name in SYSTEMS]
-    known |= {path for one in systems for path in _paths(one.model_dump(), "system.")}
+    of_overlaps |= {path for system in systems for path in _paths(system.model_dump(), "system.")}
     metrics = overlap("analytic").described
     steps = iterations.BACKEND.described
     epoch = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["seqpoint"]}
@@ -139,12 +139,12 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     requests = {**MemoryBackend.metrics, **MemoryBackend.relations}
     of_memory = {path for name in ("fw_act", "conv_3x3")
                  for path in _paths(applications.design(name, "combined").model_dump(), "")}  # fmt: skip
-    held = {"fluid": (known, metrics), "analytic": (known, metrics), "step": (of_steps, steps)}
-    held["memory"] = of_memory, requests
+    by_simulator = {"fluid": (of_overlaps, metrics), "analytic": (of_overlaps, metrics), "step": (of_steps, steps)}
+    by_simulator["memory"] = of_memory, requests
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
-    assert {simulator for _, simulator in studies} == {*held, "landscape", "measured"}
-    for study, simulator in ((one, name) for one, name in studies if name in held):
-        paths, named = held[simulator]
+    assert {simulator for _, simulator in studies} == {*by_simulator, "landscape", "measured"}
+    for study, simulator in ((name_of_study, name) for name_of_study, name in studies if name in by_simulator):
+        paths, named = by_simulator[simulator]
         for path in (*study.get("recorded", ()), *study.get("baseline", ())):
             assert path in paths
         assert set(study.get("summary", ())) <= {*paths, *named}
@@ -153,9 +153,9 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
 
 def _simulator(tree: dict[str, Any]) -> str:
     """The simulator that a study chooses."""
-    chosen = (one.get("override /simulator") for one in tree.get("defaults", []) if isinstance(one, dict))
-    others = (one for one in tree.get("defaults", []) if isinstance(one, str) and one != "_self_")
-    based = next((shipped("study")[name] for name in others), None)
+    chosen = (entry.get("override /simulator") for entry in tree.get("defaults", []) if isinstance(entry, dict))
+    bases = (entry for entry in tree.get("defaults", []) if isinstance(entry, str) and entry != "_self_")
+    based = next((shipped("study")[name] for name in bases), None)
     return next((name for name in chosen if name), "analytic" if based is None else _simulator(based))
 
 
@@ -186,8 +186,8 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 def test_the_retyped_claims_are_those_of_the_shared_list(
     study: str, papers: tuple[str, ...], shared: Callable[[str], Path]
 ) -> None:
-    known = yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8"))
-    theirs = {row["id"]: _stated(row) for row in _claims(known, papers)}
+    listed = yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8"))
+    theirs = {row["id"]: _stated(row) for row in _claims(listed, papers)}
     assert theirs
     claims = plugins.load("study", study).claims()
     ours = {claim.id: claim.model_dump(mode="json") for claim in claims}
@@ -201,8 +201,8 @@ def test_the_retyped_claims_are_those_of_the_shared_list(
         assert different == {}, name
 
 
-def _claims(found: Any, papers: tuple[str, ...]) -> list[dict[str, Any]]:
-    rows = found["claims"] if isinstance(found, dict) else found
+def _claims(content: Any, papers: tuple[str, ...]) -> list[dict[str, Any]]:
+    rows = content["claims"] if isinstance(content, dict) else content
     return [row for row in rows if row["paper"] in papers]
 
 
@@ -245,12 +245,12 @@ def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def functions() -> dict[str, int]:
     """Lines of every function, by file and name."""
-    found = {}
+    lengths = {}
     for path, tree in syntax().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno and not _is_kernel(node):
-                found[f"{name_of(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
-    return found
+                lengths[f"{name_of(path)}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
+    return lengths
 
 
 @pytest.mark.slow
@@ -263,14 +263,14 @@ def test_functions_are_short() -> None:
 
 @pytest.mark.slow
 def test_functions_take_at_most_five_arguments() -> None:
-    many = {}
+    long = {}
     for path, tree in syntax().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and not _is_kernel(node):
-                found = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                if len([one for one in found if one.arg not in ("self", "cls")]) > 5:
-                    many[f"{name_of(path)}:{node.lineno} {node.name}"] = [one.arg for one in found]
-    assert many == {}
+                args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                if len([arg for arg in args if arg.arg not in ("self", "cls")]) > 5:
+                    long[f"{name_of(path)}:{node.lineno} {node.name}"] = [arg.arg for arg in args]
+    assert long == {}
 
 
 def test_a_package_imports_nothing_under_the_name_of_a_module_in_it() -> None:

@@ -38,17 +38,17 @@ def tree(model: str = "llama3_8b", system: str = "h100_8", **run: Any) -> dict[s
     }
 
 
-def spreading(step: Mapping[str, Any], **asked: Any) -> LayoutQuestion:
-    values = {"auto": True, "probe": "hetero_fused_1d num_chunks=2", **asked}
+def spreading(step: Mapping[str, Any], **fields: Any) -> LayoutQuestion:
+    values = {"auto": True, "probe": "hetero_fused_1d num_chunks=2", **fields}
     return LayoutQuestion.of(step, LayoutSection.model_validate(values), BACKEND.steps)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "mode"), [(8, "training"), (4, "prefill"), (8, "decode")])
 def test_every_layout_uses_all_gpus_and_keeps_the_sequences_of_a_step(gpus: int, mode: str) -> None:
-    found = spreading(tree(mode=mode), gpus=gpus).candidates()
-    assert found.layouts
-    for layout in found.layouts:
+    layouts = spreading(tree(mode=mode), gpus=gpus).candidates()
+    assert layouts.layouts
+    for layout in layouts.layouts:
         assert layout.gpus == layout.tp * layout.pp * layout.cp * layout.dp == gpus
         assert layout.sequences == layout.dp * layout.micro_batches * layout.batch == 16
         assert layout.tp <= 8
@@ -57,15 +57,15 @@ def test_every_layout_uses_all_gpus_and_keeps_the_sequences_of_a_step(gpus: int,
 @pytest.mark.slow
 def test_layouts_are_computed_at_once_as_each_by_itself() -> None:
     question = spreading(tree("mixtral_8x7b", "h100_96gb_8"), gpus=16)
-    found = question.candidates(zero=(1, 3), recompute=("none",))
-    order = np.argsort(found.seconds)
+    layouts = question.candidates(zero=(1, 3), recompute=("none",))
+    order = np.argsort(layouts.seconds)
     for place in (*order[:3].tolist(), int(order[-1])):
-        layout = found.layouts[place]
+        layout = layouts.layouts[place]
         step = layout.tree(question.tree)
         step["parallel"]["sequence_parallel"] = True
         metrics = metrics_of(BACKEND.design(step))
-        assert float(metrics["memory_share"]) == pytest.approx(float(found.memory_share[place]))
-        assert float(metrics["iteration_s"]) >= float(found.seconds[place]) * (1 - 1e-9)  # whose pipeline is the best
+        assert float(metrics["memory_share"]) == pytest.approx(float(layouts.memory_share[place]))
+        assert float(metrics["iteration_s"]) >= float(layouts.seconds[place]) * (1 - 1e-9)  # whose pipeline is the best
 
 
 @pytest.mark.slow
@@ -79,8 +79,8 @@ def test_layouts_that_are_searched_fit_and_the_best_with_serial_sites_is_among_t
 
 
 def test_degrees_that_are_given_are_kept() -> None:
-    found = spreading(tree(), fixed={"tp": 2, "zero": 1, "recompute": "half"}).candidates()
-    assert {(layout.tp, layout.zero, layout.recompute) for layout in found.layouts} == {(2, 1, "half")}
+    layouts = spreading(tree(), fixed={"tp": 2, "zero": 1, "recompute": "half"}).candidates()
+    assert {(layout.tp, layout.zero, layout.recompute) for layout in layouts.layouts} == {(2, 1, "half")}
 
 
 def test_the_usual_layout_is_tensor_parallel_in_a_node() -> None:

@@ -77,7 +77,7 @@ def test_rings_inside_a_node_take_what_was_measured_and_beyond_it_what_the_netwo
     node = Node(num_gpus=8, library=library)
     bare = node.model_copy(update={"library": library.model_copy(update={"protocols": None})})
     gpus = np.array([4, 8, 16])
-    ours, rings = (collective_cost(kind, "ring", 1e8, node_ring(one, gpus)).seconds for one in (node, bare))
+    ours, rings = (collective_cost(kind, "ring", 1e8, node_ring(machine, gpus)).seconds for machine in (node, bare))
     assert ours[:2] == pytest.approx(protocol_seconds(TRUE, kind, gpus[:2], 1e8), rel=1e-12)
     assert ours[2] == rings[2]
     assert not np.any(ours[:2] == rings[:2])
@@ -176,7 +176,7 @@ def test_switches_that_were_not_measured_are_called_assumed(name: str) -> None:
 
 def nccl_table(path: Path, *, constants: Protocols = TRUE, rows: list[list[object]] | None = None) -> Path:
     """A table in the layout of aiconfigurator, of times that the equation gives, or of the rows as they are."""
-    made: list[list[object]] = [
+    table: list[list[object]] = [
         ["h100_sxm", "2.27", {"all_to_all": "alltoall"}.get(kind, kind), "half", gpus, size, 1e3 * float(seconds)]
         for kind in RINGS
         for gpus in (2, 4, 8)
@@ -186,7 +186,7 @@ def nccl_table(path: Path, *, constants: Protocols = TRUE, rows: list[list[objec
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["device", "nccl", "op_name", "nccl_dtype", "num_gpus", "message_size", "latency"])
-        writer.writerows(made if rows is None else rows)
+        writer.writerows(table if rows is None else rows)
     return path
 
 
@@ -237,12 +237,12 @@ def test_rows_of_another_library_are_not_fitted(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "t.csv"
     path.write_text(VIDUR + "".join(f"H100,all_reduce,8,8,{2**size},0.02\n" for size in range(10, 24)))
     assert main(["calibrate", "system=h100_8", f"data={path}", f"out={tmp_path / 'out'}"]) == 2
-    told = "system.node.library.name: is not given, and t.csv has rows of vidur (name it, in a node of its own"
-    assert told in capsys.readouterr().err.replace("\n", " ")
+    message = "system.node.library.name: is not given, and t.csv has rows of vidur (name it, in a node of its own"
+    assert message in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         (["g", "2", "gather", "half", 4, 1024, 0.01], "line 2, op_name = 'gather': is unknown"),
         (["g", "2", "all_reduce", "fp7", 4, 1024, 0.01], "line 2, nccl_dtype = 'fp7': is unknown"),
@@ -251,10 +251,10 @@ def test_rows_of_another_library_are_not_fitted(tmp_path: Path, capsys: pytest.C
         (["g", "2", "all_reduce", "half", 4, 1024, -1], "line 2, latency = '-1': must be a positive time"),
     ],
 )
-def test_a_row_that_cannot_be_meant_is_told_by_line_and_column(row: list[object], told: str, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_meant_is_told_by_line_and_column(row: list[object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_collectives(nccl_table(tmp_path / "t.csv", rows=[row]))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_times_in_another_unit_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +280,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path) -> None:
         fitted = Protocols.model_validate(tree["node"]["library"]["protocols"][kind])
         assert fitted.bytes_per_s == pytest.approx(TRUE.bytes_per_s, rel=0.05)
         payload = np.geomspace(512, 5e8, 50)
-        ours, theirs = (protocol_seconds(one, kind, 8, payload) for one in (fitted, TRUE))
+        ours, theirs = (protocol_seconds(library, kind, 8, payload) for library in (fitted, TRUE))
         assert np.median(np.abs(ours / theirs - 1)) < 0.02
         assert len(tree["node"]["library"]["fitted_on"][kind]) <= MOST_COLLECTIVES["inside"]
         assert tree["node"]["sources"][f"library.protocols.{kind}"]["provenance"] == "calibrated"

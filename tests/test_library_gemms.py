@@ -60,8 +60,8 @@ def test_a_gemm_takes_at_least_its_launch_its_traffic_and_its_flop_at_the_sustai
 @given(m=SIZES, n=SIZES, k=SIZES, times=st.sampled_from([2, 4, 8]))
 def test_a_larger_product_is_never_much_faster(m: int, n: int, k: int, times: int) -> None:
     """Parts of a split K may end where a longer K is split more finely: by no more than the time to add them."""
-    one, more = (float(seconds(chip(), m, n, depth)) for depth in (k, times * k))
-    assert more >= one - 3e-6
+    base, more = (float(seconds(chip(), m, n, depth)) for depth in (k, times * k))
+    assert more >= base - 3e-6
     assert float(seconds(chip(), times * m, n, k)) >= float(seconds(chip(), m, n, k)) * (1 - 1e-9)
 
 
@@ -142,14 +142,14 @@ def test_what_memory_bounds_is_read_with_the_bytes_that_it_moves(tmp_path: Path)
 @given(traffic=st.floats(1.0, 1e12), more=st.floats(1.0, 100.0))
 def test_a_stream_takes_its_least_time_or_that_of_its_bytes(traffic: float, more: float) -> None:
     constants = StreamingRates(launch_s=3e-6, hbm_share=0.5)
-    one, other = (float(streamed(constants, 2e12, amount).seconds) for amount in (traffic, more * traffic))
-    assert one >= max(3e-6, traffic / 1e12)
-    assert one <= 3e-6 + traffic / 1e12
-    assert one <= other
+    base, other = (float(streamed(constants, 2e12, amount).seconds) for amount in (traffic, more * traffic))
+    assert base >= max(3e-6, traffic / 1e12)
+    assert base <= 3e-6 + traffic / 1e12
+    assert base <= other
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda text: text.replace("fp8", "int3"), "table.csv: holds no GEMMs"),
         (lambda text: text.replace("28.8", "-1"), "table.csv, line 2, us = '-1': must be a positive time"),
@@ -159,13 +159,13 @@ def test_a_stream_takes_its_least_time_or_that_of_its_bytes(traffic: float, more
     ],
 )
 def test_a_bad_table_is_refused_by_file_line_and_column(
-    change: Callable[[str], str], told: str, tmp_path: Path
+    change: Callable[[str], str], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "table.csv"
     path.write_text(change(AITER), encoding="utf-8")
     with pytest.raises(ConfigError) as error:
         read_gemms(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("text", [AITER, PROFILE])
@@ -191,10 +191,10 @@ def test_a_table_whose_rows_are_in_two_units_is_refused_by_line(
     lines = [f"H100,bf16,t,{n:.0f},{m:.0f},{k:.0f},{t:.9g}" for (m, n, k), t in zip(sizes, times, strict=True)]
     (tmp_path / "made.csv").write_text("\n".join([AITER.splitlines()[0], *lines]), encoding="utf-8")
     assert main(["calibrate", "system=h100_8", f"data={tmp_path / 'made.csv'}", f"out={tmp_path / 'out'}"]) == 2
-    told = capsys.readouterr().err
-    assert all(f"made.csv, line {line}, " in told for line in (2, 12, 22, 32))
-    assert "line 3, " not in told
-    assert "give every time in the unit of its column" in told
+    message = capsys.readouterr().err
+    assert all(f"made.csv, line {line}, " in message for line in (2, 12, 22, 32))
+    assert "line 3, " not in message
+    assert "give every time in the unit of its column" in message
 
 
 # The fit
@@ -238,18 +238,18 @@ def test_shipped_constants_predict_the_rows_that_they_were_not_fitted_on(
     shared: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert validity.main(["--data", str(shared("data/README.md").parent), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    by_device = {(row["device"], row["precision"]): row for row in found["tables"] if row["kind"] == "gemm"}
-    calibrated = {(name, precision) for name, each in CALIBRATED.items() for precision in each}
+    report = json.loads(capsys.readouterr().out)
+    by_device = {(row["device"], row["precision"]): row for row in report["tables"] if row["kind"] == "gemm"}
+    calibrated = {(name, precision) for name, precisions in CALIBRATED.items() for precision in precisions}
     assert calibrated <= set(by_device)  # tables of other machines, to which nothing was fitted, are printed as well
     for (name, precision), row in ((place, row) for place, row in by_device.items() if place in calibrated):
         noted = tree_of(name)["gpu"]["note"]["on rows not fitted on"]
         assert row["median"] == pytest.approx(noted[f"{precision} gemm"]["median"], rel=1e-3)
         assert row["p90"] == pytest.approx(noted[f"{precision} gemm"]["p90"], rel=1e-3)
-    assert found["gemm_median_worst"] == max(row["median"] for row in by_device.values())
-    streams = {(row["device"], row["kind"]): row["median"] for row in found["tables"] if row["kind"] in STREAM_KINDS}
+    assert report["gemm_median_worst"] == max(row["median"] for row in by_device.values())
+    streams = {(row["device"], row["kind"]): row["median"] for row in report["tables"] if row["kind"] in STREAM_KINDS}
     assert set(streams) == {(device, kind) for device in ("a100_8", "h100_8") for kind in STREAM_KINDS}
-    assert found["elementwise_median_worst"] == max(streams.values()) < 0.15
+    assert report["elementwise_median_worst"] == max(streams.values()) < 0.15
 
 
 def test_a_folder_without_tables_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,8 +76,8 @@ def test_remembered_rates_are_those_that_are_solved_anew(graph: TaskGraph, seed:
         return
     crowded = np.zeros(len(table), np.bool_)
     few = kernel_rows(prepared, table, few_classes.run, crowded)
-    many = kernel_rows(prepared, table, many_classes.run)
-    np.testing.assert_allclose(few[:, ~crowded], many[:, ~crowded], rtol=1e-9, atol=1e-12)
+    rows = kernel_rows(prepared, table, many_classes.run)
+    np.testing.assert_allclose(few[:, ~crowded], rows[:, ~crowded], rtol=1e-9, atol=1e-12)
 
 
 def streams(seed: int, designs: int, tasks: int) -> TaskGraph:
@@ -196,10 +196,10 @@ def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
 
 def test_what_cannot_be_taken_together_is_left() -> None:
     """Many classes, pools of slots, work that only some designs have, and too many tasks at once."""
-    many = pipeline(4, designs=40)
-    prepared = KernelGraph.of(many)
+    graph = pipeline(4, designs=40)
+    prepared = KernelGraph.of(graph)
     assert prepared.structure[10].size > few_classes.MOST_CLASSES
-    assert prepared.together(many.table())[1].all()
+    assert prepared.together(graph.table())[1].all()
     regular = reduce_graph(pipeline(4, designs=40, kind="regular")).graph
     prepared, table = KernelGraph.of(regular), regular.table()
     assert not prepared.together(table)[1].all()
@@ -238,17 +238,17 @@ def test_lockstep_is_compiled_once_the_others_have_run_for_as_long(monkeypatch: 
     called, tasks = list[int](), graph.num_tasks * len(table)
     plain = KernelGraph.together
 
-    def together(self: KernelGraph, given: Floats) -> Any:
-        called.append(len(given))
-        return plain(self, given)
+    def together(self: KernelGraph, numbers: Floats) -> Any:
+        called.append(len(numbers))
+        return plain(self, numbers)
 
     monkeypatch.setattr(KernelGraph, "together", together)
     monkeypatch.setattr(fluid, "is_compiled", lambda kernel: False)
     monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 2 * tasks)
     monkeypatch.setattr(fluid._Lockstep, "tasks", 0)
-    found = [prepared.totals(table).makespan_s.tobytes() for _ in range(3)]
+    totals = [prepared.totals(table).makespan_s.tobytes() for _ in range(3)]
     assert called == [40]
-    assert len(set(found)) == 1
+    assert len(set(totals)) == 1
     monkeypatch.setattr(fluid, "is_compiled", lambda kernel: True)
     prepared.totals(table)
     assert called == [40, 40]

@@ -41,9 +41,9 @@ def test_the_linear_program_knows_contention() -> None:
     graph = beside(0.8)
     assert FLUID.totals(graph).makespan_s[0] == pytest.approx(1.25)
     assert bound(graph).seconds[0] == 1.0
-    found = linear_bound(graph)
-    assert found.seconds == pytest.approx(1.25)
-    assert found.binds["gemm beside copy"] == pytest.approx(0.25, rel=1e-6)  # of it is lost to contention
+    optimum = linear_bound(graph)
+    assert optimum.seconds == pytest.approx(1.25)
+    assert optimum.binds["gemm beside copy"] == pytest.approx(0.25, rel=1e-6)  # of it is lost to contention
 
 
 def test_a_law_costs_nothing_where_a_resource_keeps_a_task_below_its_cap() -> None:
@@ -62,9 +62,9 @@ def test_a_resource_that_is_never_idle_binds() -> None:
     link = build.resource("link", 2.0)
     for delay in (1.0, 0.5, 0.5):
         build.task("copy", "transfer", uses={link: 1.0}, work=4.0, delay=delay)
-    found = bound(build.build())
-    assert found.seconds[0] == 0.5 + 3 * 2.0  # the least delay, and all bytes
-    assert found.names[found.binds[0]] == "link"
+    limit = bound(build.build())
+    assert limit.seconds[0] == 0.5 + 3 * 2.0  # the least delay, and all bytes
+    assert limit.names[limit.binds[0]] == "link"
 
 
 def test_designs_of_a_grid_have_their_own_bounds() -> None:
@@ -87,6 +87,6 @@ def test_the_bound_of_a_schedule_over_any_numbers_is_that_of_each_design(schedul
             batch = Batch(Batch(point, axes).at(0), axes)
             (results,) = simulator.evaluate([batch])
             bounds = simulator.bound(batch, results.metrics)["bound_s"]
-            for place, one in enumerate(batch.designs()):
-                alone = simulator.bound(Batch(one), {"makespan_s": results.column("makespan_s")[place : place + 1]})
+            for place, member in enumerate(batch.designs()):
+                alone = simulator.bound(Batch(member), {"makespan_s": results.column("makespan_s")[place : place + 1]})
                 assert bounds[place] == pytest.approx(alone["bound_s"][0], rel=1e-12)

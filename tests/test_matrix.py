@@ -19,8 +19,8 @@ def functions(file: str) -> set[str]:
 
 
 def test_every_fault_has_a_row_and_every_row_a_test_or_a_reason() -> None:
-    assert [one.name for one in faults()] == [f"F{number:02}" for number in range(1, 41)]
-    assert all(one.fault and one.seen and one.by and (one.tests or one.without) for one in faults())
+    assert [fault.name for fault in faults()] == [f"F{number:02}" for number in range(1, 41)]
+    assert all(fault.fault and fault.seen and fault.by and (fault.tests or fault.without) for fault in faults())
 
 
 def test_a_row_names_tests_that_exist_and_the_page_shows_it() -> None:
@@ -35,8 +35,8 @@ def test_a_row_names_tests_that_exist_and_the_page_shows_it() -> None:
 
 
 def test_only_tests_that_ran_count() -> None:
-    one = Fault("F00", "x", "x", "x", ("a::b", "a::c"))
-    assert verdict(one, {"a::b": ["passed"], "a::c": ["passed", "skipped"]}) == "passed (2, 1 skipped here)"
-    assert verdict(one, {"a::b": ["passed"]}) == "**not run**"
-    assert verdict(one, {"a::b": ["passed"], "a::c": ["failed"]}) == "**failed**"
-    assert verdict(one, {"a::b": ["skipped"], "a::c": ["skipped"]}) == "not covered"
+    fault = Fault("F00", "x", "x", "x", ("a::b", "a::c"))
+    assert verdict(fault, {"a::b": ["passed"], "a::c": ["passed", "skipped"]}) == "passed (2, 1 skipped here)"
+    assert verdict(fault, {"a::b": ["passed"]}) == "**not run**"
+    assert verdict(fault, {"a::b": ["passed"], "a::c": ["failed"]}) == "**failed**"
+    assert verdict(fault, {"a::b": ["skipped"], "a::c": ["skipped"]}) == "not covered"

@@ -37,12 +37,12 @@ def only(kernel: dict[str, Any], tensors: dict[str, list[int]], precision: str =
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_streaming_moves_each_byte_once_and_no_faster_than_dram_can(policy: str) -> None:
-    found = metrics(STREAM, policy, {"run.requests": 1_000_000})
-    assert found["dram_bytes"] == 8 << 20
-    assert found["dram_write_bytes"] == 4 << 20
-    assert found["requests"] == 2 * (1 << 20) * 4 / 64
-    assert 0.5 < found["bandwidth_share"] < 1
-    assert found["simulated"] == 1
+    row = metrics(STREAM, policy, {"run.requests": 1_000_000})
+    assert row["dram_bytes"] == 8 << 20
+    assert row["dram_write_bytes"] == 4 << 20
+    assert row["requests"] == 2 * (1 << 20) * 4 / 64
+    assert 0.5 < row["bandwidth_share"] < 1
+    assert row["simulated"] == 1
 
 
 @pytest.mark.one_in(3)
@@ -56,14 +56,16 @@ def test_a_simulation_is_the_same_to_the_bit_when_it_runs_again(application: str
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_what_is_read_from_memory_is_at_least_what_is_touched_and_caching_reads_no_more(application: str) -> None:
-    plain, cached = (metrics(application, one, {"run.requests": 1_000_000}) for one in ("uncached", "cache_r"))
+    plain, cached = (metrics(application, policy, {"run.requests": 1_000_000}) for policy in ("uncached", "cache_r"))
     assert cached["dram_read_bytes"] <= 1.02 * plain["dram_read_bytes"]
     assert plain["l1_hit_rate"] == 0
     tree = shipped("application")[application]
     kernels = [kernel for group in tree["groups"] for kernel in group["kernels"]]
     for names, moved in (("reads", "dram_read_bytes"), ("writes", "dram_write_bytes")):
-        own = {"reads": "abxw", "writes": "cy"}[names] if application in ("sgemm", "dgemm", "fw_fc") else ""
-        touched = {name for kernel in kernels for name in (*kernel.get(names, ()), *(kernel.get(one) for one in own))}
+        tensors = {"reads": "abxw", "writes": "cy"}[names] if application in ("sgemm", "dgemm", "fw_fc") else ""
+        touched = {
+            name for kernel in kernels for name in (*kernel.get(names, ()), *(kernel.get(tensor) for tensor in tensors))
+        }
         sizes = [tree["tensors"][name] for name in touched - {None}]
         assert sizes
         element = 8 if tree["precision"] == "fp64" else 4
@@ -75,9 +77,9 @@ def test_a_loop_over_a_tensor_that_fits_reads_it_once_where_loads_are_kept() -> 
         {"kind": "passes", "reads": ["x"], "writes": ["y"], "passes": 4, "along": "rows"},
         {"x": [64, 4096], "y": [64, 4096]},
     )
-    held, plain = (metrics(rows, policy)["dram_read_bytes"] for policy in ("cache_r", "uncached"))
-    assert held == 64 * 4096 * 4
-    assert plain == 4 * held
+    cached, plain = (metrics(rows, policy)["dram_read_bytes"] for policy in ("cache_r", "uncached"))
+    assert cached == 64 * 4096 * 4
+    assert plain == 4 * cached
 
 
 def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> None:
@@ -85,13 +87,13 @@ def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> 
     columns = only(
         {"kind": "strided", "reads": ["x"], "writes": ["y"], "tile": 16}, {"x": [1024, 65536], "y": [65536, 1024]}
     )
-    found = {
+    by_hash = {
         name: metrics(columns, "uncached", {"system.gpu.mapping.channel_hash": name})["camping"]
         for name in ("none", "xor", "polynomial")
     }
-    assert found["none"] > 2
-    assert found["xor"] < 1.5
-    assert found["polynomial"] < 1.5
+    assert by_hash["none"] > 2
+    assert by_hash["xor"] < 1.5
+    assert by_hash["polynomial"] < 1.5
 
 
 @pytest.mark.slow
@@ -101,8 +103,8 @@ def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> 
     )
 )
 def test_camping_is_one_where_channels_are_even_and_at_most_their_number(rows: list[list[int]]) -> None:
-    found = partition_camping(np.array(rows))
-    assert 1 - 1e-12 <= found <= 4 + 1e-12
+    camping = partition_camping(np.array(rows))
+    assert 1 - 1e-12 <= camping <= 4 + 1e-12
     assert partition_camping(np.full((3, 4), 7)) == 1
 
 
@@ -126,8 +128,8 @@ def test_a_product_touches_all_of_its_operands_and_writes_its_result_once(
         "transposed_b": not across,
     }
     sizes = {"a": [batch, m, k], "b": [batch, k, n], "c": [batch, m, n]}
-    found = simulate(design(only(kernel, sizes), "cache_rw", {"system.gpu.l2.bytes": 1 << 24}))
-    moved = found.total("totals")
+    simulation = simulate(design(only(kernel, sizes), "cache_rw", {"system.gpu.l2.bytes": 1 << 24}))
+    moved = simulation.total("totals")
     touched = sum(-(-int(np.prod(size)) * 4 // 64) for size in sizes.values())
     assert moved[engine.READS] + moved[engine.WRITES] == touched
     assert moved[engine.WRITES] == -(-batch * m * n * 4 // 64)
@@ -138,22 +140,24 @@ def test_a_product_touches_all_of_its_operands_and_writes_its_result_once(
 @pytest.mark.parametrize("application", APPLICATIONS)
 def test_a_sample_of_a_kernel_tells_what_all_of_it_would_ask_for(application: str) -> None:
     """Requests: fewer by a tenth at the edges of tensors; more where rows, or runs of a product, begin amid a line."""
-    found = metrics(application, "uncached", {"run.repeats": 1})
-    whole = 0.0
-    given_, made = design(application, "uncached"), programs(design(application, "uncached"))
+    row = metrics(application, "uncached", {"run.repeats": 1})
+    requests_of_all = 0.0
+    given_, built = design(application, "uncached"), programs(design(application, "uncached"))
     assert isinstance(given_.application, Application)
-    for group, own in zip(given_.application.groups, made, strict=True):
-        whole += group.repeat * sum(one.workgroups * lines(one, given_.system.gpu.line_bytes) for one in own)
-    assert 0.88 * whole <= found["requests"] <= (2 if application == "fw_fc" else 1.06) * whole
+    for group, kernels in zip(given_.application.groups, built, strict=True):
+        requests_of_all += group.repeat * sum(
+            kernel.workgroups * lines(kernel, given_.system.gpu.line_bytes) for kernel in kernels
+        )
+    assert 0.88 * requests_of_all <= row["requests"] <= (2 if application == "fw_fc" else 1.06) * requests_of_all
 
 
 @pytest.mark.slow
 def test_sampled_kernels_take_as_long_as_whole_ones() -> None:
     long = {**STREAM, "tensors": {"x": [1 << 26], "y": [1 << 26]}}
-    some, whole = (metrics(long, "cache_rw", {"run.requests": most}) for most in (2_500_000, 16_000_000))
-    assert some["simulated"] < 0.3 < whole["simulated"] == 1
+    sample, full = (metrics(long, "cache_rw", {"run.requests": most}) for most in (2_500_000, 16_000_000))
+    assert sample["simulated"] < 0.3 < full["simulated"] == 1
     for name in ("time_s", "dram_bytes", "row_hit_rate"):
-        assert some[name] == pytest.approx(whole[name], rel=0.03)
+        assert sample[name] == pytest.approx(full[name], rel=0.03)
 
 
 @pytest.mark.slow
@@ -177,7 +181,7 @@ def test_launches_take_their_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"system.gpu.l2.bytes": 3 << 20}, "system.gpu.l2.bytes"),
         ({"system.gpu.l1.bytes": 3000}, "system.gpu.l1.bytes"),
@@ -194,14 +198,14 @@ def test_launches_take_their_time() -> None:
         ({"application.precision": "fp16"}, "flop_per_s"),
     ],
 )
-def test_a_design_that_cannot_be_built_is_infeasible_and_says_why(changes: dict[str, Any], told: str) -> None:
+def test_a_design_that_cannot_be_built_is_infeasible_and_says_why(changes: dict[str, Any], message: str) -> None:
     (results,) = BACKEND.evaluate([Batch(design("fw_soft", "combined", changes))])
     assert results[0].status == "infeasible"
-    assert told in results[0].reason
+    assert message in results[0].reason
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"application.groups": [{"kernels": [{"kind": "elementwise", "reads": ["z"], "writes": ["y"]}]}]}, "touch z"),
         ({"system.gpu.line_bytes": 48}, "power of two"),
@@ -209,18 +213,18 @@ def test_a_design_that_cannot_be_built_is_infeasible_and_says_why(changes: dict[
         ({"policy.loads": "maybe"}, "policy.loads"),
     ],
 )
-def test_a_configuration_that_means_nothing_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_a_configuration_that_means_nothing_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         design("fw_soft", "combined", changes)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_sections_of_other_backends_are_refused_with_the_way_out() -> None:
     wrong = {**tree("fw_soft"), "applications": "fw_soft", "schedule": {}}
     with pytest.raises(ConfigError) as error:
         BACKEND.sections(wrong)
-    for told in ("applications=[fw_act,sgemm]", "schedule"):
-        assert told in str(error.value)
+    for part in ("applications=[fw_act,sgemm]", "schedule"):
+        assert part in str(error.value)
 
 
 def test_a_machine_without_caches_is_refused_by_the_parts_that_it_lacks() -> None:
@@ -231,7 +235,7 @@ def test_a_machine_without_caches_is_refused_by_the_parts_that_it_lacks() -> Non
 def test_a_replayed_design_shows_its_kernels_one_after_another() -> None:
     point = design("cm", "combined", {"system.gpu.launch_s": 1e-6})
     intervals = BACKEND.replay(point).intervals
-    ends = [one.finish_s for one in intervals]
+    ends = [interval.finish_s for interval in intervals]
     assert ends == sorted(ends)
     assert ends[-1] == pytest.approx(metrics("cm", "combined", {"system.gpu.launch_s": 1e-6})["time_s"])
-    assert {one.kind for one in intervals} == {"launch", "gemm"}
+    assert {interval.kind for interval in intervals} == {"launch", "gemm"}

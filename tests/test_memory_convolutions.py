@@ -28,17 +28,17 @@ def layer(**fields: Any) -> ConvolutionPass:
     return ConvolutionPass(**{"name": "layer", **SMALL, **fields})
 
 
-def design_of(one: ConvolutionPass, system: str = "gem5_gcn3") -> MemoryDesign:
+def design_of(conv: ConvolutionPass, system: str = "gem5_gcn3") -> MemoryDesign:
     """The design that runs a layer alone."""
-    tree = {"application": kernels(one, CUS).model_dump(), "policy": shipped("policy")["cache_rw"]}
+    tree = {"application": kernels(conv, CUS).model_dump(), "policy": shipped("policy")["cache_rw"]}
     return BACKEND.design({**tree, "system": shipped("system")[system], "run": {"requests": 300_000, "repeats": 1}})
 
 
 def found(
-    one: ConvolutionPass, overrides: Mapping[str, Any] | None = None, *, system: str = "gem5_gcn3"
+    conv: ConvolutionPass, overrides: Mapping[str, Any] | None = None, *, system: str = "gem5_gcn3"
 ) -> dict[str, float]:
     """Metrics of a layer under cache_rw."""
-    return metrics(kernels(one, CUS).model_dump(), "cache_rw", {**RUN, **(overrides or {})}, system=system)
+    return metrics(kernels(conv, CUS).model_dump(), "cache_rw", {**RUN, **(overrides or {})}, system=system)
 
 
 def turns(program: Program, place: int) -> int:
@@ -61,14 +61,14 @@ def work(kernel: object) -> float:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("k", "side"), [(128, 16), (64, 14), (48, 27), (16, 7)])
 def test_implicit_gemm_computes_what_a_convolution_is_up_to_its_tiles(direction: str, k: int, side: int) -> None:
-    one = layer(k=k, c=32, n=8, h=side, w=side, direction=direction)
-    design = design_of(one)
+    conv = layer(k=k, c=32, n=8, h=side, w=side, direction=direction)
+    design = design_of(conv)
     assert isinstance(design.application, Application)
     (kernel, *_), (program, *_) = design.application.groups[0].kernels, programs(design)[0]
     computed = flop(program) / work(kernel)
-    assert 0.999 * one.flop <= computed <= 2.6 * one.flop
+    assert 0.999 * conv.flop <= computed <= 2.6 * conv.flop
     if k == 128 and direction == "forward":
-        assert computed == pytest.approx(one.flop)
+        assert computed == pytest.approx(conv.flop)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_implicit_gemm_computes_what_a_convolution_is_up_to_its_tiles(direction:
 )
 def test_tensors_are_touched_wholly(algorithm: str, direction: str) -> None:
     """What no one has read before is read from DRAM, and the result is written: each tensor once at least."""
-    one = layer(algorithm=algorithm, direction=direction)
+    conv = layer(algorithm=algorithm, direction=direction)
     tensors = {"x": 2 * 8 * 14 * 14, "w": 16 * 8 * 9, "y": 2 * 16 * 14 * 14}
     result = {"forward": "y", "backward_data": "x", "backward_filter": "w"}[direction]
-    got = found(one)
+    got = found(conv)
     assert got["simulated"] == pytest.approx(1)
     assert got["dram_write_bytes"] >= 4 * tensors[result]
     assert got["dram_read_bytes"] >= 0.97 * 4 * sum(size for name, size in tensors.items() if name != result)
@@ -113,8 +113,8 @@ def test_explicit_columns_go_through_memory() -> None:
     """They are written once, and read once at least."""
     columns = 4 * 2 * 8 * 9 * 14 * 14
     for direction in DIRECTIONS:
-        one = layer(direction=direction)
-        explicit, implicit = found(one.model_copy(update={"algorithm": "gemm"})), found(one)
+        conv = layer(direction=direction)
+        explicit, implicit = found(conv.model_copy(update={"algorithm": "gemm"})), found(conv)
         assert explicit["dram_write_bytes"] >= columns > implicit["dram_write_bytes"]
         assert explicit["requests"] * 64 >= 2 * columns
     pointwise = layer(r=1, s=1, pad_h=0, pad_w=0)
@@ -122,18 +122,18 @@ def test_explicit_columns_go_through_memory() -> None:
 
 
 def test_winograd_multiplies_less_and_its_planes_have_as_many_tiles_as_the_output() -> None:
-    one = layer(n=8, c=64, k=64, h=16, w=16)
+    conv = layer(n=8, c=64, k=64, h=16, w=16)
     ratio = {}
     for name in ("winograd", "winograd_nonfused"):
-        design = design_of(one.model_copy(update={"algorithm": name}))
+        design = design_of(conv.model_copy(update={"algorithm": name}))
         assert isinstance(design.application, Application)
         pairs = zip(design.application.groups[0].kernels, programs(design)[0], strict=True)
         ratio[name] = sum(flop(program) / work(kernel) for kernel, program in pairs if work(kernel))
-    assert ratio["winograd"] == pytest.approx(one.flop * 4 / 9)
-    assert ratio["winograd_nonfused"] == pytest.approx(one.flop * 36 / (16 * 9))
-    planes = kernels(one.model_copy(update={"algorithm": "winograd_nonfused"}), CUS).tensors["px"]
+    assert ratio["winograd"] == pytest.approx(conv.flop * 4 / 9)
+    assert ratio["winograd_nonfused"] == pytest.approx(conv.flop * 36 / (16 * 9))
+    planes = kernels(conv.model_copy(update={"algorithm": "winograd_nonfused"}), CUS).tensors["px"]
     assert planes == (36, 64, 8 * 4 * 4)
-    complex_ = kernels(one.model_copy(update={"algorithm": "fft"}), CUS).tensors["py"]
+    complex_ = kernels(conv.model_copy(update={"algorithm": "fft"}), CUS).tensors["py"]
     assert complex_ == (32 * 17, 64, 8, 2)  # 18 x 18 padded to 32 x 32
 
 
@@ -160,9 +160,9 @@ def test_a_filter_larger_than_the_image_and_sizes_of_nothing_are_refused() -> No
 def test_every_algorithm_of_a_small_layer_runs_on_every_device(direction: str, system: str) -> None:
     ran = []
     for name in ALGORITHMS:
-        one = layer(algorithm=name, direction=direction)
-        if not unsupported_reason(one):
-            got = found(one, system=system)
+        conv = layer(algorithm=name, direction=direction)
+        if not unsupported_reason(conv):
+            got = found(conv, system=system)
             assert 0 < got["time_s"] < 1e-2
             assert got["time_s"] >= got["kernels"] * shipped("system")[system]["gpu"]["launch_s"]
             ran.append(name)
@@ -176,9 +176,9 @@ def test_planes_of_a_power_of_two_camp_on_few_channels_unless_addresses_are_hash
     algorithm: str, direction: str
 ) -> None:
     """Planes of 1024 tiles (Winograd), or of 16 x 64 images (FFT), are whole multiples of 32 channels x 256 bytes."""
-    one = layer(n=16, c=64, k=64, h=32, w=32, algorithm=algorithm, direction=direction)
+    conv = layer(n=16, c=64, k=64, h=32, w=32, algorithm=algorithm, direction=direction)
     got = {
-        name: found(one, {"system.gpu.mapping.channel_hash": name}, system="p100")
+        name: found(conv, {"system.gpu.mapping.channel_hash": name}, system="p100")
         for name in ("none", "xor", "polynomial")
     }
     assert got["none"]["camping"] > 2
@@ -189,9 +189,9 @@ def test_planes_of_a_power_of_two_camp_on_few_channels_unless_addresses_are_hash
 
 def test_a_loop_that_is_cut_short_tells_of_the_rest() -> None:
     """Twice the share of a long product's steps makes the same time of it."""
-    one = layer(n=8, c=512, k=128, h=28, w=28)
-    whole = found(one)
-    cut = found(one, {"run.requests": 1000, "run.most": 1000}, system="gem5_gcn3")
-    assert cut["simulated"] < whole["simulated"] <= 1
-    assert cut["time_s"] == pytest.approx(whole["time_s"], rel=0.15)
-    assert cut["requests"] == pytest.approx(whole["requests"], rel=0.15)
+    conv = layer(n=8, c=512, k=128, h=28, w=28)
+    full = found(conv)
+    cut = found(conv, {"run.requests": 1000, "run.most": 1000}, system="gem5_gcn3")
+    assert cut["simulated"] < full["simulated"] <= 1
+    assert cut["time_s"] == pytest.approx(full["time_s"], rel=0.15)
+    assert cut["requests"] == pytest.approx(full["requests"], rel=0.15)

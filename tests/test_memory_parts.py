@@ -85,10 +85,10 @@ def test_both_caches_count_what_lru_does_line_by_line(
     mapping = {"channel_hash": hashed, "interleave_bytes": 128}
     of = system(first=first, second=(64, ways), l2={"set_index": index}, dram={"channels": channels}, mapping=mapping)
     for policy in ("cache_r", "cache_rw"):
-        found = counts(replay(machine(of, policy), serial(trace)))
+        counters = counts(replay(machine(of, policy), serial(trace)))
         expected = lru_counts(serial(trace), of, keeps_stores=policy == "cache_rw")
-        assert {name: found[name] for name in expected} == expected
-        assert found["L1_MERGED"] == found["L2_MERGED"] == found["L1_STALLS"] == found["L2_STALLS"] == 0
+        assert {name: counters[name] for name in expected} == expected
+        assert counters["L1_MERGED"] == counters["L2_MERGED"] == counters["L1_STALLS"] == counters["L2_STALLS"] == 0
 
 
 def test_a_kernel_begins_with_an_empty_l1_and_with_what_l2_has_kept() -> None:
@@ -100,8 +100,8 @@ def test_a_kernel_begins_with_an_empty_l1_and_with_what_l2_has_kept() -> None:
 
 def test_a_line_that_is_under_way_is_fetched_once_for_all_who_ask() -> None:
     of = system(gpu={"num_cus": 4, "in_flight": 8})
-    found = counts(replay(machine(of), *[loads([7, 7])] * 4))
-    assert (found["L1_MERGED"], found["L2_MERGED"], found["READS"]) == (4, 3, 1)
+    counters = counts(replay(machine(of), *[loads([7, 7])] * 4))
+    assert (counters["L1_MERGED"], counters["L2_MERGED"], counters["READS"]) == (4, 3, 1)
 
 
 # Nothing is lost
@@ -135,69 +135,71 @@ def traces(draw: st.DrawFn) -> tuple[MemorySystem, list[list[Request]]]:
 @settings(max_examples=100)
 @given(traces(), policies)
 def test_every_request_is_served_once_and_every_stored_line_reaches_dram(
-    made: tuple[MemorySystem, list[list[Request]]], name: str
+    case: tuple[MemorySystem, list[list[Request]]], name: str
 ) -> None:
-    of, own = made
+    of, requests = case
     policy = fitting(name, of)
     on = machine(of, policy, per_set=True)
-    cost = replay(on, *own)
-    found, channels = counts(cost), by_channel(on)
-    stored = [one.line for trace in own for one in trace if one.store]
-    at_l2 = found["REQUESTS"] - found["L1_HITS"] - found["L1_MERGED"]
-    served = found["L2_HITS"] + found["L2_MERGED"] + found["L2_MISSES"]
+    cost = replay(on, *requests)
+    counters, channels = counts(cost), by_channel(on)
+    stored = [access.line for trace in requests for access in trace if access.store]
+    at_l2 = counters["REQUESTS"] - counters["L1_HITS"] - counters["L1_MERGED"]
+    served = counters["L2_HITS"] + counters["L2_MERGED"] + counters["L2_MISSES"]
     looked, missed, _ = on.part("by_set").reshape(-1, 3).sum(axis=0)
 
-    assert found["REQUESTS"] == sum(map(len, own))
+    assert counters["REQUESTS"] == sum(map(len, requests))
     assert at_l2 - len(stored) <= served <= at_l2
     assert looked == (at_l2 if policy.loads else 0)
-    assert looked - found["L2_HITS"] - found["L2_MERGED"] <= missed <= looked - found["L2_HITS"]
-    assert found["READS"] == found["L2_MISSES"]
-    assert found["ROW_HITS"] + found["ACTIVATIONS"] == found["READS"] + found["WRITES"]
-    assert channels.sum(axis=0).tolist() == [found[one] for one in ("READS", "WRITES", "ROW_HITS", "ACTIVATIONS")]
+    assert looked - counters["L2_HITS"] - counters["L2_MERGED"] <= missed <= looked - counters["L2_HITS"]
+    assert counters["READS"] == counters["L2_MISSES"]
+    assert counters["ROW_HITS"] + counters["ACTIVATIONS"] == counters["READS"] + counters["WRITES"]
+    assert channels.sum(axis=0).tolist() == [
+        counters[counter] for counter in ("READS", "WRITES", "ROW_HITS", "ACTIVATIONS")
+    ]
     assert (channels[:, 0] + channels[:, 1] == channels[:, 2] + channels[:, 3]).all()
 
     due = Counter(placed(line, of)[0] for line in set(stored))
-    assert all(channels[channel, 1] >= many for channel, many in due.items())
-    assert found["WRITES"] <= len(stored)
+    assert all(channels[channel, 1] >= least for channel, least in due.items())
+    assert counters["WRITES"] <= len(stored)
     if not policy.stores:
-        assert found["WRITES"] == len(stored)
+        assert counters["WRITES"] == len(stored)
     if not policy.loads:
-        assert found["L1_HITS"] == found["L1_MERGED"] == found["L2_HITS"] == found["EVICTED"] == 0
-    assert found["RINSED"] <= found["WRITES"] and found["EVICTED"] <= found["WRITES"]
-    assert policy.rinse or found["RINSED"] == 0
-    assert policy.predictor is not None or found["PREDICTED"] == 0
+        assert counters["L1_HITS"] == counters["L1_MERGED"] == counters["L2_HITS"] == counters["EVICTED"] == 0
+    assert counters["RINSED"] <= counters["WRITES"] and counters["EVICTED"] <= counters["WRITES"]
+    assert policy.rinse or counters["RINSED"] == 0
+    assert policy.predictor is not None or counters["PREDICTED"] == 0
     if policy.allocation_bypass:
-        assert found["L1_STALLS"] == found["L2_STALLS"] == 0
+        assert counters["L1_STALLS"] == counters["L2_STALLS"] == 0
         assert (cost.stalled[:2] == 0).all()
     else:
-        assert found["L1_BYPASSED"] == found["L2_BYPASSED"] == 0
+        assert counters["L1_BYPASSED"] == counters["L2_BYPASSED"] == 0
 
 
 @settings(max_examples=50)
 @given(traces(), policies)
 def test_nothing_is_faster_than_dram_or_than_cus_issue(
-    made: tuple[MemorySystem, list[list[Request]]], name: str
+    case: tuple[MemorySystem, list[list[Request]]], name: str
 ) -> None:
-    of, own = made
+    of, requests = case
     on = machine(of, fitting(name, of))
-    cost, again = replay(on, *own), replay(on, *own)
-    ns, found = 1e9 * (cost.seconds + again.seconds), by_channel(on)
-    assert (found[:, 0] + found[:, 1]).max() * BURST_NS <= ns * (1 + 1e-12)
-    assert max(map(len, own)) * 2 * 1e9 * of.gpu.cycle_s <= ns * (1 + 1e-12)
+    cost, again = replay(on, *requests), replay(on, *requests)
+    ns, channels = 1e9 * (cost.seconds + again.seconds), by_channel(on)
+    assert (channels[:, 0] + channels[:, 1]).max() * BURST_NS <= ns * (1 + 1e-12)
+    assert max(map(len, requests)) * 2 * 1e9 * of.gpu.cycle_s <= ns * (1 + 1e-12)
 
 
 @settings(max_examples=25)
 @given(traces(), st.sampled_from(["cache_rw", "cache_rw_ab"]), seeds)
 def test_lines_that_are_stored_once_are_written_once_whether_or_not_their_rows_are_rinsed(
-    made: tuple[MemorySystem, list[list[Request]]], plain: str, seed: int
+    case: tuple[MemorySystem, list[list[Request]]], plain: str, seed: int
 ) -> None:
-    of, own = made
-    once = np.random.default_rng(seed).permutation(sum(map(len, own))).tolist()
+    of, requests = case
+    once = np.random.default_rng(seed).permutation(sum(map(len, requests))).tolist()
     again = iter(once)
-    own = [[one._replace(line=3 * next(again), store=True) for one in trace] for trace in own]
+    requests = [[access._replace(line=3 * next(again), store=True) for access in trace] for trace in requests]
     rinsing = POLICIES[plain].model_copy(update={"rinse": True})
     for policy in (POLICIES[plain], rinsing):
-        assert counts(replay(machine(of, policy), *own))["WRITES"] == len(once)
+        assert counts(replay(machine(of, policy), *requests))["WRITES"] == len(once)
 
 
 # Banks, rows and the bus: arithmetic
@@ -218,12 +220,12 @@ def test_a_request_that_is_alone_takes_what_is_on_its_way(ns: list[float]) -> No
     )
     way = cycle + 2 * hop + 2 * far + cl + BURST_NS
     expected = {0: way + rcd, 1: way, row(1): way + rcd}
-    for many, line in enumerate(expected, start=1):
-        taken = replay(machine(of), serial(list(expected)[:many])).seconds * 1e9 - APART_NS * (many - 1)
+    for count, line in enumerate(expected, start=1):
+        taken = replay(machine(of), serial(list(expected)[:count])).seconds * 1e9 - APART_NS * (count - 1)
         assert taken == pytest.approx(expected[line], abs=1e-6)
-    own = [Request(0), Request(0, at=APART_NS)]
-    assert replay(machine(of), own).seconds * 1e9 == pytest.approx(APART_NS + cycle + l1, abs=1e-6)
-    later = replay(machine(of), own[:1], own[1:]).seconds * 1e9
+    two_loads = [Request(0), Request(0, at=APART_NS)]
+    assert replay(machine(of), two_loads).seconds * 1e9 == pytest.approx(APART_NS + cycle + l1, abs=1e-6)
+    later = replay(machine(of), two_loads[:1], two_loads[1:]).seconds * 1e9
     assert later == pytest.approx(APART_NS + cycle + 2 * hop + l2, abs=1e-6)
 
 
@@ -233,27 +235,27 @@ def taken_ns(requests: list[Request], **dram: Any) -> float:
 
 
 @given(st.integers(8, COLUMNS))
-def test_a_row_is_read_burst_by_burst(many: int) -> None:
+def test_a_row_is_read_burst_by_burst(count: int) -> None:
     """The first takes its activation; bursts are as far apart as the bus is free, latency hidden at best."""
-    taken = taken_ns(loads(range(many)))
-    assert max(RCD + CL, (many - 1) * BURST_NS) + BURST_NS - 1e-3 <= taken <= RCD + CL + many * BURST_NS + 1e-3
+    taken = taken_ns(loads(range(count)))
+    assert max(RCD + CL, (count - 1) * BURST_NS) + BURST_NS - 1e-3 <= taken <= RCD + CL + count * BURST_NS + 1e-3
 
 
 @given(st.integers(1, 200), latencies, latencies, latencies)
-def test_rows_of_a_bank_are_a_row_cycle_apart(many: int, rcd: float, rp: float, ras: float) -> None:
+def test_rows_of_a_bank_are_a_row_cycle_apart(count: int, rcd: float, rp: float, ras: float) -> None:
     """tRC = tRAS + tRP, or, where that is short, until the burst is read, or tRRD."""
     timing = {"trcd_s": rcd * 1e-9, "trp_s": rp * 1e-9, "tras_s": ras * 1e-9}
     apart = max(max(ras, rcd + BURST_NS) + rp, RRD)
-    expected = (many - 1) * apart + rcd + CL + BURST_NS
-    assert taken_ns(loads(map(row, range(many))), **timing) == pytest.approx(expected, abs=1e-3)
+    expected = (count - 1) * apart + rcd + CL + BURST_NS
+    assert taken_ns(loads(map(row, range(count))), **timing) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("banks", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("rrd", [2.0, 4.0, 8.0])
 def test_banks_overlap_until_activations_of_the_channel_bound(banks: int, rrd: float) -> None:
-    many = 40 * banks
-    lines = [row(one // banks, bank=one % banks) for one in range(many)]
-    bound = max(many / banks * RC, many * rrd, many * BURST_NS)
+    count = 40 * banks
+    lines = [row(place // banks, bank=place % banks) for place in range(count)]
+    bound = max(count / banks * RC, count * rrd, count * BURST_NS)
     taken = taken_ns(loads(lines), trrd_s=rrd * 1e-9)
     assert bound - RC <= taken <= bound + RC + RCD + CL + BURST_NS
 
@@ -270,9 +272,9 @@ def test_a_batch_of_writes_costs_its_bursts_and_two_turns(buffer: int, batches: 
 
 
 def test_a_read_waits_until_writes_are_through_and_the_bus_has_turned() -> None:
-    own = [Request(line, True) for line in range(16)]
+    stores = [Request(line, True) for line in range(16)]
     dram = {"write_buffer": 16, "to_write_s": 5e-9, "to_read_s": 50e-9}
-    assert taken_ns([*own, Request(16)], **dram) == pytest.approx(5 + 16 * BURST_NS + 50 + BURST_NS, abs=1e-3)
+    assert taken_ns([*stores, Request(16)], **dram) == pytest.approx(5 + 16 * BURST_NS + 50 + BURST_NS, abs=1e-3)
 
 
 @given(latencies, latencies, st.floats(70, 200))
@@ -285,9 +287,9 @@ def test_a_row_is_closed_once_its_write_has_recovered(there: float, back: float,
 
 @pytest.mark.parametrize("trfc", [0.0, 260.0, 1000.0])
 def test_refreshes_take_their_share_of_a_busy_bus(trfc: float) -> None:
-    many = 100_000
-    ideal = many * BURST_NS / (1 - trfc / 3900)
-    assert taken_ns(loads(range(many)), trefi_s=3.9e-6, trfc_s=trfc * 1e-9) == pytest.approx(ideal, rel=0.02)
+    count = 100_000
+    ideal = count * BURST_NS / (1 - trfc / 3900)
+    assert taken_ns(loads(range(count)), trefi_s=3.9e-6, trfc_s=trfc * 1e-9) == pytest.approx(ideal, rel=0.02)
 
 
 # First ready, first come, first served
@@ -309,17 +311,17 @@ def compared(lines: list[int], queue: int) -> Compared:
     return Compared(*rates, cost.seconds * 1e9, expected.ns)
 
 
-def streams(many: int, each: int, *, apart: int, seed: int | None = None) -> list[int]:
+def streams(count: int, length: int, *, apart: int, seed: int | None = None) -> list[int]:
     """Streams that begin in rows `apart` from one another, a line of each in turn, or in an order that is drawn."""
-    turn = np.tile(np.arange(many), each)
+    turn = np.tile(np.arange(count), length)
     if seed is not None:
         turn = np.random.default_rng(seed).permutation(turn)
     seen: Counter[int] = Counter()
-    found = []
-    for one in turn.tolist():
-        found.append(row(100 * one) + apart * one * COLUMNS + seen[one])
-        seen[one] += 1
-    return found
+    lines = []
+    for stream in turn.tolist():
+        lines.append(row(100 * stream) + apart * stream * COLUMNS + seen[stream])
+        seen[stream] += 1
+    return lines
 
 
 @st.composite
@@ -330,13 +332,13 @@ def patterns(draw: st.DrawFn) -> list[int]:
     if kind == "stream":
         return list(range(800))
     if kind == "rows":
-        return [row(int(one) // 16, bank=int(one) % 16) for one in random.permutation(4096)[:800]]
+        return [row(int(place) // 16, bank=int(place) % 16) for place in random.permutation(4096)[:800]]
     if kind == "runs":
-        return [4 * one + place for one in random.permutation(8192)[:200].tolist() for place in range(4)]
+        return [4 * group + place for group in random.permutation(8192)[:200].tolist() for place in range(4)]
     if kind == "shuffled":
-        return [int(one) for one in random.permutation(800)]
-    many = draw(st.integers(2, 4))
-    return streams(many, 800 // many, apart=draw(st.integers(0, 3)), seed=seed if kind == "mixed" else None)
+        return [int(line) for line in random.permutation(800)]
+    count = draw(st.integers(2, 4))
+    return streams(count, 800 // count, apart=draw(st.integers(0, 3)), seed=seed if kind == "mixed" else None)
 
 
 @pytest.mark.slow
@@ -347,9 +349,9 @@ def test_the_window_finds_the_rows_that_a_controller_finds(lines: list[int], que
 
     The engine's window moves as requests come, whatever is served first; a controller's fills as one leaves.
     """
-    found = compared(lines, queue)
-    assert found.hits == pytest.approx(found.expected_hits, abs=0.08)
-    assert found.ns == pytest.approx(found.expected_ns, rel=0.25)
+    comparison = compared(lines, queue)
+    assert comparison.hits == pytest.approx(comparison.expected_hits, abs=0.08)
+    assert comparison.ns == pytest.approx(comparison.expected_ns, rel=0.25)
 
 
 # Where addresses go
@@ -416,16 +418,16 @@ def test_polynomials_have_no_divisor(bits: int) -> None:
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**32 - 1),
 )
-def test_a_hash_is_linear_and_stays_within_the_channels(hashed: Any, bits: int, one: int, other: int) -> None:
+def test_a_hash_is_linear_and_stays_within_the_channels(hashed: Any, bits: int, number: int, other: int) -> None:
     table = Folds.of(hashed, 2**bits).table.reshape(4, 256)
 
     def fold(high: int) -> int:
         return int(np.bitwise_xor.reduce([table[byte, high >> 8 * byte & 255] for byte in range(4)]))
 
-    assert fold(one ^ other) == fold(one) ^ fold(other)
-    assert 0 <= fold(one) < 2**bits
+    assert fold(number ^ other) == fold(number) ^ fold(other)
+    assert 0 <= fold(number) < 2**bits
     if hashed == "polynomial":
-        assert fold(one) == divided(one << bits, IRREDUCIBLE[bits - 1])
+        assert fold(number) == divided(number << bits, IRREDUCIBLE[bits - 1])
 
 
 # Policies
@@ -433,7 +435,7 @@ def test_a_hash_is_linear_and_stays_within_the_channels(hashed: Any, bits: int, 
 
 def test_sets_full_of_lines_under_way_stall_unless_they_are_passed_by() -> None:
     of = system(first=(4, 2), second=(64, 2), gpu={"in_flight": 64})
-    lines = [64 * one for one in range(64)]
+    lines = [64 * place for place in range(64)]
     stalled, passed = (replay(machine(of, name), loads(lines)) for name in ("cache_rw", "cache_rw_ab"))
     assert counts(stalled)["L1_STALLS"] > 0 and stalled.stalled[0] > 0
     assert counts(passed)["L1_STALLS"] == counts(passed)["L2_STALLS"] == 0
@@ -443,10 +445,10 @@ def test_sets_full_of_lines_under_way_stall_unless_they_are_passed_by() -> None:
 
 def test_rinsing_writes_a_row_in_one_go() -> None:
     """Lines of 32 rows in two banks are stored in an order that is drawn, and leave L2 in that order."""
-    lines = [row(one // 64, bank=one // 32 % 2, column=one % 32) for one in range(1024)]
-    own = [Request(lines[one], True) for one in np.random.default_rng(0).permutation(1024)]
+    lines = [row(place // 64, bank=place // 32 % 2, column=place % 32) for place in range(1024)]
+    stores = [Request(lines[place], True) for place in np.random.default_rng(0).permutation(1024)]
     of = system(second=(64, 8), l2={"set_index": "xor"}, dram={"write_buffer": 16})
-    plain, rinsed = (counts(replay(machine(of, name), own)) for name in ("cache_rw_ab", "cache_rw_ab_cr"))
+    plain, rinsed = (counts(replay(machine(of, name), stores)) for name in ("cache_rw_ab", "cache_rw_ab_cr"))
     assert plain["WRITES"] == rinsed["WRITES"] == rinsed["RINSED"] == 1024
     assert plain["EVICTED"] > rinsed["EVICTED"] > 0
     assert rinsed["ROW_HITS"] > 1.5 * plain["ROW_HITS"]
@@ -455,26 +457,26 @@ def test_rinsing_writes_a_row_in_one_go() -> None:
 def test_a_rinse_leaves_clean_lines_where_they_are() -> None:
     """Loaded lines of a row are not written with its dirty ones, and rinsed lines still hit."""
     of = system(second=(64, 2), first=(1, 1))
-    found = counts(replay(machine(of, "cache_rw_ab_cr"), serial([(0, True), (1, True), 2, 3, 64, 128, 1, 2])))
-    assert (found["EVICTED"], found["RINSED"], found["WRITES"]) == (1, 2, 2)
-    assert found["L2_HITS"] == 2
+    counters = counts(replay(machine(of, "cache_rw_ab_cr"), serial([(0, True), (1, True), 2, 3, 64, 128, 1, 2])))
+    assert (counters["EVICTED"], counters["RINSED"], counters["WRITES"]) == (1, 2, 2)
+    assert counters["L2_HITS"] == 2
 
 
 def test_an_instruction_that_streams_is_passed_by_and_one_whose_lines_are_used_again_is_kept() -> None:
     size, again = 16 * LINE, 128 * LINE
     stream, table = Region(0, (8192 * LINE // 4,), 4), Region(1 << 24, (again // 4,), 4)
     steps = again // size
-    made = Writer(0).repeat(64).repeat(steps)
-    made.load(Touch(stream, size, loops=(steps * size, size)), Touch(table, size, loops=(0, size))).fence()
-    kernel = made.close().close().program("both", (1,))
+    writer = Writer(0).repeat(64).repeat(steps)
+    writer.load(Touch(stream, size, loops=(steps * size, size)), Touch(table, size, loops=(0, size))).fence()
+    kernel = writer.close().close().program("both", (1,))
     of = system(second=(64, 4), gpu={"in_flight": 64}, dram={"channels": 1})
     learns, keeps = machine(of, fitting("combined", of)), machine(of, "cache_rw_ab_cr")
-    found, kept = (counts(on.launch(kernel, 1e12, requests=1e9)) for on in (learns, keeps))
+    learning, keeping = (counts(on.launch(kernel, 1e12, requests=1e9)) for on in (learns, keeps))
     weights = learns.part("weight")
     assert weights[0] == 0 < weights[1]
-    assert 0.7 * 8192 < found["PREDICTED"] <= 8192
-    assert found["L2_HITS"] >= kept["L2_HITS"] > 0.9 * 64 * 128
-    assert found["USELESS"] < 0.3 * kept["USELESS"]
+    assert 0.7 * 8192 < learning["PREDICTED"] <= 8192
+    assert learning["L2_HITS"] >= keeping["L2_HITS"] > 0.9 * 64 * 128
+    assert learning["USELESS"] < 0.3 * keeping["USELESS"]
 
 
 # Programs
@@ -488,13 +490,13 @@ class Nest(NamedTuple):
     touch: Touch
 
     def program(self, *, store: bool) -> Program:
-        made = Writer(0)
-        for one in self.times:
-            made.repeat(one)
-        made = made.store(self.touch) if store else made.load(self.touch)
+        writer = Writer(0)
+        for count in self.times:
+            writer.repeat(count)
+        writer = writer.store(self.touch) if store else writer.load(self.touch)
         for _ in self.times:
-            made.close()
-        return made.program("nest", self.extent)
+            writer.close()
+        return writer.program("nest", self.extent)
 
     def lines(self) -> list[int]:
         """Every line that is asked for, by enumeration: what of runs lies in the region, and in their row."""
@@ -507,7 +509,9 @@ class Nest(NamedTuple):
             ends = np.minimum(ends, region.base + ((begins - region.base) // touch.pitch + 1) * touch.pitch)
         begins = np.maximum(begins, region.base)
         return [
-            line for one, end in zip(begins, ends, strict=True) for line in range(one // LINE, (end - 1) // LINE + 1)
+            line
+            for begin, end in zip(begins, ends, strict=True)
+            for line in range(begin // LINE, (end - 1) // LINE + 1)
         ]
 
 
@@ -516,10 +520,10 @@ def nests(draw: st.DrawFn) -> Nest:
     extent = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     times = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
     region = Region(draw(st.integers(0, 100)) * 4096, (draw(st.integers(1, 20_000)),), 4)
-    step = st.integers(-700, 3000).map(lambda one: 4 * one)
+    step = st.integers(-700, 3000).map(lambda words: 4 * words)
     grid, loops = (tuple(draw(step) for _ in several) for several in (extent, times))
     size, rows = 4 * draw(st.integers(1, 100)), draw(st.integers(1, 6))
-    pitch, offset = (4 * draw(one) for one in (st.just(0) | st.integers(1, 2000), st.integers(-500, 500)))
+    pitch, offset = (4 * draw(numbers) for numbers in (st.just(0) | st.integers(1, 2000), st.integers(-500, 500)))
     return Nest(extent, times, Touch(region, size, rows, draw(step), pitch, offset, grid, loops))
 
 
@@ -529,12 +533,12 @@ def nests(draw: st.DrawFn) -> Nest:
 def test_a_program_asks_for_the_lines_that_its_nest_touches(nest: Nest, store: bool, cus: int) -> None:
     of = system(second=(4096, 4), gpu={"num_cus": cus, "in_flight": 16})
     on = machine(of, "cache_rw", held=4)
-    found, expected = counts(on.launch(nest.program(store=store), 1e12, requests=1e9)), nest.lines()
+    counters, expected = counts(on.launch(nest.program(store=store), 1e12, requests=1e9)), nest.lines()
     tags = on.part("two_tag").astype(np.int64).reshape(4096, 4)
-    held = (tags * 4096 + np.arange(4096)[:, None])[tags >= 0]
-    assert found["REQUESTS"] == len(expected)
-    assert sorted(held.tolist()) == sorted(set(expected))
-    assert found["WRITES" if store else "READS"] == len(set(expected))
+    lines_in_cache = (tags * 4096 + np.arange(4096)[:, None])[tags >= 0]
+    assert counters["REQUESTS"] == len(expected)
+    assert sorted(lines_in_cache.tolist()) == sorted(set(expected))
+    assert counters["WRITES" if store else "READS"] == len(set(expected))
 
 
 def copied(policy: str, sets: int, requests: float) -> tuple[float, float, dict[str, int]]:
@@ -574,9 +578,9 @@ def test_a_sample_is_large_enough_to_tell_of_the_lines_that_the_rest_writes(poli
 
 
 def test_writes_to_rows_of_one_bank_wait_for_it() -> None:
-    many = 320
-    own = [Request(row(one), True) for one in range(many)]
-    assert taken_ns(own) >= (many - 1) * RC
+    count = 320
+    stores = [Request(row(number), True) for number in range(count)]
+    assert taken_ns(stores) >= (count - 1) * RC
 
 
 def test_a_request_that_is_listed_for_later_holds_nothing_up_before() -> None:
@@ -606,8 +610,8 @@ def test_a_cu_that_waits_for_a_full_set_does_not_hold_up_what_another_asks_for_b
     """The other CU's line is there as late as where nobody waits, but for what the channel serves before."""
     of = system(first=(1, 4), gpu={"num_cus": 2, "in_flight": 64}, dram={"trefi_s": 1e-3})
     arrived = []
-    for many in (4, loads_before):
+    for count in (4, loads_before):
         on = machine(of, "cache_r")
-        replay(on, loads(range(0, 64 * many, 64)), [Request(4096 * 7 + 1, at=20)])
+        replay(on, loads(range(0, 64 * count, 64)), [Request(4096 * 7 + 1, at=20)])
         arrived.append(on.part("done")[1])
     assert arrived[1] == pytest.approx(arrived[0], abs=1e-6)

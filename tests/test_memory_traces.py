@@ -41,12 +41,12 @@ def design(policy: str = "cache_rw", **changes: Any) -> MemoryDesign:
     return design_of(trees["system"], trees["policy"])
 
 
-def recording(path: Path, made: MemoryDesign, **options: Any) -> RequestRecording:
-    return read(path, made.system, made.policy, **options)
+def recording(path: Path, point: MemoryDesign, **options: Any) -> RequestRecording:
+    return read(path, point.system, point.policy, **options)
 
 
-def replay(path: Path, made: MemoryDesign, **options: Any) -> RecordingReplay:
-    return run(recording(path, made, **options), made)
+def replay(path: Path, point: MemoryDesign, **options: Any) -> RecordingReplay:
+    return run(recording(path, point, **options), point)
 
 
 def seen(done: RecordingReplay) -> tuple[Any, ...]:
@@ -83,27 +83,27 @@ ROWS = st.lists(
 @settings(max_examples=25)
 @given(rows=ROWS, policy=st.sampled_from(["combined", "cache_r", "uncached"]))
 def test_a_csv_and_a_parquet_of_the_same_rows_give_the_same_statistics(rows: list[dict[str, Any]], policy: str) -> None:
-    made = design(policy)
+    point = design(policy)
     with tempfile.TemporaryDirectory() as folder:
-        one, other, text = (Path(folder) / name for name in ("one.csv", "other.parquet", "text.csv.gz"))
-        pd.DataFrame(rows).to_csv(one, index=False)
+        csv, other, text = (Path(folder) / name for name in ("one.csv", "other.parquet", "text.csv.gz"))
+        pd.DataFrame(rows).to_csv(csv, index=False)
         pd.DataFrame(rows).to_parquet(other, index=False)
         pd.DataFrame([{**row, "address": hex(row["address"])} for row in rows]).to_csv(text, index=False)
-        found = [seen(replay(path, made)) for path in (one, other, text)]
-    assert found[0] == found[1] == found[2]
+        statistics = [seen(replay(path, point)) for path in (csv, other, text)]
+    assert statistics[0] == statistics[1] == statistics[2]
 
 
 @settings(max_examples=20)
 @given(rows=ROWS, chunk=st.integers(1, 70))
 def test_the_size_of_chunks_does_not_change_what_a_trace_gives(rows: list[dict[str, Any]], chunk: int) -> None:
-    made = design()
+    point = design()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = table(folder, rows)
         pd.DataFrame(rows).to_parquet(parquet := Path(folder) / "one.parquet")
-        whole = seen(replay(path, made))
+        expected = seen(replay(path, point))
         patch.setattr(recorded, "_CHUNK", chunk)
-        assert seen(replay(path, made)) == whole
-        assert seen(replay(parquet, made)) == whole
+        assert seen(replay(path, point)) == expected
+        assert seen(replay(parquet, point)) == expected
 
 
 @settings(max_examples=25)
@@ -112,9 +112,9 @@ def test_sets_and_channels_add_up_to_the_totals(rows: list[dict[str, Any]], poli
     with tempfile.TemporaryDirectory() as folder:
         done = replay(table(folder, rows), design(policy))
     total, of_sets, of_channels = done.totals, sets(done.machine), channels(done.machine)
-    asked = sum((row["address"] + row["bytes"] - 1) // LINE - row["address"] // LINE + 1 for row in rows)
-    assert total["requests"] == asked
-    assert of_sets["lookups"].sum() == asked - total["l1_hits"] - total["l1_merged"]
+    num_lines = sum((row["address"] + row["bytes"] - 1) // LINE - row["address"] // LINE + 1 for row in rows)
+    assert total["requests"] == num_lines
+    assert of_sets["lookups"].sum() == num_lines - total["l1_hits"] - total["l1_merged"]
     there = of_sets["lookups"].sum() - of_sets["misses"].sum()
     assert total["l2_hits"] <= there <= total["l2_hits"] + total["l2_merged"]
     assert of_channels["reads"].sum() == total["reads"] == total["l2_misses"]
@@ -128,67 +128,69 @@ def test_sets_and_channels_add_up_to_the_totals(rows: list[dict[str, Any]], poli
 def test_requests_of_a_cu_keep_their_order_and_empty_columns_their_defaults(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     path.write_text("cu,address\n1,640\n0,0x40\n\n1,64\n1,7\n")
-    found = recording(path, design())
-    assert found.rows[:, (CU, ADDRESS, STORE, TIME)].tolist() == [
+    recorded_rows = recording(path, design())
+    assert recorded_rows.rows[:, (CU, ADDRESS, STORE, TIME)].tolist() == [
         [1, 640, 0, 0],
         [0, 64, 0, 0],
         [1, 64, 0, 0],
         [1, 7, 0, 0],
     ]
     room = np.zeros((4, 5), np.int64)
-    assert recorded._laid_out(found.rows, room, 2, 0.0).tolist() == [0, 1, 4]
+    assert recorded._laid_out(recorded_rows.rows, room, 2, 0.0).tolist() == [0, 1, 4]
     assert room[:, 0].tolist() == [64, 640, 64, 7]
-    assert run(found, design()).totals["requests"] == 4  # an address that is in the midst of a line asks for one
+    assert (
+        run(recorded_rows, design()).totals["requests"] == 4
+    )  # an address that is in the midst of a line asks for one
 
 
 def test_high_addresses_are_moved_down_by_whole_gib_and_too_wide_ones_refused(tmp_path: Path) -> None:
-    made, high = design(), 0x7F12_3456_7840
+    point, high = design(), 0x7F12_3456_7840
     low = high % (1 << 30)
-    done = replay(table(tmp_path, [{"address": high}, {"address": high + 4096}]), made)
+    done = replay(table(tmp_path, [{"address": high}, {"address": high + 4096}]), point)
     assert done.recording.base == high - low
-    same = replay(table(tmp_path, [{"address": low}, {"address": low + 4096}]), made)
+    same = replay(table(tmp_path, [{"address": low}, {"address": low + 4096}]), point)
     assert same.recording.base == 0
     assert seen(done) == seen(same)
-    assert reach(made.system) == 2**41
+    assert reach(point.system) == 2**41
     with pytest.raises(ConfigError, match="span more than 2048 GiB"):
-        recording(table(tmp_path, [{"address": 0}, {"address": 2**41}]), made)
+        recording(table(tmp_path, [{"address": 0}, {"address": 2**41}]), point)
 
 
 def test_times_count_from_the_first_and_a_request_is_not_made_before(tmp_path: Path) -> None:
     rows = [{"address": 4096 * place, "time_ns": 5_000_000 + 10_000 * place} for place in range(5)]
     done = replay(table(tmp_path, rows), design())
     assert done.machine.now >= 40_000
-    found = done.machine.activity()
-    begins = np.flatnonzero(found.channels.sum(1)) * found.seconds * 1e9
-    assert (np.abs(begins - 10_000 * np.arange(5)) < 300 + found.seconds * 1e9).all()
+    activity = done.machine.activity()
+    begins = np.flatnonzero(activity.channels.sum(1)) * activity.seconds * 1e9
+    assert (np.abs(begins - 10_000 * np.arange(5)) < 300 + activity.seconds * 1e9).all()
 
 
 def test_a_cu_that_waits_for_its_time_does_not_hold_others_up(tmp_path: Path) -> None:
     rows = [{"address": 4096 * place, "cu": 1, "time_ns": 0} for place in range(1, 200)]
     late = {"address": 0, "cu": 0, "time_ns": 1_000_000}
     done = replay(table(tmp_path, [late, *rows]), design())
-    found = done.machine.activity()
-    last = np.flatnonzero(found.channels.sum(1))[-2] * found.seconds * 1e9
+    activity = done.machine.activity()
+    last = np.flatnonzero(activity.channels.sum(1))[-2] * activity.seconds * 1e9
     assert last < 100_000
 
 
 def test_a_trace_may_be_replayed_in_parts_on_the_same_machine(tmp_path: Path) -> None:
     path = table(tmp_path, [{"address": LINE * (place % 8)} for place in range(40)])
-    whole, parts = replay(path, design()), replay(path, design(), at_once=16)
-    assert [len(done.found.costs) for done in (whole, parts)] == [1, 3]
-    assert whole.totals["reads"] == parts.totals["reads"] == 8  # L2 keeps its lines
-    assert (parts.totals["l2_hits"], whole.totals["l2_hits"]) == (16, 0)  # L1s do not
+    at_once, parts = replay(path, design()), replay(path, design(), at_once=16)
+    assert [len(done.found.costs) for done in (at_once, parts)] == [1, 3]
+    assert at_once.totals["reads"] == parts.totals["reads"] == 8  # L2 keeps its lines
+    assert (parts.totals["l2_hits"], at_once.totals["l2_hits"]) == (16, 0)  # L1s do not
 
 
 def test_loads_and_stores_begin_with_the_counters_of_the_predictor(tmp_path: Path) -> None:
     rows = [{"address": 4096 * place, "pc": 7, "store": place % 2} for place in range(4)]
-    made = design("combined", **{"policy.predictor.loads": 5, "policy.predictor.stores": 3})
-    done = replay(table(tmp_path, rows), made)
+    point = design("combined", **{"policy.predictor.loads": 5, "policy.predictor.stores": 3})
+    done = replay(table(tmp_path, rows), point)
     assert done.recording.stores.tolist() == [False, True]
     assert done.totals["predicted"] == 0
     crowd = table(tmp_path, [{"address": 0, "pc": place} for place in range(257)])
     with pytest.raises(ConfigError, match="more than 256 loads and stores"):
-        recording(crowd, made)
+        recording(crowd, point)
     assert recording(crowd, design("cache_rw")).rows.shape == (257, 6)
 
 
@@ -339,12 +341,12 @@ def kernel(
     ],
 )
 def test_a_kernel_of_accel_sim_asks_for_these_lines(name: str, version: int, lineinfo: int, tmp_path: Path) -> None:
-    found = recording(kernel(tmp_path, name, version, lineinfo), design())
-    assert [tuple(row) for row in found.rows[:, (CU, ADDRESS, STORE)].tolist()] == EXPECTED
-    assert found.parts == (("_Z3addPf", len(EXPECTED)),)
-    assert found.skipped == {"LDS": 1, "LD (shared or local)": 1}
-    assert len(found.stores) == 6  # 0010 of both warps is one, 0060 two
-    assert found.stores.sum() == 2
+    recorded_kernel = recording(kernel(tmp_path, name, version, lineinfo), design())
+    assert [tuple(row) for row in recorded_kernel.rows[:, (CU, ADDRESS, STORE)].tolist()] == EXPECTED
+    assert recorded_kernel.parts == (("_Z3addPf", len(EXPECTED)),)
+    assert recorded_kernel.skipped == {"LDS": 1, "LD (shared or local)": 1}
+    assert len(recorded_kernel.stores) == 6  # 0010 of both warps is one, 0060 two
+    assert recorded_kernel.stores.sum() == 2
 
 
 def test_kernels_of_a_list_are_replayed_one_after_another(tmp_path: Path) -> None:
@@ -401,14 +403,14 @@ def test_a_list_of_absent_or_ungrouped_kernels_and_a_damaged_one_are_refused(tmp
 @pytest.mark.parametrize("policy", ["cache_rw", "uncached", "cache_rw_ab_cr"])
 def test_a_replay_takes_what_the_same_accesses_of_a_program_take(policy: str, tmp_path: Path) -> None:
     """One workgroup that loads and then stores, line by line, without waiting."""
-    made, region = design(policy), Region(0, (1 << 16,), 4)
+    point, region = design(policy), Region(0, (1 << 16,), 4)
     writer = Writer(0).load(Touch(region, 8192, rows=3, step=32768)).store(Touch(region, 4096, offset=16384))
-    machine = Simulation(made.system, made.policy, held=1, per_set=True)
+    machine = Simulation(point.system, point.policy, held=1, per_set=True)
     cost = machine.launch(writer.program("same", (1,)), 1e12, 1e9)
     places = [32768 * row + line for row in range(3) for line in range(0, 8192, LINE)]
     rows = [{"address": place, "store": 0, "pc": 0} for place in places]
     rows += [{"address": 16384 + line, "store": 1, "pc": 1} for line in range(0, 4096, LINE)]
-    done = replay(table(tmp_path, rows), made)
+    done = replay(table(tmp_path, rows), point)
     assert done.found.costs[0][0].seconds == cost.seconds
     assert np.array_equal(done.found.costs[0][0].totals, cost.totals)
     for part in ("by_set", "by_channel", "bins_dram"):
@@ -427,19 +429,19 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     pd.DataFrame(rows).to_csv("my.csv", index=False)
     assert main(["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]) == 0
     outputs = Outputs(Path("outputs/trace/my"))
-    found = outputs.read_json("statistics")
-    assert found["totals"]["requests"] == found["statistics"]["requests"] == found["rows"] == 2000
-    assert found["system"] == "gem5_gcn3"
-    assert found["constants"]["system.gpu.l2.bytes"]["value"] == 8388608
-    assert found["made"]["command"][3:] == ["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]
+    report = outputs.read_json("statistics")
+    assert report["totals"]["requests"] == report["statistics"]["requests"] == report["rows"] == 2000
+    assert report["system"] == "gem5_gcn3"
+    assert report["constants"]["system.gpu.l2.bytes"]["value"] == 8388608
+    assert report["made"]["command"][3:] == ["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]
     assert len(outputs.read_table("sets")) == 8192
     assert outputs.read_table("channels")[["reads", "writes"]].sum().to_list() == [1500, 500]
     assert outputs.read_table("activity")["lines"].sum() == 2000
     assert (outputs.figures / "activity.png").is_file()
     assert yaml.safe_load((outputs.folder / "config.yaml").read_text())["system"]["gpu"]["l2"]["bytes"] == 8388608
-    said = capsys.readouterr().out
-    assert "row_hit_rate" in said
-    assert "busiest of 16 channels" in said
+    output = capsys.readouterr().out
+    assert "row_hit_rate" in output
+    assert "busiest of 16 channels" in output
     num_cus: dict[str, Any] = {"system.gpu.num_cus": 64}
     assert json.dumps(statistics_record(replay(Path("my.csv"), design(**num_cus))), allow_nan=False)
 
@@ -473,6 +475,6 @@ def test_the_command_refuses_with_the_way_out(
     monkeypatch.chdir(tmp_path)
     Path("my.csv").write_text("address\nx\n")
     assert main(["trace", *words]) == 2
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     for part in parts:
-        assert part in said
+        assert part in message

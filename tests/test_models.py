@@ -17,27 +17,27 @@ from simulators.workloads.public_models import aliases, public
 @pytest.mark.parametrize("name", ["llama3_70b", "deepseek_v3", "gpt_oss_20b", "bert_base"])
 def test_a_public_model_is_chosen_by_name_whole(name: str) -> None:
     """Layers and widths that a study gives its own model, or searches, do not hold for it."""
-    asked = request(["study=comp_vs_comm", f"model={name}"])
-    assert not asked.problems
-    assert asked.tree["model"] == model_tree(name)
-    assert not [knob.path for knob in asked.knobs if knob.path.startswith("model.")]
+    plan_request = request(["study=comp_vs_comm", f"model={name}"])
+    assert not plan_request.problems
+    assert plan_request.tree["model"] == model_tree(name)
+    assert not [knob.path for knob in plan_request.knobs if knob.path.startswith("model.")]
     assert [knob.path for knob in request(["study=comp_vs_comm"]).knobs if knob.path.startswith("model.")]
 
 
 def test_values_of_a_public_model_may_be_set_and_searched() -> None:
-    asked = request(
+    plan_request = request(
         ["study=comp_vs_comm", "model=llama3_70b", "model.layers=2", "+space.model.hidden=choice(1024,8192)"]
     )
-    assert not asked.problems
-    assert asked.tree["model"]["layers"] == 2
-    assert [knob.path for knob in asked.knobs if knob.path.startswith("model.")] == ["model.hidden"]
+    assert not plan_request.problems
+    assert plan_request.tree["model"]["layers"] == 2
+    assert [knob.path for knob in plan_request.knobs if knob.path.startswith("model.")] == ["model.hidden"]
 
 
 def test_public_models_are_searched_by_name_beside_those_with_a_file() -> None:
-    asked = request(["study=comp_vs_comm", "+space.model.name=choice(llama3_8b,bert_large)"])
-    assert not asked.problems
-    assert asked.options["model"]["llama3_8b"] == model_tree("llama3_8b")
-    assert asked.options["model"]["bert_large"]["layers"] == 118  # as the study says of its own options
+    plan_request = request(["study=comp_vs_comm", "+space.model.name=choice(llama3_8b,bert_large)"])
+    assert not plan_request.problems
+    assert plan_request.options["model"]["llama3_8b"] == model_tree("llama3_8b")
+    assert plan_request.options["model"]["bert_large"]["layers"] == 118  # as the study says of its own options
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def designs(draw: st.DrawFn, schedule: str, topology: str, *, rows: Any = None, 
         "system.gpu.dma.num_engines": draw(st.sampled_from([2, 7, 14])),
         "system.node.link_bytes_per_s": draw(st.sampled_from([46.6e9, 4e11])),
     }
-    m = draw(st.sampled_from([1, 4, 16]).map(lambda some: some * gpus * 6 * 64) if rows is None else rows)
+    m = draw(st.sampled_from([1, 4, 16]).map(lambda factor: factor * gpus * 6 * 64) if rows is None else rows)
     shape = (m, draw(st.sampled_from([2048, 16384])), draw(st.sampled_from([6 * 128, 6 * 1024])))
     return design(schedule, overrides, shape=shape, pattern=draw(st.sampled_from(PATTERNS)))
 
@@ -98,8 +98,8 @@ def test_a_node_whose_collectives_were_measured_is_simulated_gpu_by_gpu(system: 
         "system": tree_of(system),
     }
     point = ONE.design(tree)
-    whole, one = measured(uneven(imbalance), point), measured(ONE, point)
-    assert whole["comm_s"] == pytest.approx(one["comm_s"], rel=1.01 * imbalance + 1e-9)  # whole rows
+    node, single = measured(uneven(imbalance), point), measured(ONE, point)
+    assert node["comm_s"] == pytest.approx(single["comm_s"], rel=1.01 * imbalance + 1e-9)  # whole rows
     assert ONE.idle([Batch(point)], "schedule.comm_cus", 8)[0].shape == (1,)
     assert uneven(imbalance).idle([Batch(point)], "schedule.comm_cus", 8)[0].shape == (1,)
 
@@ -116,10 +116,10 @@ def test_rows_that_gpus_do_not_divide_change_a_node_by_little(schedule: str, dat
     """
     topology = data.draw(st.sampled_from(TOPOLOGIES))
     point = data.draw(designs(schedule, topology, rows=st.integers(4000, 30000)))
-    whole, one = measured(EVEN, point), measured(ONE, point)
+    node, single = measured(EVEN, point), measured(ONE, point)
     ranked = schedule == "signalled" and point.schedule.priority == "compute"  # type: ignore[attr-defined]
-    assert whole["makespan_s"] == pytest.approx(one["makespan_s"], rel=0.2 if ranked else 0.03)
-    assert one["moved_bytes"] <= whole["moved_bytes"] <= one["moved_bytes"] * 1.001
+    assert node["makespan_s"] == pytest.approx(single["makespan_s"], rel=0.2 if ranked else 0.03)
+    assert single["moved_bytes"] <= node["moved_bytes"] <= single["moved_bytes"] * 1.001
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObje
     gpu = point.system.gpu.model_copy(update=changes)
     point = point.model_copy(update={"system": point.system.model_copy(update={"gpu": gpu})})
     assume(not uneven(imbalance).problems(point) and not ONE.problems(point))
-    whole, one = measured(uneven(imbalance), point), measured(ONE, point)
-    assert whole["makespan_s"] >= one["makespan_s"] * (1 - 5e-3)
-    assert whole["moved_bytes"] > one["moved_bytes"]
+    node, single = measured(uneven(imbalance), point), measured(ONE, point)
+    assert node["makespan_s"] >= single["makespan_s"] * (1 - 5e-3)
+    assert node["moved_bytes"] > single["moved_bytes"]
 
 
 @every_topology
@@ -150,13 +150,13 @@ def test_the_last_shard_to_arrive_is_late_by_what_it_is_larger(topology: str) ->
     point = design(
         "serial", {"schedule.comm_engine": "dma", "system.node.topology": topology}, shape=(32768, 8192, 8192)
     )
-    one, whole = measured(ONE, point), measured(uneven(0.25), point)
+    single, node = measured(ONE, point), measured(uneven(0.25), point)
     setup = point.system.gpu.dma.setup_s
     if topology == "mesh":
-        assert (whole["comm_s"] - setup) == pytest.approx(1.25 * (one["comm_s"] - setup), rel=1e-9)
-    assert one["comm_s"] < whole["comm_s"] <= 1.25 * one["comm_s"] * (1 + 1e-9)
-    held = 32768 / 8
-    assert whole["moved_bytes"] == pytest.approx((32768 - 0.75 * held) * 8192 * 2, rel=1e-12)
+        assert (node["comm_s"] - setup) == pytest.approx(1.25 * (single["comm_s"] - setup), rel=1e-9)
+    assert single["comm_s"] < node["comm_s"] <= 1.25 * single["comm_s"] * (1 + 1e-9)
+    shard_rows = 32768 / 8
+    assert node["moved_bytes"] == pytest.approx((32768 - 0.75 * shard_rows) * 8192 * 2, rel=1e-12)
 
 
 def test_who_forwards_waits_for_what_it_forwards() -> None:
@@ -175,8 +175,10 @@ def test_who_forwards_waits_for_what_it_forwards() -> None:
 def test_a_replay_shows_the_gpu_that_ends_last() -> None:
     point, simulator = design("hetero_fused_1d"), uneven(0.2)
     shown = simulator.replay(point)
-    assert max(one.finish_s for one in shown.intervals) == pytest.approx(measured(simulator, point)["makespan_s"])
-    assert len({one.name.partition(":")[0] for one in shown.intervals}) == 1
+    assert max(interval.finish_s for interval in shown.intervals) == pytest.approx(
+        measured(simulator, point)["makespan_s"]
+    )
+    assert len({interval.name.partition(":")[0] for interval in shown.intervals}) == 1
 
 
 def test_shards_that_become_too_small_are_infeasible() -> None:
@@ -197,13 +199,13 @@ def test_a_schedule_of_one_gpu_only_is_unsupported_on_a_whole_node() -> None:
 
     point = design("serial")
     ONE_SYSTEM = point.system
-    own = point.model_copy(update={"schedule": Own.model_construct(**dict(point.schedule))})  # type: ignore[call-overload]
-    (result,) = results(EVEN, [own])
+    one_gpu_point = point.model_copy(update={"schedule": Own.model_construct(**dict(point.schedule))})  # type: ignore[call-overload]
+    (result,) = results(EVEN, [one_gpu_point])
     assert (result.status, "one GPU only" in result.reason) == ("unsupported", True)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("options", "message"),
     [
         ({"gpus": "each"}, "simulator.gpus"),
         ({"gpus": "all", "imbalance": 1.0}, "simulator.imbalance"),
@@ -212,9 +214,9 @@ def test_a_schedule_of_one_gpu_only_is_unsupported_on_a_whole_node() -> None:
     ],
     ids=str,
 )
-def test_a_node_that_means_nothing_is_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        OverlapBackend("fluid", **given)
+def test_a_node_that_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OverlapBackend("fluid", **options)
 
 
 @pytest.mark.slow
@@ -222,9 +224,9 @@ def test_a_node_that_means_nothing_is_refused(given: dict[str, Any], told: str) 
 @given(data=st.data())
 def test_a_batch_of_nodes_equals_its_designs_alone(data: st.DataObject) -> None:
     point = data.draw(designs("hetero_fused_1d", "mesh"))
-    others = [
+    variants = [
         point.model_copy(update={"system": point.system.model_copy(update={"gpu": gpu})})
         for gpu in (point.system.gpu.model_copy(update={"num_cus": cus}) for cus in (304, 200, 150))
     ]
     simulator = uneven(0.1)
-    assert results(simulator, others) == [results(simulator, [one])[0] for one in others]
+    assert results(simulator, variants) == [results(simulator, [variant])[0] for variant in variants]

@@ -19,8 +19,8 @@ def test_formats_take_as_many_bits_as_they_are_called() -> None:
     assert {name: FORMATS[name].bits_per_element for name in SHARED} == {"mx9": 9, "mx6": 6, "mx4": 4}
     assert all(FORMATS[name].bits_per_element == bits + 2 for name, bits in SHARED.items())
     assert {name: FORMATS[name].bytes_per_element for name in SHARED} == {"mx9": 1.125, "mx6": 0.75, "mx4": 0.5}
-    found = [FORMATS[name].bits_per_element for name in OCP]
-    assert found == [8.25, 8.25, 6.25, 6.25, 4.25, 8.25]
+    bits = [FORMATS[name].bits_per_element for name in OCP]
+    assert bits == [8.25, 8.25, 6.25, 6.25, 4.25, 8.25]
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

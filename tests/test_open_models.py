@@ -28,9 +28,9 @@ SIZES = {
 
 def named(shape: Shape) -> dict[str, str]:
     """Model, layer, and so on of a shape, from its name."""
-    found = NAME.fullmatch(shape.name)
-    assert found, shape.name
-    return {key: value for key, value in found.groupdict().items() if value}
+    match = NAME.fullmatch(shape.name)
+    assert match, shape.name
+    return {key: value for key, value in match.groupdict().items() if value}
 
 
 def by_the_rule(name: dict[str, str]) -> tuple[float, ...]:
@@ -59,24 +59,24 @@ def parameters(model: dict[str, Any]) -> float:
 
 def test_there_are_more_than_two_hundred_shapes_under_names_of_their_own() -> None:
     assert len(SHAPES) == len(LISTED.workloads()) >= 200  # workloads() refuses a name that is there twice
-    assert len({(one.m, one.n, one.k, one.shards, one.pattern) for one in SHAPES}) == len(SHAPES)
+    assert len({(shape.m, shape.n, shape.k, shape.shards, shape.pattern) for shape in SHAPES}) == len(SHAPES)
 
 
 def test_no_shape_is_one_of_ficcos() -> None:
-    known = {(one.m, one.n, one.k): one.name for one in FICCO.listed}
-    assert [one.name for one in SHAPES if (one.m, one.n, one.k) in known] == []
+    names = {(shape.m, shape.n, shape.k): shape.name for shape in FICCO.listed}
+    assert [shape.name for shape in SHAPES if (shape.m, shape.n, shape.k) in names] == []
 
 
 def test_a_shape_with_n_and_k_of_one_of_ficcos_says_so() -> None:
-    weights = {(one.n, one.k) for one in FICCO.listed}
-    assert {one.name for one in SHAPES if "n and k of g" in one.note} == {
-        one.name for one in SHAPES if (one.n, one.k) in weights
+    weights = {(shape.n, shape.k) for shape in FICCO.listed}
+    assert {shape.name for shape in SHAPES if "n and k of g" in shape.note} == {
+        shape.name for shape in SHAPES if (shape.n, shape.k) in weights
     }
 
 
 def test_the_shapes_of_a_model_follow_from_its_widths() -> None:
     for model in MODELS:
-        for shape in (one for one in SHAPES if named(one)["model"] == model):
+        for shape in (listed for listed in SHAPES if named(listed)["model"] == model):
             name = named(shape)
             assert (shape.m, shape.n, shape.k) == by_the_rule(name), shape.name
             assert (shape.shards, shape.pattern) == ((1, "all_to_all") if "load" in name else (None, None)), shape.name
@@ -84,11 +84,11 @@ def test_the_shapes_of_a_model_follow_from_its_widths() -> None:
 
 
 def test_every_gpu_has_whole_tiles_of_rows() -> None:
-    assert [one.name for one in SHAPES if one.m < 1024 or one.m % 64] == []
+    assert [shape.name for shape in SHAPES if shape.m < 1024 or shape.m % 64] == []
 
 
 def test_a_quarter_of_the_shapes_have_their_tokens_on_k() -> None:
-    assert 0.2 <= sum("dw" in named(one) for one in SHAPES) / len(SHAPES) <= 0.3
+    assert 0.2 <= sum("dw" in named(shape) for shape in SHAPES) / len(SHAPES) <= 0.3
 
 
 def test_every_model_has_a_source_and_its_provenance() -> None:
@@ -98,29 +98,29 @@ def test_every_model_has_a_source_and_its_provenance() -> None:
 
 
 def test_no_shape_is_of_a_model_that_is_only_remembered() -> None:
-    assert {MODELS[named(one)["model"]]["provenance"] for one in SHAPES} <= {"vendor", "secondary"}
+    assert {MODELS[named(shape)["model"]]["provenance"] for shape in SHAPES} <= {"vendor", "secondary"}
 
 
 def test_the_widths_of_a_model_make_about_the_parameters_of_its_name() -> None:
     for model in MODELS:
-        said = re.search(r"_([0-9.]+)b", model)
-        published = float(said[1]) if said else SIZES[model]
+        match = re.search(r"_([0-9.]+)b", model)
+        published = float(match[1]) if match else SIZES[model]
         assert parameters(MODELS[model]) == pytest.approx(published, rel=0.15)
         assert MODELS[model].get("parameters", 1e9 * published) == pytest.approx(1e9 * published, rel=0.05)
 
 
 def test_rules_learn_from_shapes_drawn_by_the_rule_of_their_file_and_from_none_that_they_are_judged_on() -> None:
-    drawn = [one for one in LEARNING.listed if one.name.startswith("r")]
-    judged = {(one.m, one.n, one.k) for one in SHAPES}
+    drawn = [listed for listed in LEARNING.listed if listed.name.startswith("r")]
+    judged = {(published.m, published.n, published.k) for published in SHAPES}
     assert len(drawn) >= 200
-    assert not judged & {(one.m, one.n, one.k) for one in drawn}
-    for place, one in enumerate(drawn):
+    assert not judged & {(learned.m, learned.n, learned.k) for learned in drawn}
+    for place, shape in enumerate(drawn):
         kind = ("forward", "weights", "forward", "experts")[place % 4]
-        tokens, columns, hidden = (one.k, one.m, one.n) if kind == "weights" else (one.m, one.n, one.k)
-        assert 2048 <= hidden <= 20480, one.name
-        assert hidden % 256 == 0, one.name
-        assert 4096 <= tokens <= 2**20, one.name
-        assert (one.pattern == "all_to_all") == (one.shards == 1) == (kind == "experts"), one.name
-        assert 2048 <= columns <= 16384 if kind == "experts" else hidden <= columns <= 8 * hidden, one.name
-        part = 1 if one.shards == 1 else 1 / 8
-        assert 2 * (one.m * one.k + (one.n * one.k + one.m * one.n) * part) < 192e9, one.name
+        tokens, columns, hidden = (shape.k, shape.m, shape.n) if kind == "weights" else (shape.m, shape.n, shape.k)
+        assert 2048 <= hidden <= 20480, shape.name
+        assert hidden % 256 == 0, shape.name
+        assert 4096 <= tokens <= 2**20, shape.name
+        assert (shape.pattern == "all_to_all") == (shape.shards == 1) == (kind == "experts"), shape.name
+        assert 2048 <= columns <= 16384 if kind == "experts" else hidden <= columns <= 8 * hidden, shape.name
+        part = 1 if shape.shards == 1 else 1 / 8
+        assert 2 * (shape.m * shape.k + (shape.n * shape.k + shape.m * shape.n) * part) < 192e9, shape.name

@@ -85,26 +85,26 @@ def test_no_gemm_beats_its_roofline(m: int, n: int, k: int) -> None:
 @given(st.integers(1, 4096), st.integers(17, 4096), st.integers(1, 4096), st.sampled_from([1, 2, 7, 28, 55]))
 def test_fewer_cus_never_make_a_gemm_faster_than_rounding_explains(m: int, n: int, k: int, cus: int) -> None:
     """Less reuse across a smaller wave is allowed to matter; more time is what is asked for."""
-    whole, part = gemm(CHIP, (m + 16, n, k)), gemm(replace(CHIP, cus=cus), (m + 16, n, k))
-    assert float(part.seconds) >= float(whole.seconds) * (1 - 1e-12)
+    full, part = gemm(CHIP, (m + 16, n, k)), gemm(replace(CHIP, cus=cus), (m + 16, n, k))
+    assert float(part.seconds) >= float(full.seconds) * (1 - 1e-12)
 
 
 def test_sizes_and_hardware_are_arrays_of_one_call() -> None:
     sizes_, rates = np.array([512.0, 1024.0, 2048.0]), np.array([[400e9], [800e9]])
-    found = gemm(replace(CHIP, hbm_bytes_per_s=rates), (sizes_, sizes_, sizes_)).seconds
-    assert found.shape == (2, 3)
-    each = [
+    seconds = gemm(replace(CHIP, hbm_bytes_per_s=rates), (sizes_, sizes_, sizes_)).seconds
+    assert seconds.shape == (2, 3)
+    expected = [
         [float(gemm(replace(CHIP, hbm_bytes_per_s=float(rate)), (n, n, n)).seconds) for n in sizes_]
         for rate in rates[:, 0]
     ]
-    assert found == pytest.approx(np.array(each), rel=1e-12)
-    assert (found[0] >= found[1]).all()
+    assert seconds == pytest.approx(np.array(expected), rel=1e-12)
+    assert (seconds[0] >= seconds[1]).all()
 
 
 def test_a_batch_of_gemms_fills_the_device_that_one_leaves_idle() -> None:
-    one, many = gemm(CHIP, (128, 128, 512)), gemm(CHIP, (128, 128, 512), batch=56)
-    assert float(many.flop) == 56 * float(one.flop)
-    assert float(one.seconds) < float(many.seconds) < 56 * (float(one.seconds) - 5e-6)
+    single, batched = gemm(CHIP, (128, 128, 512)), gemm(CHIP, (128, 128, 512), batch=56)
+    assert float(batched.flop) == 56 * float(single.flop)
+    assert float(single.seconds) < float(batched.seconds) < 56 * (float(single.seconds) - 5e-6)
 
 
 def test_a_transposed_matrix_costs_more_the_more_its_stride_camps() -> None:
@@ -138,22 +138,22 @@ def test_fused_steps_are_set_up_once_a_pass_and_only_where_a_library_fuses_them(
     """t = a + b T, with a for each gate and the state; an LSTM launches its steps."""
     chip = replace(CHIP, fused_setup_s=setup)
     for gates in (1, 3):
-        one, many = (recurrent(chip, gates, h, n, steps).seconds[:2] for steps in (t, 2 * t))
-        assert 2 * one - many == pytest.approx((gates + 1) * setup, rel=1e-6)
+        short, long = (recurrent(chip, gates, h, n, steps).seconds[:2] for steps in (t, 2 * t))
+        assert 2 * short - long == pytest.approx((gates + 1) * setup, rel=1e-6)
     assert (recurrent(chip, 4, h, n, t).seconds == recurrent(CHIP, 4, h, n, t).seconds).all()
 
 
 @given(st.sampled_from([1, 3, 4]), st.sampled_from([256, 1024, 2560]), st.integers(1, 256), st.integers(1, 512))
 def test_recurrent_layers_take_their_steps_one_after_the_other(g: int, h: int, n: int, t: int) -> None:
-    one, many = recurrent(CHIP, g, h, n, 1), recurrent(CHIP, g, h, n, t)
-    assert many.seconds[:2] == pytest.approx(t * one.seconds[:2], rel=1e-9)
-    assert many.flop == pytest.approx(2.0 * g * h * h * n * t)
-    assert (many.seconds >= many.flop / (0.9 * 10.6e12)).all()
+    single, sequence = recurrent(CHIP, g, h, n, 1), recurrent(CHIP, g, h, n, t)
+    assert sequence.seconds[:2] == pytest.approx(t * single.seconds[:2], rel=1e-9)
+    assert sequence.flop == pytest.approx(2.0 * g * h * h * n * t)
+    assert (sequence.seconds >= sequence.flop / (0.9 * 10.6e12)).all()
 
 
 def test_weights_that_stay_on_the_chip_pay_where_the_batch_is_small_and_they_fit() -> None:
-    kept = persistent(CHIP, 1, 1024, 16, 100)
-    assert float(kept.seconds) < float(recurrent(CHIP, 1, 1024, 16, 100).seconds[0])
+    resident = persistent(CHIP, 1, 1024, 16, 100)
+    assert float(resident.seconds) < float(recurrent(CHIP, 1, 1024, 16, 100).seconds[0])
     assert np.isinf(float(persistent(CHIP, 4, 4096, 16, 100).seconds))
 
 
@@ -172,20 +172,20 @@ layers = st.fixed_dictionaries(
 @pytest.mark.slow
 @given(layers)
 def test_a_convolution_takes_its_fastest_algorithm_and_its_work_is_exact(layer: dict[str, int]) -> None:
-    found, each = convolution(CHIP, layer), algorithms(CHIP, layer)
+    fastest, costs = convolution(CHIP, layer), algorithms(CHIP, layer)
     rows = (layer["h"] + 2 * layer["pad_h"] - layer["r"]) // layer["stride_v"] + 1
     cols = (layer["w"] + 2 * layer["pad_w"] - layer["s"]) // layer["stride_h"] + 1
     work = 2.0 * layer["n"] * rows * cols * layer["k"] * layer["c"] * layer["r"] * layer["s"]
-    assert found.flop == pytest.approx([work] * 3)
-    assert set(each) == set(ALGORITHMS)
-    assert found.seconds == pytest.approx(np.min([cost.seconds for cost in each.values()], axis=0))
-    for name, cost in each.items():
-        assert (cost.bytes >= found.bytes * (1 - 1e-12)).all() or layer["stride_v"] > layer["r"], name
+    assert fastest.flop == pytest.approx([work] * 3)
+    assert set(costs) == set(ALGORITHMS)
+    assert fastest.seconds == pytest.approx(np.min([cost.seconds for cost in costs.values()], axis=0))
+    for name, cost in costs.items():
+        assert (cost.bytes >= fastest.bytes * (1 - 1e-12)).all() or layer["stride_v"] > layer["r"], name
         assert (cost.seconds >= cost.bytes / 720e9).all(), name
         assert (cost.seconds >= cost.flop / (0.9 * 10.6e12)).all(), name
     dense = layer["stride_v"] * layer["stride_h"] == 1
-    assert np.isfinite(each["winograd_2x2"].seconds).all() == (dense and layer["r"] == layer["s"] == 3)
-    assert np.isfinite(each["fft"].seconds).all() == (dense and max(layer["r"], layer["s"]) >= 3)
+    assert np.isfinite(costs["winograd_2x2"].seconds).all() == (dense and layer["r"] == layer["s"] == 3)
+    assert np.isfinite(costs["fft"].seconds).all() == (dense and max(layer["r"], layer["s"]) >= 3)
 
 
 IMAGE = {
@@ -205,10 +205,10 @@ IMAGE = {
 
 def test_winograd_saves_the_work_it_is_known_to_save() -> None:
     """F(2x2, 3x3) multiplies 16 times for 36, F(4x4, 3x3) 36 for 144 (arXiv:1509.09308), where tiles fit the image."""
-    each = algorithms(CHIP, IMAGE)
-    plain = each["implicit_gemm"].flop[0]
-    assert each["winograd_2x2"].flop[0] / plain == pytest.approx(16 / 36)
-    assert each["winograd_4x4"].flop[0] / plain == pytest.approx(36 / 144)
+    costs = algorithms(CHIP, IMAGE)
+    plain = costs["implicit_gemm"].flop[0]
+    assert costs["winograd_2x2"].flop[0] / plain == pytest.approx(16 / 36)
+    assert costs["winograd_4x4"].flop[0] / plain == pytest.approx(36 / 144)
 
 
 def test_matrix_units_take_channels_in_eights() -> None:
@@ -230,11 +230,11 @@ groups = st.builds(
 @given(groups, st.floats(1.0, 1e10))
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(group: Group, payload: float) -> None:
     group = replace(group, short_messages=False)
-    whole = collective_cost("all_reduce", "ring", payload, group)
+    combined = collective_cost("all_reduce", "ring", payload, group)
     halves = [collective_cost(name, "ring", payload, group) for name in ("reduce_scatter", "all_gather")]
     both = halves[0].then(halves[1])
     for name in ("steps", "wire_bytes", "flop", "seconds"):
-        assert getattr(whole, name) == pytest.approx(getattr(both, name))
+        assert getattr(combined, name) == pytest.approx(getattr(both, name))
 
 
 @given(groups, st.floats(1.0, 1e10), st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]))

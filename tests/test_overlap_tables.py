@@ -25,7 +25,7 @@ def rows_of(folder: Path, *cells: str) -> Path:
 
 def test_rows_that_cannot_be_predicted_are_counted_by_the_reason(tmp_path: Path) -> None:
     good = "H100,8,1,NVLink,ag_gemm,4096,57344,8192,bf16,flux,fused tiles,,,0.867,0.673,1.288"
-    others = {
+    bad_rows = {
         "nobody": good.replace("flux,fused tiles", "nobody,somehow"),
         "GPU Z9": good.replace("H100", "Z9"),
         "format": good.replace("bf16", "int3"),
@@ -35,10 +35,10 @@ def test_rows_that_cannot_be_predicted_are_counted_by_the_reason(tmp_path: Path)
         "no overlapped time": good.removesuffix("1.288"),
         "16 GPUs": good.replace(",8,1,", ",16,1,"),
     }
-    predicted, skipped = predict_overlaps(rows_of(tmp_path, good, *others.values()))
+    predicted, skipped = predict_overlaps(rows_of(tmp_path, good, *bad_rows.values()))
     assert len(predicted) == 1
-    assert list(skipped.values()) == [1] * len(others)
-    for words, reason in zip(others, skipped, strict=True):
+    assert list(skipped.values()) == [1] * len(bad_rows)
+    for words, reason in zip(bad_rows, skipped, strict=True):
         assert words in reason
 
 
@@ -52,8 +52,8 @@ def test_fewer_gpus_share_the_port_of_a_switch(tmp_path: Path) -> None:
 
 def test_sizes_are_read_as_those_whose_baseline_is_nearer(tmp_path: Path) -> None:
     row = "H100,8,1,NVLink,ag_gemm,4096,{},8192,bf16,flux,fused tiles,,,0.92,,1.1"
-    (whole, of_one), _ = predict_overlaps(rows_of(tmp_path, row.format(8 * 6656), row.format(6656)))
-    assert whole.predicted == of_one.predicted
+    (sharded, of_one), _ = predict_overlaps(rows_of(tmp_path, row.format(8 * 6656), row.format(6656)))
+    assert sharded.predicted == of_one.predicted
 
 
 @pytest.mark.nightly

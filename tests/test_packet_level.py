@@ -73,12 +73,12 @@ def test_the_last_flow_counts_less_the_way_back(stand_in: Callable[..., Path]) -
     seen = stand_in()
     seconds = simulated_seconds(TRANSPORTS["ndp"], Traffic("ring", 8, 1 << 16), LINK, seed=5)
     assert seconds == pytest.approx(107e-6 - 4 * 0.5e-6)  # the seventh port sends to the first one, below another leaf
-    given = json.loads(seen.read_text())
-    assert given["matrix"] == Traffic("ring", 8, 1 << 16).matrix()
+    inputs = json.loads(seen.read_text())
+    assert inputs["matrix"] == Traffic("ring", 8, 1 << 16).matrix()
     options = {"-nodes": "8", "-tiers": "2", "-linkspeed": "400000", "-hop_latency": "0.5", "-mtu": "4000"}
-    assert {key: given["options"][key] for key in options} == options
-    assert given["options"]["-seed"] == "5"
-    assert int(given["options"]["-cwnd"]) * 4064 > LINK.bytes_per_s * 8 * LINK.hop_s
+    assert {key: inputs["options"][key] for key in options} == options
+    assert inputs["options"]["-seed"] == "5"
+    assert int(inputs["options"]["-cwnd"]) * 4064 > LINK.bytes_per_s * 8 * LINK.hop_s
     simulated_seconds(TRANSPORTS["roce"], Traffic("incast", 8, 1 << 16), LINK)
     assert "-cwnd" not in json.loads(seen.read_text())["options"]
 

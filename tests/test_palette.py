@@ -68,9 +68,9 @@ def test_the_two_sides_of_signed_values_differ_and_their_middle_is_lightest(visi
 
 
 def test_every_shipped_schedule_has_a_look() -> None:
-    known = declared()
-    assert set(list_options("schedule")) <= set(known)
-    assert {look.marker for look in known.values()} <= set(MARKERS)
+    declared_looks = declared()
+    assert set(list_options("schedule")) <= set(declared_looks)
+    assert {look.marker for look in declared_looks.values()} <= set(MARKERS)
 
 
 @pytest.mark.parametrize("package", ["search_spaces", "simulators", "simulators.taskgraph", "studies", "dse.search"])
@@ -101,8 +101,8 @@ def test_colours_repeat_only_once_all_are_taken(names: list[str]) -> None:
 
 
 def test_an_undeclared_name_keeps_its_look_beside_others_that_leave_it_free() -> None:
-    def look(name: str, *others: str) -> SeriesStyle:
-        return looks([name, *others])[name]
+    def look(name: str, *neighbours: str) -> SeriesStyle:
+        return looks([name, *neighbours])[name]
 
     assert look("mine") == look("mine", "another", "serial thing")
 

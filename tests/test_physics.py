@@ -80,8 +80,8 @@ def test_fewer_cus_are_never_faster(shape: tuple[int, int, int], cus: int, more:
 def test_time_steps_from_wave_to_wave(tiles: int, cus: int, k: int) -> None:
     """Compute-bound time is that of one tile times ceil(tiles / CUs)."""
     gpu = one_tile(gpu__hbm_bytes_per_s=1e16, gpu__gemm__serial_fraction=0.0)
-    one, all_of_them = cost((256, 256, k), cus, gpu), cost((256 * tiles, 256, k), cus, gpu)
-    assert all_of_them.seconds == pytest.approx(math.ceil(tiles / cus) * one.seconds, rel=1e-9)
+    single, all_of_them = cost((256, 256, k), cus, gpu), cost((256 * tiles, 256, k), cus, gpu)
+    assert all_of_them.seconds == pytest.approx(math.ceil(tiles / cus) * single.seconds, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -101,18 +101,18 @@ def test_a_workgroup_computes_a_tile_or_stays_on_its_cu(shape: tuple[int, int, i
 def test_a_partial_tile_costs_a_whole_one(shape: tuple[int, int, int], cus: int) -> None:
     gpu = one_tile(gpu__hbm_bytes_per_s=1e16, gpu__gemm__serial_fraction=0.0)
     m, n, k = shape
-    whole = (256 * math.ceil(m / 256), 256 * math.ceil(n / 256), k)
-    assert cost(shape, cus, gpu).seconds == pytest.approx(cost(whole, cus, gpu).seconds, rel=1e-9)
+    padded = (256 * math.ceil(m / 256), 256 * math.ceil(n / 256), k)
+    assert cost(shape, cus, gpu).seconds == pytest.approx(cost(padded, cus, gpu).seconds, rel=1e-9)
 
 
 @given(shape=SHAPES, cus=CUS, rows=SIZES)
 def test_cutting_rows_off_never_gains(shape: tuple[int, int, int], cus: int, rows: int) -> None:
     """Two parts take no less time and traffic than the whole, tile by tile (a library may pick two tiles for them)."""
     gpu, (m, n, k) = one_tile(), shape
-    whole, top, rest = (cost((part, n, k), cus, gpu) for part in (m + rows, m, rows))
-    assert top.kernel.hbm_bytes + rest.kernel.hbm_bytes >= whole.kernel.hbm_bytes * (1 - 1e-12)
-    assert top.seconds + rest.seconds >= whole.seconds * (1 - 1e-12)
-    assert top.flop + rest.flop == whole.flop
+    full, top, bottom = (cost((part, n, k), cus, gpu) for part in (m + rows, m, rows))
+    assert top.kernel.hbm_bytes + bottom.kernel.hbm_bytes >= full.kernel.hbm_bytes * (1 - 1e-12)
+    assert top.seconds + bottom.seconds >= full.seconds * (1 - 1e-12)
+    assert top.flop + bottom.flop == full.flop
 
 
 @given(shape=SHAPES, cus=CUS)
@@ -132,12 +132,12 @@ def test_accumulating_reads_and_writes_the_output_once_more(shape: tuple[int, in
 
 @given(shape=SHAPES, cus=CUS)
 def test_a_gemm_is_within_the_roofline(shape: tuple[int, int, int], cus: int) -> None:
-    found, gpu, (m, n, k) = cost(shape, cus), MI300X.gpu, shape
+    product, gpu, (m, n, k) = cost(shape, cus), MI300X.gpu, shape
     operator = Gemm(m=m, n=n, k=k)
-    assert found.flop == operator.flop == 2 * m * n * k
-    assert found.kernel.hbm_bytes >= operator.bytes
-    assert found.seconds >= found.flop / (cus * gpu.matrix_flop_per_s_per_cu) * (1 - 1e-12)
-    assert found.seconds >= found.kernel.hbm_bytes / gpu.hbm_bytes_per_s * (1 - 1e-12)
+    assert product.flop == operator.flop == 2 * m * n * k
+    assert product.kernel.hbm_bytes >= operator.bytes
+    assert product.seconds >= product.flop / (cus * gpu.matrix_flop_per_s_per_cu) * (1 - 1e-12)
+    assert product.seconds >= product.kernel.hbm_bytes / gpu.hbm_bytes_per_s * (1 - 1e-12)
 
 
 @given(shape=SHAPES, cus=CUS, other=SHAPES)
@@ -148,7 +148,7 @@ def test_arrays_of_shapes_cost_what_each_costs(
     alone = [cost(shape, cus), cost(other, cus)]
     for path in ("seconds", "kernel.hbm_bytes", "flop"):
         value = attrgetter(path)
-        assert value(both).tolist() == [float(value(each)) for each in alone]
+        assert value(both).tolist() == [float(value(single)) for single in alone]
 
 
 # Transfers
@@ -171,8 +171,8 @@ def pace(
 
 def turns(system: System, pattern: Pattern) -> list[list[Route]]:
     """Routes that run at once: all of them, or those of one distance on a ring."""
-    found = routes(system.node, pattern)
-    return [[route for route in found if route.step == step] for step in sorted({r.step for r in found})]
+    found_routes = routes(system.node, pattern)
+    return [[route for route in found_routes if route.step == step] for step in sorted({r.step for r in found_routes})]
 
 
 def link_rates(system: System, active: list[Route], pattern: Pattern, cus: int) -> dict[str, float]:
@@ -187,9 +187,9 @@ def link_rates(system: System, active: list[Route], pattern: Pattern, cus: int) 
 
 @given(system=NODES, pattern=patterns)
 def test_every_peer_has_one_route(system: System, pattern: Pattern) -> None:
-    found = routes(system.node, pattern)
-    assert sorted(route.peer for route in found) == list(range(1, system.node.num_gpus))
-    assert {name for route in found for name in route.loads} == set(links(system.node))
+    all_routes = routes(system.node, pattern)
+    assert sorted(route.peer for route in all_routes) == list(range(1, system.node.num_gpus))
+    assert {name for route in all_routes for name in route.loads} == set(links(system.node))
 
 
 @given(system=NODES, pattern=patterns, cus=CUS)
@@ -209,12 +209,12 @@ def test_more_copy_cus_are_faster_until_the_links_are_full(
     system: System, pattern: Pattern, cus: int, more: int
 ) -> None:
     active = turns(system, pattern)[0]
-    few, many, full = (
+    few, wide, full = (
         float(pace(system, active[0], active, mover="cu", pattern=pattern, cus=count))
         for count in (cus, cus + more, 100_000)
     )
-    assert few <= many <= full
-    assert few < many or few == pytest.approx(full)
+    assert few <= wide <= full
+    assert few < wide or few == pytest.approx(full)
     used = link_rates(system, active, pattern, 100_000)
     loaded = {name for route in active for name in route.loads}
     for name in loaded:
@@ -244,10 +244,10 @@ def test_a_dma_copy_exceeds_neither_its_engines_nor_its_links(
         at_once = active[:engines]
         used, total = dict.fromkeys(links(system.node), 0.0), 0.0
         for route in at_once:
-            found = float(pace(system, route, at_once, mover="dma", pattern=pattern))
-            total += found
+            bytes_per_s = float(pace(system, route, at_once, mover="dma", pattern=pattern))
+            total += bytes_per_s
             for name, load in route.loads.items():
-                used[name] += number(load) * found
+                used[name] += number(load) * bytes_per_s
         assert all(used[name] <= number(links(system.node)[name]) * (1 + 1e-12) for name in used)
         assert total <= engines * system.gpu.dma.bytes_per_s * (1 + 1e-12)
 
@@ -354,8 +354,8 @@ def test_a_different_choice_is_a_different_key(other: dict[str, Any]) -> None:
 def test_workloads_have_equal_keys_exactly_where_they_are_equal(
     shape: tuple[int, int, int], other: tuple[int, int, int], patterns: tuple[Pattern, Pattern]
 ) -> None:
-    one, two = (design("serial", shape=s, pattern=p) for s, p in zip((shape, other), patterns, strict=True))
-    assert (content_key(one) == content_key(two)) == ((shape, patterns[0]) == (other, patterns[1]))
+    first, two = (design("serial", shape=s, pattern=p) for s, p in zip((shape, other), patterns, strict=True))
+    assert (content_key(first) == content_key(two)) == ((shape, patterns[0]) == (other, patterns[1]))
 
 
 @pytest.mark.parametrize(
@@ -523,12 +523,12 @@ def test_a_value_that_does_not_fit_is_refused_with_its_path_and_rule(field: str,
 @example(text="1 __class__", field="time_s")
 def test_any_text_is_a_legal_value_or_a_named_problem(text: str, field: str) -> None:
     check = Problems()
-    found = check.model(Facts, {field: text}, path="x")
-    if found is None:
+    facts = check.model(Facts, {field: text}, path="x")
+    if facts is None:
         assert [problem.path for problem in check.found] == [f"x.{field}"]
         assert str(check.found[0])
     else:
-        assert 0 <= getattr(found, field) < math.inf
+        assert 0 <= getattr(facts, field) < math.inf
 
 
 def test_a_frozen_value_cannot_be_changed() -> None:
@@ -572,9 +572,9 @@ def test_a_misspelt_key_of_a_list_item_is_named_with_its_place() -> None:
 
 
 def test_the_nearest_name_is_proposed_and_else_all_are() -> None:
-    known = ["num_cus", "hbm_bytes", "kernel_launch_s"]
-    assert did_you_mean("num_cu", known) == "did you mean `num_cus`?"
-    assert did_you_mean("zzz", known) == "known here: hbm_bytes, kernel_launch_s, num_cus"
+    names = ["num_cus", "hbm_bytes", "kernel_launch_s"]
+    assert did_you_mean("num_cu", names) == "did you mean `num_cus`?"
+    assert did_you_mean("zzz", names) == "known here: hbm_bytes, kernel_launch_s, num_cus"
     assert did_you_mean("zzz", []) == "nothing is known here"
 
 
@@ -670,16 +670,16 @@ def test_a_good_csv_is_read_whatever_its_order_blanks_and_byte_order_mark(tmp_pa
 def test_a_load_in_a_csv_may_have_decimals_and_makes_the_busiest_gpus_rows(tmp_path: Path) -> None:
     text = "name,m,n,k,shards,pattern,load\neven,1000,64,128,1,all_to_all,1\nuneven,1000,64,128,1,all_to_all,1.5\n"
     assert [shape.load for shape in shapes_of(tmp_path, text)] == [1.0, 1.5]
-    found = shape_list(shapes=str(tmp_path / "shapes.csv")).workloads()
-    assert [tree["operators"]["gemm"]["m"] for tree in found.values()] == [1000, 1500]
-    assert [tree["operators"]["gather"]["rows"] for tree in found.values()] == [1000, 1500]
+    workloads = shape_list(shapes=str(tmp_path / "shapes.csv")).workloads()
+    assert [tree["operators"]["gemm"]["m"] for tree in workloads.values()] == [1000, 1500]
+    assert [tree["operators"]["gather"]["rows"] for tree in workloads.values()] == [1000, 1500]
 
 
 @given(rows=st.lists(st.tuples(*[st.integers(1, 2**31)] * 3), min_size=1, max_size=5))
 def test_shapes_survive_a_csv(rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     lines = [f"s{i},{m},{n},{k}" for i, (m, n, k) in enumerate(rows)]
-    found = shapes_of(tmp_path_factory.mktemp("csv"), "\n".join(["name,m,n,k", *lines]))
-    assert [(one.m, one.n, one.k) for one in found] == rows
+    listed = shapes_of(tmp_path_factory.mktemp("csv"), "\n".join(["name,m,n,k", *lines]))
+    assert [(shape.m, shape.n, shape.k) for shape in listed] == rows
 
 
 REFUSED_FILES: dict[str, tuple[str, list[str]]] = {
@@ -753,14 +753,14 @@ def test_only_keeps_the_named_shapes_in_the_order_of_the_list() -> None:
 
 
 def test_a_shape_overrides_the_defaults_of_its_list() -> None:
-    own = {"name": "own", "m": 8, "n": 64, "k": 8, "shards": 4, "pattern": "all_to_all"}
-    trees = shape_list(shapes=[own, {"name": "plain", "m": 8, "n": 64, "k": 8}], precision="fp8").workloads()
-    found = {}
+    shape_tree = {"name": "own", "m": 8, "n": 64, "k": 8, "shards": 4, "pattern": "all_to_all"}
+    trees = shape_list(shapes=[shape_tree, {"name": "plain", "m": 8, "n": 64, "k": 8}], precision="fp8").workloads()
+    sizes = {}
     for name, tree in trees.items():
         overlap = Workload.model_validate(tree).overlap()
         moved, gemm = overlap.collective, overlap.gemm
-        found[name] = (moved.pattern, gemm.local_n, moved.payload_bytes)
-    assert found == {"own": ("all_to_all", 16, 64), "plain": ("all_gather", 8, 64)}
+        sizes[name] = (moved.pattern, gemm.local_n, moved.payload_bytes)
+    assert sizes == {"own": ("all_to_all", 16, 64), "plain": ("all_gather", 8, 64)}
 
 
 # Sources
@@ -770,8 +770,8 @@ def numbers_of(tree: Any, path: str = "") -> list[str]:
     """Dotted paths of all numbers and quantities of a system as written; a list of tiles is one fact."""
     if isinstance(tree, dict):
         unread = ("name", "description", "sources", "note", "fitted_on")
-        kept = {name: value for name, value in tree.items() if name not in unread}
-        return [found for name, value in kept.items() for found in numbers_of(value, f"{path}.{name}")]
+        read_fields = {name: value for name, value in tree.items() if name not in unread}
+        return [leaf for name, value in read_fields.items() for leaf in numbers_of(value, f"{path}.{name}")]
     return [path.lstrip(".")] if isinstance(tree, (int, float, list)) or str(tree)[:1].isdigit() else []
 
 
@@ -832,8 +832,8 @@ def test_an_8192_cube_takes_its_measured_time(shared: Callable[[str], Path]) -> 
 
 def test_the_best_published_shape_reaches_its_measured_rate() -> None:
     """AMD's max-achievable-FLOPs blog (measured): 708 TFLOP/s at 4096 x 4864 x 32896 in bf16, within 5 %."""
-    found = cost((4096, 4864, 32896))
-    assert found.flop / found.seconds == pytest.approx(708e12, rel=0.05)
+    product = cost((4096, 4864, 32896))
+    assert product.flop / product.seconds == pytest.approx(708e12, rel=0.05)
 
 
 @pytest.mark.parametrize("channels", [4, 8, 16, 32, 64])
@@ -847,11 +847,11 @@ def test_an_all_gather_fills_its_links_with_channels_as_in_the_table(
     a CU is that of an all-reduce on another cluster. It misses the band at 16 channels by 2 %, which is said there.
     """
     claims = yaml.safe_load(shared("papers/claims.yaml").read_text("utf-8"))
-    (claim,) = (one for one in claims if one["id"] == f"hardware.mi300x_ag_perlink_{channels}ch")
+    (claim,) = (row for row in claims if row["id"] == f"hardware.mi300x_ag_perlink_{channels}ch")
     assert claim["provenance"] == "secondary"
     active = routes(MI300X.node, "all_gather")
-    found = pace(MI300X, active[0], active, mover="cu", pattern="all_gather", cus=channels)
-    scaled = float(found) * 42.9 / MI300X.node.link_bytes_per_s
+    bytes_per_s = pace(MI300X, active[0], active, mover="cu", pattern="all_gather", cus=channels)
+    scaled = float(bytes_per_s) * 42.9 / MI300X.node.link_bytes_per_s
     low, high = claim["tolerance"]
     assert low <= scaled <= high * (1.02 if channels == 16 else 1.0)
 

@@ -22,7 +22,7 @@ SETS = {name: InstructionSet.model_validate(tree) for name, tree in shipped("ins
 FORMATS = {name: Format.model_validate(tree) for name, tree in shipped("format").items()}
 BF16 = 2.0
 LAYER = 12 * 12288**2 / 8  # parameters of a transformer layer of H = 12288 on one of 8 GPUs
-parts, formats, sets = (st.sampled_from(sorted(one)) for one in (PARTS, FORMATS, SETS))
+parts, formats, sets = (st.sampled_from(sorted(options)) for options in (PARTS, FORMATS, SETS))
 
 
 def commands(
@@ -31,10 +31,10 @@ def commands(
     return float(commands_per_word(SETS[instructions], PARTS[part], FORMATS[format], direction, BF16))
 
 
-@pytest.mark.parametrize("one", SETS.values(), ids=lambda one: one.name)
-def test_every_constant_has_a_source_and_every_source_a_constant(one: InstructionSet) -> None:
-    facts = [path.partition(".")[2] for path, *_ in one.facts_below(one.name)]
-    assert all(any(fact == path or fact.startswith(f"{path}.") for fact in facts) for path in one.sources)
+@pytest.mark.parametrize("instructions", SETS.values(), ids=lambda instructions: instructions.name)
+def test_every_constant_has_a_source_and_every_source_a_constant(instructions: InstructionSet) -> None:
+    facts = [path.partition(".")[2] for path, *_ in instructions.facts_below(instructions.name)]
+    assert all(any(fact == path or fact.startswith(f"{path}.") for fact in facts) for path in instructions.sources)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -61,9 +61,9 @@ def test_rows_stream_as_in_the_published_example() -> None:
     """6144 x 2048 INT8 on 128 banks: 48 rows of 64 words, 14.98 us of 19.04 us."""
     part = PARTS["lpddr5x"]
     assert part.units == 128
-    found = streamed(part, 6144 * 2048, 1.0)
-    assert found == pytest.approx(48 * (64 * 4.266667e-9 + 39e-9), rel=1e-9)
-    assert 1e6 * found == pytest.approx(14.98, abs=0.005)
+    seconds = streamed(part, 6144 * 2048, 1.0)
+    assert seconds == pytest.approx(48 * (64 * 4.266667e-9 + 39e-9), rel=1e-9)
+    assert 1e6 * seconds == pytest.approx(14.98, abs=0.005)
 
 
 def test_gains_over_the_interface() -> None:
@@ -133,11 +133,11 @@ def test_a_fused_set_and_blocks_across_words_need_no_more_commands(part: str, fo
 
 def test_knobs_may_be_arrays() -> None:
     part = put(PARTS["hbm3_strawman"], "units_per_bank", np.array([1, 0.5, 0.25])[:, None])
-    found = copied(part, LAYER, np.array([2.6, 6, 14]))
-    assert found.shape == (3, 3)
+    seconds = copied(part, LAYER, np.array([2.6, 6, 14]))
+    assert seconds.shape == (3, 3)
     for i, units in enumerate((1, 0.5, 0.25)):
         for j, count in enumerate((2.6, 6, 14)):
-            assert found[i, j] == copied(put(PARTS["hbm3_strawman"], "units_per_bank", units), LAYER, count)
+            assert seconds[i, j] == copied(put(PARTS["hbm3_strawman"], "units_per_bank", units), LAYER, count)
 
 
 def test_turn_arounds_are_counted_for_each_filling_of_the_registers() -> None:
@@ -152,9 +152,9 @@ def test_a_copy_in_the_bank_of_its_source_opens_two_rows_for_each_filling() -> N
     """With a second bank to a unit both rows stay open."""
     part = put(PARTS["hbm3_strawman"], "units_per_bank", 1.0)
     words, row = 64 * part.words_per_row, part.trp_s + part.trcd_s
-    shared, own = (one.copy_s(words, 6.0, written=0.5) for one in (put(part, "units_per_bank", 0.5), part))
+    shared, separate = (place.copy_s(words, 6.0, written=0.5) for place in (put(part, "units_per_bank", 0.5), part))
     fills = words / part.registers_per_unit
-    assert own - shared == pytest.approx(2 * fills * row - 1.5 * words / part.words_per_row * row)
+    assert separate - shared == pytest.approx(2 * fills * row - 1.5 * words / part.words_per_row * row)
 
 
 def test_a_row_is_open_for_its_least_time_however_little_is_done_in_it() -> None:
@@ -252,9 +252,9 @@ def test_units_in_memory_that_are_not_there_are_asked_for() -> None:
         tree = design_tree(schedule, pattern="reduce_scatter")
         if schedule == "bulk_sync":
             tree["workload"] = {"name": "x", "operators": {"op": {"kind": "elementwise", "rows": 8192, "cols": 8192}}}
-        found = simulator.problems(simulator.design({**tree, "schedule": {**tree["schedule"], **changes}}))
-        assert [one.path for one in found] == ["system.gpu.pim"]
-        assert "pim=hbm3_strawman" in found[0].way_out
+        problems = simulator.problems(simulator.design({**tree, "schedule": {**tree["schedule"], **changes}}))
+        assert [problem.path for problem in problems] == ["system.gpu.pim"]
+        assert "pim=hbm3_strawman" in problems[0].way_out
 
 
 SIZES = {"rows": 8192, "cols": 8192, "precision": "fp16"}

@@ -30,8 +30,8 @@ Passes = Mapping[str, float]
 
 def bubble(p: int, m: int, passes: Passes, message: float = 0.0, **knobs: Any) -> float:
     """Bubble of equal stages by the closed form."""
-    whole = sum(passes.values())
-    turns = StageTurns(whole, (p - 1) * whole, (p - 1) * passes.get("W", 0.0), message, p, m)
+    work_s = sum(passes.values())
+    turns = StageTurns(work_s, (p - 1) * work_s, (p - 1) * passes.get("W", 0.0), message, p, m)
     return float(turns.bubble_s(PipelineSchedule(**knobs)))
 
 
@@ -271,8 +271,8 @@ def test_zero_3_moves_one_and_a_half_times_what_an_all_reduce_moves(drawn: dict[
     fast = {"system.node.library.latency_s": 1e-30, "run.micro_batches": m, "parallel.dp": 8}
     plain, split = (float(made({**drawn, **fast, "parallel.zero": zero}).gradients.dp_s) for zero in (0, 3))
     assert split == pytest.approx(1.5 * m * plain, rel=1e-6)
-    kept = float(made({**drawn, **fast, "parallel.zero": 3, "parallel.reshard": False}).gradients.dp_s)
-    assert kept == pytest.approx(m * plain, rel=1e-6)
+    dp_s = float(made({**drawn, **fast, "parallel.zero": 3, "parallel.reshard": False}).gradients.dp_s)
+    assert dp_s == pytest.approx(m * plain, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -281,8 +281,8 @@ def test_exposed_time_is_never_negative_and_state_shrinks(
     drawn: dict[str, Any], zero: int, prefetch: bool, reductions: str
 ) -> None:
     drawn |= {"parallel.prefetch": prefetch, "parallel.reductions": reductions}
-    found = metrics({**drawn, "parallel.zero": zero})
-    assert found["exposed_dp_s"] >= 0
+    row = metrics({**drawn, "parallel.zero": zero})
+    assert row["exposed_dp_s"] >= 0
     states = [metrics({**drawn, "parallel.zero": level})["state_bytes"] for level in (0, 1, 2)]
     assert states == sorted(states, reverse=True)
 

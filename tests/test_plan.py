@@ -42,18 +42,18 @@ def plan_of(outputs: Outputs) -> StepPlan:
 @pytest.mark.slow
 def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = planned(tmp_path, "model=llama3_8b", "system=h100_8", "run.sequence_length=2048")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     plan = plan_of(outputs)
     assert plan.gain >= 1
-    assert "llama3_8b: " in told
-    assert "a step, " in told
+    assert "llama3_8b: " in output
+    assert "a step, " in output
     for way in ways_today(plan):
-        assert way.partition("(")[0].split()[1] in told
-    kept = yaml.safe_load((outputs.folder / "plan.yaml").read_text("utf-8"))
+        assert way.partition("(")[0].split()[1] in output
+    content = yaml.safe_load((outputs.folder / "plan.yaml").read_text("utf-8"))
     again = judge(tmp_path / "again", outputs.folder / "plan.yaml", "model=llama3_8b", "run.sequence_length=2048")
     assert float(again.point["iteration_s"]) == float(plan.best["iteration_s"])
     assert float(again.serial["iteration_s"]) == float(plan.before["iteration_s"])
-    for path, value in kept["parallel"].items():
+    for path, value in content["parallel"].items():
         assert get_path(again.trees[AS_GIVEN], f"parallel.{path}") == value
     for choice in plan.choices:
         if plan.is_off(choice):
@@ -86,16 +86,16 @@ def test_a_given_plan_that_is_slower_is_told_as_slower_with_the_site_that_loses_
     answer = capsys.readouterr().out
     first = " ".join(below_heading(answer)[:2])
     seconds = {name: float(row["iteration_s"]) for name, row in judged.rows.items()}
-    given = seconds[AS_GIVEN]
+    unchanged_s = seconds[AS_GIVEN]
     tree = judged.trees[AS_GIVEN]
-    assert given == float(iteration(StepBackend().design(tree)).seconds)
+    assert unchanged_s == float(iteration(StepBackend().design(tree)).seconds)
     assert all(tree["sites"][site] == schedule for site, schedule in THEIRS["sites"].items())  # type: ignore[attr-defined]
-    assert given > seconds["serial"] > seconds["defaults of vllm"]  # whose switch adds
-    assert first.startswith(f"llama3_70b, as theirs.yaml has it: {1e3 * given:.3f} ms a step")
-    assert f"{given / seconds['serial']:.2f}x slower than serial execution" in first
+    assert unchanged_s > seconds["serial"] > seconds["defaults of vllm"]  # whose switch adds
+    assert first.startswith(f"llama3_70b, as theirs.yaml has it: {1e3 * unchanged_s:.3f} ms a step")
+    assert f"{unchanged_s / seconds['serial']:.2f}x slower than serial execution" in first
     sites = {name: lost for name, lost in judged.losses.items() if name in SITES}
     worst = max(sites, key=lambda name: sites[name])
-    assert sites[worst] == given - seconds[f"without {worst}"] > 0
+    assert sites[worst] == unchanged_s - seconds[f"without {worst}"] > 0
     assert f"site that loses most: {worst} (shard_p2p)" in answer.replace("\n", " ")
     assert all(f"\n{site} " in answer for site in THEIRS["sites"])
     again = yaml.safe_load((Outputs.latest(tmp_path, "plan").folder / "plan.yaml").read_text())
@@ -192,12 +192,12 @@ def test_a_plan_with_layouts_is_kept_by_later_runs(tmp_path: Path, capsys: pytes
     words = ["model=llama3_8b", "system=h100_8", "run.mode=training", "parallel.split_ctas=0"]
     few = ["space.parallel.virtual_stages=choice(2)", "parallel.collectives=library"]
     outputs = planned(tmp_path, *words, *few, "run.batch=16", "parallel=auto", "layouts.gpus=4", "parallel.dp=1")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     plan = plan_of(outputs)
-    assert plan.layout(plan.best).name in told
+    assert plan.layout(plan.best).name in output
     assert int(plan.best["parallel.dp"]) == 1
     assert float(plan.best["memory_share"]) <= 1
-    assert "usual (Takeaways 1 and 2 of arXiv:2104.04473)" in told
+    assert "usual (Takeaways 1 and 2 of arXiv:2104.04473)" in output
     again = judge(tmp_path / "again", outputs.folder / "plan.yaml", *words)
     assert float(again.point["iteration_s"]) == float(plan.best["iteration_s"])
 
@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["model=llama3_800b"], "llama3_800b"),
         (["parallel.tp=7"], "parallel.tp = 7: does not divide the heads"),
@@ -242,14 +242,14 @@ def test_what_does_not_fit_is_never_planned_where_something_does(tmp_path: Path)
     ],
 )
 def test_bad_input_is_refused_with_its_path(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("sites: {ffn_in: shard_p2p}\n")
     Path("wrong.yaml").write_text("sites: {ffn_on: shard_p2p}\n")
     Path("two.yaml").write_text("llama3_8b: {sites: {ffn_in: shard_p2p}}\n")
     assert main(["plan", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_every_way_has_a_source_and_belongs_to_something_that_a_plan_may_choose() -> None:

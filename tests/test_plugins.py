@@ -143,15 +143,15 @@ def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start
     assert set(table["schedule.name"]) == {"serial", "toy"}
     assert set(table["engine"]) == {"toy"}
     assert set(table["status"]) == {"ok"}
-    told = start("--help").stdout
-    assert "a toy to add" in told
-    assert "tasks one by one" in told
+    help_text = start("--help").stdout
+    assert "a toy to add" in help_text
+    assert "tasks one by one" in help_text
 
 
 def _blocks(page: str) -> dict[str, str]:
     """Code blocks of a page of the documentation, by the file that their first line names."""
-    found = re.findall(r"```(?:python|yaml)\n# (\S+/\S+)\n(.*?)```", page, re.S)
-    return dict(found)
+    blocks = re.findall(r"```(?:python|yaml)\n# (\S+/\S+)\n(.*?)```", page, re.S)
+    return dict(blocks)
 
 
 def _write_documented(folder: Path) -> None:
@@ -275,11 +275,11 @@ def test_a_plug_in_that_cannot_be_imported_is_refused_by_the_name_of_its_distrib
     distribution(site, "toybox", simulators="toy = broken_engine")
     with installed(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
-        told = capsys.readouterr().err
-    assert "toybox" in told
-    assert "broken_engine" in told
-    assert part in told
-    assert "Traceback" not in told
+        message = capsys.readouterr().err
+    assert "toybox" in message
+    assert "broken_engine" in message
+    assert part in message
+    assert "Traceback" not in message
     assert not (elsewhere / "outputs").exists()
 
 
@@ -301,9 +301,9 @@ def test_a_module_without_the_plug_in_is_refused_with_those_that_have_one(
     distribution(site, "toybox", simulators="toy = empty_engine")
     with installed(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
-    told = capsys.readouterr().err
-    assert "simulator.engine = 'toy': is in empty_engine, which has no ENGINE (define it there; " in told
-    assert "analytic, " in told and "event, " in told
+    message = capsys.readouterr().err
+    assert "simulator.engine = 'toy': is in empty_engine, which has no ENGINE (define it there; " in message
+    assert "analytic, " in message and "event, " in message
 
 
 @pytest.mark.slow
@@ -321,9 +321,9 @@ def test_two_plug_ins_of_one_name_are_refused_naming_both(elsewhere: Path, capsy
     distribution(site, "lookalike", simulators="toy = other_engine")
     with installed(site):
         assert main([*RUN, "schedule=serial", "--config-dir=conf"]) == 2
-    told = capsys.readouterr().err
-    assert "toybox" in told
-    assert "lookalike" in told
+    message = capsys.readouterr().err
+    assert "toybox" in message
+    assert "lookalike" in message
 
 
 @pytest.mark.slow
@@ -332,9 +332,9 @@ def test_a_plug_in_may_not_take_the_name_of_a_shipped_one(elsewhere: Path, capsy
     distribution(site, "toybox", simulators="event = my_engine")
     with installed(site):
         assert main([*RUN[:-1], "schedule=serial", "simulator=event"]) == 2
-    told = capsys.readouterr().err
-    assert "simulators.engines.event" in told
-    assert "toybox" in told
+    message = capsys.readouterr().err
+    assert "simulators.engines.event" in message
+    assert "toybox" in message
 
 
 def test_a_plug_in_is_seen_after_a_refresh_and_gone_after_it_left(elsewhere: Path) -> None:
@@ -611,9 +611,9 @@ def test_an_option_that_two_folders_have_is_refused(elsewhere: Path, capsys: pyt
     folder.mkdir(parents=True)
     (folder / "serial.yaml").write_text((CONF / "schedule" / "serial.yaml").read_text("utf-8"), encoding="utf-8")
     assert main(["dry-run", "study=ficco_sweep", "schedule=serial", "--config-dir=my_conf"]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert "schedule = 'serial': is in 2 folders of configuration" in told
-    assert "rename one of them, and its `name`" in told
+    message = " ".join(capsys.readouterr().err.split())
+    assert "schedule = 'serial': is in 2 folders of configuration" in message
+    assert "rename one of them, and its `name`" in message
 
 
 @pytest.mark.parametrize("package", ["absent_toys", "absent.toys", "os.path"])

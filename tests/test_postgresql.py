@@ -72,7 +72,7 @@ def test_two_at_the_same_time_write_once(store: TrackingStore, tmp_path: Path) -
         thread.start()
     for thread in both:
         thread.join()
-    assert sorted(one.num_points for one in done) == [0, 300]
+    assert sorted(report.num_points for report in done) == [0, 300]
     assert len(points_of(store, done[0].run_id)) == 300
 
 

@@ -87,8 +87,8 @@ def test_what_is_hidden_is_what_the_timeline_shows() -> None:
 
 
 def test_halves_do_the_work_of_the_whole_prompt() -> None:
-    whole, halves = (metrics_of(prefill(split_ctas=ctas)) for ctas in (0, 8))
-    assert halves["flop"] == pytest.approx(whole["flop"], rel=1e-3)  # pairs on the diagonal
+    full, halves = (metrics_of(prefill(split_ctas=ctas)) for ctas in (0, 8))
+    assert halves["flop"] == pytest.approx(full["flop"], rel=1e-3)  # pairs on the diagonal
     shares = [name for name in halves if name.startswith("share_")]
     assert sum(float(halves[name]) for name in shares) == pytest.approx(1.0)
 
@@ -153,14 +153,14 @@ def test_prefills_of_llama_70b_take_about_as_long_as_was_measured(
     """Llama 3.3 70B on 4 and 8 x H100 (microsoft/tokenweave): medians; three rows without all-reduces were fitted."""
     (tmp_path / "prefill.csv").write_text(shared("data/tokenweave/prefill_llama_70b.csv").read_text("utf-8"))
     assert validity.main(["--data", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows = {row["kind"]: row for row in found["tables"]}
-    assert found["prefill_median"] == rows[BASELINE]["median"] < 0.03
+    report = json.loads(capsys.readouterr().out)
+    rows = {row["kind"]: row for row in report["tables"]}
+    assert report["prefill_median"] == rows[BASELINE]["median"] < 0.03
     assert rows[BASELINE]["rows"] == 14
     assert rows[NO_SUMS]["rows"] == 11
     assert rows[NO_SUMS]["median"] < 0.02
     assert rows[OVERLAPPED]["median"] < 0.05
-    assert found["prefill_gain_points"] < 0.03
+    assert report["prefill_gain_points"] < 0.03
 
 
 @pytest.mark.nightly
@@ -171,9 +171,9 @@ def test_overlaps_of_a_gemm_and_its_collective_gain_or_lose_as_was_measured(
     shipped = Path(__file__).parent.parent / "conf" / "data" / "overlap" / "gemm_collective.csv"
     (tmp_path / "overlaps.csv").write_text(shipped.read_text("utf-8"))
     assert validity.main(["--data", str(tmp_path), "--json"]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
-    assert sum(row["rows"] for row in found["tables"]) == 61
-    assert found["fused_sign"] > 0.9
-    assert found["fused_median"] < 0.12
-    assert "4 rows are skipped: moe_ag_scatter_gemm" in told.err
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert sum(row["rows"] for row in report["tables"]) == 61
+    assert report["fused_sign"] > 0.9
+    assert report["fused_median"] < 0.12
+    assert "4 rows are skipped: moe_ag_scatter_gemm" in output.err

@@ -104,7 +104,7 @@ def test_a_point_that_breaks_a_rule_is_a_row_without_result(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("probe", "told"),
+    ("probe", "message"),
     [
         ({"points": {"thing.z": 1}}, "study.probes.far.points.thing.z: is no knob of any design here"),
         ({"points": {"thing.x": "much"}}, "study.probes.far.points.thing.x = 'much'"),
@@ -112,10 +112,10 @@ def test_a_point_that_breaks_a_rule_is_a_row_without_result(tmp_path: Path) -> N
         ({"point": {"thing.x": 1}}, "study.probes.far.point: is not a known key"),
     ],
 )
-def test_a_probe_that_is_no_point_is_refused(probe: dict[str, Any], told: str) -> None:
+def test_a_probe_that_is_no_point_is_refused(probe: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         planned({"far": probe})
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_probes_are_counted_among_the_points() -> None:

@@ -30,22 +30,22 @@ ways = st.sampled_from(WAYS)
 STAGED = {"provenance": "derived", "source": "made up"}
 
 
-def copies(way: str, *, format: str = "mx9", instructions: str = "plain", **own: Any) -> dict[str, Any]:
+def copies(way: str, *, format: str = "mx9", instructions: str = "plain", **changes: Any) -> dict[str, Any]:
     """What to set for copies that are made in a way, on the A100 with the strawman's memory."""
     part = shipped("pim")["hbm3_strawman"]
-    found: dict[str, Any] = {
-        "quantised": {**shipped("quantised")[way], **own},
+    values: dict[str, Any] = {
+        "quantised": {**shipped("quantised")[way], **changes},
         "format": shipped("format")[format],
         "instructions": shipped("instructions")[instructions],
         "system.gpu.pim": part["gpu"]["pim"],
         "system.gpu.staged_bytes": 7e6,
     }
     sources = {**part["sources"], "gpu.staged_bytes": STAGED, "node.library.network_bytes_per_s": STAGED}
-    return {**found, "system.sources": sources}
+    return {**values, "system.sources": sources}
 
 
-def one(drawn: dict[str, Any], way: str, **own: Any) -> dict[str, float]:
-    return metrics({**drawn, **copies(way, **own)})
+def one(drawn: dict[str, Any], way: str, **changes: Any) -> dict[str, float]:
+    return metrics({**drawn, **copies(way, **changes)})
 
 
 # What copies cost
@@ -55,17 +55,17 @@ def one(drawn: dict[str, Any], way: str, **own: Any) -> dict[str, float]:
 @settings(max_examples=25)
 @given(runs(), ways, st.sampled_from(["training", "prefill"]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
-    drawn: dict[str, Any], way: str, mode: str, kept: float
+    drawn: dict[str, Any], way: str, mode: str, share_kept: float
 ) -> None:
     drawn |= {"run.mode": mode, "parallel.dp": 1, "parallel.zero": 0}
-    plain, found = metrics(drawn), one(drawn, way, kept=kept)
-    assert sum(value for name, value in found.items() if name.startswith("share_")) == pytest.approx(1.0)
+    plain, row = metrics(drawn), one(drawn, way, kept=share_kept)
+    assert sum(value for name, value in row.items() if name.startswith("share_")) == pytest.approx(1.0)
     parts = [f"{name}_s" for name in ("forward", "backward", "optimizer", "serialized", "exposed_dp")]
-    added = found["quantisation_waited_s"] + found["quantisation_slowed_s"]
-    assert found["iteration_s"] == pytest.approx(sum(found[name] for name in parts) + added)
-    assert found["iteration_s"] - plain["iteration_s"] == pytest.approx(added, abs=1e-12)
-    made = iteration(step({**drawn, **copies(way, kept=kept)}))
-    assert max(task.finish_s for task in intervals(made)) == pytest.approx(found["iteration_s"], rel=1e-9)
+    added = row["quantisation_waited_s"] + row["quantisation_slowed_s"]
+    assert row["iteration_s"] == pytest.approx(sum(row[name] for name in parts) + added)
+    assert row["iteration_s"] - plain["iteration_s"] == pytest.approx(added, abs=1e-12)
+    unit = iteration(step({**drawn, **copies(way, kept=share_kept)}))
+    assert max(task.finish_s for task in intervals(unit)) == pytest.approx(row["iteration_s"], rel=1e-9)
 
 
 @pytest.mark.slow
@@ -75,18 +75,18 @@ def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_
     drawn: dict[str, Any], format: str
 ) -> None:
     drawn |= {"run.precision": "mixed"}
-    plain, found = metrics(drawn), one(drawn, "gpu", format=format)
-    held = Format.model_validate(shipped("format")[format])
-    made = iteration(step(drawn))
-    own = sum(float(weights(block)) * float(made.passes.counts[block.name]) for block in made.passes.blocks)
+    plain, row = metrics(drawn), one(drawn, "gpu", format=format)
+    number_format = Format.model_validate(shipped("format")[format])
+    unit = iteration(step(drawn))
+    num_weights = sum(float(weights(block)) * float(unit.passes.counts[block.name]) for block in unit.passes.blocks)
     again = sum(
-        float(weights(block)) * float(made.passes.counts[block.name])
-        for block in made.passes.blocks
+        float(weights(block)) * float(unit.passes.counts[block.name])
+        for block in unit.passes.blocks
         if block.name.endswith("layer") and drawn["run.recompute"] == "all"
     )
-    moved = drawn["run.micro_batches"] * (2 * own + again) * (2 + held.bytes_per_element)
-    assert found["hbm_bytes"] - plain["hbm_bytes"] == pytest.approx(moved, rel=1e-6)
-    assert found["quantisation_s"] >= moved / (0.75 * 2.039e12) * (1 - 1e-9)
+    moved = drawn["run.micro_batches"] * (2 * num_weights + again) * (2 + number_format.bytes_per_element)
+    assert row["hbm_bytes"] - plain["hbm_bytes"] == pytest.approx(moved, rel=1e-6)
+    assert row["quantisation_s"] >= moved / (0.75 * 2.039e12) * (1 - 1e-9)
 
 
 @pytest.mark.slow
@@ -95,13 +95,13 @@ def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_
 def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
     drawn: dict[str, Any], instructions: str
 ) -> None:
-    found = one(drawn, "pim", instructions=instructions)
-    lost = found["quantisation_waited_s"] + found["quantisation_slowed_s"]
-    assert -1e-12 <= lost <= found["quantisation_s"] * (1 + 1e-6)
+    row = one(drawn, "pim", instructions=instructions)
+    lost = row["quantisation_waited_s"] + row["quantisation_slowed_s"]
+    assert -1e-12 <= lost <= row["quantisation_s"] * (1 + 1e-6)
     ahead = one(drawn, "pim", instructions=instructions, look_ahead=1000, over="micro_batch")
-    assert ahead["quantisation_waited_s"] <= found["quantisation_waited_s"] * (1 + 1e-9) + 1e-12
+    assert ahead["quantisation_waited_s"] <= row["quantisation_waited_s"] * (1 + 1e-9) + 1e-12
     none = one(drawn, "pim", instructions=instructions, look_ahead=0)
-    assert none["quantisation_waited_s"] >= found["quantisation_waited_s"] * (1 - 1e-9) - 1e-12
+    assert none["quantisation_waited_s"] >= row["quantisation_waited_s"] * (1 - 1e-9) - 1e-12
 
 
 @pytest.mark.nightly
@@ -115,10 +115,10 @@ def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: st
         axes |= {"quantised.look_ahead": [0, 1], "system.gpu.pim.units_per_bank": [0.5, 1.0]}
         axes |= {"quantised.burst_rows": [1, 64], "quantised.blocked": [0.25, 1.0]}
     axes |= {"quantised.kept": [0.0, 0.5]}
-    found = gridded(design, axes)
+    grid = gridded(design, axes)
     for place, row in enumerate(single(design, axes)):
         for name, value in row.items():
-            assert found[place].metrics[name] == pytest.approx(value, rel=1e-9, abs=1e-15)
+            assert grid[place].metrics[name] == pytest.approx(value, rel=1e-9, abs=1e-15)
 
 
 PIM = Pim.model_validate(shipped("pim")["hbm3_strawman"]["gpu"]["pim"])
@@ -129,10 +129,10 @@ FORWARD, BACKWARD = 13.5625, 5.375  # commands for a word: MX9 along words, MX6 
 
 def passes(commands: float, written: float) -> list[float]:
     """Seconds of the copies of a layer."""
-    words = [PIM.per_unit(2.0 * many) for many in WEIGHTS]
-    switches = [np.ceil(max(1.0, one / PIM.words_per_row)) * PIM.switch_s for one in words]
-    each = [PIM.copy_s(one, commands, written=written) for one in words]
-    return [float(one + switch) for one, switch in zip(each, switches, strict=True)]
+    words = [PIM.per_unit(2.0 * count) for count in WEIGHTS]
+    switches = [np.ceil(max(1.0, unit_words / PIM.words_per_row)) * PIM.switch_s for unit_words in words]
+    copy_times = [PIM.copy_s(unit_words, commands, written=written) for unit_words in words]
+    return [float(copy_time + switch) for copy_time, switch in zip(copy_times, switches, strict=True)]
 
 
 @pytest.mark.parametrize("blocked", [1.0, 0.25])
@@ -141,34 +141,34 @@ def test_units_are_busy_for_every_product_that_reads_a_copy_in_the_direction_it_
     blocked: float, again: str
 ) -> None:
     drawn = {**LAYER, "run.micro_batches": 5, "run.recompute": again}
-    found = one(drawn, "pim", backward=shipped("format")["mx6"], blocked=blocked)
+    row = one(drawn, "pim", backward=shipped("format")["mx6"], blocked=blocked)
     forward, backward = passes(FORWARD, 1.125 / 2), passes(BACKWARD, 0.75 / 2)
-    whole = sum(forward) * (2 if again == "all" else 1) + sum(backward)
-    assert found["quantisation_s"] == pytest.approx(5 * 3 * whole / blocked, rel=1e-9)
+    product_s = sum(forward) * (2 if again == "all" else 1) + sum(backward)
+    assert row["quantisation_s"] == pytest.approx(5 * 3 * product_s / blocked, rel=1e-9)
 
 
 def test_bursts_are_of_so_many_rows_and_stages_of_so_many_distinct_bytes() -> None:
     """FC 1 (m, n, k) = (4096, 512, 1024): tiles of 128 hold each byte of B 32 times, and each of A 4 times."""
-    found = iteration(step({**LAYER, **copies("pim", burst_rows=2), "run.batch": 4, "run.sequence_length": 128}))
-    layers, _ = _run(found.passes, ())
-    names = [part.op.name for _, _, parts in _passes(found.passes) for part in parts]
+    unit = iteration(step({**LAYER, **copies("pim", burst_rows=2), "run.batch": 4, "run.sequence_length": 128}))
+    layers, _ = _run(unit.passes, ())
+    names = [part.op.name for _, _, parts in _passes(unit.passes) for part in parts]
     place = names.index("fc1", names.index("fc1") + 1)  # of the layers whose copies are made, forward
     words = PIM.per_unit(2.0 * 4096 * 1024)
     bursts = np.ceil(words / PIM.words_per_row / 2)
-    whole = PIM.copy_s(words, FORWARD, written=1.125 / 2) + bursts * PIM.switch_s
-    assert layers.copy_s[0, place] == pytest.approx(whole)
-    assert layers.burst_s[0, place] == pytest.approx(whole / bursts)
+    burst_total_s = PIM.copy_s(words, FORWARD, written=1.125 / 2) + bursts * PIM.switch_s
+    assert layers.copy_s[0, place] == pytest.approx(burst_total_s)
+    assert layers.burst_s[0, place] == pytest.approx(burst_total_s / bursts)
     assert layers.staged[0, place] == pytest.approx(7e6 * (1 / 4096 + 1 / 512) / (2 / 128))
     assert layers.staged[0, names.index("norm ffn")] == 0
 
 
 def test_with_nothing_staged_a_burst_stops_what_reads_the_memory() -> None:
     """All channels blocked, one layer ahead: an operator loses every burst while it runs, but those of no bytes."""
-    held = {**LAYER, "run.batch": 8, "run.sequence_length": 512, **copies("pim")}
-    none, some = (metrics({**held, "system.gpu.staged_bytes": staged}) for staged in (0.0, 1e9))
+    base = {**LAYER, "run.batch": 8, "run.sequence_length": 512, **copies("pim")}
+    none, staging = (metrics({**base, "system.gpu.staged_bytes": staged}) for staged in (0.0, 1e9))
     lost = none["quantisation_slowed_s"] + none["quantisation_waited_s"]
     assert lost == pytest.approx(none["quantisation_s"], rel=1e-6)
-    assert some["quantisation_slowed_s"] < none["quantisation_slowed_s"]
+    assert staging["quantisation_slowed_s"] < none["quantisation_slowed_s"]
 
 
 # What they save
@@ -178,20 +178,20 @@ def test_with_nothing_staged_a_burst_stops_what_reads_the_memory() -> None:
 @settings(max_examples=25)
 @given(runs(), ways, st.sampled_from([1, 2, 4]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
-    drawn: dict[str, Any], way: str, pp: int, kept: float
+    drawn: dict[str, Any], way: str, pp: int, share_kept: float
 ) -> None:
     drawn |= {"model.decoder_layers": 0, "parallel.pp": pp, "parallel.zero": 0}
-    plain, found = metrics(drawn), one(drawn, way, kept=kept)
-    made = iteration(step({**drawn, **copies(way, kept=kept)}))
-    share = 1.0 if way == "stored" else kept
-    for block in made.passes.blocks:
-        many = max(1.0, number(block.count) / pp)
-        stored = float(weights(block)) * 2 * 1.125 * np.rint(share * many) / many
-        assert float(copy_bytes(made.passes, block)) == pytest.approx(stored, rel=1e-12)
-    assert found["state_bytes"] >= plain["state_bytes"]
+    plain, row = metrics(drawn), one(drawn, way, kept=share_kept)
+    unit = iteration(step({**drawn, **copies(way, kept=share_kept)}))
+    share = 1.0 if way == "stored" else share_kept
+    for block in unit.passes.blocks:
+        layers_of_stage = max(1.0, number(block.count) / pp)
+        stored = float(weights(block)) * 2 * 1.125 * np.rint(share * layers_of_stage) / layers_of_stage
+        assert float(copy_bytes(unit.passes, block)) == pytest.approx(stored, rel=1e-12)
+    assert row["state_bytes"] >= plain["state_bytes"]
     if way == "stored" and pp == 1:
-        assert found["copy_bytes"] == pytest.approx(
-            sum(float(copy_bytes(made.passes, block)) * number(block.count) for block in made.passes.blocks)
+        assert row["copy_bytes"] == pytest.approx(
+            sum(float(copy_bytes(unit.passes, block)) * number(block.count) for block in unit.passes.blocks)
         )
 
 
@@ -211,28 +211,30 @@ def test_what_is_saved_is_what_the_accounting_of_capacity_says(format: str, othe
     """Layers alone, of Adam at mixed precision: 2 + 2 + 12 B of a weight, copies both ways, two layers in flight."""
     layers = {"model.vocab": 0, "model.layers": 48, "model.hidden": 4096, "model.heads": 64, "model.ffn": 16384}
     backward = {"backward": shipped("format")[other] if other else None, "stored": "all"}
-    stored, made = (one(layers, way, format=format, **backward) for way in ("stored", "pim"))
+    stored, in_memory = (one(layers, way, format=format, **backward) for way in ("stored", "pim"))
     formats = [Format.model_validate(shipped("format")[name]) for name in filter(None, (format, other))]
-    both = [WeightCopies(format=one) for one in formats]
+    both = [WeightCopies(format=number_format) for number_format in formats]
     base = Base(weights="fp32", gradients="fp32", momentum="fp32", variance="fp32")
-    found = capacity_saving(base, Copies(forward=both[0], backward=both[1] if other else None))
-    assert stored["bytes_per_parameter"] == pytest.approx(found.stored_bytes, rel=2e-3)  # biases have no copies
+    saving = capacity_saving(base, Copies(forward=both[0], backward=both[1] if other else None))
+    assert stored["bytes_per_parameter"] == pytest.approx(saving.stored_bytes, rel=2e-3)  # biases have no copies
     buffer = Buffer(num_layers=48, layers_in_flight=2).layers_in_flight / 48 * formats[0].bytes_per_element
-    assert made["bytes_per_parameter"] == pytest.approx(found.base_bytes + buffer, rel=2e-3)
-    assert made["copy_bytes"] == pytest.approx(made["state_bytes"] * buffer / (found.base_bytes + buffer), rel=2e-3)
+    assert in_memory["bytes_per_parameter"] == pytest.approx(saving.base_bytes + buffer, rel=2e-3)
+    assert in_memory["copy_bytes"] == pytest.approx(
+        in_memory["state_bytes"] * buffer / (saving.base_bytes + buffer), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("way", ["gpu", "pim"])
 def test_layers_whose_copies_are_stored_take_memory_and_no_time(way: str) -> None:
     layers = {"model.vocab": 0, "model.layers": 24, "run.micro_batches": 256}
     stored = one(layers, "stored")
-    found = [one(layers, way, kept=kept) for kept in (0.0, 0.5, 1.0)]
-    state, lost = ([row[name] for row in found] for name in ("bytes_per_parameter", "share_quantisation"))
+    rows = [one(layers, way, kept=share_kept) for share_kept in (0.0, 0.5, 1.0)]
+    state, lost = ([row[name] for row in rows] for name in ("bytes_per_parameter", "share_quantisation"))
     assert state == sorted(state)
     assert lost == sorted(lost, reverse=True)
     assert state[2] == pytest.approx(stored["bytes_per_parameter"], rel=1e-12)
-    assert found[2]["iteration_s"] == pytest.approx(stored["iteration_s"], rel=1e-12)
-    flying = found[0]["copy_bytes"] / (found[0]["state_bytes"] / state[0])
+    assert rows[2]["iteration_s"] == pytest.approx(stored["iteration_s"], rel=1e-12)
+    flying = rows[0]["copy_bytes"] / (rows[0]["state_bytes"] / state[0])
     assert state[1] - flying == pytest.approx((state[0] - flying + state[2]) / 2, rel=1e-6)
 
 
@@ -247,8 +249,8 @@ def test_a_design_does_not_depend_on_what_nobody_uses() -> None:
         ("system.gpu.pim.command_rate", True),
         ("format.block", False),
     ):
-        found = BACKEND.condition(path, tree(copies("pim")))
-        assert found == ({"quantised.made_by": "pim"} if needed else {})
+        condition = BACKEND.condition(path, tree(copies("pim")))
+        assert condition == ({"quantised.made_by": "pim"} if needed else {})
 
 
 def _key(design: BaseModel) -> Any:
@@ -259,7 +261,7 @@ def _key(design: BaseModel) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"format": None}, "format: is missing: copies have a format (choose one: format=mx9)"),
         ({"instructions": None}, "instructions: is needed by quantised=pim (choose one: instructions=plain)"),
@@ -268,9 +270,9 @@ def _key(design: BaseModel) -> Any:
         ({"model": shipped("model")["gnmt"]}, "quantised.made_by = 'pim': of a model that is no transformer"),
     ],
 )
-def test_a_design_that_lacks_something_is_told_what(changes: dict[str, Any], told: str) -> None:
-    found = BACKEND.problems(step({**copies("pim"), **changes}))
-    assert [one for one in map(str, found) if one.startswith(told)], [str(one) for one in found]
+def test_a_design_that_lacks_something_is_told_what(changes: dict[str, Any], message: str) -> None:
+    problems = BACKEND.problems(step({**copies("pim"), **changes}))
+    assert [text for text in map(str, problems) if text.startswith(message)], [str(problem) for problem in problems]
 
 
 def test_units_in_memory_must_be_told_how_to_work() -> None:
@@ -334,10 +336,10 @@ def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
 
 
 def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_others_are_not() -> None:
-    own = {name: value for name, value in copies("pim").items() if name != "system.sources"}
+    values = {name: value for name, value in copies("pim").items() if name != "system.sources"}
     sources = {**shipped("pim")["hbm3_strawman"]["sources"], "gpu.staged_bytes": STAGED}
-    found = gridded(step({**own, "system.sources": sources}), {"parallel.tp": [1, 8, 16]})
-    assert [found[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
+    grid = gridded(step({**values, "system.sources": sources}), {"parallel.tp": [1, 8, 16]})
+    assert [grid[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
 
 
 @pytest.mark.nightly
@@ -356,8 +358,8 @@ def test_units_that_are_too_slow_are_waited_for() -> None:
     """With few units, the GPU waits before layers in the middle of a pass, and the picture says so."""
     slow = {**copies("pim"), "system.gpu.pim.units_per_bank": 0.0625, "system.gpu.pim.command_rate": 0.1}
     every = intervals(iteration(step({**slow, "run.batch": 1, "run.sequence_length": 64})))
-    waits = [one for one in every if one.name.endswith(WAITING)]
-    assert len({one.name.partition(":")[0] for one in waits}) > 5
-    lanes_ = {one.lane for one in every}
+    waits = [task for task in every if task.name.endswith(WAITING)]
+    assert len({task.name.partition(":")[0] for task in waits}) > 5
+    lanes_ = {task.lane for task in every}
     assert "memory" in lanes_
-    assert np.isfinite([one.finish_s for one in every]).all()
+    assert np.isfinite([task.finish_s for task in every]).all()

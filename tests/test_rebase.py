@@ -59,9 +59,9 @@ def take_back(store: Store) -> None:
         made_in = store.context(row.context)
         assert made_in is not None
         present = next(
-            each
-            for each in rebase._designs(plans[row.study], parse_json(row.point, "point"))
-            if key_bytes(content_keys(each, context=made_in.words))[0] == row.key
+            candidate
+            for candidate in rebase._designs(plans[row.study], parse_json(row.point, "point"))
+            if key_bytes(content_keys(candidate, context=made_in.words))[0] == row.key
         )
         now = np.frombuffer(row.key, ">u8").astype(np.uint64)
         former[row.key] = key_bytes(now + rebase.former_shift(present))[0]
@@ -103,9 +103,9 @@ def test_an_older_store_is_refused_carried_over_once_and_then_evaluates_nothing(
     command = set_command(store, '["study=ficco_sweep", "schedule.mover=dma"]')
     capsys.readouterr()
     assert main(["rebase"]) == 3
-    told = " ".join(capsys.readouterr().err.split())
-    assert "study 2 (ficco_sweep) cannot be planned any more: schedule.mover: is not a known key" in told
-    assert f"study 2: {sum(row[2] == 2 for row in present)} results could not be made again" in told
+    message = " ".join(capsys.readouterr().err.split())
+    assert "study 2 (ficco_sweep) cannot be planned any more: schedule.mover: is not a known key" in message
+    assert f"study 2: {sum(row[2] == 2 for row in present)} results could not be made again" in message
     assert recorded(Store(URL)) == sorted(
         [*(row for row in present if row[2] == 1), *(row for row in former if row[2] == 2)]
     )

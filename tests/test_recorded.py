@@ -39,20 +39,20 @@ def row(scenario: str, method: str, seed: int, share: float) -> dict[str, object
 
 
 def test_the_figures_of_the_search_are_its_worst_median_and_its_worst_gap() -> None:
-    found = [
+    rows = [
         *(row("one", "auto", seed, share) for seed, share in enumerate((0.90, 0.98, 0.99))),
         *(row("two", "auto", seed, share) for seed, share in enumerate((0.95, 0.96, 0.97))),
         *(row("one", "tpe", seed, share) for seed, share in enumerate((0.97, 0.97, 0.97))),
         *(row("two", "random", seed, share) for seed, share in enumerate((0.10, 0.99, 1.00))),
     ]
-    figures = quality(pd.DataFrame(found))
+    figures = quality(pd.DataFrame(rows))
     assert figures["spaces"] == 2
     assert figures["auto_worst_hypervolume_at_2pct"] == pytest.approx(0.96)
     assert figures["auto_worst_gap_to_best"] == pytest.approx(0.99 - 0.96)
     assert figures["duplicates"] == 0
     assert figures["auto_behind"] == []  # three seeds each are not enough to tell
     assert figures["seeds"] == 3
-    ahead = [*found[:6], *(row("one", "tpe", seed, 0.995) for seed in range(8))]
+    ahead = [*rows[:6], *(row("one", "tpe", seed, 0.995) for seed in range(8))]
     (behind, *_) = quality(pd.DataFrame(ahead))["auto_behind"]
     assert (behind["space"], behind["method"]) == ("one", "tpe")
     assert behind["gap"] == pytest.approx(0.995 - 0.98)

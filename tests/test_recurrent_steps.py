@@ -33,27 +33,27 @@ GNMT = Translation.model_validate(shipped("model")["gnmt"])
 
 def run(length: Any, **changes: Any) -> Run:
     """An iteration of 64 sequences; length: a number, or an array."""
-    one = Run.model_validate({"batch": 64, "sequence_length": 1, "precision": "fp32", **changes})
-    return one.model_copy(update={"sequence_length": length})
+    base = Run.model_validate({"batch": 64, "sequence_length": 1, "precision": "fp32", **changes})
+    return base.model_copy(update={"sequence_length": length})
 
 
 def blocks_of(model: Model, length: Any, **changes: Any) -> tuple[ModelBlock, ...]:
-    found = run(length, **changes)
-    return speech_blocks(model, found) if isinstance(model, Speech) else translation_blocks(model, found)
+    settings = run(length, **changes)
+    return speech_blocks(model, settings) if isinstance(model, Speech) else translation_blocks(model, settings)
 
 
 def taken(blocks: Sequence[ModelBlock], chip: FittedGemms = VEGA) -> list[tuple[ModelBlock, Op, OperatorCost]]:
     """Each operator with what it takes once."""
     pairs = [(block, op) for block in blocks for op in block.ops]
-    found = operator_costs([op for _, op in pairs], Platform(chip, chip))
-    return [(block, op, one) for (block, op), one in zip(pairs, found, strict=True)]
+    costs = operator_costs([op for _, op in pairs], Platform(chip, chip))
+    return [(block, op, cost) for (block, op), cost in zip(pairs, costs, strict=True)]
 
 
 def total(what: str, blocks: Sequence[ModelBlock], chip: FittedGemms = VEGA, **only: str) -> Floats:
     """Sum of flop, bytes or seconds of the operators of some `kind` or `phase`."""
     values = [
-        getattr(one, what) * np.asarray(op.count) * np.asarray(block.count)
-        for block, op, one in taken(blocks, chip)
+        getattr(cost, what) * np.asarray(op.count) * np.asarray(block.count)
+        for block, op, cost in taken(blocks, chip)
         if all(getattr(op, name) == value for name, value in only.items())
     ]
     return np.asarray(sum(values, np.zeros(())))
@@ -87,8 +87,8 @@ def test_a_speech_recogniser_is_convolutions_recurrent_layers_and_an_output() ->
     assert total("flop", [output], kind="output") == 3 * 2 * 29 * 800 * n * t
     filters = 32 * (41 * 11 + 32 * 21 * 11) + 2 * 3 * 32
     recurrent = 2 * 3 * 800 * (32 * 41 + 800 + 2) + 4 * (2 * 3 * 800 * (2 * 800 + 2) + 2 * 800)
-    held = sum(np.asarray(block.params) * block.count for block in (first, second, layer, later, output))
-    assert held == filters + recurrent + 800 * 29 + 2 * 800
+    params = sum(np.asarray(block.params) * block.count for block in (first, second, layer, later, output))
+    assert params == filters + recurrent + 800 * 29 + 2 * 800
 
 
 def test_a_translator_is_two_stacks_of_lstm_layers_with_attention_between() -> None:
@@ -102,8 +102,8 @@ def test_a_translator_is_two_stacks_of_lstm_layers_with_attention_between() -> N
     assert total("flop", blocks, kind="attention") == 3 * products
     lstm = 4 * h * (2 * h + 2)
     wide = 4 * h * (3 * h + 2)
-    held = sum(float(np.asarray(block.params) * np.asarray(block.count)) for block in blocks)
-    assert held == v * h + 2 * lstm + wide + 2 * lstm + lstm + 3 * wide + (2 * h * h + 2 * h + 1) + v * (h + 1)
+    params = sum(float(np.asarray(block.params) * np.asarray(block.count)) for block in blocks)
+    assert params == v * h + 2 * lstm + wide + 2 * lstm + lstm + 3 * wide + (2 * h * h + 2 * h + 1) + v * (h + 1)
 
 
 @pytest.mark.parametrize(("layers", "lstm_steps"), [(1, 2), (2, 3), (6, 7)])
@@ -145,9 +145,9 @@ def test_an_array_of_lengths_takes_what_each_of_them_takes(model: Model) -> None
 
 @pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
 def test_more_of_anything_takes_longer_and_16_bits_move_half(model: Model) -> None:
-    one = total("seconds", blocks_of(model, 100))
-    assert total("seconds", blocks_of(model, 200)) > one
-    assert total("seconds", blocks_of(model, 100, batch=128)) > one
+    base_s = total("seconds", blocks_of(model, 100))
+    assert total("seconds", blocks_of(model, 200)) > base_s
+    assert total("seconds", blocks_of(model, 100, batch=128)) > base_s
     streams = [total("bytes", blocks_of(model, 100, precision=name), kind="norm") for name in ("fp32", "mixed")]
     assert streams[0] == 2 * streams[1]
 
@@ -158,8 +158,8 @@ def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_fast
     changed = {path for path, *_ in device.facts_below("") if re.search("clock|active_cus|without_cache", path)}
     assert bool(changed) == (name != "vega_fe")
     blocks = blocks_of(DS2, 800)
-    slow, whole = total("seconds", blocks, FittedGemms.of(device, "fp32")), total("seconds", blocks)
-    assert slow == whole if name == "vega_fe" else slow > 1.02 * whole
+    slow, fast = total("seconds", blocks, FittedGemms.of(device, "fp32")), total("seconds", blocks)
+    assert slow == fast if name == "vega_fe" else slow > 1.02 * fast
     assert device.gpu.as_described == Device.of(tree_of("vega_fe")).gpu
 
 
@@ -169,25 +169,31 @@ def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_fast
 @pytest.mark.parametrize("hidden", [1536, 2048, 2560, 2816])
 def test_a_recurrent_layer_is_linear_in_its_steps(hidden: int) -> None:
     steps = np.arange(50.0, 1501.0, 50.0)
-    ops = [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, one)) for one in range(3)]
-    seconds = sum((one.seconds for one in operator_costs(ops, Platform(VEGA, VEGA))), np.zeros_like(steps))
+    ops = [
+        Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, layer_number)) for layer_number in range(3)
+    ]
+    seconds = sum((cost.seconds for cost in operator_costs(ops, Platform(VEGA, VEGA))), np.zeros_like(steps))
     line = np.polynomial.Polynomial.fit(steps, seconds, 1)
     assert np.abs(line(steps) / seconds - 1).max() < 0.01
 
 
 def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(shared: Callable[[str], Path]) -> None:
-    (rows,) = (one for one in read(shared("data/deepbench/AMD_VegaFE.csv")) if one.kind == "recurrent")
+    (rows,) = (
+        rows_of_kind
+        for rows_of_kind in read(shared("data/deepbench/AMD_VegaFE.csv"))
+        if rows_of_kind.kind == "recurrent"
+    )
     rows = rows.take((rows.shape["gates"] == 3) & (rows.shape["hidden"] > 1024) & (rows.shape["n"] == 32))
     assert rows.size == 16
     for hidden in np.unique(rows.shape["hidden"]):
-        own = rows.take(rows.shape["hidden"] == hidden)
-        steps, measured = own.shape["t"], own.seconds[:, 0]
+        rows_of_size = rows.take(rows.shape["hidden"] == hidden)
+        steps, measured = rows_of_size.shape["t"], rows_of_size.seconds[:, 0]
         slope = np.polyfit(steps, measured, 1)[0]
         assert np.abs(slope * steps / measured - 1).max() < 0.08  # proportional, but for one kernel's choice
-        (found,) = operator_costs(
+        (cost,) = operator_costs(
             [Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, 0))], Platform(VEGA, VEGA)
         )
-        assert np.abs(found.seconds / measured - 1).max() < 0.33
+        assert np.abs(cost.seconds / measured - 1).max() < 0.33
 
 
 # SeqPoint: the iterations of an epoch on five configurations
@@ -204,10 +210,10 @@ def on_all_gpus(model: Model, sizes: NDArray[np.int64]) -> Floats:
 def chosen_by(method: str, sizes: NDArray[np.int64], seconds: Floats) -> tuple[float, float, Any]:
     """Errors of time and of speed-up, each a geometric mean over configurations, and the sample."""
     sample = choose(Iterations.model_validate(shipped("iterations")[method]), sizes, seconds[0])
-    true, told = seconds.sum(-1), project_epoch(sample, seconds)
-    speedup = (told[0] / told[1:]) / (true[0] / true[1:])
-    errors = (np.abs(told / true - 1), np.abs(speedup - 1))
-    time, faster = (float(np.exp(np.log(np.maximum(one, 1e-12)).mean())) for one in errors)
+    true, projected = seconds.sum(-1), project_epoch(sample, seconds)
+    speedup = (projected[0] / projected[1:]) / (true[0] / true[1:])
+    errors = (np.abs(projected / true - 1), np.abs(speedup - 1))
+    time, faster = (float(np.exp(np.log(np.maximum(error, 1e-12)).mean())) for error in errors)
     return time, faster, sample
 
 
@@ -240,6 +246,6 @@ def test_single_iterations_project_ordered_epochs_far_worse(model: Model, data: 
     sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")[data]), 64, 0)
     seconds = on_all_gpus(model, sizes)
     best = chosen_by("seqpoint", sizes, seconds)[0]
-    others = {name: chosen_by(name, sizes, seconds)[0] for name in ("frequent", "median", "worst", "prior")}
-    assert min(others.values()) > 10 * best
-    assert max(others.values()) == others["worst"]
+    errors_of = {name: chosen_by(name, sizes, seconds)[0] for name in ("frequent", "median", "worst", "prior")}
+    assert min(errors_of.values()) > 10 * best
+    assert max(errors_of.values()) == errors_of["worst"]

@@ -49,8 +49,8 @@ def planned(
     """A study of the toy. overrides: its command. more: sections of its settings, and `faults`."""
     faults = more.pop("faults", ())
     tree = toy.settings(search, more.pop("trials", 10_000)) | more
-    found = toy.planned(knobs, tree, faults)
-    return replace(found, request=replace(found.request, overrides=tuple(overrides)))
+    toy_plan = toy.planned(knobs, tree, faults)
+    return replace(toy_plan, request=replace(toy_plan.request, overrides=tuple(overrides)))
 
 
 def study(plan: Plan, store: Store, folder: Path, stopping: Callable[[], bool] = lambda: False) -> Begun:
@@ -87,22 +87,22 @@ def test_a_study_that_is_interrupted_goes_on_and_ends_as_if_it_had_not_been(
     knobs = KNOBS if search == "exhaustive" else (*KNOBS, Knob("thing.y", low=0.0, high=1.0))
     marks = ((1, f"{search} {cut}"),)  # a backend of its own, to count its calls
     plan = planned(knobs, search=search, trials=trials, faults=marks)
-    whole = planned(knobs, search=search, trials=trials, faults=((1, f"{search} {cut} whole"),))
-    study(whole, Store(f"sqlite:///{tmp_path / 'whole.db'}"), tmp_path / "whole")
-    asked = itertools.count()
+    full = planned(knobs, search=search, trials=trials, faults=((1, f"{search} {cut} whole"),))
+    study(full, Store(f"sqlite:///{tmp_path / 'whole.db'}"), tmp_path / "whole")
+    looks = itertools.count()
     with pytest.raises(SignalInterrupt):
-        study(plan, store, tmp_path / "cut", lambda: next(asked) >= cut)
+        study(plan, store, tmp_path / "cut", lambda: next(looks) >= cut)
     before = evaluated(plan)
     assert not (tmp_path / "cut" / "results.parquet").exists()
     begun = study(plan, store, tmp_path / "again")
     assert begun.resumed
     assert begun.done == before
-    assert evaluated(plan) == evaluated(whole)
-    one, other = (
+    assert evaluated(plan) == evaluated(full)
+    resumed, other = (
         pd.read_parquet(tmp_path / "again" / "results.parquet"),
         pd.read_parquet(tmp_path / "whole" / "results.parquet"),
     )
-    pd.testing.assert_frame_equal(one.drop(columns=["key", "baseline"]), other.drop(columns=["key", "baseline"]))
+    pd.testing.assert_frame_equal(resumed.drop(columns=["key", "baseline"]), other.drop(columns=["key", "baseline"]))
 
 
 def test_a_study_that_is_repeated_evaluates_nothing_and_gives_the_same_bytes(store: Store, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_recorded_failures_are_kept_or_on_demand_tried_again(store: Store, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "part"),
     [
         ({"knobs": (*KNOBS[:2], Knob("thing.x", tuple(range(9))))}, "space.thing.x was 0, 1, "),
         ({"faults": ((1, "another"),)}, "simulator.faults was "),
@@ -161,14 +161,14 @@ def test_recorded_failures_are_kept_or_on_demand_tried_again(store: Store, tmp_p
     ids=["space", "parameters", "objectives", "baseline"],
 )
 def test_a_study_that_is_asked_otherwise_is_a_new_one_and_one_line_says_so(
-    store: Store, tmp_path: Path, change: Mapping[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+    store: Store, tmp_path: Path, change: Mapping[str, Any], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study(planned(), store, tmp_path / "first")
     capsys.readouterr()
     begun = begin(store, planned(**change), {})
     assert (begun.study, begun.resumed) == (2, False)
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert part in line
     assert "resume=accept" in line
     begun.session.leave()
 
@@ -263,7 +263,7 @@ def test_a_backend_that_fails_alike_every_time_stops_the_study_and_leaves_no_tra
     plan = planned(executor=executor, faults=tuple((x, "raises") for x in range(2, 8)))
     with pytest.raises(Broken, match=r"4 points in a row failed alike .ZeroDivisionError: asked to fail"):
         study(plan, store, tmp_path / "broken")
-    statuses = [found.status for found in _found(store)]
+    statuses = [result.status for result in _found(store)]
     assert statuses
     assert set(statuses) == {0}
 
@@ -277,7 +277,7 @@ def _found(store: Store) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("segv", "CRASH SIGSEGV: Fatal Python error: Segmentation fault"),
         ("kill", "CRASH SIGKILL (killed, or out of memory)"),
@@ -288,7 +288,7 @@ def _found(store: Store) -> list[Any]:
 )
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_design_that_ends_its_worker_is_one_failure_with_its_reason_and_no_other_is_lost(
-    fault: str, told: str, batch: int
+    fault: str, message: str, batch: int
 ) -> None:
     values = [1, 2, 3, 4, 5, 6]
     limits: dict[str, Any] = {
@@ -299,11 +299,11 @@ def test_a_design_that_ends_its_worker_is_one_failure_with_its_reason_and_no_oth
     }
     spec = toy.spec((3, fault), batch=batch)
     batches = [toy.grid(values[:4]), toy.grid(values[4:])]
-    found = [one[place] for one in toy.evaluate(spec, batches, **limits) for place in range(one.size)]
-    alone = [one[0] for one in toy.evaluate(toy.spec(), [toy.grid([x]) for x in values])]
-    assert found[2].status == "failed"
-    assert found[2].reason.startswith(told)
-    assert [*found[:2], *found[3:]] == [*alone[:2], *alone[3:]]
+    outcomes = [chunk[place] for chunk in toy.evaluate(spec, batches, **limits) for place in range(chunk.size)]
+    alone = [chunk[0] for chunk in toy.evaluate(toy.spec(), [toy.grid([x]) for x in values])]
+    assert outcomes[2].status == "failed"
+    assert outcomes[2].reason.startswith(message)
+    assert [*outcomes[:2], *outcomes[3:]] == [*alone[:2], *alone[3:]]
 
 
 # Processes
@@ -386,9 +386,9 @@ def test_a_study_told_to_stop_keeps_what_it_has_and_the_same_command_goes_on(
 ) -> None:
     done = begun(command, tmp_path)
     done.send_signal(number)
-    _, told = done.communicate(timeout=60)
-    assert done.returncode == code, told
-    assert "what was evaluated is kept: type the same command to go on" in told
+    _, message = done.communicate(timeout=60)
+    assert done.returncode == code, message
+    assert "what was evaluated is kept: type the same command to go on" in message
     count = _count(tmp_path / "outputs" / "results.db")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
     assert f"resuming: {count} done, {120 - count} left" in again.stderr
@@ -399,12 +399,14 @@ def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, comm
     done = begun(command, tmp_path)
     done.kill()
     done.communicate()
-    one, other = (
+    first, other = (
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"
     )
-    told = [process.communicate(timeout=120)[1] for process in (one, other)]
-    assert (one.returncode, other.returncode) == (0, 0), told
-    assert any("resuming: " in text for text in told)  # and what was in flight, if it was not killed between two points
+    messages = [process.communicate(timeout=120)[1] for process in (first, other)]
+    assert (first.returncode, other.returncode) == (0, 0), messages
+    assert any(
+        "resuming: " in text for text in messages
+    )  # and what was in flight, if it was not killed between two points
     tables = [path.read_bytes() for path in (tmp_path / "outputs" / "toys").glob("2*/results.parquet")]
     assert len(tables) == 2
     assert tables[0] == tables[1]

@@ -78,66 +78,66 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def asked(folder: Path, *words: str) -> dict[str, Any]:
     """What the command writes."""
     assert main(["robustness", "study=race", *words]) == 0
-    found: dict[str, Any] = json.loads((folder / "outputs/race/latest/robustness.json").read_text("utf-8"))
-    return found
+    report: dict[str, Any] = json.loads((folder / "outputs/race/latest/robustness.json").read_text("utf-8"))
+    return report
 
 
-def flips(found: dict[str, Any], scenario: str, constant: str) -> list[tuple[float, str]]:
+def flips(report: dict[str, Any], scenario: str, constant: str) -> list[tuple[float, str]]:
     """(where each stretch ends, who wins in it)."""
-    (one,) = [one for one in found["break_even"] if (one["scenario"], one["constant"]) == (scenario, constant)]
-    return [(part["high"], part["option"][0]) for part in one["stretches"]]
+    (entry,) = [row for row in report["break_even"] if (row["scenario"], row["constant"]) == (scenario, constant)]
+    return [(part["high"], part["option"][0]) for part in entry["stretches"]]
 
 
 @pytest.mark.slow
 def test_winners_flip_where_the_formula_says(run: Path) -> None:
     """dma meets cu where setup + w / b = w / c, and the detour meets whoever is faster where b 1e-9 is that time."""
-    found = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4")
-    small = flips(found, "small", "link.bytes_per_s")
+    report = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4")
+    small = flips(report, "small", "link.bytes_per_s")
     assert [winner for _, winner in small] == ["detour", "cu", "dma"]
     assert small[0][0] == pytest.approx(1e9, rel=1e-8)  # b 1e-9 = w / c = 1 s
     assert small[1][0] == pytest.approx(2e9 / 0.9, rel=1e-8)  # 0.1 + w / b = 1 s
-    (first, _), *_ = flips(found, "small", "link.setup_s")
+    (first, _), *_ = flips(report, "small", "link.setup_s")
     assert first == pytest.approx(0.5, rel=1e-8)  # setup + 0.5 = 1 s
-    large = flips(found, "large", "link.bytes_per_s")
+    large = flips(report, "large", "link.bytes_per_s")
     meeting = (0.1 + math.sqrt(0.01 + 4 * 8)) / 2  # b 1e-9 = 0.1 + 8 / (b 1e-9)
     ((threshold, winner), *_) = large
     assert threshold == pytest.approx(meeting * 1e9, rel=1e-8)
     assert winner == "detour"
-    sentences = [one["sentence"] for one in found["break_even"]]
+    sentences = [row["sentence"] for row in report["break_even"]]
     assert "small: way.kind = dma wins below link.setup_s = 500 ms (now 100 ms), cu above" in sentences
 
 
 @pytest.mark.slow
 def test_every_stretch_is_won_by_who_is_fastest_in_its_middle(run: Path) -> None:
-    found = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4", "range=30")
-    for one in found["break_even"]:
-        for part in one["stretches"]:
-            link = {**LINK, one["constant"].partition(".")[2]: math.sqrt(part["low"] * part["high"])}
-            fastest = min(("dma", "cu", "detour"), key=lambda kind: times(kind, 2, link, SIZES[one["scenario"]]))
+    report = asked(run, "vary=link.bytes_per_s=0.3,link.setup_s=0.5,link.cu_bytes_per_s=0.3", "samples=4", "range=30")
+    for row in report["break_even"]:
+        for part in row["stretches"]:
+            link = {**LINK, row["constant"].partition(".")[2]: math.sqrt(part["low"] * part["high"])}
+            fastest = min(("dma", "cu", "detour"), key=lambda kind: times(kind, 2, link, SIZES[row["scenario"]]))
             assert part["option"] == [fastest]
-        assert [a["high"] for a in one["stretches"][:-1]] == [b["low"] for b in one["stretches"][1:]]
+        assert [a["high"] for a in row["stretches"][:-1]] == [b["low"] for b in row["stretches"][1:]]
 
 
 @pytest.mark.slow
 def test_whole_numbers_stay_whole(run: Path) -> None:
     """On L lanes dma takes 0.1 + 0.5 / L and cu 1 / L seconds: at five they are equal, and the winner stays."""
-    found = asked(run, "vary=link.lanes=0.4", "samples=4")
-    (one, _) = found["break_even"]
-    told = [(part["low"], part["high"], part["option"]) for part in one["stretches"]]
-    assert told == [(1, 5, ["dma"]), (6, 8, ["cu"])]
+    report = asked(run, "vary=link.lanes=0.4", "samples=4")
+    (entry, _) = report["break_even"]
+    stretches = [(part["low"], part["high"], part["option"]) for part in entry["stretches"]]
+    assert stretches == [(1, 5, ["dma"]), (6, 8, ["cu"])]
 
 
 @pytest.mark.slow
 def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None:
-    found = asked(run, "samples=50", "seed=7")
-    assert found["notes"][-1] == "declared, but no number of these designs: link.lasers"
-    assert list(found["uncertainty"]) == ["link.bytes_per_s", "link.cu_bytes_per_s"]
+    report = asked(run, "samples=50", "seed=7")
+    assert report["notes"][-1] == "declared, but no number of these designs: link.lasers"
+    assert list(report["uncertainty"]) == ["link.bytes_per_s", "link.cu_bytes_per_s"]
     changing = [Constant("link.bytes_per_s", 0.3, False), Constant("link.cu_bytes_per_s", 0.3, False)]
     factors = draw_factors(changing, 50, 7)
     points = list(itertools.product(("dma", "cu", "detour"), (1, 2, 4)))
-    for row in found["scenarios"]:
+    for row in report["scenarios"]:
         moved = SIZES[row["scenario"]]
-        links = [{**LINK, "bytes_per_s": 4e9 * one, "cu_bytes_per_s": 2e9 * other} for one, other in factors]
+        links = [{**LINK, "bytes_per_s": 4e9 * factor, "cu_bytes_per_s": 2e9 * other} for factor, other in factors]
         table = np.array([[times(kind, chunks, link, moved) for link in links] for kind, chunks in points])
         nominal = [times(kind, chunks, LINK, moved) for kind, chunks in points]
         winner = int(np.argmin(nominal))
@@ -146,15 +146,15 @@ def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None
         assert row["winner_stays"] == pytest.approx((lost < 1e-9).mean())
         assert row["regret_mean"] == pytest.approx(lost.mean(), abs=1e-9)
         assert row["regret_worst"] == pytest.approx(lost.max(), abs=1e-9)
-        held = np.array([moved / chunks for _, chunks in points])
-        stays = np.mean([on_front(np.stack([column, held], axis=1)) for column in table.T], axis=0)
-        front = np.flatnonzero(on_front(np.stack([nominal, held], axis=1)))
-        assert sorted(one["stays"] for one in row["members"]) == pytest.approx(sorted(stays[front]))
-        for one in row["options"]:
-            own = [place for place, (kind, _) in enumerate(points) if kind == one["option"][0]]
-            fared = table[own].min(axis=0) / table.min(axis=0) - 1
-            assert (one["mean"], one["worst"]) == pytest.approx((fared.mean(), fared.max()), abs=1e-9)
-        assert row["least_mean_regret"] == pytest.approx(min(one["mean"] for one in row["options"]))
+        bytes_held = np.array([moved / chunks for _, chunks in points])
+        stays = np.mean([on_front(np.stack([column, bytes_held], axis=1)) for column in table.T], axis=0)
+        front = np.flatnonzero(on_front(np.stack([nominal, bytes_held], axis=1)))
+        assert sorted(member["stays"] for member in row["members"]) == pytest.approx(sorted(stays[front]))
+        for option in row["options"]:
+            places = [place for place, (kind, _) in enumerate(points) if kind == option["option"][0]]
+            fared = table[places].min(axis=0) / table.min(axis=0) - 1
+            assert (option["mean"], option["worst"]) == pytest.approx((fared.mean(), fared.max()), abs=1e-9)
+        assert row["least_mean_regret"] == pytest.approx(min(entry["mean"] for entry in row["options"]))
 
 
 @pytest.mark.nightly
@@ -177,14 +177,14 @@ def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> N
 def test_of_more_points_than_can_be_evaluated_the_best_and_the_front_are_taken(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = asked(run, "samples=4")
+    complete = asked(run, "samples=4")
     monkeypatch.setattr(robustness, "_MOST_EVALUATED", 4 * 6)
     part = asked(run, "samples=4")
     assert part["notes"][1].startswith("8 of 18 points: the best and the front, evaluated again")
-    for one, other in zip(whole["scenarios"], part["scenarios"], strict=True):
-        assert one["options"] == other["options"]
-        assert {member["key"] for member in one["members"]} == {member["key"] for member in other["members"]}
-    assert whole["break_even"] == part["break_even"]
+    for scenario, other in zip(complete["scenarios"], part["scenarios"], strict=True):
+        assert scenario["options"] == other["options"]
+        assert {member["key"] for member in scenario["members"]} == {member["key"] for member in other["members"]}
+    assert complete["break_even"] == part["break_even"]
 
 
 def test_samples_fill_every_constants_width_evenly() -> None:
@@ -209,7 +209,7 @@ def test_a_point_without_a_result_is_as_bad_as_the_worst_and_on_no_front() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["vary=link.bytes_per_z=0.1"], "did you mean `link.bytes_per_s`?"),
         (["vary=link.medium=0.1"], "is no axis: it is no number"),
@@ -224,11 +224,11 @@ def test_a_point_without_a_result_is_as_bad_as_the_worst_and_on_no_front() -> No
     ids=lambda value: str(value)[:30],
 )
 def test_what_cannot_vary_is_refused_with_the_reason(
-    run: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["robustness", "study=race", "samples=2", *words])
-    assert code == (2 if told else 0)
-    assert told in capsys.readouterr().err
+    assert code == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_a_simulator_without_axes_cannot_vary_its_constants(
 @pytest.mark.slow
 def test_a_share_that_makes_a_value_illegal_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """link.share is 0.5 and at most 1: a scan of it ends there."""
-    (high,) = {part["high"] for one in asked(run, "vary=link.share=0.5")["break_even"] for part in one["stretches"]}
+    (high,) = {part["high"] for row in asked(run, "vary=link.share=0.5")["break_even"] for part in row["stretches"]}
     assert 0.8 < high <= 1.0
     capsys.readouterr()
     assert main(["robustness", "study=race", "vary=link.medium=0.5,link.lanes=2"]) == 2
@@ -260,9 +260,9 @@ def test_sentences_say_who_wins_where() -> None:
     constant = Constant("system.gpu.dma.bytes_per_s", 0.05, False)
     low, high = WinningInterval(5e9, 12e9, ("serial", "cu")), WinningInterval(12e9, 400e9, ("serial", "dma"))
     choose = ("schedule.name", "schedule.comm_engine")
-    told = Breaks("g4", constant, 46.6e9, (low, high)).sentence(choose)
+    sentence = Breaks("g4", constant, 46.6e9, (low, high)).sentence(choose)
     way = "schedule.comm_engine = dma wins above system.gpu.dma.bytes_per_s = 12 GB/s (now 46.6 GB/s), cu below"
-    assert told == f"g4: {way}"
+    assert sentence == f"g4: {way}"
     none = Breaks("g4", constant, 46.6e9, (high,)).sentence(choose)
     assert none == "g4: no flip between system.gpu.dma.bytes_per_s = 12 GB/s and 400 GB/s (now 46.6 GB/s)"
 
@@ -276,12 +276,12 @@ def test_what_both_rises_and_falls_is_an_anomaly_of_the_lesser_of_the_two() -> N
 def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = asked(run)
-    assert {(row["anomalies"], row["largest_anomaly"]) for row in told["break_even"]} == {(0, 0.0)}
+    report = asked(run)
+    assert {(row["anomalies"], row["largest_anomaly"]) for row in report["break_even"]} == {(0, 0.0)}
     assert "anomalies:" not in capsys.readouterr().out
     monkeypatch.setattr("dse.analysis.break_even.reversal_share", lambda values: np.full(len(values), 0.25))
-    told = asked(run)
-    assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in told["break_even"])
+    report = asked(run)
+    assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in report["break_even"])
     assert "both rises and falls over link." in (out := capsys.readouterr().out)
     assert "by up to 25 %" in out
 
@@ -294,7 +294,7 @@ def test_a_constant_that_some_designs_lack_changes_nothing_in_them() -> None:
     blocks = itertools.islice(space.blocks(1), 0, 400, 10)
     designs = [block.design for block in blocks if block.design is not None]
     without, holding = (
-        next(one for one in designs if (get_path(one, path) is None) == lacks) for lacks in (True, False)
+        next(design for design in designs if (get_path(design, path) is None) == lacks) for lacks in (True, False)
     )
     places = np.zeros(2, np.intp)
     two = RunPoints(planned, ("one",), (("a",),), (without, holding), places, places, pd.DataFrame(), "both")

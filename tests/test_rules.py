@@ -47,28 +47,28 @@ def run(root: Path, formula: Any = ratio_decides, *, scenarios: Any = SIZES, kno
 
 def learned(root: Path, formula: Any = ratio_decides, choose: str = "", **about: Any) -> Cases:
     """What there is to learn from it."""
-    found = FinishedRun(run(root, formula, **about))
-    return cases(found, ContextQuestion.of(found, choose=choose))
+    finished_run = FinishedRun(run(root, formula, **about))
+    return cases(finished_run, ContextQuestion.of(finished_run, choose=choose))
 
 
 # What is learned from
 
 
 def test_a_context_is_a_workload_on_a_system_and_an_option_is_as_good_as_its_best_setting(tmp_path: Path) -> None:
-    found = learned(tmp_path)
-    assert found.choose == ("plan.name",)
-    assert found.options == (("fast",), ("wide",), ("never",))
-    assert found.values.shape == (len(SIZES) * 2, 3)
-    assert (len(np.unique(found.workloads)), len(np.unique(found.systems))) == (len(SIZES), 2)
-    assert found.regrets.min() == 0
-    assert set(np.round(found.regrets, 9).ravel()) == {0.0, 0.5, 1.0}
-    assert found.best.sum(axis=1).tolist() == [1] * len(found.values)
-    assert list(found.inputs) == ["load.m", "load.k", "system.cores"]
+    contexts = learned(tmp_path)
+    assert contexts.choose == ("plan.name",)
+    assert contexts.options == (("fast",), ("wide",), ("never",))
+    assert contexts.values.shape == (len(SIZES) * 2, 3)
+    assert (len(np.unique(contexts.workloads)), len(np.unique(contexts.systems))) == (len(SIZES), 2)
+    assert contexts.regrets.min() == 0
+    assert set(np.round(contexts.regrets, 9).ravel()) == {0.0, 0.5, 1.0}
+    assert contexts.best.sum(axis=1).tolist() == [1] * len(contexts.values)
+    assert list(contexts.inputs) == ["load.m", "load.k", "system.cores"]
 
 
 def test_what_is_picked_or_tuned_is_never_looked_at(tmp_path: Path) -> None:
-    found = learned(tmp_path, choose="plan.name", recorded=[*RECORDED, "plan.pieces", "plan.name"])
-    assert {path for feature in features(found.inputs) for path in feature.inputs} == {*RECORDED, "system.cores"}
+    contexts = learned(tmp_path, choose="plan.name", recorded=[*RECORDED, "plan.pieces", "plan.name"])
+    assert {path for feature in features(contexts.inputs) for path in feature.inputs} == {*RECORDED, "system.cores"}
 
 
 def test_ties_within_a_billionth_are_ties_and_go_to_what_is_best_most_often(tmp_path: Path) -> None:
@@ -77,21 +77,24 @@ def test_ties_within_a_billionth_are_ties_and_go_to_what_is_best_most_often(tmp_
         slow = {"fast": 1.0, "wide": 0.5 if better else 1 + 1e-11, "never": 2.0}[point["plan.name"]]
         return {"time_s": slow, "held_bytes": 1.0}
 
-    found = learned(tmp_path, tied)
-    assert learn(found, TreeLimits(1)).root == Leaf(("wide",), len(found.values), 0.0, 0.0)
-    assert found.best[:, 0].sum() == 32
+    contexts = learned(tmp_path, tied)
+    assert learn(contexts, TreeLimits(1)).root == Leaf(("wide",), len(contexts.values), 0.0, 0.0)
+    assert contexts.best[:, 0].sum() == 32
 
 
 def test_an_option_without_a_legal_point_counts_as_the_worst_that_has_one(tmp_path: Path) -> None:
     def refused(point: Row) -> Row | None:
         return None if point["plan.name"] == "wide" and point["load.m"] == 10 else ratio_decides(point)
 
-    found = learned(tmp_path, refused)
-    assert (~found.legal).sum() == 8
-    assert found.regrets[~found.legal].tolist() == np.nanmax(found.regrets[~found.legal.all(axis=1)], axis=1).tolist()
-    assert not found.best[~found.legal].any()
-    wide = found.options.index(("wide",))
-    fared = score(found, np.full(len(found.values), wide), "always wide", "all contexts")
+    contexts = learned(tmp_path, refused)
+    assert (~contexts.legal).sum() == 8
+    assert (
+        contexts.regrets[~contexts.legal].tolist()
+        == np.nanmax(contexts.regrets[~contexts.legal.all(axis=1)], axis=1).tolist()
+    )
+    assert not contexts.best[~contexts.legal].any()
+    wide = contexts.options.index(("wide",))
+    fared = score(contexts, np.full(len(contexts.values), wide), "always wide", "all contexts")
     assert fared.illegal == 8
 
 
@@ -109,27 +112,31 @@ def test_regret_of_what_is_maximized_is_what_is_lost_too(tmp_path: Path) -> None
 
 
 def test_a_ratio_of_sizes_is_found_and_holds_for_workloads_never_seen(tmp_path: Path) -> None:
-    found = learned(tmp_path)
-    tree = learn(found, TreeLimits(3))
+    contexts = learned(tmp_path)
+    tree = learn(contexts, TreeLimits(3))
     assert isinstance(tree.root, Split)
     assert tree.root.feature == Feature(("load.k",), ("load.m",))
-    scores, notes = score_tree(found, tree, TreeLimits(3))
-    unseen = [one for one in scores if one.name == "tree" and one.seen.startswith("leave")]
-    assert [one.seen for one in unseen] == ["leave one workload out", "leave one system out"]
-    assert [(one.accuracy, one.most) for one in unseen] == [(1.0, 0.0)] * 2
+    scores, notes = score_tree(contexts, tree, TreeLimits(3))
+    unseen = [fold_score for fold_score in scores if fold_score.name == "tree" and fold_score.seen.startswith("leave")]
+    assert [fold_score.seen for fold_score in unseen] == ["leave one workload out", "leave one system out"]
+    assert [(fold_score.accuracy, fold_score.most) for fold_score in unseen] == [(1.0, 0.0)] * 2
     assert notes == []
-    always = {one.name: one for one in score_fixed_options(found)}
+    always = {option_score.name: option_score for option_score in score_fixed_options(contexts)}
     assert set(always) == {"always fast", "always wide", "always never"}
-    assert min(one.mean for one in always.values()) > 0.1
+    assert min(option_score.mean for option_score in always.values()) > 0.1
 
 
 def test_noise_is_not_taken_for_a_rule_that_pays(tmp_path: Path) -> None:
     """Which option is best is drawn: on unseen workloads nothing that was learned can beat the best fixed option."""
     draws = iter(np.random.default_rng(5).permutation(np.tile([1.0, 1.3, 1.6], 400)).tolist())
-    found = learned(tmp_path, lambda _: {"time_s": next(draws), "held_bytes": 1.0}, knobs={**KNOBS, "plan.pieces": [1]})
-    scores, _ = score_tree(found, learn(found, TreeLimits(3)), TreeLimits(3))
-    best = score_fixed_options(found)[0].mean
-    (unseen,) = [one for one in scores if (one.name, one.seen) == ("tree", "leave one workload out")]
+    contexts = learned(
+        tmp_path, lambda _: {"time_s": next(draws), "held_bytes": 1.0}, knobs={**KNOBS, "plan.pieces": [1]}
+    )
+    scores, _ = score_tree(contexts, learn(contexts, TreeLimits(3)), TreeLimits(3))
+    best = score_fixed_options(contexts)[0].mean
+    (unseen,) = [
+        fold_score for fold_score in scores if (fold_score.name, fold_score.seen) == ("tree", "leave one workload out")
+    ]
     assert unseen.mean > 0.8 * best
 
 
@@ -138,8 +145,8 @@ def test_a_rare_dear_mistake_is_avoided_at_the_price_of_many_cheap_ones() -> Non
     values = np.array([[1.0, 1.01], [1.0, 1.01], [10.0, 1.0]])
     same = {"load.m": np.array([1.0, 1.0, 2.0])}
     groups = np.arange(3)
-    found = Cases(("way",), (("a",), ("b",)), values, {"load.m": np.ones(3)}, groups, groups)
-    leaf = learn(found, TreeLimits(1)).root
+    contexts = Cases(("way",), (("a",), ("b",)), values, {"load.m": np.ones(3)}, groups, groups)
+    leaf = learn(contexts, TreeLimits(1)).root
     assert isinstance(leaf, Leaf)
     assert (leaf.option, leaf.num_contexts) == (("b",), 3)
     assert (leaf.mean_regret, leaf.max_regret) == pytest.approx((0.02 / 3, 0.01))
@@ -147,11 +154,11 @@ def test_a_rare_dear_mistake_is_avoided_at_the_price_of_many_cheap_ones() -> Non
     assert learn(parted, TreeLimits(1)).picks(same, 3) == [("a",), ("a",), ("b",)]
 
 
-def lost(tree: Tree, found: Cases) -> float:
+def lost(tree: Tree, contexts: Cases) -> float:
     """What a tree's picks lose over all contexts."""
-    place = {option: index for index, option in enumerate(found.options)}
-    picks = [place[option] for option in tree.picks(found.inputs, len(found.values))]
-    return float(found.regrets[np.arange(len(picks)), picks].sum())
+    place = {option: index for index, option in enumerate(contexts.options)}
+    picks = [place[option] for option in tree.picks(contexts.inputs, len(contexts.values))]
+    return float(contexts.regrets[np.arange(len(picks)), picks].sum())
 
 
 def drawn(seed: int, contexts: int, options: int = 3) -> Cases:
@@ -165,24 +172,24 @@ def drawn(seed: int, contexts: int, options: int = 3) -> Cases:
 
 @given(st.integers(0, 10_000), st.integers(2, 9))
 def test_one_split_is_the_best_there_is(seed: int, contexts: int) -> None:
-    found = drawn(seed, contexts)
-    losses = found.regrets
+    table = drawn(seed, contexts)
+    losses = table.regrets
     every = [losses.sum(axis=0).min()]
-    for feature_ in features(found.inputs):
-        column = feature_.of(found.inputs)
+    for feature_ in features(table.inputs):
+        column = feature_.of(table.inputs)
         for low in np.unique(column)[:-1]:
             every.append(losses[column <= low].sum(axis=0).min() + losses[column > low].sum(axis=0).min())
-    assert lost(learn(found, TreeLimits(1)), found) == pytest.approx(min(every), abs=1e-8)
+    assert lost(learn(table, TreeLimits(1)), table) == pytest.approx(min(every), abs=1e-8)
 
 
 @pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_a_tree_has_no_more_leaves_than_asked_for_and_never_loses_more_than_one_pick(seed: int, leaves: int) -> None:
-    found = drawn(seed, 40)
-    few, many = (learn(found, TreeLimits(6, number)) for number in (leaves, 4 * leaves))
+    table = drawn(seed, 40)
+    few, large = (learn(table, TreeLimits(6, number)) for number in (leaves, 4 * leaves))
     assert sum(isinstance(node, Leaf) for node in few.nodes) <= leaves
-    assert lost(few, found) <= found.regrets.sum(axis=0).min() + 1e-8
-    assert lost(many, found) <= found.regrets.sum(axis=0).min() + 1e-8
+    assert lost(few, table) <= table.regrets.sum(axis=0).min() + 1e-8
+    assert lost(large, table) <= table.regrets.sum(axis=0).min() + 1e-8
 
 
 def test_a_quantity_of_several_inputs_is_looked_at_where_the_study_names_it() -> None:
@@ -190,58 +197,58 @@ def test_a_quantity_of_several_inputs_is_looked_at_where_the_study_names_it() ->
     random = np.random.default_rng(1)
     paths = [f"s{place}.x{place}" for place in range(9)]
     inputs = {path: random.uniform(1, 2, 300) for path in paths}
-    asked = Feature((paths[0], paths[1]), (paths[2], paths[3]))
-    first = asked.of(inputs) <= 1.0
+    ratio = Feature((paths[0], paths[1]), (paths[2], paths[3]))
+    first = ratio.of(inputs) <= 1.0
     values = np.where(first[:, None], [1.0, 2.0], [2.0, 1.0])
-    found = Cases(("way",), (("a",), ("b",)), values, inputs, np.arange(300), np.arange(300), (asked,))
-    tree = learn(found, TreeLimits(1))
+    contexts = Cases(("way",), (("a",), ("b",)), values, inputs, np.arange(300), np.arange(300), (ratio,))
+    tree = learn(contexts, TreeLimits(1))
     assert isinstance(tree.root, Split)
-    assert tree.root.feature == asked
+    assert tree.root.feature == ratio
     assert "if x0 * x1 / (x2 * x3) <= 1" in tree.text()
-    assert lost(tree, found) == 0.0
+    assert lost(tree, contexts) == 0.0
     without = {path: column for path, column in inputs.items() if path != paths[3]}  # the same in all contexts
-    assert Feature((paths[0], paths[1]), (paths[2],)) in features(without, (asked,))
+    assert Feature((paths[0], paths[1]), (paths[2],)) in features(without, (ratio,))
 
 
 def test_a_fold_never_learns_from_what_it_is_judged_on(tmp_path: Path) -> None:
-    found = learned(tmp_path)
-    asked = []
+    contexts = learned(tmp_path)
+    questions = []
 
     def spy(rows: Any) -> Any:
-        def picks(own: Any) -> Any:
-            asked.append((set(found.workloads[rows]), set(found.workloads[own])))
-            return np.zeros(len(own), int)
+        def picks(left: Any) -> Any:
+            questions.append((set(contexts.workloads[rows]), set(contexts.workloads[left])))
+            return np.zeros(len(left), int)
 
         return picks
 
-    left_out(found.workloads, spy)
-    assert len(asked) == len(SIZES)
-    assert all(not (seen & judged_on) and len(judged_on) == 1 for seen, judged_on in asked)
+    left_out(contexts.workloads, spy)
+    assert len(questions) == len(SIZES)
+    assert all(not (seen & judged_on) and len(judged_on) == 1 for seen, judged_on in questions)
 
 
 def test_equal_workloads_under_two_names_are_left_out_together(tmp_path: Path) -> None:
     twice = {**SIZES, "copy": SIZES["w10x15"]}
-    found = learned(tmp_path, scenarios=twice)
-    assert len(np.unique(found.workloads)) == len(SIZES)
+    contexts = learned(tmp_path, scenarios=twice)
+    assert len(np.unique(contexts.workloads)) == len(SIZES)
 
 
 def test_the_majority_is_the_option_that_was_best_most_often_in_the_other_folds() -> None:
     values = np.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])
-    found = Cases(("way",), (("a",), ("b",)), values, {}, np.arange(3), np.zeros(3, int))
-    assert left_out(found.workloads, majority_learner(found)).tolist() == [0, 0, 0]
+    contexts = Cases(("way",), (("a",), ("b",)), values, {}, np.arange(3), np.zeros(3, int))
+    assert left_out(contexts.workloads, majority_learner(contexts)).tolist() == [0, 0, 0]
 
 
 def test_one_system_cannot_be_left_out_and_that_is_said(tmp_path: Path) -> None:
-    found = learned(tmp_path, knobs={**KNOBS, "system.cores": [4]})
-    possible, told = folds(found)
+    contexts = learned(tmp_path, knobs={**KNOBS, "system.cores": [4]})
+    possible, notes = folds(contexts)
     assert [name for name, _ in possible] == ["leave one workload out"]
-    assert "leave one system out is not available" in told[0]
+    assert "leave one system out is not available" in notes[0]
 
 
 def test_options_that_never_differ_are_one() -> None:
     values = np.array([[1.0, 1.0, 2.0, np.nan], [3.0, 3.0, 2.0, np.nan]])
-    found = Cases(("way",), (("a",), ("b",), ("c",), ("d",)), values, {}, np.arange(2), np.zeros(2, int)).distinct
-    assert found.options == (("a",), ("c",), ("d",))
+    contexts = Cases(("way",), (("a",), ("b",), ("c",), ("d",)), values, {}, np.arange(2), np.zeros(2, int)).distinct
+    assert contexts.options == (("a",), ("c",), ("d",))
 
 
 # Telling
@@ -253,13 +260,13 @@ PATHS = ("load.m", "load.k", "other.k", "system.class")
 
 def feature() -> st.SearchStrategy[Feature]:
     """Any feature over three numbers and a text."""
-    two = st.permutations(PATHS[:3]).map(lambda some: tuple(some[:2]))
+    two = st.permutations(PATHS[:3]).map(lambda paths: tuple(paths[:2]))
     return st.one_of(
         st.sampled_from(PATHS[:3]).map(lambda path: Feature((path,))),
-        two.map(lambda some: Feature(some[:1], some[1:])),
+        two.map(lambda paths: Feature(paths[:1], paths[1:])),
         two.map(Feature),
-        two.map(lambda some: Feature((PATHS[0],), some)),
-        two.map(lambda some: Feature(some, some[::-1])),
+        two.map(lambda paths: Feature((PATHS[0],), paths)),
+        two.map(lambda paths: Feature(paths, paths[::-1])),
         st.sampled_from(["ring", 'it\'s "odd"', "mesh"]).map(lambda text: Feature((PATHS[3],), text=text)),
     )
 
@@ -270,7 +277,7 @@ def split(feature_: Feature, threshold: float, below: Node, above: Node) -> Node
 
 
 option = st.tuples(st.sampled_from(["a", "b\\n", "c"]), st.none() | st.integers(1, 9))
-leaf: st.SearchStrategy[Node] = option.map(lambda one: Leaf(one, 1, 0.01, 0.02))
+leaf: st.SearchStrategy[Node] = option.map(lambda value: Leaf(value, 1, 0.01, 0.02))
 nodes = st.recursive(leaf, lambda below: st.builds(split, feature(), values_, below, below), max_leaves=8)
 trees = nodes.map(lambda node: Tree(("plan.name", "plan.pieces"), node))
 inputs = st.fixed_dictionaries(dict.fromkeys(PATHS[:3], values_) | {PATHS[3]: st.sampled_from(["ring", "mesh", "x"])})
@@ -280,8 +287,8 @@ def by_python(tree: Tree, given_: Mapping[str, Any]) -> Option:
     """What the generated function says."""
     space: dict[str, Any] = {"__builtins__": {"float": float}}
     exec(tree.python('About "quotes""" and \\ signs'), space)
-    told = space["choose"](**{name: given_[path] for path, name in tree.names.items()})
-    return tuple(told[path] for path in tree.choose)
+    answer = space["choose"](**{name: given_[path] for path, name in tree.names.items()})
+    return tuple(answer[path] for path in tree.choose)
 
 
 def by_text(tree: Tree, given_: Mapping[str, Any]) -> str:
@@ -307,15 +314,15 @@ def test_text_python_and_json_give_the_same_answer(tree: Tree, point: dict[str, 
     assert by_python(tree, point) == picked
     assert Tree.of_json(json.loads(json.dumps(tree.json()))) == tree
     if "\n" not in str(picked[0]):
-        told = [f"{path} = {value}" for path, value in zip(tree.choose, picked, strict=True) if value is not None]
-        assert by_text(tree, point) == ", ".join(told)
+        texts = [f"{path} = {value}" for path, value in zip(tree.choose, picked, strict=True) if value is not None]
+        assert by_text(tree, point) == ", ".join(texts)
     columns = {path: np.array([value], object if isinstance(value, str) else float) for path, value in point.items()}
     assert tree.picks(columns, 1) == [picked]
 
 
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12))
-def test_a_threshold_lies_between_what_it_parts(one: float, other: float) -> None:
-    low, high = sorted((one, other))
+def test_a_threshold_lies_between_what_it_parts(first: float, other: float) -> None:
+    low, high = sorted((first, other))
     if low < high:
         assert low <= between(low, high) < high
 
@@ -334,10 +341,10 @@ def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
 ) -> None:
     folder = run(tmp_path)
     assert main(["rules", "study=toy", f"output_dir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
-    assert "k / m <= 0.8" in told or "k / m <= 1" in told or "k / m <= 0.9" in told
+    output = capsys.readouterr().out
+    assert "k / m <= 0.8" in output or "k / m <= 1" in output or "k / m <= 0.9" in output
     for part in ("leave one workload out", "leave one system out", "majority", "always never"):
-        assert part in told
+        assert part in output
     stored = json.loads((folder / "rules.json").read_text("utf-8"))
     tree = Tree.of_json(stored["tree"])
     assert tree.text() in (folder / "rules.txt").read_text("utf-8")

@@ -56,10 +56,10 @@ def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_p
 
 @pytest.mark.parametrize("study", MISSED)
 def test_what_is_recalled_of_a_paper_is_not_shown_as_published(study: str) -> None:
-    known = plugins.load("study", study).claims()
-    assert {claim.provenance for claim in known} <= {"abstract", "derived", "memory"}
-    told = {claim.id for claim in known if claim.provenance == "abstract"}
-    assert all("abstract" in claim.source.lower() for claim in known if claim.id in told)
+    stated = plugins.load("study", study).claims()
+    assert {claim.provenance for claim in stated} <= {"abstract", "derived", "memory"}
+    abstract_ids = {claim.id for claim in stated if claim.provenance == "abstract"}
+    assert all("abstract" in claim.source.lower() for claim in stated if claim.id in abstract_ids)
 
 
 NARROW: list[tuple[str, list[str]]] = [
@@ -129,9 +129,9 @@ def test_representatives_stand_for_every_iteration_of_an_epoch(tmp_path: Path) -
     (points,) = json.loads((folder / "points.json").read_text("utf-8")).values()
     table = pd.read_parquet(folder / "results.parquet")
     assert sum(point["weight"] for point in points) == table["iterations"].iloc[0]
-    told = sum(point["weight"] * point["seconds"] for point in points)
-    assert told == pytest.approx(table["projected_s"].iloc[0], rel=1e-12)
-    assert table["iteration_s"].iloc[0] == pytest.approx(told / table["iterations"].iloc[0], rel=1e-12)
+    projected_s = sum(point["weight"] * point["seconds"] for point in points)
+    assert projected_s == pytest.approx(table["projected_s"].iloc[0], rel=1e-12)
+    assert table["iteration_s"].iloc[0] == pytest.approx(projected_s / table["iterations"].iloc[0], rel=1e-12)
 
 
 @pytest.mark.nightly
@@ -167,5 +167,7 @@ def test_training_of_gnmt_takes_about_as_long_as_measured(tmp_path: Path) -> Non
 @pytest.mark.nightly
 def test_the_speed_of_scenarios_is_measured(capsys: Any) -> None:
     assert steps.main(["--json", "--quick"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["projected_scenarios_per_s"] > found["full_scenarios_per_s"] > found["one_by_one_scenarios_per_s"] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert (
+        report["projected_scenarios_per_s"] > report["full_scenarios_per_s"] > report["one_by_one_scenarios_per_s"] > 0
+    )

@@ -91,7 +91,7 @@ def spaces(draw: st.DrawFn, illegal: bool = False) -> Space:
 
 def designs_by_brute_force(space: Space) -> set[str]:
     """Keys of the designs of all combinations of values, put in wherever the section has such a key."""
-    found = set()
+    keys = set()
     for values in itertools.product(*(knob.values for knob in space.knobs)):
         chosen = dict(zip((knob.path for knob in space.knobs), values, strict=True))
         name = chosen.pop("thing.name", None)
@@ -101,17 +101,17 @@ def designs_by_brute_force(space: Space) -> set[str]:
             section, _, leaf = path.partition(".")
             if leaf in tree[section]:
                 set_path(tree, path, value)
-        found.add(content_key(toy.Fixed().design(tree)))
-    return found
+        keys.add(content_key(toy.Fixed().design(tree)))
+    return keys
 
 
 @pytest.mark.slow
 @given(spaces())
 @hypothesis_settings(max_examples=60)
 def test_enumeration_yields_every_distinct_design_exactly_once(space: Space) -> None:
-    found = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
-    assert len(found) == len(set(found))
-    assert set(found) == designs_by_brute_force(space)
+    keys = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    assert len(keys) == len(set(keys))
+    assert set(keys) == designs_by_brute_force(space)
 
 
 def naive(space: Space) -> list[Assignment]:
@@ -146,9 +146,9 @@ def test_blocks_cover_every_point_once_and_hold_its_design_or_the_reason_why_the
 ) -> None:
     blocks = list(space.blocks(most))
     assert max(block.size for block in blocks) <= most
-    found = {name_of(point): block for block in blocks for point in unrolled(block)}
+    block_of = {name_of(point): block for block in blocks for point in unrolled(block)}
     expected = naive(space)
-    assert sorted(found) == sorted(map(name_of, expected)) == sorted(map(name_of, space.points()))
+    assert sorted(block_of) == sorted(map(name_of, expected)) == sorted(map(name_of, space.points()))
     assert sum(block.size for block in blocks) == len(expected) == space.size()
     for block in blocks:
         designs = list(block.batch.designs()) if block.batch else [None] * block.size
@@ -207,14 +207,14 @@ def test_the_size_is_the_number_of_points(space: Space) -> None:
 def test_a_walk_asks_only_for_knobs_that_count_and_ends_at_a_point_of_the_space(
     space: Space, data: st.DataObject
 ) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def choose(knob: Knob) -> Any:
-        asked.append(knob.path)
+        paths.append(knob.path)
         return data.draw(st.sampled_from(knob.values))
 
     point = space.walk(choose)
-    assert asked == list(point)
+    assert paths == list(point)
     assert point in list(space.points())
 
 
@@ -234,9 +234,9 @@ def test_a_knob_that_depends_on_an_idle_knob_does_not_count(order: tuple[str, ..
         "thing.grip": (1, 2, 3),
     }
     space = toy.space(*(Knob(path, values[path]) for path in order))
-    found = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
-    assert sorted(found) == sorted(set(found))
-    assert len(found) == 1 + 3 + 1  # flat; firm with three grips; loose
+    keys = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
+    assert sorted(keys) == sorted(set(keys))
+    assert len(keys) == 1 + 3 + 1  # flat; firm with three grips; loose
 
 
 def test_a_space_with_an_interval_has_no_size() -> None:
@@ -271,8 +271,8 @@ class Recorder:
         ]
 
     def question(self, trials: int, *metrics: str, seed: int = 0, **more: Any) -> SearchQuestion:
-        given = {"evaluate": self.evaluate, "identify": name_of, **more}
-        return SearchQuestion(self.space, toy.goals(*metrics), seed, trials, **given)
+        options = {"evaluate": self.evaluate, "identify": name_of, **more}
+        return SearchQuestion(self.space, toy.goals(*metrics), seed, trials, **options)
 
 
 def name_of(point: Assignment) -> str:
@@ -335,9 +335,12 @@ def test_local_search_around_the_front_proposes_no_point_twice_and_finds_the_fro
     assert (chosen.num_points, chosen.duplicates) == (1000, 0)
     goals = recorder.question(1, "time_s", "gain").values
     everything = [toy.formula(toy.Fixed().design(space.tree(point))) for point in space.points()]
-    found = [toy.formula(toy.Fixed().design(space.tree(point))) for point in recorder.points]
+    points_of_recorder = [toy.formula(toy.Fixed().design(space.tree(point))) for point in recorder.points]
     worst, best = goals(everything).max(axis=0), goals(everything).min(axis=0)
-    share = [moocore.hypervolume((goals(one) - best) / (worst - best), ref=[1.1, 1.1]) for one in (found, everything)]
+    share = [
+        moocore.hypervolume((goals(points) - best) / (worst - best), ref=[1.1, 1.1])
+        for points in (points_of_recorder, everything)
+    ]
     assert share[0] > 0.99 * share[1]
 
 
@@ -354,20 +357,20 @@ def test_a_method_that_lacks_its_library_says_what_to_install() -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("trials", [1, 2, 17, SIZE - 1])
 def test_a_search_evaluates_exactly_as_many_distinct_points_as_it_may(method: str, trials: int) -> None:
-    found = searched(method, trials)
-    assert len(found) == trials
-    assert len({name_of(point) for point in found}) == trials
+    points = searched(method, trials)
+    assert len(points) == trials
+    assert len({name_of(point) for point in points}) == trials
     everything = [name_of(point) for point in SPACE.points()]
-    assert all(name_of(point) in everything for point in found)
+    assert all(name_of(point) in everything for point in points)
 
 
 @every_method
 def test_an_infinite_space_is_searched_within_its_bounds(method: str) -> None:
-    found = searched(method, 25, space=INFINITE)
-    assert len({name_of(point) for point in found}) == 25
-    assert all(1e-3 <= point["thing.y"] <= 10.0 for point in found)
-    assert all(("thing.bend" in point) == (point["thing.mode"] == "bent") for point in found)
-    assert len({point["thing.y"] for point in found}) > 12
+    points = searched(method, 25, space=INFINITE)
+    assert len({name_of(point) for point in points}) == 25
+    assert all(1e-3 <= point["thing.y"] <= 10.0 for point in points)
+    assert all(("thing.bend" in point) == (point["thing.mode"] == "bent") for point in points)
+    assert len({point["thing.y"] for point in points}) > 12
 
 
 @pytest.mark.slow
@@ -426,26 +429,26 @@ LEAST_GAIN = 100.0
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-2e6, 2e6))
-def test_a_value_is_beyond_a_limit_just_if_it_is_outside_its_bounds(one: float, other: float, value: float) -> None:
-    low, high = sorted((one, other))
+def test_a_value_is_beyond_a_limit_just_if_it_is_outside_its_bounds(first: float, other: float, value: float) -> None:
+    low, high = sorted((first, other))
     beyond = Limit(low=low, high=high).beyond(np.array([value]))
     assert list(beyond) == ["low", "high"]
     assert (beyond["low"][0] > 0) == (value < low)
     assert (beyond["high"][0] > 0) == (value > high)
 
 
-@pytest.mark.parametrize(("limit", "told"), [({}, "bounds nothing"), ({"low": 2.0, "high": 1.0}, "is empty")])
-def test_a_limit_that_says_nothing_or_allows_nothing_is_refused(limit: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("limit", "message"), [({}, "bounds nothing"), ({"low": 2.0, "high": 1.0}, "is empty")])
+def test_a_limit_that_says_nothing_or_allows_nothing_is_refused(limit: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Limit.model_validate(limit)
 
 
 @every_method
 def test_a_search_begins_with_the_points_it_is_given_each_once(method: str) -> None:
     recorder = Recorder(SPACE)
-    given = list(SPACE.points())[5:50:9]
-    chosen = explore(recorder.question(20, seed=1), Search(name=method, batch=3), first=[*given, given[0]])
-    assert recorder.points[: len(given)] == given
+    starts = list(SPACE.points())[5:50:9]
+    chosen = explore(recorder.question(20, seed=1), Search(name=method, batch=3), first=[*starts, starts[0]])
+    assert recorder.points[: len(starts)] == starts
     assert chosen.num_points == len({name_of(point) for point in recorder.points}) == 20
 
 
@@ -458,8 +461,8 @@ def test_two_ways_to_write_one_design_are_evaluated_once(method: str, trials: in
         return str(point["thing.x"] // 2)  # ten designs, each written in two ways
 
     chosen = explore(recorder.question(trials, identify=identify), Search(name=method, batch=4))
-    found = [identify(point) for point in recorder.points]
-    assert len(found) == len(set(found)) == chosen.num_points == min(trials, 10)
+    names = [identify(point) for point in recorder.points]
+    assert len(names) == len(set(names)) == chosen.num_points == min(trials, 10)
 
 
 @every_method
@@ -606,10 +609,10 @@ def test_the_front_is_each_outcome_that_no_other_of_the_scenario_dominates_howev
     rows: list[dict[str, Any]], goals: dict[str, str], chunk: int
 ) -> None:
     def dominated(row: Mapping[str, Any]) -> bool:
-        rivals = [one for one in rows if one["status"] == "ok" and one["scenario"] == row["scenario"]]
+        rivals = [rival for rival in rows if rival["status"] == "ok" and rival["scenario"] == row["scenario"]]
         mine = signed(row, goals)
-        found = [signed(rival, goals) for rival in rivals]
-        return any(all(a <= b for a, b in zip(theirs, mine, strict=True)) and theirs != mine for theirs in found)
+        figures = [signed(rival, goals) for rival in rivals]
+        return any(all(a <= b for a, b in zip(theirs, mine, strict=True)) and theirs != mine for theirs in figures)
 
     leads = [row["status"] == "ok" and not dominated(row) for row in rows]
     outcomes = [(row["scenario"], row["a"], row["b"], row["c"]) for row in rows]
@@ -763,12 +766,13 @@ def test_a_warm_start_evaluates_the_fronts_of_earlier_runs_first(tmp_path: Path)
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
-    ("said", "told"), [("toy", "must name one run"), ("toy/2020-01-01_00-00-00", "is the folder of no finished run")]
+    ("source", "message"),
+    [("toy", "must name one run"), ("toy/2020-01-01_00-00-00", "is the folder of no finished run")],
 )
-def test_a_warm_start_from_what_is_no_finished_run_is_refused(said: str, told: str) -> None:
+def test_a_warm_start_from_what_is_no_finished_run_is_refused(source: str, message: str) -> None:
     tree = toy.settings("random", 10)
-    tree["search"]["warm_start"] = [said]
-    with pytest.raises(ConfigError, match=told):
+    tree["search"]["warm_start"] = [source]
+    with pytest.raises(ConfigError, match=message):
         toy.planned(KNOBS, tree)
 
 
@@ -809,15 +813,15 @@ def test_the_slope_that_rates_are_tuned_by_is_that_of_the_likelihood() -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_small_budget_is_asked_for_in_many_batches() -> None:
     for trials, batch, sizes in ((32, 32, [2] * 16), (20, 4, [2] * 10), (20, 1, [1] * 20), (5, 32, [1] * 5)):
-        asked: list[int] = []
+        batch_sizes: list[int] = []
         question = Recorder(SPACE).question(trials)
 
-        def evaluate(points: Sequence[Assignment], asked: list[int] = asked) -> Sequence[Any]:
-            asked.append(len(points))
+        def evaluate(points: Sequence[Assignment], calls: list[int] = batch_sizes) -> Sequence[Any]:
+            calls.append(len(points))
             return [{"time_s": 1.0, "gain": 1.0} for _ in points]
 
         explore(replace(question, evaluate=evaluate), Search(name="random", batch=batch))
-        assert asked == sizes
+        assert batch_sizes == sizes
 
 
 def test_a_portfolio_asks_most_of_the_one_whose_points_improve_the_front() -> None:

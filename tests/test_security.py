@@ -53,12 +53,12 @@ def refused(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> Callable[...
     def run(*words: str) -> str:
         began = time.process_time()
         code = main(words)
-        told = capsys.readouterr()
-        assert code == 2, told.err
+        output = capsys.readouterr()
+        assert code == 2, output.err
         assert time.process_time() - began < 20  # a bomb that goes off takes minutes
-        assert "Traceback" not in told.err + told.out
+        assert "Traceback" not in output.err + output.out
         assert not list(elsewhere.iterdir())
-        return told.err
+        return output.err
 
     return run
 
@@ -110,9 +110,9 @@ def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
     text, part = FOREIGN[kind]
     if flags and kind in ("base 60", "base 8", "on"):
         pytest.skip("is left to the study itself, as it does no harm to Hydra")
-    told = refused(*own(tmp_path / "conf", text), "system=mine", *flags)
-    assert part in told
-    assert "mine.yaml" in told
+    message = refused(*own(tmp_path / "conf", text), "system=mine", *flags)
+    assert part in message
+    assert "mine.yaml" in message
 
 
 @pytest.mark.slow
@@ -272,8 +272,8 @@ def test_no_file_of_a_run_holds_a_password(elsewhere: Path, monkeypatch: pytest.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     words = [word for word in S if word not in ("tracking=none", "store=none")]
     assert main([*words, "tracking.uri=http://me:hunter22@127.0.0.1:9/"]) == 0
-    held = [path for path in elsewhere.rglob("*") if path.is_file() and b"hunter22" in path.read_bytes()]
-    assert held == []
+    leaks = [path for path in elsewhere.rglob("*") if path.is_file() and b"hunter22" in path.read_bytes()]
+    assert leaks == []
 
 
 # Code of ours
@@ -284,7 +284,7 @@ def test_nothing_evaluates_text_or_reads_pickles() -> None:
     """Of the shipped packages; worker processes of one study talk to each other through multiprocessing."""
     names = {"eval", "exec", "compile", "__import__"}
     modules = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
-    found = []
+    calls = []
     for path, tree in syntax().items():
         for node in ast.walk(tree):
             called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
@@ -293,10 +293,10 @@ def test_nothing_evaluates_text_or_reads_pickles() -> None:
                 and ({alias.name.partition(".")[0] for alias in node.names} | {str(getattr(node, "module", ""))})
                 & modules
             )
-            given = isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell")
-            if called or imported or given:
-                found.append(f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 0)}")
-    assert found == []
+            is_flag = isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell")
+            if called or imported or is_flag:
+                calls.append(f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 0)}")
+    assert calls == []
 
 
 def test_mlflow_is_told_to_read_no_pickles() -> None:
@@ -312,19 +312,26 @@ def test_mlflow_is_told_to_read_no_pickles() -> None:
 def test_a_run_tells_what_it_was_made_with(capsys: pytest.CaptureFixture[str], elsewhere: Path, tmp_path: Path) -> None:
     words = own(tmp_path / "conf", SYSTEM)
     assert main([*words, "system=mine"]) == 0
-    told = capsys.readouterr().out
-    made = json.loads((elsewhere / "outputs/ficco_sweep/latest/provenance.json").read_text("utf-8"))
-    assert made["command"] == ["python", "-m", "dse", f"--config-dir={tmp_path / 'conf'}", *S, "system=mine"]
+    output = capsys.readouterr().out
+    provenance_of_run = json.loads((elsewhere / "outputs/ficco_sweep/latest/provenance.json").read_text("utf-8"))
+    assert provenance_of_run["command"] == [
+        "python",
+        "-m",
+        "dse",
+        f"--config-dir={tmp_path / 'conf'}",
+        *S,
+        "system=mine",
+    ]
     with (REPOSITORY / "pyproject.toml").open("rb") as file:
         needed = {re.match(r"[\w-]+", text)[0] for text in tomllib.load(file)["project"]["dependencies"]}  # type: ignore[index]
-    assert {*needed, "dse", "SQLite"} <= set(made["versions"])
-    assert made["machine"]["memory_bytes"] > 1 << 28
-    assert {"cpu", "cores", "usable_cores", "system"} <= set(made["machine"])
-    assert {"git", "python", "seed", "backend", "time"} <= set(made)
-    assert f"made with git {made['git']['commit'][:12]}" in told
+    assert {*needed, "dse", "SQLite"} <= set(provenance_of_run["versions"])
+    assert provenance_of_run["machine"]["memory_bytes"] > 1 << 28
+    assert {"cpu", "cores", "usable_cores", "system"} <= set(provenance_of_run["machine"])
+    assert {"git", "python", "seed", "backend", "time"} <= set(provenance_of_run)
+    assert f"made with git {provenance_of_run['git']['commit'][:12]}" in output
     assert main(["report", "study=ficco_sweep"]) == 0
     assert "made with" in capsys.readouterr().out
-    assert main(made["command"][3:]) == 0
+    assert main(provenance_of_run["command"][3:]) == 0
     assert main(["timeline", "study=ficco_sweep", f"key={_first_key(elsewhere)}"]) == 0
 
 
@@ -341,10 +348,10 @@ def test_results_of_another_commit_are_told(elsewhere: Path, monkeypatch: pytest
     for commit in ("a" * 40, "b" * 40, "b" * 40):
         monkeypatch.setattr(provenance, "_git", lambda root, commit=commit: {"commit": commit, "dirty": False})
         assert main(words) == 0
-        made = json.loads((elsewhere / "outputs/ficco_sweep/latest/provenance.json").read_text("utf-8"))
-        mixed.append([one["changed"] for one in made["mixed"]])
+        provenance_of_run = json.loads((elsewhere / "outputs/ficco_sweep/latest/provenance.json").read_text("utf-8"))
+        mixed.append([change["changed"] for change in provenance_of_run["mixed"]])
     assert mixed == [[], [[f"git {'a' * 12} -> {'b' * 12}"]], [[f"git {'a' * 12} -> {'b' * 12}"]]]
-    assert f"git {'a' * 12} -> {'b' * 12}" in provenance.describe(made)
+    assert f"git {'a' * 12} -> {'b' * 12}" in provenance.describe(provenance_of_run)
 
 
 def test_uncommitted_changes_and_new_files_of_the_code_count_and_another_checkout_around_it_does_not(

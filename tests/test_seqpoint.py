@@ -86,9 +86,9 @@ def test_a_bucketed_epoch_batches_sequences_of_a_bucket(width: int) -> None:
     """The order of buckets is cut into batches of 16, each as long as its last bucket says, whatever their order."""
     buckets = np.sort((sequence_lengths(lengths(), 0) - 1) // width)
     last = np.minimum(np.arange(15, len(buckets) + 15, 16), len(buckets) - 1)
-    found = iteration_lengths(lengths(order="bucketed", bucket_width=width), 16, 0)
-    assert np.array_equal(np.sort((found - 1) // width), buckets[last])
-    assert (np.diff(found) < 0).any()  # batches are shuffled
+    iteration_sizes = iteration_lengths(lengths(order="bucketed", bucket_width=width), 16, 0)
+    assert np.array_equal(np.sort((iteration_sizes - 1) // width), buckets[last])
+    assert (np.diff(iteration_sizes) < 0).any()  # batches are shuffled
 
 
 def test_batches_that_are_not_filled_are_kept_or_dropped() -> None:
@@ -122,9 +122,9 @@ def test_units_tails_and_bounds() -> None:
     ],
 )
 def test_a_data_set_that_makes_no_sense_is_refused(changes: dict[str, Any], part: str) -> None:
-    with pytest.raises(ValidationError) as told:
+    with pytest.raises(ValidationError) as error:
         lengths(**changes)
-    assert part in str(told.value)
+    assert part in str(error.value)
 
 
 # What is chosen
@@ -135,66 +135,66 @@ def epochs(draw: st.DrawFn, *, equal: bool = True) -> Epoch:
     """An epoch; equal: iterations of one length take equally long."""
     size, seed = draw(st.integers(1, 300)), draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
-    found = random.integers(1, draw(st.integers(2, 200)), size)
-    times = random.uniform(0.1, 1, 200)[found] if draw(st.booleans()) else 0.01 * found + 1e-4 * found**2
-    return found, times if equal else times * random.uniform(0.9, 1.1, size)
+    sizes = random.integers(1, draw(st.integers(2, 200)), size)
+    times = random.uniform(0.1, 1, 200)[sizes] if draw(st.booleans()) else 0.01 * sizes + 1e-4 * sizes**2
+    return sizes, times if equal else times * random.uniform(0.9, 1.1, size)
 
 
 @given(epochs(equal=False), st.integers(1, 20), st.sampled_from([0.1, 0.01, 1e-4]))
 def test_weights_are_all_iterations_and_representatives_lie_in_their_bins(epoch: Epoch, k0: int, error: float) -> None:
     sizes, seconds = epoch
-    found = choose(method("seqpoint", k0=k0, error=error, few=3), sizes, seconds)
+    sample = choose(method("seqpoint", k0=k0, error=error, few=3), sizes, seconds)
     unique = np.unique(sizes)
-    assert found.weights.sum() == len(sizes)
-    assert len(found.places) <= found.bins <= len(unique)
-    assert found.error == pytest.approx(project_epoch(found, seconds) / seconds.sum() - 1, abs=1e-12)
-    if found.bins < len(unique):
-        edges = sizes.min() + np.arange(found.bins + 1) * (sizes.max() - sizes.min()) / found.bins
-        for place, weight in zip(found.places, found.weights, strict=True):
-            bin_ = min(np.searchsorted(edges, sizes[place] + 1e-9) - 1, found.bins - 1)
-            last = bin_ == found.bins - 1
+    assert sample.weights.sum() == len(sizes)
+    assert len(sample.places) <= sample.bins <= len(unique)
+    assert sample.error == pytest.approx(project_epoch(sample, seconds) / seconds.sum() - 1, abs=1e-12)
+    if sample.bins < len(unique):
+        edges = sizes.min() + np.arange(sample.bins + 1) * (sizes.max() - sizes.min()) / sample.bins
+        for place, weight in zip(sample.places, sample.weights, strict=True):
+            bin_ = min(np.searchsorted(edges, sizes[place] + 1e-9) - 1, sample.bins - 1)
+            last = bin_ == sample.bins - 1
             inside = (sizes >= edges[bin_] - 1e-9) & ((sizes < edges[bin_ + 1] - 1e-9) | last)
             assert inside.sum() == weight
 
 
 @given(epochs(equal=False), st.sampled_from([0.1, 0.01, 1e-3, 1e-5]))
 def test_bins_grow_only_while_the_error_is_above_the_bound(epoch: Epoch, error: float) -> None:
-    found = choose(method("seqpoint", error=error, few=0), *epoch)
+    sample = choose(method("seqpoint", error=error, few=0), *epoch)
     every = len(np.unique(epoch[0]))
-    assert abs(found.error) <= error or found.bins == every
-    for fewer in range(5, found.bins):
+    assert abs(sample.error) <= error or sample.bins == every
+    for fewer in range(5, sample.bins):
         assert abs(choose(method("seqpoint", k0=fewer, error=1.0, few=0), *epoch).error) > error
-    assert found.bins == every if every <= 5 else found.bins >= 5
+    assert sample.bins == every if every <= 5 else sample.bins >= 5
 
 
 @given(epochs(), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1))
-def test_a_smaller_bound_never_needs_fewer_bins(epoch: Epoch, one: float, other: float) -> None:
-    small, large = (choose(method("seqpoint", error=bound), *epoch).bins for bound in sorted((one, other)))
+def test_a_smaller_bound_never_needs_fewer_bins(epoch: Epoch, first: float, other: float) -> None:
+    small, large = (choose(method("seqpoint", error=bound), *epoch).bins for bound in sorted((first, other)))
     assert small >= large
 
 
 @given(epochs(), st.integers(1, 30))
 def test_the_error_is_within_half_the_gaps_between_times_of_a_bin(epoch: Epoch, bins: int) -> None:
     sizes, seconds = epoch
-    found = choose(method("seqpoint", k0=bins, error=1.0, few=0), sizes, seconds)
+    sample = choose(method("seqpoint", k0=bins, error=1.0, few=0), sizes, seconds)
     bound = 0.0
-    if found.bins < len(np.unique(sizes)):
-        bin_ = np.minimum((sizes - sizes.min()) * found.bins // (sizes.max() - sizes.min()), found.bins - 1)
-        for one in np.unique(bin_):
-            times = np.unique(seconds[bin_ == one])
-            bound += (bin_ == one).sum() * np.diff(times, prepend=times[0]).max() / 2
-    assert abs(project_epoch(found, seconds) - seconds.sum()) <= bound + 1e-9 * seconds.sum()
+    if sample.bins < len(np.unique(sizes)):
+        bin_ = np.minimum((sizes - sizes.min()) * sample.bins // (sizes.max() - sizes.min()), sample.bins - 1)
+        for bin_number in np.unique(bin_):
+            times = np.unique(seconds[bin_ == bin_number])
+            bound += (bin_ == bin_number).sum() * np.diff(times, prepend=times[0]).max() / 2
+    assert abs(project_epoch(sample, seconds) - seconds.sum()) <= bound + 1e-9 * seconds.sum()
 
 
 @given(epochs(), st.floats(0.1, 10))
 def test_a_configuration_that_is_faster_by_one_factor_has_the_same_error_and_an_exact_speed_up(
     epoch: Epoch, factor: float
 ) -> None:
-    found = choose(method("seqpoint"), *epoch)
+    sample = choose(method("seqpoint"), *epoch)
     both = np.stack([epoch[1], factor * epoch[1]])
-    true, told = both.sum(-1), project_epoch(found, both)
-    assert told / true - 1 == pytest.approx(found.error, abs=1e-9)
-    assert told[0] / told[1] == pytest.approx(true[0] / true[1])
+    true, projected = both.sum(-1), project_epoch(sample, both)
+    assert projected / true - 1 == pytest.approx(sample.error, abs=1e-9)
+    assert projected[0] / projected[1] == pytest.approx(true[0] / true[1])
 
 
 @given(epochs(), st.randoms(use_true_random=False))
@@ -203,38 +203,38 @@ def test_the_order_of_an_epoch_changes_nothing(epoch: Epoch, random: Any) -> Non
     random.shuffle(order)
     sizes, seconds = epoch
     for name in ("seqpoint", "frequent", "median", "worst", "all"):
-        one, other = choose(method(name), sizes, seconds), choose(method(name), sizes[order], seconds[order])
-        chosen = [(sizes[one.places], one), (sizes[order][other.places], other)]
-        (mine, weights), (theirs, others) = ((sorted(held), found.weights) for held, found in chosen)
+        sample, other = choose(method(name), sizes, seconds), choose(method(name), sizes[order], seconds[order])
+        chosen = [(sizes[sample.places], sample), (sizes[order][other.places], other)]
+        (mine, weights), (theirs, weights_again) = ((sorted(sizes_run), choice.weights) for sizes_run, choice in chosen)
         assert mine == theirs
-        assert np.array_equal(weights, others)
+        assert np.array_equal(weights, weights_again)
 
 
 @given(epochs(equal=False))
 def test_all_is_exact_on_every_configuration(epoch: Epoch) -> None:
-    found = choose(method("all"), *epoch)
+    sample = choose(method("all"), *epoch)
     other = epoch[1][::-1]
-    assert project_epoch(found, other) == pytest.approx(other.sum())
-    assert cut_sequential(found, other) == pytest.approx(1)
-    assert iterations_cut(found) == 1
+    assert project_epoch(sample, other) == pytest.approx(other.sum())
+    assert cut_sequential(sample, other) == pytest.approx(1)
+    assert iterations_cut(sample) == 1
 
 
 @given(epochs())
 def test_where_lengths_are_few_each_stands_for_itself(epoch: Epoch) -> None:
     unique, counts = np.unique(epoch[0], return_counts=True)
-    found = choose(method("seqpoint", few=len(unique)), *epoch)
-    assert np.array_equal(epoch[0][found.places], unique)
-    assert np.array_equal(found.weights, counts)
-    assert abs(found.error) < 1e-9
+    sample = choose(method("seqpoint", few=len(unique)), *epoch)
+    assert np.array_equal(epoch[0][sample.places], unique)
+    assert np.array_equal(sample.weights, counts)
+    assert abs(sample.error) < 1e-9
 
 
 def test_baselines_are_what_they_say() -> None:
     sizes = np.array([5, 1, 1, 9, 2, 2, 2, 3, 4, 30])
     seconds = sizes * 0.1
     for name, size in (("frequent", 2), ("median", 2), ("worst", 30)):
-        found = choose(method(name), sizes, seconds)
-        assert sizes[found.places] == [size]
-        assert found.weights == [10]
+        sample = choose(method(name), sizes, seconds)
+        assert sizes[sample.places] == [size]
+        assert sample.weights == [10]
     prior = choose(method("prior", warm_up=1, window=4), sizes, seconds)
     assert list(prior.places) == [1, 2, 3, 4]
     assert list(prior.weights) == [2.5] * 4
@@ -243,17 +243,17 @@ def test_baselines_are_what_they_say() -> None:
 
 
 def test_of_iterations_of_one_length_the_one_nearest_to_their_mean_is_run() -> None:
-    found = choose(method("seqpoint"), [3, 3, 3, 7], [1.0, 1.6, 1.4, 2.0])
-    assert list(found.places) == [2, 3]
-    assert found.error == pytest.approx((3 * 1.4 + 2) / 6 - 1)
+    sample = choose(method("seqpoint"), [3, 3, 3, 7], [1.0, 1.6, 1.4, 2.0])
+    assert list(sample.places) == [2, 3]
+    assert sample.error == pytest.approx((3 * 1.4 + 2) / 6 - 1)
 
 
 def test_a_bin_without_iterations_has_no_representative() -> None:
     sizes = np.array([1, 2, 3, 4, 5, 100])
-    found = choose(method("seqpoint", few=0, error=1.0), sizes, sizes * 0.1)
-    assert found.bins == 5
-    assert list(sizes[found.places]) == [3, 100]
-    assert list(found.weights) == [5, 1]
+    sample = choose(method("seqpoint", few=0, error=1.0), sizes, sizes * 0.1)
+    assert sample.bins == 5
+    assert list(sizes[sample.places]) == [3, 100]
+    assert list(sample.weights) == [5, 1]
 
 
 def test_cuts() -> None:
@@ -267,8 +267,8 @@ def test_cuts() -> None:
 @pytest.mark.parametrize("name", sorted(shipped("iterations")))
 def test_a_shipped_choice_works_on_a_shipped_data_set(name: str) -> None:
     sizes = iteration_lengths(Lengths.model_validate(shipped("lengths")["iwslt15"]), 64, 0)
-    found = choose(Iterations.model_validate(shipped("iterations")[name]), sizes, 0.01 * sizes)
-    assert found.weights.sum() == pytest.approx(len(sizes))
+    sample = choose(Iterations.model_validate(shipped("iterations")[name]), sizes, 0.01 * sizes)
+    assert sample.weights.sum() == pytest.approx(len(sizes))
 
 
 # Logs of one's own
@@ -284,18 +284,18 @@ def test_a_log_is_sampled_printed_and_written(tmp_path: Path, capsys: pytest.Cap
     data = log(tmp_path / "log.csv", *(f"{size},{size * 1e-3:g},{size * 2e-3:g}" for size in sizes))
     out = tmp_path / "points.csv"
     assert main(["seqpoint", f"data={data}", "k0=6", "error=0.005", f"out={out}"]) == 0
-    told = capsys.readouterr().out
-    assert "seconds_slow" in told
-    assert "of 500 iterations" in told
-    assert "all at once" in told
+    output = capsys.readouterr().out
+    assert "seconds_slow" in output
+    assert "of 500 iterations" in output
+    assert "all at once" in output
     with out.open(encoding="utf-8") as text:
         rows = list(csv.DictReader(text))
     assert sum(float(row["weight"]) for row in rows) == 500
     for row in rows:
         assert sizes[int(row["iteration"])] == int(row["sequence_length"])
-    found = read(data)
-    assert list(found) == ["sequence_length", "seconds", "seconds_slow"]
-    assert np.array_equal(found["sequence_length"], sizes)
+    table = read(data)
+    assert list(table) == ["sequence_length", "seconds", "seconds_slow"]
+    assert np.array_equal(table["sequence_length"], sizes)
 
 
 def test_iterations_of_one_length_that_differ_are_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,9 +326,9 @@ def test_a_bad_log_is_told_by_line_and_column(
 ) -> None:
     data, out = log(tmp_path / "log.csv", *rows, columns=columns), tmp_path / "points.csv"
     assert main(["seqpoint", f"data={data}", f"out={out}"]) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert all(part in told for part in parts), told
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    assert all(part in message for part in parts), message
     assert not out.exists()
 
 
@@ -355,7 +355,7 @@ def test_a_log_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture
     before = data.read_bytes()
     assert main(["seqpoint", f"data={data}", f"out={data}"]) == 2
     assert main(["seqpoint", f"data={data}", f"out={tmp_path / 'absent' / 'points.csv'}"]) == 2
-    told = capsys.readouterr().err
-    assert "would write over the log" in told
-    assert "cannot be written" in told
+    message = capsys.readouterr().err
+    assert "would write over the log" in message
+    assert "cannot be written" in message
     assert data.read_bytes() == before

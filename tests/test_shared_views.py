@@ -102,7 +102,7 @@ def test_a_browser_shows_metrics_and_knobs_of_the_saved_view(server: tuple[str, 
 
 def headers(page: str, profile: Path) -> set[str]:
     """Columns that can be sorted, as a browser shows them; asked again while the page still loads."""
-    found: set[str] = set()
+    names: set[str] = set()
     for _ in range(3):
         command = [
             str(CHROMIUM),
@@ -114,8 +114,8 @@ def headers(page: str, profile: Path) -> set[str]:
         ]
         with suppress(subprocess.TimeoutExpired):
             text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-            found = set(re.findall(r'data-testid="sort-header-([^"]+)"', text))
-        if found:
-            return found
+            names = set(re.findall(r'data-testid="sort-header-([^"]+)"', text))
+        if names:
+            return names
         time.sleep(1)
-    return found
+    return names

@@ -37,9 +37,9 @@ def makespan(shapes: list[tuple[int, int, int]], kernels_: Choice, degree: int, 
         "workload": {"name": "mine", "queues": [{"name": "mine", "gemms": gemms}]},
         "schedule": {**shipped("schedule")["go_kernels"], "kernels": kernels_, "num_streams": degree},
     }
-    (found,) = BACKEND.evaluate([Batch(BACKEND.design(BACKEND.scenarios(tree)["mine"]))])
-    assert found.ok.all()
-    return float(found.column("makespan_s")[0])
+    (result,) = BACKEND.evaluate([Batch(BACKEND.design(BACKEND.scenarios(tree)["mine"]))])
+    assert result.ok.all()
+    return float(result.column("makespan_s")[0])
 
 
 @pytest.mark.slow
@@ -62,11 +62,11 @@ def test_equal_gemms_at_once_take_what_the_closed_form_says(m: int, n: int, k: i
 def test_globally_optimised_kernels_are_no_worse_than_the_librarys_and_no_better_than_the_best(
     m: int, n: int, k: int, degree: int
 ) -> None:
-    took = [
+    times = [
         float(chosen(GPU, (m, n, k), precision="fp16", degree=degree, choice=how).together(GPU, degree))
         for how in ("best", "shared", "isolated")
     ]
-    assert took == sorted(took)
+    assert times == sorted(times)
 
 
 @given(SIZES, SIZES, SIZES, DEGREES)
@@ -83,9 +83,9 @@ def test_what_a_kernel_reads_lies_between_once_and_in_every_wave(m: int, n: int,
 
 @given(SIZES, SIZES, SIZES)
 def test_fewer_cus_never_make_a_kernel_faster(m: int, n: int, k: int) -> None:
-    took = [kernels(GPU, (m, n, k), precision="fp16", share=share).seconds(GPU) for share in SHARES]
-    assert (took[0] <= took[1] * (1 + 1e-12)).all()
-    assert (took[1] <= took[2] * (1 + 1e-12)).all()
+    times = [kernels(GPU, (m, n, k), precision="fp16", share=share).seconds(GPU) for share in SHARES]
+    assert (times[0] <= times[1] * (1 + 1e-12)).all()
+    assert (times[1] <= times[2] * (1 + 1e-12)).all()
 
 
 def test_tiles_fit_into_registers_and_lds() -> None:
@@ -94,8 +94,8 @@ def test_tiles_fit_into_registers_and_lds() -> None:
     assert library.register_bytes and library.lds_bytes and library.tile_depth
     few = every.occupancy == 1
     assert (4 * every.rows * every.cols * every.occupancy <= library.register_bytes)[~few].all()
-    held = 2 * 2 * (every.rows + every.cols) * library.tile_depth * every.occupancy
-    assert (held <= library.lds_bytes)[~few].all()
+    lds_bytes = 2 * 2 * (every.rows + every.cols) * library.tile_depth * every.occupancy
+    assert (lds_bytes <= library.lds_bytes)[~few].all()
     assert every.occupancy.max() > 4 > every.occupancy.min() == 1
 
 
@@ -126,9 +126,12 @@ def test_a_grid_of_hardware_and_shapes_is_as_its_designs_one_by_one() -> None:
     }
     assert all(BACKEND.is_axis(path, design) for path in axes)
     batch = Batch(Batch(design, axes).at(0), axes)
-    (found,) = BACKEND.evaluate([batch])
-    alone = [float(one.column("makespan_s")[0]) for one in BACKEND.evaluate([Batch(one) for one in batch.designs()])]
-    assert found.column("makespan_s") == pytest.approx(alone, rel=1e-12)
+    (grid,) = BACKEND.evaluate([batch])
+    alone = [
+        float(result.column("makespan_s")[0])
+        for result in BACKEND.evaluate([Batch(point) for point in batch.designs()])
+    ]
+    assert grid.column("makespan_s") == pytest.approx(alone, rel=1e-12)
     assert len(set(alone)) > 4
 
 
@@ -146,7 +149,7 @@ def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["system=mi210_4"], "is needed where kernels share a GPU"),
         (["workload=dlrm"], "are no GEMMs that wait for nobody"),
@@ -154,9 +157,9 @@ def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
         (["workload.only=[nothing]"], "names no workload of the list"),
     ],
 )
-def test_what_cannot_share_is_told(words: list[str], told: str, tmp_path: Path, capsys: Any) -> None:
+def test_what_cannot_share_is_told(words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
     assert main(["study=goldyloc", f"output_dir={tmp_path}", "tracking=none", "store=none", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_predictor_learns_what_can_be_learned() -> None:
@@ -166,9 +169,9 @@ def test_a_predictor_learns_what_can_be_learned() -> None:
     features = random.uniform(0, 4, (300, 1))
     seconds = 1 + 0.2 * np.abs(np.log2(degrees)[None] - np.round(features))
     predictor = DegreePredictor.learn(features[:200], seconds[:200], degrees)
-    found = score_choices(seconds[200:], seconds[200:, 0], predictor.choose(features[200:]))
-    assert found["within_5_percent"] > 0.9
-    assert found["largest_regret"] <= 0.2 + 1e-9
+    scores = score_choices(seconds[200:], seconds[200:, 0], predictor.choose(features[200:]))
+    assert scores["within_5_percent"] > 0.9
+    assert scores["largest_regret"] <= 0.2 + 1e-9
 
 
 FEW = ["tracking=none", "store=none", "timeline=false"]
@@ -187,10 +190,10 @@ def test_the_study_judges_its_claims_and_the_predictor_queues_it_has_not_seen(tm
     missed = {name for name, row in rows.items() if row["within"] is False}
     assert missed == {"goldyloc.vs_sequential_max", "goldyloc.half_quarter_suffice"}
     assert all(rows[name]["reason"] for name in missed)
-    found = json.loads((folder / "predictor.json").read_text("utf-8"))
-    assert found["within_5_percent"] >= 0.95
-    assert found["worst_against_sequential"] <= 1.05
-    assert found["judged_on"] >= 50
+    report = json.loads((folder / "predictor.json").read_text("utf-8"))
+    assert report["within_5_percent"] >= 0.95
+    assert report["worst_against_sequential"] <= 1.05
+    assert report["judged_on"] >= 50
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"degrees", "queues"}
 
 
@@ -218,7 +221,7 @@ def test_narrowed_and_sampled_spaces_are_told_without_claims(tmp_path: Path) -> 
 @pytest.mark.nightly
 def test_tuning_for_every_degree_is_timed(capsys: Any) -> None:
     assert tuning.main(["--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["shapes"] >= 50
-    assert found["degrees"] == 16
-    assert found["tuning_s"] < found["one_by_one_s"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["shapes"] >= 50
+    assert report["degrees"] == 16
+    assert report["tuning_s"] < report["one_by_one_s"]

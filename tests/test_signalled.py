@@ -36,15 +36,17 @@ def test_one_kernel_beats_a_kernel_for_each_shard_and_no_ideal(pattern: str) -> 
     sizes = {**SIZES, **GATHER}
     if pattern == "reduce_scatter":
         sizes |= {"workload.operators.gemm.n": 8192, "workload.operators.gemm.k": 57344}
-    one, several, serial = (makespan(name, sizes, pattern=pattern) for name in ("signalled", "shard_p2p", "serial"))
-    assert one < several < serial
+    signalled, several, serial = (
+        makespan(name, sizes, pattern=pattern) for name in ("signalled", "shard_p2p", "serial")
+    )
+    assert signalled < several < serial
 
 
 @pytest.mark.slow
 @given(factor=st.floats(0.2, 1.0))
 def test_a_slower_kernel_takes_longer_by_no_more_than_its_rate(factor: float) -> None:
-    whole, slower = (makespan("signalled", {"schedule.kernel_rate": rate}) for rate in (1.0, factor))
-    assert whole * (1 - 1e-9) <= slower <= whole / factor * (1 + 1e-9)
+    full_rate, slower = (makespan("signalled", {"schedule.kernel_rate": rate}) for rate in (1.0, factor))
+    assert full_rate * (1 - 1e-9) <= slower <= full_rate / factor * (1 + 1e-9)
 
 
 @pytest.mark.slow

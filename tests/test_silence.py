@@ -50,8 +50,8 @@ def installed(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def proxy(postgres: Server) -> Iterator[Proxy]:
-    with before(postgres.port) as found:
-        yield found
+    with before(postgres.port) as silent:
+        yield silent
 
 
 @pytest.fixture
@@ -80,18 +80,18 @@ def in_time(work: Callable[[], object]) -> None:
         raise done[0]
 
 
-def point(held: StoreSession, x: int) -> None:
+def point(session: StoreSession, x: int) -> None:
     """All that a study asks of its store for one point."""
-    held.find(keys_of([x]))
-    held.lease([keys_of([x])])
-    assert held.is_shared in (True, False)
-    held.record(fresh([x]), [keys_of([x])])
-    held.flush()
+    session.find(keys_of([x]))
+    session.lease([keys_of([x])])
+    assert session.is_shared in (True, False)
+    session.record(fresh([x]), [keys_of([x])])
+    session.flush()
 
 
 def has_all(store: Store, count: int) -> bool:
-    found = store.find(keys_of(range(count)), store.number(CONTEXT))
-    return bool(found.known.all()) and rows(found.results) == rows(made(range(count)))
+    lookup = store.find(keys_of(range(count)), store.number(CONTEXT))
+    return bool(lookup.known.all()) and rows(lookup.results) == rows(made(range(count)))
 
 
 # Silence
@@ -100,16 +100,16 @@ def has_all(store: Store, count: int) -> bool:
 @pytest.mark.slow
 def test_a_server_that_falls_silent_is_told_in_time_and_loses_nothing(proxy: Proxy, direct: str) -> None:
     store = Store(proxy.before(direct), patience_s=2.0)
-    held = StoreSession(store, Hold(1, CONTEXT))
-    point(held, 0)
+    session = StoreSession(store, Hold(1, CONTEXT))
+    point(session, 0)
     proxy.is_silent = True
     with pytest.raises(StoreError, match=r"does not answer .*nothing recorded is lost"):
-        in_time(lambda: point(held, 1))
+        in_time(lambda: point(session, 1))
     proxy.is_silent = False
     proxy.forget()  # as what went missing was not sent again
-    held.flush()
-    point(held, 1)
-    held.leave()
+    session.flush()
+    point(session, 1)
+    session.leave()
     assert has_all(Store(direct), 2)
 
 
@@ -120,24 +120,24 @@ def test_a_server_that_is_stopped_is_told_in_time_and_goes_on_once_it_is_woken(
     postgres: Server, direct: str, by: str
 ) -> None:
     store = Store(direct if by == "port" else postgres.on_socket(direct), patience_s=2.0)
-    held = StoreSession(store, Hold(1, CONTEXT))
-    point(held, 0)
+    session = StoreSession(store, Hold(1, CONTEXT))
+    point(session, 0)
     with postgres.stopped(), pytest.raises(StoreError, match="does not answer"):
-        in_time(lambda: point(held, 1))
-    point(held, 1)
-    held.leave()
+        in_time(lambda: point(session, 1))
+    point(session, 1)
+    session.leave()
     assert has_all(Store(direct), 2)
 
 
 @pytest.mark.slow
 def test_a_connection_that_one_side_has_forgotten_is_replaced(proxy: Proxy, direct: str) -> None:
     store = Store(proxy.before(direct), patience_s=4.0)
-    held = StoreSession(store, Hold(1, CONTEXT))
+    session = StoreSession(store, Hold(1, CONTEXT))
     for x in range(4):
         if x % 2:
             proxy.forget()
-        in_time(lambda x=x: point(held, x))  # type: ignore[misc]
-    held.leave()
+        in_time(lambda x=x: point(session, x))  # type: ignore[misc]
+    session.leave()
     assert has_all(Store(direct), 4)
 
 
@@ -196,15 +196,15 @@ def test_a_view_whose_server_falls_silent_is_passed_over(
 
 @pytest.mark.slow
 def test_a_point_takes_few_round_trips_so_that_a_slow_network_does(proxy: Proxy, direct: str) -> None:
-    held = StoreSession(Store(proxy.before(direct)), Hold(1, CONTEXT))
-    point(held, 100)
+    session = StoreSession(Store(proxy.before(direct)), Hold(1, CONTEXT))
+    point(session, 100)
     proxy.delay_s = 0.1
     for x in range(4):
         earlier = proxy.round_trips
-        point(held, x)
+        point(session, x)
         assert proxy.round_trips - earlier <= 5
     proxy.delay_s = 0.0
-    held.leave()
+    session.leave()
 
 
 # Garbled answers
@@ -221,20 +221,20 @@ def test_a_flipped_bit_in_an_answer_ends_in_the_same_results_or_in_one_sentence(
     def work() -> None:
         try:
             store = Store(proxy.before(direct), patience_s=2.0)
-            held = StoreSession(store, Hold(1, CONTEXT))
+            own_session = StoreSession(store, Hold(1, CONTEXT))
             for x in range(2):
-                point(held, x)
-            held.leave()
+                point(own_session, x)
+            own_session.leave()
         except StoreError as error:
             assert str(error)
 
     in_time(work)
     proxy.flip = None
     store = Store(direct)
-    held = StoreSession(store, Hold(2, CONTEXT))
+    session = StoreSession(store, Hold(2, CONTEXT))
     for x in range(2):
-        point(held, x)
-    held.leave()
+        point(session, x)
+    session.leave()
     assert has_all(store, 2)
     assert store.check()[1] == 0
 
@@ -299,16 +299,16 @@ def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
 @pytest.mark.slow
 def test_what_is_not_there_after_it_was_written_is_an_error_and_is_kept(url: str) -> None:  # noqa: F811
     store = Store(url)
-    held = StoreSession(store, Hold(1, CONTEXT))
-    held.record(fresh([0]), [])
-    held.flush()
+    session = StoreSession(store, Hold(1, CONTEXT))
+    session.record(fresh([0]), [])
+    session.flush()
     do(store, TRIGGER[store.database.dialect.name])
     with pytest.raises(StoreError, match="2 of 2 results were handed over and are not there"):
-        held.record(fresh([1, 2]), [])
-        held.flush()
+        session.record(fresh([1, 2]), [])
+        session.flush()
     do(store, ["DROP TRIGGER spy" + (" ON results" if url.startswith("postgresql") else "")])
-    held.flush()
-    held.leave()
+    session.flush()
+    session.leave()
     assert has_all(store, 3)
 
 

@@ -25,11 +25,11 @@ schedules = st.sampled_from(FOR_ALL)
 chosen = st.dictionaries(st.sampled_from(sorted(SITES)), schedules, min_size=1)
 
 
-def tree(sites: Any, *, system: str = "h100_8", layers: int = 4, **own: Any) -> dict[str, Any]:
+def tree(sites: Any, *, system: str = "h100_8", layers: int = 4, **overrides: Any) -> dict[str, Any]:
     """A step of a Llama of four layers on eight GPUs. own: values of `run` and `parallel`."""
     run = {"mode": "training", "batch": 1, "sequence_length": 2048, "precision": "bf16"}
     parallel = {"tp": 8, "pp": 1, "dp": 1, "sequence_parallel": True}
-    for name, value in own.items():
+    for name, value in overrides.items():
         (run if name in ("mode", "batch", "sequence_length") else parallel)[name] = value
     return {
         "system": tree_of(system),
@@ -42,18 +42,18 @@ def tree(sites: Any, *, system: str = "h100_8", layers: int = 4, **own: Any) -> 
     }
 
 
-def step(sites: Any, **own: Any) -> Any:
-    return BACKEND.design(tree(sites, **own))
+def step(sites: Any, **overrides: Any) -> Any:
+    return BACKEND.design(tree(sites, **overrides))
 
 
-def seconds(sites: Any, **own: Any) -> float:
-    design = step(sites, **own)
+def seconds(sites: Any, **overrides: Any) -> float:
+    design = step(sites, **overrides)
     assert BACKEND.problems(design) == []
     return float(metrics_of(design)["iteration_s"])
 
 
-def reasons(sites: Any, **own: Any) -> str:
-    return "; ".join(map(str, BACKEND.problems(step(sites, **own))))
+def reasons(sites: Any, **overrides: Any) -> str:
+    return "; ".join(map(str, BACKEND.problems(step(sites, **overrides))))
 
 
 # What a schedule makes of a step
@@ -67,10 +67,10 @@ def test_a_step_adds_up_ends_as_its_closed_form_does_and_works_as_without_schedu
 ) -> None:
     again = {"recompute": "all" if recompute else "none"}
     serial, design = (
-        one.model_copy(update={"run": one.run.model_copy(update=again)}) for one in (step({}), step(sites))
+        point.model_copy(update={"run": point.run.model_copy(update=again)}) for point in (step({}), step(sites))
     )
-    made = iteration(design)
-    assert max(task.finish_s for task in intervals(made)) == pytest.approx(float(made.seconds), rel=1e-9)
+    built = iteration(design)
+    assert max(task.finish_s for task in intervals(built)) == pytest.approx(float(built.seconds), rel=1e-9)
     metrics = {name: float(value) for name, value in metrics_of(design).items()}
     parts = ("forward_s", "backward_s", "optimizer_s", "serialized_s", "exposed_dp_s", "bubble_s", "host_s")
     assert sum(metrics[name] for name in parts) == pytest.approx(metrics["iteration_s"], rel=1e-9)
@@ -99,14 +99,14 @@ def test_serial_sites_are_the_step_without_sites() -> None:
 def test_a_gather_that_moves_in_no_time_costs_no_more_than_its_launches(name: str, schedule: str) -> None:
     """With links and HBM of any speed what is left is the GEMM in chunks: the critical path of the site."""
     fast = {"link_bytes_per_s": 1e15, "library": None}
-    own = tree({name: schedule})
-    node = {**own["system"]["node"], **fast}
-    own["system"] = {**own["system"], "node": node, "costs": {"gemm": "fitted", "collective": "links"}}
+    root = tree({name: schedule})
+    node = {**root["system"]["node"], **fast}
+    root["system"] = {**root["system"], "node": node, "costs": {"gemm": "fitted", "collective": "links"}}
     node["library"] = {"bytes_per_s": 1e15, "latency_s": 1e-12}
     node.pop("in_switch", None)
-    made = iteration(BACKEND.design(own))
-    exposed = sum(float(part.seconds) for part in made.passes.parts if part.op.name in SITES[name].collectives)
-    assert exposed < 0.02 * float(made.seconds)
+    built = iteration(BACKEND.design(root))
+    exposed = sum(float(part.seconds) for part in built.passes.parts if part.op.name in SITES[name].collectives)
+    assert exposed < 0.02 * float(built.seconds)
 
 
 def test_a_grid_over_numbers_of_sites_is_one_design_after_the_other() -> None:
@@ -114,8 +114,10 @@ def test_a_grid_over_numbers_of_sites_is_one_design_after_the_other() -> None:
     axes = {"sites.ffn_in.comm_cus": [4, 8, 16], "sites.ffn_out.comm_cus": [8, 24]}
     together = gridded(design, axes)
     arrays = {path: np.asarray(values) for path, values in axes.items()}
-    alone = [BACKEND.evaluate([Batch(one)])[0] for one in Batch(Batch(design, arrays).at(0), arrays).designs()]
-    assert together.metrics["iteration_s"] == pytest.approx([one.metrics["iteration_s"][0] for one in alone], rel=1e-12)
+    alone = [BACKEND.evaluate([Batch(point)])[0] for point in Batch(Batch(design, arrays).at(0), arrays).designs()]
+    assert together.metrics["iteration_s"] == pytest.approx(
+        [result.metrics["iteration_s"][0] for result in alone], rel=1e-12
+    )
     assert len(set(together.metrics["iteration_s"])) == 6
 
 
@@ -125,16 +127,16 @@ def test_what_a_schedule_makes_of_a_site_is_remembered_by_content() -> None:
     assert TensorGroup.of(machine, tp=8, precision="bf16") is group
     assert TensorGroup.of(machine, tp=4, precision="bf16") is not group
     metrics_of(step({"ffn_in": "shard_p2p"}).model_copy(update={"system": machine}))
-    known = len(group.effects)
+    count = len(group.effects)
     metrics_of(step({"ffn_in": "shard_p2p"}).model_copy(update={"system": machine}))
-    assert len(group.effects) == known > 0
+    assert len(group.effects) == count > 0
 
 
 # What may be chosen
 
 
 @pytest.mark.parametrize(
-    ("sites", "own", "told"),
+    ("sites", "overrides", "message"),
     [
         ({"ffn_in": "shard_p2p"}, {"sequence_parallel": False}, "sites.ffn_in = 'shard_p2p': is no site of this step"),
         ({"ffn_in": "shard_p2p"}, {"tp": 1, "sequence_parallel": False}, "needs parallel.tp > 1"),
@@ -145,12 +147,12 @@ def test_what_a_schedule_makes_of_a_site_is_remembered_by_content() -> None:
         ({"ffn_in": "hetero_fused_1d comm_engine=cu comm_cus=99"}, {}, "sites.ffn_in.comm_cus = 99"),
     ],
 )
-def test_a_schedule_that_a_site_cannot_have_is_infeasible(sites: Any, own: dict[str, Any], told: str) -> None:
-    assert told in reasons(sites, **own)
+def test_a_schedule_that_a_site_cannot_have_is_infeasible(sites: Any, overrides: dict[str, Any], message: str) -> None:
+    assert message in reasons(sites, **overrides)
 
 
 @pytest.mark.parametrize(
-    ("sites", "told"),
+    ("sites", "message"),
     [
         ({"fnn_in": "shard_p2p"}, "sites.fnn_in: is no site (did you mean `ffn_in`?)"),
         ({"ffn_in": "shard_p3p"}, "sites.ffn_in = 'shard_p3p': is neither a shipped option nor a YAML file"),
@@ -160,10 +162,10 @@ def test_a_schedule_that_a_site_cannot_have_is_infeasible(sites: Any, own: dict[
         ("serial", "is no section of sites"),
     ],
 )
-def test_what_is_no_schedule_of_a_site_is_refused_with_its_path(sites: Any, told: str) -> None:
+def test_what_is_no_schedule_of_a_site_is_refused_with_its_path(sites: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         step(sites)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_machine_that_lacks_what_schedules_read_is_refused() -> None:
@@ -173,15 +175,15 @@ def test_a_machine_that_lacks_what_schedules_read_is_refused() -> None:
 
 
 def test_a_schedule_is_called_as_it_was_typed_and_is_its_values() -> None:
-    one, other = read_schedule("hetero_fused_1d num_chunks=4"), read_schedule("hetero_fused_1d  num_chunks=4")
-    assert str(one) == "hetero_fused_1d num_chunks=4"
-    assert one.model_copy(update={"name": ""}) == other.model_copy(update={"name": ""})
+    first, other = read_schedule("hetero_fused_1d num_chunks=4"), read_schedule("hetero_fused_1d  num_chunks=4")
+    assert str(first) == "hetero_fused_1d num_chunks=4"
+    assert first.model_copy(update={"name": ""}) == other.model_copy(update={"name": ""})
 
 
 def test_every_site_has_a_schedule_that_it_can_have() -> None:
-    made = iteration(step(dict.fromkeys(SITES, "hetero_fused_1d num_chunks=2")))
-    assert isinstance(made.passes.scheduled, SiteSchedules)
-    names = {place.name for block in made.passes.blocks for place in _places(block)}
+    built = iteration(step(dict.fromkeys(SITES, "hetero_fused_1d num_chunks=2")))
+    assert isinstance(built.passes.scheduled, SiteSchedules)
+    names = {place.name for block in built.passes.blocks for place in _places(block)}
     assert names == set(SITES)
 
 

@@ -42,10 +42,10 @@ def apart(graph: TaskGraph, random: np.random.Generator) -> TaskGraph:
     """The same graph, in which about half of the numbers are columns of their own, so that equal ones move apart."""
     values, at = list(graph.values), {}
     for name, columns in graph.at.items():
-        own = np.flatnonzero(random.random(columns.size) < 0.5)
+        moved = np.flatnonzero(random.random(columns.size) < 0.5)
         at[name] = columns.copy()
-        at[name][own] = len(values) + np.arange(own.size)
-        values += [graph.values[column] for column in columns[own]]
+        at[name][moved] = len(values) + np.arange(moved.size)
+        values += [graph.values[column] for column in columns[moved]]
     return replace(graph, values=tuple(values), at=at)
 
 
@@ -53,20 +53,20 @@ def directions_of(graph: TaskGraph, random: np.random.Generator) -> Floats:
     """Two random directions and one number alone, each forwards and backwards [K, 6]."""
     numbers = np.array([column.item() for column in graph.values])
     numbers[~np.isfinite(numbers)] = 0.0
-    some = random.uniform(-1, 1, (numbers.size, 2)) * (random.random((numbers.size, 2)) < 0.5)
+    mixed = random.uniform(-1, 1, (numbers.size, 2)) * (random.random((numbers.size, 2)) < 0.5)
     alone = np.arange(numbers.size)[:, None] == random.integers(numbers.size)
-    forwards = numbers[:, None] * np.hstack([some, alone])
+    forwards = numbers[:, None] * np.hstack([mixed, alone])
     return np.hstack([forwards, -forwards])
 
 
 def difference(graph: TaskGraph, direction: Floats, slope: float, limit: float) -> float:
     """Least distance of slope and limit from those of forward differences, over their tolerances."""
-    scale, found = max(1.0, abs(slope), limit), []
+    scale, errors = max(1.0, abs(slope), limit), []
     for step in STEPS:
         near, far = (makespan(graph, direction, times * step) for times in (1, 2))
         off = abs((far - near) / step - slope) / (1e-3 * scale)
-        found.append(max(off, abs(2 * near - far - limit) / (1e-6 * max(limit, 1e-300))))
-    return min(found)
+        errors.append(max(off, abs(2 * near - far - limit) / (1e-6 * max(limit, 1e-300))))
+    return min(errors)
 
 
 @pytest.mark.slow
@@ -76,9 +76,9 @@ def test_slopes_are_those_of_differences_on_either_side(graph: TaskGraph, seed: 
     random = np.random.default_rng(seed)
     graph = apart(graph, random) if seed % 4 else graph
     directions = directions_of(graph, random)
-    found = slopes(graph, directions)
+    result = slopes(graph, directions)
     for place, direction in enumerate(directions.T):
-        assert difference(graph, direction, found.slope[place], found.makespan_s[place]) < 1
+        assert difference(graph, direction, result.slope[place], result.makespan_s[place]) < 1
 
 
 def two(*, works: tuple[float, float], pooled: bool = False) -> TaskGraph:
@@ -92,33 +92,33 @@ def two(*, works: tuple[float, float], pooled: bool = False) -> TaskGraph:
         short = build.task("short", "gemm", after=[first], work=1.0, cap=1.0, pool=pool)
         build.task("last", "gemm", after=[short], work=8.0, cap=1.0)
     graph = build.build()
-    own = graph.at["work"].copy()  # columns of equal content are one
-    own[[0, 1]] = len(graph.values) + np.arange(2)
+    work = graph.at["work"].copy()  # columns of equal content are one
+    work[[0, 1]] = len(graph.values) + np.arange(2)
     values = (*graph.values, *(np.array([work]) for work in works))
-    return replace(graph, values=values, at={**graph.at, "work": own})
+    return replace(graph, values=values, at={**graph.at, "work": work})
 
 
 def along(graph: TaskGraph, *changes: tuple[float, float]) -> Floats:
     """Directions in which the works of the first two tasks change."""
-    found = np.zeros((len(graph.values), len(changes)))
-    found[-2:] = np.transpose(changes)
-    return found
+    columns = np.zeros((len(graph.values), len(changes)))
+    columns[-2:] = np.transpose(changes)
+    return columns
 
 
 def test_a_kink_has_a_slope_on_each_side() -> None:
     graph = two(works=(3.0, 3.0))
-    found = slopes(graph, along(graph, (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1)))
-    assert found.slope.tolist() == [1.0, 0.0, 1.0, -1.0, 1.0]
-    assert found.makespan_s.tolist() == [3.0] * 5
+    result = slopes(graph, along(graph, (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1)))
+    assert result.slope.tolist() == [1.0, 0.0, 1.0, -1.0, 1.0]
+    assert result.makespan_s.tolist() == [3.0] * 5
 
 
 def test_where_the_order_of_an_instant_decides_who_gets_a_slot_the_makespan_jumps() -> None:
     """Both become ready at 3: the long one is granted first by its index, the short one if its own comes earlier."""
     graph = two(works=(3.0, 3.0), pooled=True)
     assert ENGINE.run(graph).makespan[0] == 3 + 4 + 1 + 8
-    found = slopes(graph, along(graph, (1, 0), (-1, 0), (0, 0)))
-    assert found.makespan_s.tolist() == [16.0, 12.0, 16.0]
-    assert found.slope.tolist() == [0.0, -1.0, 0.0]
+    result = slopes(graph, along(graph, (1, 0), (-1, 0), (0, 0)))
+    assert result.makespan_s.tolist() == [16.0, 12.0, 16.0]
+    assert result.slope.tolist() == [0.0, -1.0, 0.0]
 
 
 def test_work_that_is_0_begins_to_take_time() -> None:
@@ -160,9 +160,9 @@ def test_differences_are_good_to_eight_digits(value: float, shape: float) -> Non
     """y = 1 + shape x, and exp(-shape x), of x = number / value."""
     for side in (-1, 1):
         x = one_sided.beside(value, side) / value
-        found = one_sided.elasticity(np.stack([1 + shape * x, np.exp(-shape * x)], axis=1), side)
-        assert found[0] == pytest.approx(shape / (1 + shape), abs=1e-8)
-        assert found[1] == pytest.approx(-shape, rel=1e-8, abs=1e-8)
+        exact = one_sided.elasticity(np.stack([1 + shape * x, np.exp(-shape * x)], axis=1), side)
+        assert exact[0] == pytest.approx(shape / (1 + shape), abs=1e-8)
+        assert exact[1] == pytest.approx(-shape, rel=1e-8, abs=1e-8)
 
 
 def test_a_kink_has_both_slopes_and_a_jump_none() -> None:
@@ -185,12 +185,14 @@ def test_elasticities_are_those_of_the_evaluated_makespan(schedule: str) -> None
     backend, point = OverlapBackend("fluid"), design(schedule=schedule)
     paths = smooth_numbers(point)
     sides = [(path, sign) for path in paths for sign in (-1, 1)]
-    found = backend.elasticities(point, sides)
-    assert found is not None
+    values = backend.elasticities(point, sides)
+    assert values is not None
     points = [put(point, path, get_path(point, path) * (1 + h)) for path in paths for h in (-1e-5, 1e-5)]
-    base, *moved = (float(one.column("makespan_s")[0]) for one in backend.evaluate([*map(Batch, (point, *points))]))
+    base, *moved = (
+        float(result.column("makespan_s")[0]) for result in backend.evaluate([*map(Batch, (point, *points))])
+    )
     tally: Counter[bool] = Counter()
-    for (path, sign), elasticity, seconds in zip(sides, found, moved, strict=True):
+    for (path, sign), elasticity, seconds in zip(sides, values, moved, strict=True):
         assert elasticity == pytest.approx(sign * (seconds - base) / base / 1e-5, abs=1e-4), path
         tally[elasticity != 0] += 1
     assert tally[True] >= 3

@@ -77,9 +77,9 @@ def same(first: Result, second: Result, *, exact: bool) -> bool:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_designs_in_one_call_are_as_they_are_alone(study: str, seed: int) -> None:
     chance, simulator = random.Random(seed), StepBackend()
-    designs = [one for _ in range(2) for one in beside(design_of(study, chance), chance, 6)]
+    designs = [design for _ in range(2) for design in beside(design_of(study, chance), chance, 6)]
     chance.shuffle(designs)
-    batches = [Batch(one) for one in designs]
+    batches = [Batch(design) for design in designs]
     together, screened = simulator.evaluate(batches), simulator.screen(batches)
     for place, batch in enumerate(batches):
         (alone,) = simulator.evaluate([batch])
@@ -102,19 +102,19 @@ def test_designs_of_one_structure_are_computed_once(monkeypatch: pytest.MonkeyPa
     other = put(base, "run.precision", "fp32" if base.run.precision == "mixed" else "mixed")
     axes = {"run.batch": np.array([2, 4])}
     batches = [Batch(rates[0]), Batch(other), Batch(rates[1]), Batch(rates[0], axes), Batch(rates[2], axes)]
-    found = simulator.evaluate(batches)
+    outcomes = simulator.evaluate(batches)
     assert calls == [(2,), (1,), (2, 2)]
-    assert [one.size for one in found] == [1, 1, 1, 2, 2]
-    assert found[0][0] != found[2][0]
+    assert [result.size for result in outcomes] == [1, 1, 1, 2, 2]
+    assert outcomes[0][0] != outcomes[2][0]
 
 
 def test_a_number_that_is_none_is_no_number_of_another_design() -> None:
     simulator, base = StepBackend(), design_of("plan", random.Random(0))
     assert simulator.evaluate([Batch(base)])[0].ok.all()
     designs = [put(base, "model.kv_heads", heads) for heads in (None, 8, None, 4)]
-    found = simulator.evaluate([Batch(one) for one in designs])
-    assert [one[0] for one in found] == [simulator.evaluate([Batch(one)])[0][0] for one in designs]
-    assert found[0][0] == found[2][0] != found[1][0]
+    outcomes = simulator.evaluate([Batch(design) for design in designs])
+    assert [result[0] for result in outcomes] == [simulator.evaluate([Batch(design)])[0][0] for design in designs]
+    assert outcomes[0][0] == outcomes[2][0] != outcomes[1][0]
 
 
 def test_sections_are_validated_once_for_all_designs_that_share_them() -> None:

@@ -37,9 +37,9 @@ from tests.support import number, shipped
 LAYERS = st.sampled_from(["none", "attention", "all"])
 
 
-def wires(found: Iteration) -> float:
+def wires(iteration: Iteration) -> float:
     """Bytes that a GPU sends in the collectives of tp of a layer."""
-    parts = [part for part in found.passes.parts if part.block.name == "layer" and part.over == "tp"]
+    parts = [part for part in iteration.passes.parts if part.block.name == "layer" and part.over == "tp"]
     return float(sum(part.spent.wire_bytes for part in parts))
 
 
@@ -49,11 +49,11 @@ def wires(found: Iteration) -> float:
 @pytest.mark.slow
 @given(shapes())
 def test_the_flop_of_a_standard_layer_are_the_closed_form(drawn: dict[str, Any]) -> None:
-    found = made(drawn)
+    iteration = made(drawn)
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     forward = 2 * s * b * 12 * h * h / t + 4 * h * s * s * b / t
-    assert laid(found, "layer", forward=True) == pytest.approx(forward, rel=1e-12)
-    assert laid(found, "layer") == pytest.approx(3 * forward, rel=1e-12)
+    assert laid(iteration, "layer", forward=True) == pytest.approx(forward, rel=1e-12)
+    assert laid(iteration, "layer") == pytest.approx(3 * forward, rel=1e-12)
     assert laid(made({**drawn, "run.mode": "prefill"}), "layer") == pytest.approx(forward, rel=1e-12)
 
 
@@ -61,13 +61,13 @@ def test_the_flop_of_a_standard_layer_are_the_closed_form(drawn: dict[str, Any])
 @given(shapes(), st.sampled_from([None, "attention", "all"]), KERNELS)
 def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any], what: str | None, how: str) -> None:
     """Attention in one kernel computes its scores again whether asked or not: half of its forward products."""
-    found, plain = made({**drawn, "run.recompute": what or "none"}, kernels=how), made(drawn, kernels="fused")
+    iteration, plain = made({**drawn, "run.recompute": what or "none"}, kernels=how), made(drawn, kernels="fused")
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     attention, forward = 4 * h * s * s * b / t, laid(plain, "layer", forward=True)
     again = {None: 0.0, "attention": attention, "all": forward}[what]
     if how in ("compiled", "deepseek", "flash", "vllm"):
         again = {None: 0.0, "attention": 0.0, "all": forward}[what] + attention / 2
-    assert laid(found, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
+    assert laid(iteration, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -75,10 +75,13 @@ def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any
 def test_one_kernel_computes_half_of_causal_attention_and_others_all(drawn: dict[str, Any]) -> None:
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     flash, causal = (
-        laid(made({**drawn, "model.causal": own}, kernels="flash"), "layer", forward=True) for own in (False, True)
+        laid(made({**drawn, "model.causal": is_causal}, kernels="flash"), "layer", forward=True)
+        for is_causal in (False, True)
     )
     assert flash - causal == pytest.approx(4 * h * s * b / t * (s - 1) / 2, rel=1e-9, abs=1e-6 * flash)
-    fused, same = (laid(made({**drawn, "model.causal": own}, kernels="fused"), "layer") for own in (False, True))
+    fused, same = (
+        laid(made({**drawn, "model.causal": is_causal}, kernels="fused"), "layer") for is_causal in (False, True)
+    )
     assert fused == same
 
 
@@ -92,32 +95,32 @@ def test_the_flop_of_any_layer_are_twice_its_weights_a_token_and_the_scores(
         st.sampled_from([n for n in range(tp, drawn["model.heads"] + 1, tp) if drawn["model.heads"] % n == 0])
     )
     ffn, d = tp * data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 300))
-    own = {"model.kv_heads": kv, "model.ffn": ffn, "model.gated": gated, "model.head_dim": d}
+    overrides = {"model.kv_heads": kv, "model.ffn": ffn, "model.gated": gated, "model.head_dim": d}
     h, s, b, a = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "model.heads"))
     weights = (2 * a + 2 * kv) * d * h + ffn * h * (3 if gated else 2)
     forward = (2 * b * s * weights + 4 * b * s * s * a * d) / tp
-    assert laid(made({**drawn, **own}), "layer") == pytest.approx(3 * forward, rel=1e-12)
+    assert laid(made({**drawn, **overrides}), "layer") == pytest.approx(3 * forward, rel=1e-12)
 
 
 @pytest.mark.slow
 @given(shapes())
 def test_one_token_after_others_works_as_its_weights_and_the_kept_keys_say(drawn: dict[str, Any]) -> None:
-    found = made({**drawn, "run.mode": "decode"})
+    iteration = made({**drawn, "run.mode": "decode"})
     h, c, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
-    assert laid(found, "layer") == pytest.approx((24 * b * h * h + 4 * b * c * h) / t, rel=1e-12)
-    assert number(block(found).kept) == pytest.approx(2 * 2 * b * c * h / t, rel=1e-12)
+    assert laid(iteration, "layer") == pytest.approx((24 * b * h * h + 4 * b * c * h) / t, rel=1e-12)
+    assert number(block(iteration).kept) == pytest.approx(2 * 2 * b * c * h / t, rel=1e-12)
 
 
 @pytest.mark.slow
 @given(shapes(), st.booleans(), st.sampled_from(["mixed", "fp32"]), LAYERS)
 def test_edge_and_slack_are_their_closed_forms(drawn: dict[str, Any], split: bool, precision: str, again: str) -> None:
     """Sequence parallelism sends as much: its two collectives are the halves of an all-reduce."""
-    own = {"parallel.sequence_parallel": split, "run.precision": precision, "run.recompute": again}
-    found = metrics({**drawn, **own})
+    overrides = {"parallel.sequence_parallel": split, "run.precision": precision, "run.recompute": again}
+    row = metrics({**drawn, **overrides})
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     element = 4 if precision == "fp32" else 2
-    assert found["edge"] == pytest.approx(3 * (24 * h + 4 * s) / (4 * element * t), rel=1e-12)
-    assert found["slack"] == pytest.approx(2 * s * b / element, rel=1e-12)
+    assert row["edge"] == pytest.approx(3 * (24 * h + 4 * s) / (4 * element * t), rel=1e-12)
+    assert row["slack"] == pytest.approx(2 * s * b / element, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -131,13 +134,13 @@ def test_a_layer_sends_four_all_reduces_of_its_activations(drawn: dict[str, Any]
 @given(shapes(), LAYERS, st.booleans())
 def test_activations_take_the_bytes_of_the_published_formulas(drawn: dict[str, Any], again: str, split: bool) -> None:
     """arXiv:2205.05198, equations 1 to 6."""
-    found = made({**drawn, "run.recompute": again, "parallel.sequence_parallel": split})
+    iteration = made({**drawn, "run.recompute": again, "parallel.sequence_parallel": split})
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     scores = 0 if again == "attention" else 5 * drawn["model.heads"] * s / (h * t)
-    kept = 34 / t + scores if split else 10 + 24 / t + scores
+    factor = 34 / t + scores if split else 10 + 24 / t + scores
     if again == "all":
-        kept = 2 / t if split else 2
-    assert number(block(found).kept) == pytest.approx(s * b * h * kept, rel=1e-12)
+        factor = 2 / t if split else 2
+    assert number(block(iteration).kept) == pytest.approx(s * b * h * factor, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -175,38 +178,38 @@ PARAMETERS = {  # of those whose source says no number: what their makers call t
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_public_model_has_the_parameters_that_are_published(name: str) -> None:
-    found = made(model=model_tree(name))
-    held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.passes.blocks))
-    assert held == pytest.approx(PARAMETERS[name], rel=0.01)
+    iteration = made(model=model_tree(name))
+    params = float(sum(np.asarray(part.count) * np.asarray(part.params) for part in iteration.passes.blocks))
+    assert params == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
 def test_models_whose_source_gives_a_number_have_about_as_many_parameters() -> None:
     """11 B is t5_11b's name; chinchilla_70b has no vocabulary in its source, and its relative positions 4 B weights."""
-    published = {name: one["parameters"] for name, one in public().items() if "parameters" in one}
+    published = {name: entry["parameters"] for name, entry in public().items() if "parameters" in entry}
     assert len(published) >= 7
     for name, parameters in published.items():
-        found = made(model=model_tree(name))
-        held = float(sum(np.asarray(one.count) * np.asarray(one.params) for one in found.passes.blocks))
-        assert held == pytest.approx(parameters, rel=0.1 if name == "chinchilla_70b" else 0.04)
+        iteration = made(model=model_tree(name))
+        params = float(sum(np.asarray(part.count) * np.asarray(part.params) for part in iteration.passes.blocks))
+        assert params == pytest.approx(parameters, rel=0.1 if name == "chinchilla_70b" else 0.04)
 
 
 @pytest.mark.slow
 @given(shapes(), st.sampled_from([1, 3]))
 def test_each_gpu_of_tp_holds_its_part_of_the_weights(drawn: dict[str, Any], layers: int) -> None:
     """Norms, and biases after a sum, are whole on each."""
-    whole = made({**drawn, "parallel.tp": 1, "model.vocab": 240, "model.positions": 0, "model.layers": layers})
+    full = made({**drawn, "parallel.tp": 1, "model.vocab": 240, "model.positions": 0, "model.layers": layers})
     part = made({**drawn, "model.vocab": 240, "model.positions": 0, "model.layers": layers})
     h, t = drawn["model.hidden"], drawn["parallel.tp"]
     shared = layers * (4 + 2) * h + 4 * h
-    split = float(whole.passes.of_blocks("params")) - shared
+    split = float(full.passes.of_blocks("params")) - shared
     assert float(part.passes.of_blocks("params")) == pytest.approx(split / t + shared, rel=1e-12)
 
 
 # The order of operators
 
 
-def finish(found: Iteration) -> float:
-    return max(one.finish_s for one in intervals(found))
+def finish(iteration: Iteration) -> float:
+    return max(task.finish_s for task in intervals(iteration))
 
 
 @pytest.mark.slow
@@ -215,9 +218,9 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
     drawn: dict[str, Any], kernels: str, optimizer: str, mode: str
 ) -> None:
     drawn |= {"run.mode": mode, "parallel.zero": drawn["parallel.zero"] if mode == "training" else 0}
-    found = made(drawn, kernels=kernels, optimizer=optimizer)
-    assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
-    graph, waiting = lower(found), found.passes.micro_batches > 1
+    iteration = made(drawn, kernels=kernels, optimizer=optimizer)
+    assert finish(iteration) == pytest.approx(float(iteration.seconds), rel=1e-9)
+    graph, waiting = lower(iteration), iteration.passes.micro_batches > 1
     assert graph.tasks[0].startswith("earlier micro-batches, ") == waiting
     assert len(set(graph.tasks)) == graph.num_tasks
     assert (graph["work"] >= 0).all()
@@ -228,8 +231,8 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
 def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
     drawn: dict[str, Any], kernels: str, pp: int
 ) -> None:
-    found = made({**drawn, "parallel.pp": pp}, kernels=kernels)
-    assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
+    iteration = made({**drawn, "parallel.pp": pp}, kernels=kernels)
+    assert finish(iteration) == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
 @st.composite
@@ -254,8 +257,8 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
 def test_tasks_of_any_schedule_end_when_the_iteration_does(
     drawn: dict[str, Any], how: dict[str, Any], kernels: str
 ) -> None:
-    found = made({**drawn, **how}, kernels=kernels)
-    assert finish(found) == pytest.approx(float(found.seconds), rel=1e-9)
+    iteration = made({**drawn, **how}, kernels=kernels)
+    assert finish(iteration) == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -270,32 +273,34 @@ def test_a_grid_of_schedules_is_its_designs_one_by_one(
         "parallel.virtual_stages": [1, 2],
     }
     design = step({**drawn, **how}, kernels=kernels)
-    found = gridded(design, axes)
+    grid = gridded(design, axes)
     for place, alone in enumerate(single(design, axes)):
         for name, value in alone.items():
-            assert found.metrics[name][place] == pytest.approx(value, rel=1e-12), (name, place)
+            assert grid.metrics[name][place] == pytest.approx(value, rel=1e-12), (name, place)
 
 
 @pytest.mark.slow
 @given(runs(), st.sampled_from([1, 2, 4]))
 def test_what_is_exposed_is_what_a_queue_of_reductions_leaves(drawn: dict[str, Any], pp: int) -> None:
     """One reduction after the other, each once the backward pass of its block is done, where nothing contends."""
-    found = made({**drawn, "parallel.pp": pp, "system.gpu.contention": None})
+    iteration = made({**drawn, "parallel.pp": pp, "system.gpu.contention": None})
     clock = free = 0.0
-    for one in found.gradients.buckets:
-        for _ in range(round(float(one.count))):
-            clock += float(one.ready)
-            free = max(free, clock) + float(one.seconds)
+    for bucket in iteration.gradients.buckets:
+        for _ in range(round(float(bucket.count))):
+            clock += float(bucket.ready)
+            free = max(free, clock) + float(bucket.seconds)
     exposed = max(free - clock, 0.0)
-    assert float(found.gradients.exposed_s) == pytest.approx(exposed, rel=1e-9, abs=1e-12 * float(found.seconds))
+    assert float(iteration.gradients.exposed_s) == pytest.approx(
+        exposed, rel=1e-9, abs=1e-12 * float(iteration.seconds)
+    )
 
 
 @pytest.mark.slow
 @given(runs())
 def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[str, Any]) -> None:
     drawn |= {"parallel.dp": 8, "parallel.tp": 1, "system.gpu.contention": None}
-    whole = made({**drawn, "system.gpu.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
-    assert float(whole.gradients.exposed_s) == pytest.approx(float(whole.gradients.dp_s), rel=1e-2)
+    iteration = made({**drawn, "system.gpu.flop_vs_bw": 1e3, "system.node.library.bytes_per_s": 1e6})
+    assert float(iteration.gradients.exposed_s) == pytest.approx(float(iteration.gradients.dp_s), rel=1e-2)
     fast = made({**drawn, "system.node.library.bytes_per_s": 1e15, "system.node.library.latency_s": 1e-12})
     last = float(fast.gradients.buckets[-1].seconds)
     assert float(fast.gradients.exposed_s) == pytest.approx(last, rel=1e-9)
@@ -303,13 +308,13 @@ def test_reductions_hide_behind_a_backward_pass_only_while_it_lasts(drawn: dict[
 
 def test_replay_shows_an_operator_and_its_communication_side_by_side() -> None:
     replay = BACKEND.replay(step({**NETWORK, "parallel.dp": 8, "parallel.tp": 2, "run.batch": 32}))
-    lanes = {one.lane for one in replay.intervals}
+    lanes = {task.lane for task in replay.intervals}
     assert lanes == {"compute", "tensor-parallel links", "data-parallel links"}
     assert sum(replay.limits.values()) == pytest.approx(1.0)
     alone = BACKEND.replay(step())
-    assert {one.lane for one in alone.intervals} == {"compute"}
-    hidden = [one for one in replay.intervals if one.lane == "data-parallel links"]
-    computed = [one for one in replay.intervals if one.lane == "compute"]
+    assert {task.lane for task in alone.intervals} == {"compute"}
+    hidden = [task for task in replay.intervals if task.lane == "data-parallel links"]
+    computed = [task for task in replay.intervals if task.lane == "compute"]
     assert any(a.start_s < b.finish_s and b.start_s < a.finish_s for a in hidden for b in computed)
 
 
@@ -320,7 +325,7 @@ SIZE = {"run.sequence_length": 1024, "run.batch": 8, "model.hidden": 4096, "para
 
 def profile(overrides: dict[str, Any]) -> tuple[Size, dict[str, Any]]:
     """Seconds of one layer by kind, with heads of one width; and of what size."""
-    told = {**SIZE, **overrides}
+    values = {**SIZE, **overrides}
     plain = {
         "model.heads": None,
         "model.head_dim": 64,
@@ -329,19 +334,19 @@ def profile(overrides: dict[str, Any]) -> tuple[Size, dict[str, Any]]:
         "model.vocab": 0,
         "model.positions": 0,
     }
-    found = made({**NETWORK, **plain, **told})
+    iteration = made({**NETWORK, **plain, **values})
     names = ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp")
-    return Size(*(told[name] for name in names)), by_kind(found)
+    return Size(*(values[name] for name in names)), by_kind(iteration)
 
 
 @pytest.mark.slow
 @given(runs(), KERNELS, OPTIMIZERS)
 def test_the_kinds_of_a_layer_are_all_its_time(drawn: dict[str, Any], kernels: str, optimizer: str) -> None:
-    found = made({**drawn, "model.vocab": 0}, kernels=kernels, optimizer=optimizer)
-    whole = float(found.passes.forward_s + found.passes.backward_s + found.update.seconds)
+    iteration = made({**drawn, "model.vocab": 0}, kernels=kernels, optimizer=optimizer)
+    layer_s = float(iteration.passes.forward_s + iteration.passes.backward_s + iteration.update.seconds)
     layers = drawn["model.layers"] + drawn["model.decoder_layers"]
-    assert float(sum(by_kind(found).values())) * layers == pytest.approx(whole, rel=1e-12)
-    assert set(by_kind(found)) == set(LAWS)
+    assert float(sum(by_kind(iteration).values())) * layers == pytest.approx(layer_s, rel=1e-12)
+    assert set(by_kind(iteration)) == set(LAWS)
 
 
 @pytest.mark.slow
@@ -381,10 +386,10 @@ def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:
 def test_only_collectives_follow_the_number_of_gpus_as_a_ring_does() -> None:
     """(t - 1) / t: from 2 to 8, and to 64, 1.75 and 1.97 times as long."""
     seconds = {kind: np.asarray(1.0) for kind in LAWS}
-    found = project_layer(Profile(Size(1024, 512, 4, 2), seconds, 2), Size(1024, 512, 4, np.array([8, 64])))
-    assert found["communication"] == pytest.approx([1.75, 63 / 32])
-    assert found["fc"] == pytest.approx([1 / 4, 1 / 32])
-    assert np.broadcast_to(found["norm"], 2) == pytest.approx([1.0, 1.0])
+    factors = project_layer(Profile(Size(1024, 512, 4, 2), seconds, 2), Size(1024, 512, 4, np.array([8, 64])))
+    assert factors["communication"] == pytest.approx([1.75, 63 / 32])
+    assert factors["fc"] == pytest.approx([1 / 4, 1 / 32])
+    assert np.broadcast_to(factors["norm"], 2) == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.slow

@@ -72,16 +72,16 @@ def new_store() -> Store:
 
 
 def keys_of(xs: Sequence[int], context: Context = CONTEXT) -> Keys:
-    return np.concatenate([content_keys(one, context=context.words) for one in toy.things(xs)])
+    return np.concatenate([content_keys(design, context=context.words) for design in toy.things(xs)])
 
 
 def made(xs: Sequence[int], faults: Sequence[tuple[int, str]] = ()) -> Results:
     """What the toy gives for things of these x."""
-    return Results.join(list(toy.evaluate(toy.spec(*faults), [Batch(one) for one in toy.things(xs)])))
+    return Results.join(list(toy.evaluate(toy.spec(*faults), [Batch(design) for design in toy.things(xs)])))
 
 
-def fresh(xs: Sequence[int], found: Results | None = None, context: Context = CONTEXT) -> Fresh:
-    return Fresh(keys_of(xs, context), found or made(xs), [f'{{"thing.x": {x}}}' for x in xs])
+def fresh(xs: Sequence[int], outcomes: Results | None = None, context: Context = CONTEXT) -> Fresh:
+    return Fresh(keys_of(xs, context), outcomes or made(xs), [f'{{"thing.x": {x}}}' for x in xs])
 
 
 def recorded(store: Store, what: Fresh, study: int = 1) -> int:
@@ -94,8 +94,8 @@ def stored_rows(store: Store, table: Table) -> list[Any]:
     return store.database.read(lambda connection: list(connection.execute(select(table))))
 
 
-def rows(found: Results) -> list[str]:
-    return [repr(found[place]) for place in range(found.size)]
+def rows(outcomes: Results) -> list[str]:
+    return [repr(outcomes[place]) for place in range(outcomes.size)]
 
 
 def session(store: Store, study: int = 1, **more: tuple[Context, ...]) -> StoreSession:
@@ -109,12 +109,12 @@ def session(store: Store, study: int = 1, **more: tuple[Context, ...]) -> StoreS
 def test_what_was_recorded_is_found_to_the_bit_in_any_order_and_nothing_else_is(url: str) -> None:
     store, faults = Store(url), [(3, "raises"), (4, "nan"), (5, "unsupported")]
     assert recorded(store, fresh(XS, made(XS, faults))) == len(XS)
-    asked = [7, 3, 100, 4, 3, 5, 0]
-    found = Store(url).find(keys_of(asked), store.number(CONTEXT))
-    assert found.known.tolist() == [x in XS for x in asked]
-    expected = rows(made(asked, faults))
-    assert [row for row, known in zip(rows(found.results), found.known, strict=True) if known] == [
-        row for row, x in zip(expected, asked, strict=True) if x in XS
+    xs = [7, 3, 100, 4, 3, 5, 0]
+    lookup = Store(url).find(keys_of(xs), store.number(CONTEXT))
+    assert lookup.known.tolist() == [x in XS for x in xs]
+    expected = rows(made(xs, faults))
+    assert [row for row, is_known in zip(rows(lookup.results), lookup.known, strict=True) if is_known] == [
+        row for row, x in zip(expected, xs, strict=True) if x in XS
     ]
 
 
@@ -123,8 +123,8 @@ def test_a_result_is_recorded_once_and_the_first_one_stands(url: str) -> None:
     recorded(store, fresh([1, 2]))
     other = replace(made([2, 3]), metrics={name: column * 2 for name, column in made([2, 3]).metrics.items()})
     assert recorded(store, fresh([2, 3], other)) == 1
-    found = store.find(keys_of([1, 2, 3]), store.number(CONTEXT)).results
-    assert rows(found) == [*rows(made([1, 2])), rows(other)[1]]
+    outcomes = store.find(keys_of([1, 2, 3]), store.number(CONTEXT)).results
+    assert rows(outcomes) == [*rows(made([1, 2])), rows(other)[1]]
 
 
 def test_results_are_carried_to_other_keys_where_no_result_stands(url: str) -> None:
@@ -133,26 +133,26 @@ def test_results_are_carried_to_other_keys_where_no_result_stands(url: str) -> N
     names = key_bytes(keys_of([1, 2, 3, 4]))
     for _ in range(2):
         store.rebase({names[0]: names[3], names[1]: names[2]})
-        found = store.find(keys_of([1, 2, 3, 4]), store.number(CONTEXT))
-        assert found.known.tolist() == [False, False, True, True]
-        assert rows(found.results)[2:] == [*rows(made([3])), *rows(made([1]))]
+        lookup = store.find(keys_of([1, 2, 3, 4]), store.number(CONTEXT))
+        assert lookup.known.tolist() == [False, False, True, True]
+        assert rows(lookup.results)[2:] == [*rows(made([3])), *rows(made([1]))]
     assert store.check() == (2, 0)
 
 
 def test_a_text_that_no_database_takes_is_recorded_with_a_mark_in_its_place(url: str) -> None:
     store = Store(url)
     recorded(store, fresh([1], Results.of([Result("failed", reason="a\0b\udc80c")])))
-    found = store.find(keys_of([1]), store.number(CONTEXT))
-    assert found.known.all()
-    assert found.results[0].reason == "a\ufffdb?c"
+    lookup = store.find(keys_of([1]), store.number(CONTEXT))
+    assert lookup.known.all()
+    assert lookup.results[0].reason == "a\ufffdb?c"
 
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1e300), st.floats(-1e9, 1e9)), min_size=1, max_size=40))
 def test_the_front_of_a_study_holds_what_nothing_recorded_dominates(numbers: list[tuple[float, float]]) -> None:
     store = new_store()
-    found = Results.of([Result("ok", {"time_s": time, "gain": gain}, engine="toy") for time, gain in numbers])
-    recorded(store, fresh(range(len(numbers)), found))
+    outcomes = Results.of([Result("ok", {"time_s": time, "gain": gain}, engine="toy") for time, gain in numbers])
+    recorded(store, fresh(range(len(numbers)), outcomes))
     best = [
         key
         for key, (time, gain) in zip(key_bytes(keys_of(range(len(numbers)))), numbers, strict=True)
@@ -197,13 +197,13 @@ def _place_of_row(file: Path) -> tuple[int, int]:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.db"
-    store = Store(f"sqlite:///{whole}")
+    database = tmp_path / "whole.db"
+    store = Store(f"sqlite:///{database}")
     context = store.number(CONTEXT)
     recorded(store, fresh([1]))
     store.database.close()
-    begin, end = _place_of_row(whole)
-    data, expected = bytearray(whole.read_bytes()), rows(made([1]))
+    begin, end = _place_of_row(database)
+    data, expected = bytearray(database.read_bytes()), rows(made([1]))
     for bit in range(8 * begin, 8 * end, 1 if os.environ.get("DSE_FAULTS") == "all" else 11):
         file = tmp_path / "flipped.db"
         for path in tmp_path.glob("flipped.db*"):
@@ -212,9 +212,9 @@ def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_p
         file.write_bytes(data)
         data[bit // 8] ^= 1 << bit % 8
         flipped = Store(f"sqlite:///{file}")
-        found = flipped.find(keys_of([1]), context)
-        assert not found.known.any() or rows(found.results) == expected, f"bit {bit - 8 * begin} of the row"
-        if not found.known.any():
+        lookup = flipped.find(keys_of([1]), context)
+        assert not lookup.known.any() or rows(lookup.results) == expected, f"bit {bit - 8 * begin} of the row"
+        if not lookup.known.any():
             recorded(flipped, fresh([1]))
             again = flipped.find(keys_of([1]), context)
             assert again.known.all()
@@ -227,13 +227,13 @@ def test_every_flipped_bit_of_a_row_is_caught_and_the_result_is_made_again(tmp_p
 def test_a_row_that_was_changed_anywhere_does_not_fit(column: int, place: int, bit: int) -> None:
     (row,) = _rows_in_memory()
     value = list(row)
-    held = value[column]
-    if isinstance(held, int):
-        value[column] = held ^ (1 << bit)
+    cell = value[column]
+    if isinstance(cell, int):
+        value[column] = cell ^ (1 << bit)
     else:
-        data = bytearray(held.encode() if isinstance(held, str) else held) or bytearray(b"\0")
+        data = bytearray(cell.encode() if isinstance(cell, str) else cell) or bytearray(b"\0")
         data[place % len(data)] ^= 1 << bit
-        value[column] = data.decode("utf-8", "surrogateescape") if isinstance(held, str) else bytes(data)
+        value[column] = data.decode("utf-8", "surrogateescape") if isinstance(cell, str) else bytes(data)
     assert fits(row)
     assert not fits(value)
 
@@ -247,18 +247,18 @@ def _rows_in_memory() -> list[tuple[Any, ...]]:
 def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url: str) -> None:
     store = Store(url)
     recorded(store, fresh([1, 2, 3]))
-    one, two, _ = key_bytes(keys_of([1, 2, 3]))
+    first, two, _ = key_bytes(keys_of([1, 2, 3]))
 
     def swap(connection: Connection) -> None:
-        held = {row.key: row.metrics for row in connection.execute(select(results))}
-        for key, other in ((one, two), (two, one)):
-            changed = results.update().where(results.c.key == key).values(metrics=held[other])
+        metrics_of = {row.key: row.metrics for row in connection.execute(select(results))}
+        for key, other in ((first, two), (two, first)):
+            changed = results.update().where(results.c.key == key).values(metrics=metrics_of[other])
             connection.execute(changed)
 
     store.database.write(swap)
     assert store.find(keys_of([1, 2, 3]), store.number(CONTEXT)).known.tolist() == [False, False, True]
-    held = store.database.read(lambda connection: connection.execute(select(quarantine.c.key)).scalars().all())
-    assert sorted(held) == sorted([one, two])
+    damaged = store.database.read(lambda connection: connection.execute(select(quarantine.c.key)).scalars().all())
+    assert sorted(damaged) == sorted([first, two])
     assert store.check() == (1, 0)
 
 
@@ -318,7 +318,7 @@ def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path
     context = mended.number(CONTEXT)
     before = mended.find(keys_of(xs), context)
     assert rows(before.results.take(np.flatnonzero(before.known))) == [
-        row for row, known in zip(rows(made(xs)), before.known, strict=True) if known
+        row for row, is_known in zip(rows(made(xs)), before.known, strict=True) if is_known
     ]
     if damage == "another page":
         assert before.known.mean() > 0.9
@@ -336,15 +336,15 @@ def test_a_file_that_is_taken_away_in_use_is_noticed_before_anything_is_lost_in_
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("sqlite:////proc/nowhere/results.db", "choose another output_dir or store.url"),
         ("postgresql://nobody:secret@127.0.0.1:1/none", "does not answer"),
         ("nosuch://x", "names no database"),
     ],
 )
-def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_password(url: str, told: str) -> None:
-    with pytest.raises(StoreError, match=told) as caught:
+def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as caught:
         Store(url, patience_s=0.5)
     assert "secret" not in str(caught.value)
 
@@ -354,7 +354,7 @@ def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_pass
 def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
     code = f"from dse.store.result_store import Store; print(Store({url!r}).check())"
     done = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [one.communicate()[0].strip() for one in done] == ["(0, 0)"] * 4
+    assert [process.communicate()[0].strip() for process in done] == ["(0, 0)"] * 4
 
 
 def test_a_store_of_another_version_is_refused_and_left_as_it_is(url: str) -> None:
@@ -380,13 +380,15 @@ def test_a_session_that_nobody_preceded_looks_nothing_up_and_one_that_somebody_d
     store = Store(url)
     first = session(store)
     assert first.find(keys_of(XS)) is None
-    assert [rows(found) for found in (*first.record(fresh(XS), [keys_of(XS)]), *first.flush())] == [rows(made(XS))]
+    assert [rows(outcomes) for outcomes in (*first.record(fresh(XS), [keys_of(XS)]), *first.flush())] == [
+        rows(made(XS))
+    ]
     first.leave()
     second = session(store, study=2)
-    found = second.find(keys_of([1, 2, 99]))
-    assert found is not None
-    second.recall(found.study[found.known])
-    assert found.known.tolist() == [True, True, False]
+    lookup = second.find(keys_of([1, 2, 99]))
+    assert lookup is not None
+    second.recall(lookup.study[lookup.known])
+    assert lookup.known.tolist() == [True, True, False]
     assert second.recalled == {1: 2}
 
 
@@ -440,12 +442,12 @@ def test_a_result_that_another_process_recorded_first_is_the_one_that_counts(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store(url)
-    one, other = session(store), session(store)
-    one.record(fresh([1, 2]), [])
-    one.flush()
+    first, other = session(store), session(store)
+    first.record(fresh([1, 2]), [])
+    first.flush()
     changed = replace(made([1, 2]), metrics={**made([1, 2]).metrics, "time_s": made([1, 2]).column("time_s") * 1.5})
-    told = [*other.record(fresh([1, 2], changed), []), *other.flush()]
-    assert [rows(found) for found in told] == [rows(made([1, 2]))]
+    batches = [*other.record(fresh([1, 2], changed), []), *other.flush()]
+    assert [rows(outcomes) for outcomes in batches] == [rows(made([1, 2]))]
     assert "toy is not deterministic: a metric differs by 50 %" in capsys.readouterr().err
     assert [*other.record(fresh([1, 2]), []), *other.flush()]
     assert "deterministic" not in capsys.readouterr().err
@@ -460,67 +462,67 @@ def test_results_of_an_accepted_version_count_and_of_another_they_do_not(url: st
     plain, accepting = session(store), session(store, accepted=(old,))
     recorded(store, fresh([99]))
     assert not plain.store.find(keys_of(XS), store.number(CONTEXT)).known.any()
-    found = accepting.find(keys_of([*XS, 50]))
-    assert found is not None
-    assert found.known.tolist() == [True] * len(XS) + [False]
-    assert rows(found.results)[:-1] == rows(made(XS))
+    lookup = accepting.find(keys_of([*XS, 50]))
+    assert lookup is not None
+    assert lookup.known.tolist() == [True] * len(XS) + [False]
+    assert rows(lookup.results)[:-1] == rows(made(XS))
 
 
 def test_a_study_is_evaluated_once_however_it_is_cut_and_told_in_order(url: str) -> None:
     """First some designs of a grid, then all of it: what was done is not done again, whatever its place."""
     store = Store(url)
     grid = Batch(toy.things([0])[0], {"thing.x": np.arange(30), "thing.y": np.array([0.0, 1.0])})
-    some = [Batch(one) for place, one in enumerate(grid.designs()) if place % 7 in (2, 3)]
-    for number, batches in enumerate(([*some], [grid], [grid])):
+    part = [Batch(design) for place, design in enumerate(grid.designs()) if place % 7 in (2, 3)]
+    for number, batches in enumerate(([*part], [grid], [grid])):
         backend = toy.spec(batch=8, faults=((number, "none such"),)).make()  # one of its own, to count its calls
-        held = session(store)
-        done = list(toy.evaluate(toy.spec(batch=8, faults=((number, "none such"),)), batches, session=held))
-        held.leave()
-        counts = [len(some), grid.size - len(some), 0]
+        current = session(store)
+        done = list(toy.evaluate(toy.spec(batch=8, faults=((number, "none such"),)), batches, session=current))
+        current.leave()
+        counts = [len(part), grid.size - len(part), 0]
         assert len(backend.evaluated) == counts[number]  # type: ignore[attr-defined]
     alone = list(toy.evaluate(toy.spec(), [grid]))
     assert rows(done[0]) == rows(alone[0])
 
 
 def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_others(url: str) -> None:
-    store, held = Store(url), []
+    store, counts = Store(url), []
     grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
     query = select(func.coalesce(func.sum(leases.c.size), 0))
 
     def seen(count: int) -> None:
-        held.append(store.database.read(lambda connection: connection.execute(query).scalar_one()))
+        counts.append(store.database.read(lambda connection: connection.execute(query).scalar_one()))
 
-    (found,) = toy.evaluate(toy.spec(batch=1), [grid], session=session(store), seen=seen)
-    assert max(held) <= 2
-    assert rows(found) == rows(made(range(40)))
+    (outcomes,) = toy.evaluate(toy.spec(batch=1), [grid], session=session(store), seen=seen)
+    assert max(counts) <= 2
+    assert rows(outcomes) == rows(made(range(40)))
 
 
 def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dse.store.session._LOOK_S", 0.0)
-    store, others = Store(url), list[StoreSession]()
+    store, sessions = Store(url), list[StoreSession]()
     grid = Batch(toy.things([0])[0], {"thing.x": np.arange(40)})
     spec = toy.spec((7, "none such"), batch=1)
     backend = spec.make()
     backend.evaluated.clear()  # type: ignore[attr-defined]
 
     def seen(count: int) -> None:
-        if not others:
-            others.append(session(store))
-            others[0].record(Fresh(toy.point(grid).keys[10:], made(range(10, 40)), [""] * 30), [])
-            others[0].flush()
+        if not sessions:
+            sessions.append(session(store))
+            sessions[0].record(Fresh(toy.point(grid).keys[10:], made(range(10, 40)), [""] * 30), [])
+            sessions[0].flush()
 
-    (found,) = toy.evaluate(spec, [grid], session=session(store), seen=seen)
+    (outcomes,) = toy.evaluate(spec, [grid], session=session(store), seen=seen)
     assert len(backend.evaluated) == 10  # type: ignore[attr-defined]
-    assert rows(found) == rows(made(range(40)))
+    assert rows(outcomes) == rows(made(range(40)))
 
 
 def test_results_wait_for_more_of_them_for_a_shorter_time_where_nothing_waits_for_their_recording() -> None:
-    held = session(new_store())
-    held._took_s, held._recorded = (1.0, 1.0), time.monotonic() - 10.0
-    assert held.record(fresh([1]), []) == []
-    assert len(held.record(fresh([2]), [], idle=True)) == 2
+    current = session(new_store())
+    current._took_s, current._recorded = (1.0, 1.0), time.monotonic() - 10.0
+    assert current.record(fresh([1]), []) == []
+    assert len(current.record(fresh([2]), [], idle=True)) == 2
 
 
 # A server
@@ -531,15 +533,15 @@ def test_results_wait_for_more_of_them_for_a_shorter_time_where_nothing_waits_fo
 def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(postgres: Server) -> None:
     url = postgres.database(f"kill{os.getpid()}")
     store = Store(url)
-    held = session(store)
-    told: list[Results] = []
+    current = session(store)
+    batches: list[Results] = []
     for number, start in enumerate(range(0, 900, 30)):
         if number % 10 == 5:
             postgres.restart()
-        told += held.record(fresh(range(start, start + 30)), [keys_of(range(start, start + 30))])
-    told += held.flush()
-    held.leave()
-    assert [row for found in told for row in rows(found)] == rows(made(range(900)))
+        batches += current.record(fresh(range(start, start + 30)), [keys_of(range(start, start + 30))])
+    batches += current.flush()
+    current.leave()
+    assert [row for outcomes in batches for row in rows(outcomes)] == rows(made(range(900)))
     assert rows(Store(url).find(keys_of(range(900)), store.number(CONTEXT)).results) == rows(made(range(900)))
     assert store.count(1) == 900
     assert store.check() == (900, 0)
@@ -547,9 +549,9 @@ def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(postgres
 
 def test_nothing_is_left_of_leases_and_owners_once_all_have_left(url: str) -> None:
     store = Store(url)
-    one = session(store)
-    one.lease([keys_of(XS)])
-    one.leave()
+    current = session(store)
+    current.lease([keys_of(XS)])
+    current.leave()
     for table in (leases, owners):
         assert stored_rows(store, table) == []
 

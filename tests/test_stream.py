@@ -51,10 +51,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def planned(knobs: Sequence[Knob] = KNOBS, **given: Any) -> Plan:
+def planned(knobs: Sequence[Knob] = KNOBS, **settings: Any) -> Plan:
     """An exhaustive study of the toy; given: parameters of the backend, or `jobs`."""
-    tree = toy.settings("exhaustive", 10_000_000, jobs=given.pop("jobs", 1))
-    return toy.planned(knobs, {**tree, "simulator": {**tree["simulator"], **given}}, given.pop("faults", ()))
+    tree = toy.settings("exhaustive", 10_000_000, jobs=settings.pop("jobs", 1))
+    return toy.planned(knobs, {**tree, "simulator": {**tree["simulator"], **settings}}, settings.pop("faults", ()))
 
 
 def table_of(plan: Plan, folder: Path) -> pd.DataFrame:
@@ -74,11 +74,11 @@ def one_by_one(plan: Plan) -> pd.DataFrame:
     rows: dict[tuple[str, str], list[Any]] = {}
     for scenario, space in plan.spaces.items():
         for point in space.points():
-            own = space.active({**point, **plan.settings.study.baseline})
-            name, found = alone(plan, space, point)
-            theirs, other = alone(plan, space, own)
-            ratio = other.metrics["time_s"] / found.metrics["time_s"] if found.metrics and other.metrics else np.nan
-            rows[scenario, name] = [found.status, found.reason, theirs, *metrics(found), ratio]
+            baseline = space.active({**point, **plan.settings.study.baseline})
+            name, result = alone(plan, space, point)
+            theirs, other = alone(plan, space, baseline)
+            ratio = other.metrics["time_s"] / result.metrics["time_s"] if result.metrics and other.metrics else np.nan
+            rows[scenario, name] = [result.status, result.reason, theirs, *metrics(result), ratio]
             rows.setdefault((scenario, theirs), [other.status, other.reason, theirs, *metrics(other), 1.0])
     values = [[scenario, name, *row] for (scenario, name), row in rows.items()]
     return pd.DataFrame(values, columns=["scenario", *COLUMNS])
@@ -91,19 +91,19 @@ def alone(plan: Plan, space: Space, point: Assignment) -> tuple[str, Result]:
     except ConfigError as error:
         return f"refused {error}", Result("infeasible", reason=str(error).replace("\n", "; "))
     name = content_key(design, *plan.context.words)
-    (found,) = call(plan.spec, [Batch(design)])
-    return name, found[0]
+    (outcomes,) = call(plan.spec, [Batch(design)])
+    return name, outcomes[0]
 
 
-def metrics(found: Result) -> list[float]:
+def metrics(result: Result) -> list[float]:
     """Its metrics, NaN where it has none."""
-    return [found.metrics.get(name, float("nan")) for name in toy.METRICS]
+    return [result.metrics.get(name, float("nan")) for name in toy.METRICS]
 
 
 def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Without regard to the order of rows, and the same types whoever made it."""
-    found = table[["scenario", *COLUMNS]].sort_values(["scenario", "key"]).reset_index(drop=True)
-    return found.astype(dict.fromkeys(("scenario", *COLUMNS[:4]), object))
+    rows = table[["scenario", *COLUMNS]].sort_values(["scenario", "key"]).reset_index(drop=True)
+    return rows.astype(dict.fromkeys(("scenario", *COLUMNS[:4]), object))
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_a_table_is_that_of_its_points_evaluated_one_by_one(
     table = table_of(plan, tmp_path)
     pd.testing.assert_frame_equal(ordered(table), ordered(one_by_one(plan)))
     assert set(table["status"]) == {"ok", "failed", "invalid", "unsupported", "infeasible"}
-    whole = table_of(planned(faults=FAULTS), tmp_path)
-    merged = table.merge(whole, on=["scenario", "key"], suffixes=("", "_whole"))
+    complete = table_of(planned(faults=FAULTS), tmp_path)
+    merged = table.merge(complete, on=["scenario", "key"], suffixes=("", "_whole"))
     assert (merged["on_front"] == merged["on_front_whole"]).all()
 
 
@@ -189,10 +189,10 @@ def test_a_design_that_fails_inside_a_large_batch_is_one_failed_row_for_each_sce
 
 
 def test_no_half_table_is_left_of_a_study_that_is_interrupted(tmp_path: Path) -> None:
-    asked = itertools.count()
+    looks = itertools.count()
     with pytest.raises(SignalInterrupt):
-        run_study(planned(), tmp_path / "results.parquet", Support(stopping=lambda: next(asked) >= 2))
-    assert next(asked) >= 3
+        run_study(planned(), tmp_path / "results.parquet", Support(stopping=lambda: next(looks) >= 2))
+    assert next(looks) >= 3
     assert not list(tmp_path.iterdir())
 
 
@@ -215,7 +215,7 @@ print(found.num_rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 @pytest.mark.nightly
 def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_path: Path) -> None:
-    found = []
+    counts = []
     for count in (100_000, 1_000_000):
         (folder := tmp_path / str(count)).mkdir()
         done = subprocess.run(
@@ -227,9 +227,9 @@ def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_pa
             check=True,
             timeout=120,
         )
-        found.append([int(word) for word in done.stdout.split()])
-    (few, small), (many, large) = found
-    assert (few, many) == (100_000, 1_000_000)
+        counts.append([int(word) for word in done.stdout.split()])
+    (few, small), (more, large) = counts
+    assert (few, more) == (100_000, 1_000_000)
     assert large - small < 150  # MiB; the table itself has over 200
 
 
@@ -238,13 +238,15 @@ def test_a_million_points_take_hardly_more_memory_than_a_hundred_thousand(tmp_pa
 
 @given(st.lists(st.lists(st.integers(0, 15), max_size=12), max_size=12))
 def test_hashes_are_new_once(chunks: list[list[int]]) -> None:
-    seen, known = SeenHashes(), set[int]()
+    seen, hashes = SeenHashes(), set[int]()
     for chunk in chunks:
         expected = []
-        for one in chunk:
-            expected.append(one not in known)
-            known.add(one)
-        assert seen.add(np.array([(one, 7 * one) for one in chunk], np.uint64).reshape(-1, 2)).tolist() == expected
+        for number in chunk:
+            expected.append(number not in hashes)
+            hashes.add(number)
+        assert (
+            seen.add(np.array([(value, 7 * value) for value in chunk], np.uint64).reshape(-1, 2)).tolist() == expected
+        )
 
 
 @pytest.mark.slow
@@ -252,19 +254,19 @@ def test_hashes_are_new_once(chunks: list[list[int]]) -> None:
 @hypothesis_settings(max_examples=20)
 def test_a_selection_keeps_the_winners_and_what_it_can_of_the_rest(large: Path, most: int) -> None:
     table, goals = pd.read_parquet(large), toy.goals()
-    found = select(large, goals, most)
-    assert len(found.table) == min(most, len(table))
-    assert found.complete == (most >= len(table))
-    kept = found.table["key"] + found.table["scenario"]
-    assert list(kept) == [name for name in table["key"] + table["scenario"] if name in set(kept)]
-    pd.testing.assert_frame_equal(found.table, select(large, goals, most).table)
+    selection = select(large, goals, most)
+    assert len(selection.table) == min(most, len(table))
+    assert selection.complete == (most >= len(table))
+    names = selection.table["key"] + selection.table["scenario"]
+    assert list(names) == [name for name in table["key"] + table["scenario"] if name in set(names)]
+    pd.testing.assert_frame_equal(selection.table, select(large, goals, most).table)
     if most >= 20:
         pd.testing.assert_frame_equal(
-            Contest(Answer(baseline_may_win=True)).winners(found.table, goals),
+            Contest(Answer(baseline_may_win=True)).winners(selection.table, goals),
             Contest(Answer(baseline_may_win=True)).winners(table, goals),
         )
     if most >= 150:
-        assert found.table["on_front"].sum() == table["on_front"].sum()
+        assert selection.table["on_front"].sum() == table["on_front"].sum()
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,10 @@ every_engine = pytest.mark.parametrize("engine", ENGINES)
 def assert_same_run(graph: TaskGraph) -> TaskGraph:
     """The reduced graph, whose run is that of the whole one, task by task and in total."""
     quotient = reduce_graph(graph)
-    whole, small = EVENT.run(graph), EVENT.run(quotient.graph)
-    np.testing.assert_allclose(small.finished[:, quotient.of], whole.finished, rtol=1e-9)
-    np.testing.assert_allclose(small.issued[:, quotient.of], whole.issued, rtol=1e-9)
-    assert_equal_totals(small.totals(), whole.totals())
+    full, small = EVENT.run(graph), EVENT.run(quotient.graph)
+    np.testing.assert_allclose(small.finished[:, quotient.of], full.finished, rtol=1e-9)
+    np.testing.assert_allclose(small.issued[:, quotient.of], full.issued, rtol=1e-9)
+    assert_equal_totals(small.totals(), full.totals())
     for name in ("moved_bytes", "flop", "delay"):
         np.testing.assert_allclose(quotient.graph.total(name), graph.total(name), rtol=1e-9)
     return quotient.graph
@@ -111,8 +111,8 @@ def every_gpu(point: OverlapDesign) -> TaskGraph:
     rows = collective.rows // (node.num_gpus * pieces)
     cost = gemm_cost(WaveGemms.of(gpu, op.precision), GemmShape(rows * node.num_gpus, op.local_n, op.k))
     build = GraphBuilder()
-    hbm = [build.resource(f"hbm.{one}", gpu.hbm_bytes_per_s) for one in gpus]
-    cus = [build.resource(f"cu.{one}", gpu.num_cus) for one in gpus]
+    hbm = [build.resource(f"hbm.{index}", gpu.hbm_bytes_per_s) for index in gpus]
+    cus = [build.resource(f"cu.{index}", gpu.num_cus) for index in gpus]
     pairs = list(itertools.permutations(gpus, 2))
     link = {(to, source): build.resource(f"link.{to}.{source}", node.link_bytes_per_s) for to, source in pairs}
     last: dict[Any, list[int]] = {key: [] for key in (*pairs, *gpus)}
@@ -136,26 +136,26 @@ def every_gpu(point: OverlapDesign) -> TaskGraph:
                     moved_bytes=moved,
                 )
             ]
-        for one in gpus:
-            arrived = [last[one, source][0] for source in gpus if source != one]
+        for gpu_index in gpus:
+            arrived = [last[gpu_index, source][0] for source in gpus if source != gpu_index]
             chunk = build.task(
-                f"gemm {piece} on {one}",
+                f"gemm {piece} on {gpu_index}",
                 "gemm",
-                after=[*arrived, *last[one]],
-                uses={hbm[one]: cost.kernel.hbm_bytes, cus[one]: gpu.num_cus * cost.seconds},
+                after=[*arrived, *last[gpu_index]],
+                uses={hbm[gpu_index]: cost.kernel.hbm_bytes, cus[gpu_index]: gpu.num_cus * cost.seconds},
                 work=1.0,
                 delay=gpu.kernel_launch_s,
                 cap=1 / cost.seconds,
                 weight=1 / cost.kernel.hbm_bytes,
                 priority=compute,
-                group=f"gemms of {one}" if piece < pieces - 1 else "",
-                gpu=one,
+                group=f"gemms of {gpu_index}" if piece < pieces - 1 else "",
+                gpu=gpu_index,
                 flop=cost.flop,
             )
             build.frees(chunk, arrived)
-            last[one] = [chunk]
-    for one in gpus:
-        slow_one_another(build, (f"gemms of {one}", f"copies to {one}"), 1 / gpu.contention.dma_beside_gemm)
+            last[gpu_index] = [chunk]
+    for gpu_index in gpus:
+        slow_one_another(build, (f"gemms of {gpu_index}", f"copies to {gpu_index}"), 1 / gpu.contention.dma_beside_gemm)
     return build.build()
 
 
@@ -173,21 +173,21 @@ def test_eight_gpus_behave_as_the_one_that_stands_for_them(priority: str, hbm: s
     overrides = {f"schedule.{name}": value for name, value in knobs.items()} | {"system.gpu.hbm_bytes_per_s": hbm}
     overrides["system.gpu.dma.num_engines"] = 7
     point = design("uniform_fused_1d", overrides, shape=(16384, 16384, 4096))
-    whole, one = every_gpu(point), lower(point)
-    assert whole.num_tasks == 8 * one.num_tasks
-    small = assert_same_run(whole)
+    node, single = every_gpu(point), lower(point)
+    assert node.num_tasks == 8 * single.num_tasks
+    small = assert_same_run(node)
     assert (small.num_tasks, len(small.resources)) == (2 * 4, 3)
-    assert reduce_graph(one).graph.num_tasks == small.num_tasks
-    totals, expected = EVENT.run(whole).totals(), EVENT.run(one).totals()
+    assert reduce_graph(single).graph.num_tasks == small.num_tasks
+    totals, expected = EVENT.run(node).totals(), EVENT.run(single).totals()
     assert totals.makespan_s == pytest.approx(expected.makespan_s, rel=1e-9)
     assert totals.peak_staged_bytes == pytest.approx(8 * expected.peak_staged_bytes, rel=1e-9)
     for kind in ("gemm", "transfer"):
         assert totals.busy_s[kind] == pytest.approx(expected.busy_s[kind], rel=1e-9)
         assert totals.spent_s[kind] == pytest.approx(8 * expected.spent_s[kind], rel=1e-9)
     for name in ("fluid", "analytic"):
-        found = ENGINES[name].totals(small)
-        if not found.refused:
-            assert_equal_totals(found, totals)
+        totals_small = ENGINES[name].totals(small)
+        if not totals_small.refused:
+            assert_equal_totals(totals_small, totals)
     assert not ENGINES["fluid"].totals(small).refused
 
 
@@ -238,12 +238,12 @@ def posets(draw: st.DrawFn, most: int = 8) -> tuple[TaskGraph, list[int]]:
 
 def descends(graph: TaskGraph, task: int) -> set[int]:
     """The tasks that are done before this one is issued, by walking back."""
-    found, left = set[int](), [task]
+    ancestors, left = set[int](), [task]
     while left:
-        before = set(graph.predecessors(left.pop()).tolist()) - found
-        found |= before
+        before = set(graph.predecessors(left.pop()).tolist()) - ancestors
+        ancestors |= before
         left += before
-    return found
+    return ancestors
 
 
 @pytest.mark.slow
@@ -257,12 +257,12 @@ def test_crowds_bound_whatever_can_run_together(poset: tuple[TaskGraph, list[int
     order, ahead = TaskOrder.of(graph), [descends(graph, task) for task in range(graph.num_tasks)]
     assert [set(np.flatnonzero(row).tolist()) for row in order.ahead] == ahead
     crowds = order.crowds(np.array(users), [demands[user] for user in users])
-    bound = max(sum(max(amount[demand] for demand in one) for one in crowd) for crowd in crowds)
+    bound = max(sum(max(amount[demand] for demand in task) for task in crowd) for crowd in crowds)
     largest, widest = 0.0, 0
     for size in range(1, len(users) + 1):
         for together in itertools.combinations(users, size):
             if not any(
-                one in ahead[other] or other in ahead[one] for one, other in itertools.combinations(together, 2)
+                first in ahead[other] or other in ahead[first] for first, other in itertools.combinations(together, 2)
             ):
                 largest, widest = max(largest, sum(amount[demands[user]] for user in together)), size
     assert largest <= bound * (1 + 1e-12)
@@ -283,39 +283,39 @@ DURATIONS = st.lists(st.just(0.0) | AMOUNTS | st.floats(0, 1e-3), min_size=4, ma
 def test_pruned_paths_keep_the_longest_whatever_the_durations(
     paths: list[list[int]], durations: list[list[float]]
 ) -> None:
-    every, kept = np.array(paths), _prune_paths(np.array(paths))
-    assert kept is not None
-    assert {tuple(path) for path in kept.tolist()} <= {tuple(path) for path in paths}
+    every, pruned = np.array(paths), _prune_paths(np.array(paths))
+    assert pruned is not None
+    assert {tuple(path) for path in pruned.tolist()} <= {tuple(path) for path in paths}
     taken = np.array(durations).T.astype(float)
-    np.testing.assert_allclose(longest(kept, taken), (every @ taken).max(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(longest(pruned, taken), (every @ taken).max(axis=0), rtol=1e-12)
 
 
 def test_a_path_between_two_others_is_pruned() -> None:
-    kept = _prune_paths(np.array([[4, 0], [2, 2], [0, 4], [1, 2], [3, 1]]))
-    assert kept is not None
-    assert kept.tolist() == [[0, 4], [4, 0]]
+    pruned = _prune_paths(np.array([[4, 0], [2, 2], [0, 4], [1, 2], [3, 1]]))
+    assert pruned is not None
+    assert pruned.tolist() == [[0, 4], [4, 0]]
 
 
-def walks(graph: TaskGraph, took: Sequence[int]) -> NDArray[np.int64]:
+def walks(graph: TaskGraph, choice: Sequence[int]) -> NDArray[np.int64]:
     """Every path from a first to a last task, as how often it meets each duration."""
-    found: list[list[NDArray[np.int64]]] = []
+    walks_to_task: list[list[NDArray[np.int64]]] = []
     for task in range(graph.num_tasks):
-        here = np.eye(4, dtype=np.int64)[took[task]]
-        before = [walk for other in graph.predecessors(task) for walk in found[other]]
-        found.append([walk + here for walk in before] or [here])
-    return np.array([walk for walks_to in found for walk in walks_to])
+        here = np.eye(4, dtype=np.int64)[choice[task]]
+        before = [walk for other in graph.predecessors(task) for walk in walks_to_task[other]]
+        walks_to_task.append([walk + here for walk in before] or [here])
+    return np.array([walk for walks_to in walks_to_task for walk in walks_to])
 
 
 @drawn(150)
 @given(poset=posets(10), seconds=DURATIONS)
 def test_a_closed_form_is_the_longest_of_all_paths(poset: tuple[TaskGraph, list[int]], seconds: list[float]) -> None:
-    graph, took = poset
+    graph, choice = poset
     build = GraphBuilder()
     for task in range(graph.num_tasks):
-        build.task(f"t{task}", "gemm", after=graph.predecessors(task).tolist(), delay=seconds[took[task]])
-    found = ENGINES["analytic"].totals(build.build())
-    assert not found.refused
-    assert found.makespan_s[0] == pytest.approx((walks(graph, took) @ np.array(seconds)).max(), rel=1e-12)
+        build.task(f"t{task}", "gemm", after=graph.predecessors(task).tolist(), delay=seconds[choice[task]])
+    totals = ENGINES["analytic"].totals(build.build())
+    assert not totals.refused
+    assert totals.makespan_s[0] == pytest.approx((walks(graph, choice) @ np.array(seconds)).max(), rel=1e-12)
 
 
 # What the closed form refuses
@@ -338,8 +338,8 @@ def test_the_closed_form_refuses_a_contention_law(plan: Plan) -> None:
 def test_the_closed_form_refuses_what_may_wait_for_a_slot(slots: int, ordered: bool, refused: bool) -> None:
     build = GraphBuilder()
     pool = build.pool("stream", slots)
-    one = build.task("one", "gemm", pool=pool, delay=1.0)
-    build.task("other", "gemm", pool=pool, delay=1.0, after=[one] if ordered else [])
+    first = build.task("one", "gemm", pool=pool, delay=1.0)
+    build.task("other", "gemm", pool=pool, delay=1.0, after=[first] if ordered else [])
     reason = ENGINES["analytic"].run(build.build()).reason(0)
     assert reason == ("tasks may wait for a slot of stream: the closed form is not exact" if refused else "")
 
@@ -496,7 +496,7 @@ def test_every_engine_replays_what_it_measures(schedule: str) -> None:
         simulator = backend(engine)
         (result,) = results(simulator, [point])
         if result.status == "ok":
-            assert max(one.finish_s for one in simulator.replay(point).intervals) == pytest.approx(
+            assert max(interval.finish_s for interval in simulator.replay(point).intervals) == pytest.approx(
                 result.metrics["makespan_s"], rel=1e-12
             )
 
@@ -524,8 +524,8 @@ def test_bytes_freed_in_an_instant_make_room_for_those_staged_in_it(engine: str,
 @every_engine
 def test_bytes_that_nobody_frees_stay(engine: str) -> None:
     build = GraphBuilder()
-    one = build.task("one", "transfer", delay=1.0, staged_bytes=2.0)
-    two = build.task("two", "transfer", after=[one], delay=1.0, staged_bytes=3.0)
+    first = build.task("one", "transfer", delay=1.0, staged_bytes=2.0)
+    two = build.task("two", "transfer", after=[first], delay=1.0, staged_bytes=3.0)
     build.frees(build.task("three", "gemm", after=[two], delay=1.0), [two])
     four = build.task("four", "transfer", after=[two + 1], delay=1.0, staged_bytes=4.0)
     assert four == 3
@@ -537,12 +537,12 @@ def test_bytes_that_nobody_frees_stay(engine: str) -> None:
 def test_a_task_cannot_free_what_it_does_not_wait_for() -> None:
     """Whether it ends before or after the bytes are there would be a matter of chance."""
     build = GraphBuilder()
-    one = build.task("one", "transfer", staged_bytes=1.0)
-    two = build.task("two", "transfer", staged_bytes=1.0, after=[one])
+    first = build.task("one", "transfer", staged_bytes=1.0)
+    two = build.task("two", "transfer", staged_bytes=1.0, after=[first])
     beside = build.task("beside", "gemm")
     last = build.task("last", "gemm", after=[beside, two])
-    for consumer, task in ((one, two), (beside, one), (one, one), (last, last)):
+    for consumer, task in ((first, two), (beside, first), (first, first), (last, last)):
         with pytest.raises(ValueError, match="must wait for it"):
             build.frees(consumer, [task])
-    build.frees(last, [one, two])
+    build.frees(last, [first, two])
     assert build.build().consumer.tolist() == [last, last, -1, -1]

@@ -57,20 +57,22 @@ def design(pattern: str = "all_gather", topology: str = "mesh", **keys: Any) -> 
     return FLUID.design({"system": system, "workload": workload, "schedule": schedule})
 
 
-def steps(*given: dict[str, Any], parts: int = 4, cuts: tuple[int, ...] = (0, 1, 4), **keys: Any) -> OverlapDesign:
+def steps(
+    *steps_in_order: dict[str, Any], parts: int = 4, cuts: tuple[int, ...] = (0, 1, 4), **keys: Any
+) -> OverlapDesign:
     """A design with steps."""
-    return design(steps=list(given), parts=parts, cuts=list(cuts), kernels=[16], **keys)
+    return design(steps=list(steps_in_order), parts=parts, cuts=list(cuts), kernels=[16], **keys)
 
 
-def makespan(one: OverlapDesign, backend: OverlapBackend = FLUID) -> float:
+def makespan(point: OverlapDesign, backend: OverlapBackend = FLUID) -> float:
     """Makespan of a design that has a result."""
-    (results,) = backend.evaluate([Batch(one)])
+    (results,) = backend.evaluate([Batch(point)])
     assert results.ok.all(), results[0].reason
     return float(results.metrics["makespan_s"][0])
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("wrong", "message"),
     [
         (TWO[:-1], "no step computes interval 1 of the shard of peer 1"),
         ([*TWO, {"compute": [1, 2]}], "step 5 computes interval 1 of the shard of peer 1 once more"),
@@ -79,8 +81,10 @@ def makespan(one: OverlapDesign, backend: OverlapBackend = FLUID) -> float:
         ([*TWO, {"local": [2, 3]}], "step 5 computes interval 2 of the shard of peer 0, which there is not"),
     ],
 )
-def test_steps_that_lose_or_repeat_a_byte_are_refused_with_the_interval(given: list[dict[str, Any]], told: str) -> None:
-    assert [told in str(problem) for problem in FLUID.problems(steps(*given))] == [True]
+def test_steps_that_lose_or_repeat_a_byte_are_refused_with_the_interval(
+    wrong: list[dict[str, Any]], message: str
+) -> None:
+    assert [message in str(problem) for problem in FLUID.problems(steps(*wrong))] == [True]
 
 
 def test_engines_and_a_kernel_share_the_data() -> None:
@@ -97,14 +101,14 @@ def test_a_move_pauses_until_a_step_has_ended() -> None:
     free: list[dict[str, Any]] = [{"local": [0, 2]}, {"move": [0, 2]}, {"compute": [0, 2]}]
     paused = [free[0], {**free[1], "after": 0}, free[2]]
     starts = []
-    for given in (free, paused):
-        spans = {span.name: span for span in FLUID.replay(steps(*given)).intervals}
+    for order in (free, paused):
+        spans = {span.name: span for span in FLUID.replay(steps(*order)).intervals}
         starts.append(spans["move 1 from 1"].start_s)
     assert starts == [0.0, pytest.approx(spans["gemm 0"].finish_s)]
     assert makespan(steps(*paused)) > makespan(steps(*free))
     late = [free[0], {**free[1], "after": 2}, free[2]]
-    assert ["step 1 waits for step 2, which does not come before it" in str(one)
-            for one in FLUID.problems(steps(*late))] == [True]  # fmt: skip
+    assert ["step 1 waits for step 2, which does not come before it" in str(problem)
+            for problem in FLUID.problems(steps(*late))] == [True]  # fmt: skip
 
 
 def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
@@ -114,9 +118,9 @@ def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
         *({"compute": [i, i + 1]} for i in range(4)),
     ]
     chunked = shipped("schedule")["chunked"] | {"num_chunks": 4, "comm_cus": None}
-    one = design()
+    point = design()
     tree = {"system": shipped("system")["mi300x_8"], "schedule": chunked}
-    workload = {"name": "one", "operators": {name: dict(op) for name, op in one.workload.operators.items()}}
+    workload = {"name": "one", "operators": {name: dict(op) for name, op in point.workload.operators.items()}}
     preset = FLUID.design({**tree, "workload": workload})
     assert makespan(steps(*pieces, cuts=(0, 1, 2, 3, 4))) == pytest.approx(makespan(preset), rel=1e-12)
 
@@ -127,15 +131,15 @@ def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
     ("pattern", "topology"), [("all_gather", "mesh"), ("reduce_scatter", "ring"), ("all_to_all", "switch")]
 )
 def test_the_search_finds_what_is_no_longer_than_any_preset_and_keeps_it(pattern: str, topology: str) -> None:
-    one = design(pattern, topology, evaluations=4)
-    settled = FLUID.settle(one)
+    point = design(pattern, topology, evaluations=4)
+    settled = FLUID.settle(point)
     assert isinstance(settled.schedule, SynthesisedSchedule)
     assert settled.schedule.steps
     assert not FLUID.problems(settled)
-    found = makespan(settled)
-    bound = FLUID.bound(Batch(settled), {"makespan_s": np.array([found])})
+    seconds = makespan(settled)
+    bound = FLUID.bound(Batch(settled), {"makespan_s": np.array([seconds])})
     assert bound["gap"][0] >= -1e-9
-    assert FLUID.settle(one) == settled  # read from the cache
-    assert makespan(one) == found
+    assert FLUID.settle(point) == settled  # read from the cache
+    assert makespan(point) == seconds
     explicit = design(pattern, topology, **settled.schedule.explicit())
-    assert makespan(explicit) == found
+    assert makespan(explicit) == seconds

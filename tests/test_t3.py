@@ -39,9 +39,9 @@ def point(
 ) -> OverlapDesign:
     """A GEMM of T3's simulated GPUs and its reduction; over: values by dotted path below `system` or `schedule`."""
     m, n, k = shape
-    one = {"name": "x", "m": m, "n": n, "k": k, "shards": gpus}
+    shape_tree = {"name": "x", "m": m, "n": n, "k": k, "shards": gpus}
     tree: dict[str, Any] = {"system": shipped("system")["t3_ring"], "schedule": shipped("schedule")[schedule]}
-    tree["workload"] = {"name": "test", "pattern": pattern, "shapes": [one], "precision": "fp16"}
+    tree["workload"] = {"name": "test", "pattern": pattern, "shapes": [shape_tree], "precision": "fp16"}
     tree = copy.deepcopy(dict(backend("event").scenarios(tree)["x"]))
     tree["system"]["cost_weights"] = {"gpu.num_cus": 1}  # names nothing that may be left out
     for path, value in over.items():
@@ -49,11 +49,11 @@ def point(
     return backend("event").design(tree)
 
 
-def makespan(one: OverlapDesign) -> float:
+def makespan(point_design: OverlapDesign) -> float:
     """Of a design that breaks no rule."""
-    (found,) = results(backend("fluid"), [one])
-    assert found.status == "ok", found.reason
-    return found.metrics["makespan_s"]
+    (result,) = results(backend("fluid"), [point_design])
+    assert result.status == "ok", result.reason
+    return result.metrics["makespan_s"]
 
 
 sizes = st.tuples(*[st.integers(64, 20000)] * 3)
@@ -73,13 +73,15 @@ def test_a_ring_reads_and_writes_what_the_accounting_of_chunks_says(
     parts = {
         name: traffic(lower(point(name, gpus, shape, schedule__num_chunks=stages))) for name in (SEQUENTIAL, *TRACKED)
     }
-    for name, found in parts.items():
+    for name, parts_of_gpu in parts.items():
         tracks = name != SEQUENTIAL
-        writes = found["GEMM writes"] + found["RS writes"]
+        writes = parts_of_gpu["GEMM writes"] + parts_of_gpu["RS writes"]
         assert writes / chunk == pytest.approx(2 * gpus - 2 * tracks, rel=1e-9)
-        assert found["RS reads"] / chunk == pytest.approx(gpus - 2 if tracks else 2 * gpus - 1, rel=1e-9, abs=1e-9)
-        assert found["AG reads"] / chunk == pytest.approx(gpus - 1, rel=1e-9)
-        assert found["AG writes"] / chunk == pytest.approx(gpus - 1, rel=1e-9)
+        assert parts_of_gpu["RS reads"] / chunk == pytest.approx(
+            gpus - 2 if tracks else 2 * gpus - 1, rel=1e-9, abs=1e-9
+        )
+        assert parts_of_gpu["AG reads"] / chunk == pytest.approx(gpus - 1, rel=1e-9)
+        assert parts_of_gpu["AG writes"] / chunk == pytest.approx(gpus - 1, rel=1e-9)
 
 
 @pytest.mark.parametrize("topology", ["mesh", "switch"])
@@ -87,22 +89,22 @@ def test_a_ring_reads_and_writes_what_the_accounting_of_chunks_says(
 @settings(max_examples=8)
 def test_stores_to_their_owners_need_no_reads(topology: str, gpus: int) -> None:
     """Without a ring: sequentially as much as on one, tracked N chunks of updates in all."""
-    one, two = (
+    ring, two = (
         traffic(lower(point(name, gpus, (4096, 4096, 4096), system__node__topology=topology)))
         for name in (SEQUENTIAL, "t3")
     )
     chunk = 2 * 4096 * 4096 / gpus
-    assert (one["GEMM writes"] + one["RS writes"]) / chunk == pytest.approx(2 * gpus)
-    assert one["RS reads"] / chunk == pytest.approx(2 * gpus - 1)
+    assert (ring["GEMM writes"] + ring["RS writes"]) / chunk == pytest.approx(2 * gpus)
+    assert ring["RS reads"] / chunk == pytest.approx(2 * gpus - 1)
     assert (two["GEMM writes"] + two["RS writes"]) / chunk == pytest.approx(gpus)
     assert two["RS reads"] == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_metric_of_traffic_is_the_sum_of_its_components(schedule: str) -> None:
-    one = point(schedule)
-    (found,) = results(backend("fluid"), [one])
-    assert found.metrics["hbm_bytes"] == pytest.approx(sum(traffic(lower(one)).values()), rel=1e-9)
+    design = point(schedule)
+    (result,) = results(backend("fluid"), [design])
+    assert result.metrics["hbm_bytes"] == pytest.approx(sum(traffic(lower(design)).values()), rel=1e-9)
 
 
 def test_atomics_read_and_write_what_units_at_the_banks_only_write() -> None:
@@ -133,17 +135,17 @@ def test_without_contention_chunks_follow_the_recursion_of_the_paper(
     }
     free |= {"system__gpu__dma__bytes_per_s": 1e13}
     free |= {"system__gpu__pim__tccdl_s": 1e-12, "system__gpu__gemm__assignment": "dynamic"}
-    one = point("t3_fair", gpus, shape, pattern="reduce_scatter", system__node__link_bytes_per_s=link, **free)
-    latency, size = 0.5e-6, one.workload.overlap().gemm
-    g = float(stage_gemm(one.system.gpu, (size.m, size.n, size.local_k), precision="fp16", bypass=True).compute_s)
+    design = point("t3_fair", gpus, shape, pattern="reduce_scatter", system__node__link_bytes_per_s=link, **free)
+    latency, size = 0.5e-6, design.workload.overlap().gemm
+    g = float(stage_gemm(design.system.gpu, (size.m, size.n, size.local_k), precision="fp16", bypass=True).compute_s)
     hop = 2 * shape[0] * shape[1] / gpus / link
     reached = max(g / gpus, hop) + latency
     for place in range(1, gpus - 1):
         reached = max((place + 1) * g / gpus, reached) + hop + latency
     expected = max(g, reached)
     finer = max(g, hop * gpus) / -(-1024 // gpus)  # of a chunk's pieces one is still on its way
-    assert expected - 1e-9 <= makespan(one) * (1 + 1e-9) + finer
-    assert makespan(one) <= expected * (1 + 1e-6) + finer
+    assert expected - 1e-9 <= makespan(design) * (1 + 1e-9) + finer
+    assert makespan(design) <= expected * (1 + 1e-6) + finer
 
 
 @pytest.mark.slow
@@ -164,8 +166,8 @@ def test_more_units_at_the_banks_are_never_slower_by_more_than_an_order_of_event
     schedule: str, units: list[float]
 ) -> None:
     """Greedy sharing is not monotone to the bit: a per cent is allowed."""
-    few, many = (makespan(point(schedule, system__gpu__pim__units_per_bank=one)) for one in units)
-    assert many <= few * 1.01
+    few, more = (makespan(point(schedule, system__gpu__pim__units_per_bank=count)) for count in units)
+    assert more <= few * 1.01
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -174,12 +176,14 @@ def test_more_units_at_the_banks_are_never_slower_by_more_than_an_order_of_event
 def test_exact_engines_agree_and_losses_add_up(
     schedule: str, gpus: int, shape: tuple[int, int, int], topology: str
 ) -> None:
-    one = point(schedule, gpus, shape, system__node__topology=topology)
-    found = [results(backend(engine), [one])[0].metrics for engine in ("event", "fluid")]
-    assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-15)
-    lost = sum(found[0][f"{name}_s"] for name in ("contention", "decomposition", "starvation", "launch", "dependency"))
-    assert found[0]["makespan_s"] - found[0]["ideal_s"] == pytest.approx(lost, rel=1e-9, abs=1e-12)
-    assert found[0]["ideal_s"] <= found[0]["makespan_s"] * (1 + 1e-9)
+    design = point(schedule, gpus, shape, system__node__topology=topology)
+    by_engine = [results(backend(engine), [design])[0].metrics for engine in ("event", "fluid")]
+    assert by_engine[0] == pytest.approx(by_engine[1], rel=1e-9, abs=1e-15)
+    lost = sum(
+        by_engine[0][f"{name}_s"] for name in ("contention", "decomposition", "starvation", "launch", "dependency")
+    )
+    assert by_engine[0]["makespan_s"] - by_engine[0]["ideal_s"] == pytest.approx(lost, rel=1e-9, abs=1e-12)
+    assert by_engine[0]["ideal_s"] <= by_engine[0]["makespan_s"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["t3", "t3_mca"])
@@ -191,8 +195,8 @@ def test_a_grid_of_hardware_is_its_designs_alone_to_the_bit(schedule: str) -> No
     }
     batch = Batch(Batch(point(schedule), axes).at(0), axes)
     together = evaluated(backend("fluid"), batch)
-    assert {one.status for one in together} == {"ok", "infeasible"}
-    assert together == [evaluated(backend("fluid"), Batch(one))[0] for one in batch.designs()]
+    assert {result.status for result in together} == {"ok", "infeasible"}
+    assert together == [evaluated(backend("fluid"), Batch(design))[0] for design in batch.designs()]
 
 
 @settings(max_examples=15)
@@ -220,12 +224,12 @@ def test_reads_wait_for_what_is_ahead_of_the_first_burst_that_misses(
     shape: tuple[int, int, int], queue: float, steps: int
 ) -> None:
     """The sum over bursts, taken burst by burst."""
-    found = staged(shape)
-    miss = float(found.miss_share)
-    step = float(found.compute_s * found.wave_bytes / found.write_bytes) / steps
+    gemm = staged(shape)
+    miss = float(gemm.miss_share)
+    step = float(gemm.compute_s * gemm.wave_bytes / gemm.write_bytes) / steps
     ahead = [max(0.0, 1 - (place + 1) * step / queue) for place in range(steps)]
     expected = sum(miss * (1 - miss) ** place * share for place, share in enumerate(ahead))
-    assert float(found.queue_share(queue, steps)) == pytest.approx(expected, abs=1e-9)
+    assert float(gemm.queue_share(queue, steps)) == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=40)
@@ -281,7 +285,7 @@ def test_contention_slows_what_dma_commands_forward_and_no_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "over", "told"),
+    ("schedule", "over", "message"),
     [
         ("t3", {"system__gpu__tracker__num_entries": 64}, "has fewer entries than workgroups are in flight (160)"),
         ("t3", {"system__gpu__tracker": None}, "system.gpu.tracker"),
@@ -291,10 +295,10 @@ def test_contention_slows_what_dma_commands_forward_and_no_store() -> None:
         (SEQUENTIAL, {"system__node__num_gpus": 4}, "system.node.num_gpus = 4"),
     ],
 )
-def test_what_a_design_lacks_is_told(schedule: str, over: dict[str, Any], told: str) -> None:
-    (found,) = results(backend("fluid"), [point(schedule, **over)])
-    assert found.status == "infeasible"
-    assert told in found.reason
+def test_what_a_design_lacks_is_told(schedule: str, over: dict[str, Any], message: str) -> None:
+    (result,) = results(backend("fluid"), [point(schedule, **over)])
+    assert result.status == "infeasible"
+    assert message in result.reason
 
 
 def test_a_baseline_needs_neither_tracker_nor_units() -> None:
@@ -330,10 +334,10 @@ def test_reads_lie_between_once_and_every_pass_and_fall_with_cache_and_bypass(
 def test_output_is_complete_wave_by_wave(shape: tuple[int, int, int]) -> None:
     """At the end all of it, before never earlier than the work that it takes, and never more than a wave later."""
     gpu = t3_system().gpu
-    found = stage_gemm(gpu, shape, precision="fp16", bypass=True)
+    gemm = stage_gemm(gpu, shape, precision="fp16", bypass=True)
     tiles = np.ceil(shape[0] / 128) * np.ceil(shape[1] / 128)
     shares = np.linspace(0, 1, 33)[1:]
-    elapsed = np.array([float(found.elapsed(share)) for share in shares])
+    elapsed = np.array([float(gemm.elapsed(share)) for share in shares])
     assert elapsed[-1] == 1
     assert (np.diff(elapsed) >= 0).all()
     rounds = np.ceil(tiles / gpu.num_cus)

@@ -77,8 +77,8 @@ def add_trigger(uri: str, trigger: str) -> None:
 
 
 def runs(store: TrackingStore, experiment: str, **search: Any) -> list[Any]:
-    found = store.client.get_experiment_by_name(experiment)
-    return list(store.client.search_runs([found.experiment_id], **search)) if found else []
+    found_experiment = store.client.get_experiment_by_name(experiment)
+    return list(store.client.search_runs([found_experiment.experiment_id], **search)) if found_experiment else []
 
 
 def points_of(store: TrackingStore, study_run: str) -> list[Any]:
@@ -91,9 +91,9 @@ def everything(store: TrackingStore) -> dict[str, list[dict[str, Any]]]:
     tables = ("runs", "params", "metrics", "latest_metrics", "tags")
     with sqlite3.connect(database(store.uri)) as connection:
         connection.row_factory = sqlite3.Row
-        held = {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in tables}
+        contents = {table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")] for table in tables}
     connection.close()
-    about = {row["run_uuid"]: row["value"] for row in held["tags"] if row["key"] in ("dse.point_key", "dse.run")}
+    about = {row["run_uuid"]: row["value"] for row in contents["tags"] if row["key"] in ("dse.point_key", "dse.run")}
     passing = {"dse.owner"}
 
     def plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -105,20 +105,22 @@ def everything(store: TrackingStore) -> dict[str, list[dict[str, Any]]]:
             key: value.replace(root, "root") if isinstance(value, str) else value for key, value in texts.items()
         }
 
-    kept = {
+    of_points = {
         table: [plain(row) for row in rows if row.get("key") not in passing and row["run_uuid"] in about]
-        for table, rows in held.items()
+        for table, rows in contents.items()
     }
-    return {table: sorted(rows, key=repr) for table, rows in kept.items()}
+    return {table: sorted(rows, key=repr) for table, rows in of_points.items()}
 
 
 def snapshot(store: TrackingStore) -> dict[str, Any]:
     """Everything, ids included."""
     with sqlite3.connect(database(store.uri)) as connection:
         tables = ("runs", "params", "metrics", "latest_metrics", "tags")
-        held = {table: sorted(connection.execute(f"SELECT * FROM {table}").fetchall(), key=repr) for table in tables}
+        contents = {
+            table: sorted(connection.execute(f"SELECT * FROM {table}").fetchall(), key=repr) for table in tables
+        }
     connection.close()
-    return held
+    return contents
 
 
 # Parity
@@ -137,13 +139,13 @@ def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     assert fast.num_points == slow.num_points == 6
     assert everything(store) == everything(other)
     frames = []
-    for one, done in ((store, fast), (other, slow)):
-        mlflow.set_tracking_uri(one.uri)
+    for place, done in ((store, fast), (other, slow)):
+        mlflow.set_tracking_uri(place.uri)
         frame = mlflow.search_runs(experiment_names=["dse/sweep/points"])
-        own = frame.drop(columns=["run_id", "artifact_uri", "tags.mlflow.parentRunId"])
-        frames.append(own.sort_values("tags.dse.point_key").sort_index(axis=1).reset_index(drop=True))
-        for run in points_of(one, done.run_id):
-            assert all(len(one.client.get_metric_history(run.info.run_id, name)) == 1 for name in run.data.metrics)
+        points = frame.drop(columns=["run_id", "artifact_uri", "tags.mlflow.parentRunId"])
+        frames.append(points.sort_values("tags.dse.point_key").sort_index(axis=1).reset_index(drop=True))
+        for run in points_of(place, done.run_id):
+            assert all(len(place.client.get_metric_history(run.info.run_id, name)) == 1 for name in run.data.metrics)
     assert frames[0].equals(frames[1])
     assert len(frames[0]) == 6
 
@@ -254,14 +256,14 @@ def test_the_study_run_tells_what_was_run_and_holds_its_files_but_no_links(store
 
 def test_the_study_run_shows_how_the_search_went(store: TrackingStore, tmp_path: Path) -> None:
     table = wide_table(500, failures=30)
-    table["makespan_s"] = [math.nan if one == "failed" else 1000.0 - n for n, one in enumerate(table["status"])]
+    table["makespan_s"] = [math.nan if status == "failed" else 1000.0 - n for n, status in enumerate(table["status"])]
     done = sync(finished(tmp_path, table), store, SelectionRule("none"))
     best = store.client.get_metric_history(done.run_id, "best_makespan_s/g1")
     failed = store.client.get_metric_history(done.run_id, "failed_points")
     assert len(best) <= 100 and len(failed) <= 100
-    assert [(one.step, one.value) for one in sorted(best, key=lambda one: one.step)][-1] == (500, 501.0)
-    assert all(one.value == table["makespan_s"].head(one.step).min() for one in best)
-    assert all(one.value == (table["status"].head(one.step) == "failed").sum() for one in failed)
+    assert [(point.step, point.value) for point in sorted(best, key=lambda metric: metric.step)][-1] == (500, 501.0)
+    assert all(point.value == table["makespan_s"].head(point.step).min() for point in best)
+    assert all(point.value == (table["status"].head(point.step) == "failed").sum() for point in failed)
 
 
 def test_the_artifacts_never_hold_themselves(folder: Path, empty_database: Path) -> None:
@@ -315,8 +317,8 @@ def test_the_rule_bounds_the_runs_and_the_whole_table_is_always_an_artifact(
     folder = finished(tmp_path / "outputs", wide_table(300))
     done = sync(folder, store, rule)
     assert done.num_points == len(points_of(store, done.run_id)) == count
-    whole = store.client.download_artifacts(done.run_id, "results.parquet", str(tmp_path))
-    assert Path(whole).read_bytes() == (folder / "results.parquet").read_bytes()
+    artifact = store.client.download_artifacts(done.run_id, "results.parquet", str(tmp_path))
+    assert Path(artifact).read_bytes() == (folder / "results.parquet").read_bytes()
 
 
 # As often as asked
@@ -382,15 +384,15 @@ def test_two_at_the_same_time_write_once(store: TrackingStore, tmp_path: Path) -
         thread.start()
     for thread in both:
         thread.join()
-    assert sorted(one.num_points for one in done) == [0, 300]
+    assert sorted(report.num_points for report in done) == [0, 300]
     assert len(runs(store, "dse/sweep")) == 1
     assert len(points_of(store, done[0].run_id)) == 300
 
 
 def test_two_runs_of_a_study_lie_beside_each_other(store: TrackingStore, tmp_path: Path) -> None:
     done = [sync(finished(tmp_path, odd_table(), f"2026-11-21_07-40-1{n}"), store, ALL) for n in range(2)]
-    assert {run.info.run_id for run in runs(store, "dse/sweep")} == {one.run_id for one in done}
-    assert [len(points_of(store, one.run_id)) for one in done] == [6, 6]
+    assert {run.info.run_id for run in runs(store, "dse/sweep")} == {report.run_id for report in done}
+    assert [len(points_of(store, report.run_id)) for report in done] == [6, 6]
 
 
 def test_a_study_without_points_is_shown_too(store: TrackingStore, tmp_path: Path) -> None:
@@ -420,14 +422,14 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingSt
     dead = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
     foreign = dead.replace(socket.gethostname(), "elsewhere")
     owners = {"dead": dead, "alive": me().text, "foreign": foreign, "nobody": "", "strange": "{x"}
-    made = {
+    run_ids = {
         name: store.client.create_run(experiment, tags={"dse.owner": text} if text else {}).info.run_id
         for name, text in owners.items()
     }
     assert reap(store) == 1
-    status = {name: store.client.get_run(run).info.status for name, run in made.items()}
+    status = {name: store.client.get_run(run).info.status for name, run in run_ids.items()}
     assert status == {"dead": "KILLED", **dict.fromkeys(("alive", "foreign", "nobody", "strange"), "RUNNING")}
-    assert "died" in store.client.get_run(made["dead"]).data.tags["dse.killed"]
+    assert "died" in store.client.get_run(run_ids["dead"]).data.tags["dse.killed"]
     assert store.client.get_run(finished_one.run_id).info.status == "FINISHED"
 
 
@@ -446,12 +448,12 @@ def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, t
     assert left.info.status == "RUNNING"
     assert reap(store) == 1
     done = sync(folder, store, ALL)
-    (whole,) = runs(store, "dse/sweep")
-    assert [whole.info.run_id, whole.info.status] == [left.info.run_id, "FINISHED"]
-    assert "dse.killed" not in whole.data.tags
+    (run,) = runs(store, "dse/sweep")
+    assert [run.info.run_id, run.info.status] == [left.info.run_id, "FINISHED"]
+    assert "dse.killed" not in run.data.tags
     with sqlite3.connect(database(store.uri)) as connection:
-        asked = "SELECT count(*), count(DISTINCT value) FROM tags WHERE key = 'dse.point_key'"
-        assert connection.execute(asked).fetchone() == (9000, 9000)
+        query = "SELECT count(*), count(DISTINCT value) FROM tags WHERE key = 'dse.point_key'"
+        assert connection.execute(query).fetchone() == (9000, 9000)
     connection.close()
     assert 0 < done.num_points < 9000
 
@@ -509,7 +511,7 @@ def test_errors_do_not_show_passwords() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("address", "expected"),
     [
         ("sqlite:///mlflow.db", "sqlite:///{here}/mlflow.db"),
         ("sqlite:///../x.db?timeout=3", "sqlite:///{above}/x.db?timeout=3"),
@@ -521,12 +523,12 @@ def test_errors_do_not_show_passwords() -> None:
     ],
 )
 def test_resolve_makes_the_path_of_a_database_absolute(
-    given: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "work"
     here.mkdir()
     monkeypatch.chdir(here)
-    assert resolve(given) == expected.format(here=here.resolve(), above=tmp_path.resolve())
+    assert resolve(address) == expected.format(here=here.resolve(), above=tmp_path.resolve())
 
 
 @pytest.mark.slow
@@ -558,7 +560,7 @@ def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path
     assert outputs == ["", "", ""]
     assert [process.returncode for process in started] == [0, 0, 0]
     store = open_store(f"sqlite:///{tmp_path}/mlflow.db")
-    assert [found.name for found in store.client.search_experiments()] == ["Default"]
+    assert [experiment.name for experiment in store.client.search_experiments()] == ["Default"]
 
 
 def test_serving_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

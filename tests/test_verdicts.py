@@ -35,8 +35,10 @@ def test_an_error_is_positive_where_ours_is_larger(ours: float, published: float
 
 
 @given(NUMBERS, NUMBERS, NUMBERS)
-def test_a_range_has_no_error_inside_and_that_of_the_nearer_end_outside(ours: float, one: float, other: float) -> None:
-    low, high = sorted((one, other))
+def test_a_range_has_no_error_inside_and_that_of_the_nearer_end_outside(
+    ours: float, first: float, other: float
+) -> None:
+    low, high = sorted((first, other))
     share = error(claim((low, high), "band", (low, high)), ClaimResult(ours))
     assert share is not None
     assert share == pytest.approx(max(0.0, ours / high - 1) + min(0.0, ours / low - 1))
@@ -90,8 +92,8 @@ def test_a_move_changes_one_number_and_leaves_the_plan_as_it_was(study: str) -> 
     for name, space in changed.spaces.items():
         assert get_path(planned.backend.design(space.base), move.path) == pytest.approx(move.factor * before[name])
         assert get_path(planned.backend.design(planned.spaces[name].base), move.path) == before[name]
-        rest = {path: value for path, value in space.base.items() if path != move.path.partition(".")[0]}
-        assert rest == {path: planned.spaces[name].base[path] for path in rest}
+        unchanged = {path: value for path, value in space.base.items() if path != move.path.partition(".")[0]}
+        assert unchanged == {path: planned.spaces[name].base[path] for path in unchanged}
 
 
 @pytest.mark.slow
@@ -100,8 +102,8 @@ def test_a_source_may_say_how_far_off_its_number_is() -> None:
     for move in moves(plan_words(["study=goldyloc"])):
         factors.setdefault(move.path, []).append(move.factor)
     assert factors["system.gpu.gemm.half_occupancy"] == pytest.approx([0.4, 1.6])
-    others = {path: pair for path, pair in factors.items() if not path.endswith("half_occupancy")}
-    assert all(pair == pytest.approx([1 - SPREAD, 1 + SPREAD]) for pair in others.values())
+    known_factors = {path: pair for path, pair in factors.items() if not path.endswith("half_occupancy")}
+    assert all(pair == pytest.approx([1 - SPREAD, 1 + SPREAD]) for pair in known_factors.values())
 
 
 @pytest.mark.nightly

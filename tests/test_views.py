@@ -49,9 +49,9 @@ def here(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def count(file: Path, query: str) -> Any:
     with sqlite3.connect(file) as connection:
-        (found,) = connection.execute(query).fetchone()
+        (number,) = connection.execute(query).fetchone()
     connection.close()
-    return found
+    return number
 
 
 POINTS = "SELECT count(*) FROM tags WHERE key = 'dse.point_key'"
@@ -71,8 +71,8 @@ def test_sync_writes_what_is_missing_and_then_nothing(here: Path, capsys: pytest
     assert main(["sync", "study=other"]) == 0
     assert "50 runs of other/2026-11-21_07-40-12 in MLflow" in capsys.readouterr().out
     assert main(["sync"]) == 0
-    assert "1 up to date, 1 written" in (told := capsys.readouterr().out)
-    assert "python -m dse ui" in told
+    assert "1 up to date, 1 written" in (output := capsys.readouterr().out)
+    assert "python -m dse ui" in output
     assert main(["sync"]) == 0
     assert capsys.readouterr().out == "2 up to date\n"
     assert count(here / "mlflow.db", POINTS) == 56
@@ -141,9 +141,9 @@ def test_a_study_is_shown_by_a_process_of_its_own(here: Path, capfd: pytest.Capt
     with background_tracking(wanted(optuna="trials.log")) as shown:
         shown.begin(folder)
         shown.finish()
-    told = capfd.readouterr().out
-    assert "6 runs of sweep/2026-11-21_07-40-12 in MLflow" in told
-    assert "6 trials of sweep/2026-11-21_07-40-12 in Optuna's storage at trials.log" in told
+    output = capfd.readouterr().out
+    assert "6 runs of sweep/2026-11-21_07-40-12 in MLflow" in output
+    assert "6 trials of sweep/2026-11-21_07-40-12 in Optuna's storage at trials.log" in output
     assert count(here / "mlflow.db", POINTS) == 6
     assert count(here / "mlflow.db", "SELECT count(*) FROM runs WHERE status = 'RUNNING'") == 0
 
@@ -228,17 +228,17 @@ def test_a_process_that_is_killed_is_told_and_passed_over(here: Path, capfd: pyt
 
 def children(parent: int) -> list[int]:
     """Children of a process that are the process beside a study."""
-    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(one) for one in found if b"dse.tracking.process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in pids if b"dse.tracking.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def the_child(parent: int) -> int:
     """The process beside a study, once it has begun."""
     deadline = time.monotonic() + 10
-    while not (found := children(parent)):
+    while not (pids := children(parent)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found[0]
+    return pids[0]
 
 
 def ended(pid: int, within_s: float) -> bool:
@@ -355,8 +355,8 @@ def test_a_sampler_that_goes_on_from_the_view_avoids_what_failed(here: Path) -> 
 def test_a_journal_with_a_torn_last_line_is_mended(here: Path) -> None:
     folder = finished(here / "outputs", odd_table())
     show_in_optuna(folder, "trials.log", ALL)
-    whole = (here / "trials.log").read_bytes()
-    (here / "trials.log").write_bytes(whole[:-20])
+    journal = (here / "trials.log").read_bytes()
+    (here / "trials.log").write_bytes(journal[:-20])
     assert show_in_optuna(folder, "trials.log", ALL) >= 1
     assert show_in_optuna(folder, "trials.log", ALL) == 0
 

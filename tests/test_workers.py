@@ -54,10 +54,10 @@ def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
         connection.execute("UPDATE studies SET state = 'running'")
     assert count(database) < all_of_it
     assert main(["status"]) == 0
-    told = capsys.readouterr().out
-    assert "1 ficco_sweep" in told
-    assert "interrupted" in told
-    assert "no process is at work" in told
+    output = capsys.readouterr().out
+    assert "1 ficco_sweep" in output
+    assert "interrupted" in output
+    assert "no process is at work" in output
     words = ["worker", f"store=sqlite:///{database}", "wait=1 ms"]
     assert main([*words, "study=t3"]) == 0
     assert count(database) < all_of_it
@@ -117,9 +117,9 @@ def test_a_local_study_whose_disk_is_full_ends_with_the_way_out_and_goes_on_afte
     monkeypatch.setattr("tempfile.tempdir", str(small))
     ballast = fill(small, spare=30_000)
     assert main([*allreduce, "output_dir=here"]) == 4
-    told = capsys.readouterr().err
-    assert f"'{small}'; make room there, or set TMPDIR" in told
+    message = capsys.readouterr().err
+    assert f"'{small}'; make room there, or set TMPDIR" in message
     ballast.unlink()
     assert main([*allreduce, "output_dir=here"]) == 0
-    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("calm", "here"))
-    assert one.read_bytes() == other.read_bytes()
+    first, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("calm", "here"))
+    assert first.read_bytes() == other.read_bytes()

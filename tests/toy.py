@@ -48,12 +48,12 @@ class Thing(Frozen):
     @model_validator(mode="after")
     def _drop_idle(self) -> Self:
         """Idle knobs become None, and then what depends on them, so that equal things are equal."""
-        found = self
+        tool = self
         for name in ("bend", "grip"):
             needs = condition(Thing, name)
-            if any(getattr(found, sibling) != value for sibling, value in needs.items()):
-                found = found.model_copy(update={name: None})
-        return found
+            if any(getattr(tool, sibling) != value for sibling, value in needs.items()):
+                tool = tool.model_copy(update={name: None})
+        return tool
 
 
 class Tool(Frozen):
@@ -120,8 +120,8 @@ def _broken(fault: str, metrics: dict[str, Any]) -> Result:
         "extra": {"speed": 1.0},
         "worker": {"gain": float(os.getpid())},
     }
-    found = {**metrics, **wrong.get(fault, {})}
-    return Result("ok", {name: value for name, value in found.items() if fault != f"no {name}"}, engine="toy")
+    values = {**metrics, **wrong.get(fault, {})}
+    return Result("ok", {name: value for name, value in values.items() if fault != f"no {name}"}, engine="toy")
 
 
 class Fixed(Backend):
@@ -184,14 +184,14 @@ class Fixed(Backend):
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """The formula, or what `faults` asks for."""
-        found = [Results.of([self._one(point) for point in batch.designs()]) for batch in batches]
-        return found[:-1] if self.loses else found
+        outcomes = [Results.of([self._one(point) for point in batch.designs()]) for batch in batches]
+        return outcomes[:-1] if self.loses else outcomes
 
     def _one(self, point: BaseModel) -> Result:
         assert isinstance(point, Toy)
         self.evaluated.append(point)
-        if known := self._known(point):
-            return known
+        if reason := self._known(point):
+            return reason
         metrics, fault = formula(point), self.faults.get(point.thing.x)
         return _broken(fault, metrics) if fault else Result("ok", metrics, engine="toy")
 
@@ -230,7 +230,7 @@ class Vectors(Fixed):
         return [self._grid(batch) for batch in batches]
 
     def _grid(self, batch: Batch) -> Results:
-        point, known = batch.design, _sized(batch)
+        point, sizes = batch.design, _sized(batch)
         assert isinstance(point, Toy)
         columns = {path: batch.column(path) for path in batch.axes}
         if set(self.faults) & set(columns.get("thing.x", np.array([point.thing.x])).tolist()):
@@ -239,9 +239,9 @@ class Vectors(Fixed):
             point = put(point, path, column)
         metrics = {name: np.broadcast_to(value, (batch.size,)) for name, value in formula(point).items()}
         return replace(
-            known,
-            metrics={name: np.where(known.ok, value, np.nan) for name, value in metrics.items()},
-            engine=np.where(known.ok, 1, 0).astype(np.int32),
+            sizes,
+            metrics={name: np.where(sizes.ok, value, np.nan) for name, value in metrics.items()},
+            engine=np.where(sizes.ok, 1, 0).astype(np.int32),
         )
 
 
@@ -251,8 +251,8 @@ def _sized(batch: Batch) -> Results:
     assert isinstance(point, Toy)
     x = batch.column("thing.x") if "thing.x" in batch.axes else np.full(batch.size, point.thing.x)
     numbers, code = np.unique(np.where(x >= 900, x, 0), return_inverse=True)
-    told = {number: str(Problem("thing.x", "does not fit the tool", number)) for number in numbers.tolist()}
-    texts = ("", "toy", *told.values())
+    rules = {number: str(Problem("thing.x", "does not fit the tool", number)) for number in numbers.tolist()}
+    texts = ("", "toy", *rules.values())
     reason = np.where(x >= 900, 2 + code.reshape(-1), 0).astype(np.int32)
     status = np.where(x >= 900, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
     return Results(status, {}, reason, np.zeros_like(reason), texts)
@@ -265,7 +265,7 @@ def BACKEND(fast: bool = False, **parameters: Any) -> Fixed:
 
 def space(*knobs: Knob, base: Tree = BASE) -> Space:
     """A space over the toy; both options of `thing` are known where its name is searched."""
-    named = any(one.path == "thing.name" for one in knobs)
+    named = any(axis.path == "thing.name" for axis in knobs)
     return Space(base, knobs, OPTIONS if named else {}, Fixed())
 
 
@@ -287,7 +287,7 @@ def settings(search: str, trials: int, *, seed: int = 0, jobs: int = 1) -> dict[
 def planned(knobs: Sequence[Knob], tree: Mapping[str, Any], faults: Sequence[tuple[int, str]] = ()) -> Plan:
     """A study of the toy, ready to run; needs `installed`. tree: of `settings`."""
     simulator = {**tree["simulator"], "faults": tuple(faults)}
-    named = any(one.path == "thing.name" for one in knobs)
+    named = any(axis.path == "thing.name" for axis in knobs)
     return plan(
         Request(
             {**BASE, **tree, "simulator": simulator}, OPTIONS if named else {}, tuple(knobs), overrides=(), problems=()

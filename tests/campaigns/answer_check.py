@@ -134,8 +134,8 @@ def faults(outputs: Outputs) -> Iterator[str]:
     if not answered.rows and not answered.sentences:
         yield "nothing is printed"
     for place, name in enumerate(answered.head):
-        asked = any(word in name for word in QUANTITIES[answered.study])
-        if asked and name != "with" and all(row[place] in {"–", ""} for row in answered.rows):
+        is_quantity = any(word in name for word in QUANTITIES[answered.study])
+        if is_quantity and name != "with" and all(row[place] in {"–", ""} for row in answered.rows):
             yield f"{name} is empty"
     if answered.in_short.rstrip().endswith((" to", ",", " by", " of", "and")):
         yield f"in short ends in mid-sentence: {answered.in_short}"

@@ -53,8 +53,8 @@ class Fault:
 
 def faults() -> list[Fault]:
     """The matrix as written in `faults.yaml`."""
-    held = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text("utf-8"))
-    return [Fault(name, **{**row, "tests": tuple(row["tests"])}) for name, row in held.items()]
+    rows = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text("utf-8"))
+    return [Fault(name, **{**row, "tests": tuple(row["tests"])}) for name, row in rows.items()]
 
 
 def run(names: Iterable[str]) -> tuple[int, dict[str, list[str]]]:
@@ -68,13 +68,13 @@ def run(names: Iterable[str]) -> tuple[int, dict[str, list[str]]]:
 
 
 def _outcomes(record: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    words: dict[str, list[str]] = {}
     for case in ElementTree.parse(record).iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name', '').partition('[')[0]}"
         bad = case.find("failure") is not None or case.find("error") is not None
         word = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
-        found.setdefault(name, []).append(word)
-    return found
+        words.setdefault(name, []).append(word)
+    return words
 
 
 def verdict(fault: Fault, outcomes: Mapping[str, list[str]]) -> str:
@@ -91,8 +91,8 @@ def verdict(fault: Fault, outcomes: Mapping[str, list[str]]) -> str:
 
 def record(outcomes: Mapping[str, list[str]], took_s: float) -> None:
     """Write the outcome of each fault, and what it was found with."""
-    made = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "mlflow", "optuna", "hydra-core"))
-    run = f"on {datetime.now(UTC):%Y-%m-%d}, {took_s / 60:.0f} minutes, Python {platform.python_version()}, {made}"
+    packages = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "mlflow", "optuna", "hydra-core"))
+    run = f"on {datetime.now(UTC):%Y-%m-%d}, {took_s / 60:.0f} minutes, Python {platform.python_version()}, {packages}"
     verdicts = {fault.name: verdict(fault, outcomes) for fault in faults()}
     RECORD.write_text(json.dumps({"run": run, "outcomes": verdicts}, indent=1) + "\n", encoding="utf-8")
 

@@ -71,8 +71,8 @@ def judge_errors(plans: int, seed: int) -> JudgeErrors:
                 errors.setdefault(tool, []).append(_error(tool, plan, step))
             except ConfigError:
                 refused += 1
-    counts = {tool: len(each) for tool, each in errors.items()}
-    worst = max((error for each in errors.values() for error in each), default=float("nan"))
+    counts = {tool: len(values) for tool, values in errors.items()}
+    worst = max((error for values in errors.values() for error in values), default=float("nan"))
     return JudgeErrors(plans, sum(counts.values()), refused, worst, counts)
 
 

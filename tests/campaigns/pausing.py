@@ -63,8 +63,8 @@ class PausingBackend:
 
     def design(self, tree: Tree) -> Design:
         """The validated point."""
-        found = validate_as(Point, tree.get("point"), path="point")
-        return Design(point=found)
+        point = validate_as(Point, tree.get("point"), path="point")
+        return Design(point=point)
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Those that are infeasible are found out by evaluating them."""

@@ -17,8 +17,8 @@ from pathlib import Path
 def programs() -> Path | None:
     """The folder of the newest PostgreSQL installed: Debian's, or that of `pg_ctl` on the path."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3]))
-    found = shutil.which("pg_ctl")
-    return debian[-1].parent if debian else Path(found).parent if found else None
+    program = shutil.which("pg_ctl")
+    return debian[-1].parent if debian else Path(program).parent if program else None
 
 
 @dataclass(frozen=True)

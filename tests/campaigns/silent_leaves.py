@@ -25,11 +25,11 @@ def silent_leaves(draws: int = 200, seed: int = 0) -> list[str]:
     settings = list(_settings())
     for _ in range(draws):
         study, system = draw.choice(settings)
-        asked = _request(study, system)
-        leaves = [] if asked is None else list(number_leaves(asked[0].tree["system"], "system"))
-        if asked is not None and leaves:
+        studied = _request(study, system)
+        leaves = [] if studied is None else list(number_leaves(studied[0].tree["system"], "system"))
+        if studied is not None and leaves:
             path, _ = draw.choice(leaves)
-            silent += [f"{study}, {system}: {path}"] if _is_silent(*asked, path) else []
+            silent += [f"{study}, {system}: {path}"] if _is_silent(*studied, path) else []
     return silent
 
 
@@ -43,19 +43,21 @@ def _settings() -> Iterator[tuple[str, str]]:
 @functools.cache
 def _request(study: str, system: str) -> tuple[Request, Mapping[str, Any]] | None:
     """The study on a machine, with the metrics of its base designs; None where it is refused, or has no machine."""
-    asked = request([f"study={study}", *([f"system={system}"] if system else [])])
-    if not isinstance(asked.tree.get("system"), dict):
+    plan_request = request([f"study={study}", *([f"system={system}"] if system else [])])
+    if not isinstance(plan_request.tree.get("system"), dict):
         return None
     try:
-        return asked, _outcomes(plan(asked))
+        return plan_request, _outcomes(plan(plan_request))
     except ConfigError:
         return None
 
 
-def _is_silent(asked: Request, outcomes: Mapping[str, Any], path: str) -> bool:
+def _is_silent(plan_request: Request, outcomes: Mapping[str, Any], path: str) -> bool:
     """Tell whether nothing is reported of a number that is typed a tenth higher and changes no base design."""
-    higher = with_value(asked.tree, path, 1.1)
-    changed = replace(asked, tree=higher, overrides=(*asked.overrides, f"{path}={get_path(higher, path)}"))
+    higher = with_value(plan_request.tree, path, 1.1)
+    changed = replace(
+        plan_request, tree=higher, overrides=(*plan_request.overrides, f"{path}={get_path(higher, path)}")
+    )
     try:
         planned = plan(changed)
         notes = check_typed(planned)
@@ -76,5 +78,5 @@ def _outcomes(planned: Plan) -> Mapping[str, Any]:
 
 
 if __name__ == "__main__":
-    found = silent_leaves()
-    print(f"silent_leaves {len(found)}", *found, sep="\n")
+    paths = silent_leaves()
+    print(f"silent_leaves {len(paths)}", *paths, sep="\n")

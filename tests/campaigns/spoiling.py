@@ -96,9 +96,9 @@ def _flip(draw: random.Random, path: Path) -> None:
 
 def _swap(draw: random.Random, path: Path) -> str:
     """Another file of the folder in its place."""
-    others = sorted(one for one in path.parent.iterdir() if one.is_file() and one != path)
-    if others:
-        shutil.copy(other := draw.choice(others), path)
+    siblings = sorted(file for file in path.parent.iterdir() if file.is_file() and file != path)
+    if siblings:
+        shutil.copy(other := draw.choice(siblings), path)
         return other.name
     return ""
 
@@ -138,8 +138,8 @@ def _cells(draw: random.Random, path: Path) -> str:
             table = draw.choice(names)
             columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
             column, value = draw.choice(columns), draw.choice((*_CELLS, *_CELLS, None))
-            some = draw.choice(("", " WHERE rowid % 3 = 1", " WHERE rowid = 1"))
-            database.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ?{some}', [value])
+            condition = draw.choice(("", " WHERE rowid % 3 = 1", " WHERE rowid = 1"))
+            database.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ?{condition}', [value])
             if draw.random() < 0.2:
                 database.execute(f'ALTER TABLE "{table}" DROP COLUMN "{draw.choice(columns)}"')
             return f"{table}.{column}"

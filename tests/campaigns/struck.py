@@ -28,18 +28,18 @@ def _step() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _counted(owner: Any, name: str, *, writes: Callable[..., bool] = lambda *given, **more: True) -> None:
+def _counted(owner: Any, name: str, *, writes: Callable[..., bool] = lambda *args, **more: True) -> None:
     """Count the calls of a function that write."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
-    def counted(*given: Any, **more: Any) -> Any:
-        if not writes(*given, **more):
-            return plain(*given, **more)
+    def counted(*args: Any, **more: Any) -> Any:
+        if not writes(*args, **more):
+            return plain(*args, **more)
         _step()
-        found = plain(*given, **more)
+        result = plain(*args, **more)
         _step()
-        return found
+        return result
 
     setattr(owner, name, counted)
 
@@ -47,18 +47,18 @@ def _counted(owner: Any, name: str, *, writes: Callable[..., bool] = lambda *giv
 _own = threading.local()  # changed: whether this thread's transaction has written
 
 
-def _changes(dialect: Any, cursor: Any, statement: str, *rest: Any) -> bool:
+def _changes(dialect: Any, cursor: Any, statement: str, *args: Any) -> bool:
     writes = not statement.lstrip().upper().startswith(("SELECT", "PRAGMA", "BEGIN"))
     _own.changed = writes or getattr(_own, "changed", False)
     return writes
 
 
-def _has_changed(*rest: Any) -> bool:
+def _has_changed(*args: Any) -> bool:
     changed, _own.changed = getattr(_own, "changed", False), False
     return changed
 
 
-def _for_writing(file: Any, mode: str = "r", *rest: Any, **more: Any) -> bool:
+def _for_writing(file: Any, mode: str = "r", *args: Any, **more: Any) -> bool:
     return bool(set(mode) & set("wax+"))
 
 

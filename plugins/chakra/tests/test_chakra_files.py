@@ -75,7 +75,7 @@ def damaged(folder: Path, change: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "most"),
+    ("change", "problem", "most"),
     [
         (lambda data: data[:-20], "ends within a node", 99),
         (lambda data: data[: data.index(b"gemm 50") + 1], "ends within a node", 50),
@@ -87,7 +87,7 @@ def damaged(folder: Path, change: Any) -> Path:
         (lambda data: data + b"\x02\x08\x05", "met before", 100),
     ],
 )
-def test_what_can_be_used_of_a_damaged_trace_is_used(tmp_path: Path, change: Any, said: str, most: int) -> None:
+def test_what_can_be_used_of_a_damaged_trace_is_used(tmp_path: Path, change: Any, problem: str, most: int) -> None:
     trace = read_chakra(damaged(tmp_path, change))
     assert most - 1 <= len(trace.nodes) <= most
-    assert any(said in reason for reason in trace.dropped)
+    assert any(problem in reason for reason in trace.dropped)

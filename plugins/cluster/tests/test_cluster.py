@@ -69,15 +69,15 @@ def cluster(toybox: Path) -> Iterator[LocalCluster]:
         dashboard_address="127.0.0.1:0",
         silence_logs=50,
         env={"PYTHONPATH": path},
-    ) as made:
-        yield made
+    ) as local_cluster:
+        yield local_cluster
 
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster, set_as_default=False) as made:
-        made.wait_for_workers(2)
-        yield made
+    with Client(cluster, set_as_default=False) as connection:
+        connection.wait_for_workers(2)
+        yield connection
 
 
 def planned(cluster: LocalCluster | None, search: str = "exhaustive", faults: Any = (), **more: Any) -> Plan:
@@ -187,11 +187,11 @@ def test_a_backend_that_always_fails_ends_the_study(cluster: LocalCluster, tmp_p
 def test_a_worker_with_other_code_is_sent_away_by_name(
     client: Client, cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = list(client.scheduler_info()["workers"])
-    client.run(_pretend, workers=[one])
+    refused, other = list(client.scheduler_info()["workers"])
+    client.run(_pretend, workers=[refused])
     try:
         assert table(planned(cluster), tmp_path / "there") == table(planned(None), tmp_path / "here")
-        assert f"worker {one} is refused: it runs other code: numpy is 1.0, not" in capsys.readouterr().err
+        assert f"worker {refused} is refused: it runs other code: numpy is 1.0, not" in capsys.readouterr().err
         client.run(_pretend, workers=[other])
         with pytest.raises(ClusterError, match=r"no worker may evaluate: .* runs other code"):
             table(planned(cluster), tmp_path / "nobody")
@@ -234,8 +234,8 @@ def test_what_cannot_work_is_told_with_the_way_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "executor=dask", *words]) == code
-    told = capsys.readouterr().err
-    assert all(part in told for part in parts), told
+    output = capsys.readouterr().err
+    assert all(part in output for part in parts), output
 
 
 @pytest.mark.slow
@@ -282,8 +282,8 @@ def test_a_program_of_the_user_runs_on_workers_that_were_started_elsewhere(
     assert main([*allreduce, "output_dir=here"]) == 0
     there = ["executor=dask", f"executor.address={cluster.scheduler_address}", "output_dir=there"]
     assert main([*allreduce, *there]) == 0
-    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
-    assert one.read_bytes() == other.read_bytes()
+    first, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
+    assert first.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.slow
@@ -315,18 +315,20 @@ def test_a_worker_whose_disk_is_full_is_sent_away_and_the_study_goes_on(
     text = simulator.read_text()
     simulator.write_text(text.replace('[python3, "', '[/bin/sh, "{here}/large.sh", "'))
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as made,
-        Client(made, set_as_default=False) as client,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as local_cluster,
+        Client(local_cluster, set_as_default=False) as client,
     ):
         client.wait_for_workers(2)
         full = next(iter(client.scheduler_info()["workers"]))
         client.run(_write_to, str(small), workers=[full])
-        words = ["executor=dask", f"executor.address={made.scheduler_address}", "output_dir=there"]
+        words = ["executor=dask", f"executor.address={local_cluster.scheduler_address}", "output_dir=there"]
         assert main([*allreduce, *words]) == 0
     assert f"worker {full} is refused: it has a full disk" in capsys.readouterr().err
     assert main([*allreduce, "output_dir=here"]) == 0
-    one, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
-    assert one.read_bytes() == other.read_bytes()
+    first, other = (next(Path(name).glob("*/2*/results.parquet")) for name in ("here", "there"))
+    assert first.read_bytes() == other.read_bytes()
 
 
 def _write_to(folder: str) -> None:
@@ -338,8 +340,8 @@ def test_chunks_that_were_meant_for_a_worker_that_is_gone_go_to_another(
     client: Client, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     faults = tuple((x, "slow") for x in range(40))
-    one, other = list(client.scheduler_info()["workers"])
-    client.run(_pretend, workers=[one])  # so that all chunks are meant for the other
+    refused, other = list(client.scheduler_info()["workers"])
+    client.run(_pretend, workers=[refused])  # so that all chunks are meant for the other
     study = threading.Thread(
         target=table, args=(planned(cluster, faults=faults, chunk_s=0.1), tmp_path / "there"), daemon=True
     )
@@ -479,10 +481,10 @@ def test_a_grid_that_is_cut_for_a_chunk_stays_in_few_grids() -> None:
 @pytest.mark.slow
 def test_leases_of_a_worker_that_lost_its_database_are_free_once_it_answers(postgres: Server) -> None:
     direct = postgres.database(f"leases{os.getpid()}")
-    held, other = (StoreSession(Store(direct, patience_s=1.0), Hold(1, CONTEXT)) for _ in range(2))
-    assert held.lease([keys_of([0])]) == [True]
+    session, other = (StoreSession(Store(direct, patience_s=1.0), Hold(1, CONTEXT)) for _ in range(2))
+    assert session.lease([keys_of([0])]) == [True]
     with postgres.stopped():
-        in_time(lambda: remote._end(held))  # as a worker that goes on with other work does
+        in_time(lambda: remote._end(session))  # as a worker that goes on with other work does
     until = time.monotonic() + 20.0
     while other.lease([keys_of([0])]) == [False] and time.monotonic() < until:
         time.sleep(0.2)

@@ -82,8 +82,8 @@ def test_what_a_file_may_say_of_a_cluster_composes_and_all_else_may_be_typed(tmp
         tmp_path / "conf", "cluster: slurm\nsettings: {queue: gpu, cores: 8, memory: 16 GB, walltime: '01:00:00'}"
     )
     folder = tmp_path / "conf"
-    made = request([word for word in words if not word.startswith("--")], folder)
-    assert made.problems == ()
+    plan_request = request([word for word in words if not word.startswith("--")], folder)
+    assert plan_request.problems == ()
     typed = request([*SMALL, "executor=dask", "executor.settings={preload: [mine]}", "executor.plain=true"])
     assert typed.problems == ()
     assert typed.tree["executor"]["settings"] == {"preload": ["mine"]}
@@ -94,9 +94,9 @@ def test_what_a_file_may_say_of_a_cluster_composes_and_all_else_may_be_typed(tmp
 def test_a_recorded_command_gives_the_executor_no_settings_that_run(elsewhere: Path) -> None:
     assert main([*SMALL, "store=none"]) == 0
     file = next(elsewhere.glob("outputs/ficco_sweep/2*/provenance.json"))
-    made = json.loads(file.read_text())
-    made["overrides"] += ["executor=dask", "executor.settings={preload: [evil]}"]
-    file.write_text(json.dumps(made))
+    provenance = json.loads(file.read_text())
+    provenance["overrides"] += ["executor=dask", "executor.settings={preload: [evil]}"]
+    file.write_text(json.dumps(provenance))
     import dse
 
     key = str(dse.load("ficco_sweep")["key"].iloc[0])

@@ -53,22 +53,22 @@ def machine(**changes: Any) -> Machine:
 
 def metrics(**changes: Any) -> dict[str, float]:
     """Every metric of one machine."""
-    one = machine(**changes)
-    return {name: float(column[0]) for name, column in metrics_of(judge(), one, judge().judge(one, 1)).items()}
+    changed = machine(**changes)
+    return {name: float(column[0]) for name, column in metrics_of(judge(), changed, judge().judge(changed, 1)).items()}
 
 
 # Machines
 
 
 def test_a_machine_that_differs_in_nothing_is_the_base() -> None:
-    found = metrics()
+    ratios = metrics()
     for name in ("throughput_x", "worst_x", "value_x"):
-        assert found[name] == pytest.approx(1, rel=1e-12)
+        assert ratios[name] == pytest.approx(1, rel=1e-12)
     base = judge().base
     assert base.knobs_of(Machine()) == base.knobs
-    own = of_system(base.system, base.technology)
+    base_machine = of_system(base.system, base.technology)
     assert {name: getattr(base.knobs, name) for name in ("num_cus", "hbm_bytes", "link_lanes")} == {
-        name: getattr(own, name) for name in ("num_cus", "hbm_bytes", "link_lanes")
+        name: getattr(base_machine, name) for name in ("num_cus", "hbm_bytes", "link_lanes")
     }
 
 
@@ -92,7 +92,7 @@ def test_a_change_is_the_same_in_steps_and_in_prices(
     base = judge().base
     system, knobs = base.system_of(machine(**change)), base.knobs_of(machine(**change))
     for path, factor in of_system.items():
-        before, after = (get_path(each.model_dump(), path) for each in (base.system, system))
+        before, after = (get_path(numbers.model_dump(), path) for numbers in (base.system, system))
         assert after == pytest.approx(factor * before), path
     for name, factor in of_price.items():
         assert getattr(knobs, name) == pytest.approx(factor * getattr(base.knobs, name)), name
@@ -166,13 +166,13 @@ def test_a_cap_lowers_the_clock_and_with_it_the_speed() -> None:
 def test_arrays_give_what_single_machines_give() -> None:
     drawn = np.random.default_rng(0)
     numbers = {"num_cus": drawn.integers(60, 180, 12), "links": drawn.uniform(0.5, 2, 12), "cap_w": np.full(12, 500.0)}
-    many = metrics_of(judge(), machine(**numbers), judge().judge(machine(**numbers), 12))
+    columns = metrics_of(judge(), machine(**numbers), judge().judge(machine(**numbers), 12))
     design = CodesignBackend().design(tree())
     fresh = Judge(Base(design.system, design.technology), design.workloads)
     for place in range(0, 12, 4):
-        one = machine(**{name: values[place].item() for name, values in numbers.items()})
-        alone = metrics_of(fresh, one, fresh.judge(one, 1))
-        for name, column in many.items():
+        single = machine(**{name: values[place].item() for name, values in numbers.items()})
+        alone = metrics_of(fresh, single, fresh.judge(single, 1))
+        for name, column in columns.items():
             assert column[place] == pytest.approx(alone[name][0], rel=1e-9), name
 
 
@@ -277,17 +277,17 @@ def test_a_workload_that_breaks_a_rule_is_told_with_its_name() -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> None:
-    asked = request(["study=codesign"])
-    refuse_unmet(asked, {"area_mm2": 900.0, "cost": 12_000.0})
+    plan_request = request(["study=codesign"])
+    refuse_unmet(plan_request, {"area_mm2": 900.0, "cost": 12_000.0})
     with pytest.raises(ConfigError, match=r"budget\.area_mm2 = 100.*the least is \d+, \d+ % more"):
-        refuse_unmet(asked, {"area_mm2": 100.0})
-    asked = request(["study=codesign", "space={machine: {num_cus: 'choice(140,150)', dies: 'choice(1,2)'}}"])
-    prices = space_prices(asked)
+        refuse_unmet(plan_request, {"area_mm2": 100.0})
+    plan_request = request(["study=codesign", "space={machine: {num_cus: 'choice(140,150)', dies: 'choice(1,2)'}}"])
+    prices = space_prices(plan_request)
     assert prices is not None
     assert prices["area_mm2"].argmin() != prices["cost"].argmin()  # two dies are larger, and cheaper
     least = {name: 1.0001 * float(prices[name].min()) for name in ("area_mm2", "cost")}
     with pytest.raises(ConfigError, match="is met by no machine within the other limits"):
-        refuse_unmet(asked, least)
+        refuse_unmet(plan_request, least)
 
 
 @pytest.mark.slow
@@ -339,15 +339,15 @@ def test_a_row_with_an_empty_cell_is_of_the_base_whatever_was_typed() -> None:
 
 
 def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
-    found = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}
+    values = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}
     before, links = metrics(), metrics(links=1.1)
-    more_links = found["10 % more links"]
+    more_links = values["10 % more links"]
     assert (more_links.usd < more_links.usd_worth) == (links["value_x"] > before["value_x"])
     assert more_links.pays == (more_links.usd < more_links.usd_worth and not more_links.beyond)
-    assert found["10 % more links"].usd == pytest.approx(links["cost_usd"] - before["cost_usd"], rel=1e-6)
-    assert 0 < found["sums in the switch"].usd < found["sums in the switch"].usd_worth
-    assert found["NICs at the GPU"].usd < 0
-    assert all(0 <= worth.odds <= 1 for worth in found.values())
+    assert values["10 % more links"].usd == pytest.approx(links["cost_usd"] - before["cost_usd"], rel=1e-6)
+    assert 0 < values["sums in the switch"].usd < values["sums in the switch"].usd_worth
+    assert values["NICs at the GPU"].usd < 0
+    assert all(0 <= worth.odds <= 1 for worth in values.values())
 
 
 @pytest.mark.slow
@@ -374,9 +374,9 @@ def test_nothing_beyond_the_budget_pays_and_slopes_agree_with_worths() -> None:
 @pytest.mark.slow
 def test_slopes_are_those_of_machines_beside_it_and_add_up() -> None:
     start = machine_worth.with_numbers(judge(), machine(num_cus=120, clock=0.9, links=2.0))
-    found = {slope.number: slope for slope in machine_slopes.slopes(judge(), start)}
-    assert "cap_w" not in found
-    for name, slope in found.items():
+    by_number = {slope.number: slope for slope in machine_slopes.slopes(judge(), start)}
+    assert "cap_w" not in by_number
+    for name, slope in by_number.items():
         if name == "num_cus":
             continue
         value = float(np.squeeze(getattr(start, name)))
@@ -389,10 +389,10 @@ def test_slopes_are_those_of_machines_beside_it_and_add_up() -> None:
             assert side["value_x"] == pytest.approx(side["throughput_x"] - side["cost_usd"], abs=1e-9)
     fewer = _metrics_of(start, num_cus=108)
     expected = math.log(fewer["cost_usd"] / _metrics_of(start)["cost_usd"]) / math.log(108 / 120)
-    assert found["num_cus"].below["cost_usd"] == pytest.approx(expected, rel=1e-9)
-    assert found["nic_gbit_per_s"].pays == "less"  # no workload of these leaves a node
-    for name in (name for name, slope in found.items() if slope.pays and name != "num_cus"):
-        value = float(np.squeeze(getattr(start, name))) * (1.001 if found[name].pays == "more" else 0.999)
+    assert by_number["num_cus"].below["cost_usd"] == pytest.approx(expected, rel=1e-9)
+    assert by_number["nic_gbit_per_s"].pays == "less"  # no workload of these leaves a node
+    for name in (name for name, slope in by_number.items() if slope.pays and name != "num_cus"):
+        value = float(np.squeeze(getattr(start, name))) * (1.001 if by_number[name].pays == "more" else 0.999)
         assert _metrics_of(start, **{name: value})["value_x"] > _metrics_of(start)["value_x"], name
 
 
@@ -402,14 +402,14 @@ def _metrics_of(start: Machine, **changes: Any) -> dict[str, float]:
 
 def test_a_cap_is_a_kink_where_it_begins_to_bind_and_a_die_may_be_too_large() -> None:
     capped = machine(cap_w=metrics()["power_w"])
-    found = {slope.number: slope for slope in machine_slopes.slopes(judge(), capped)}
-    assert found["cap_w"].above["throughput_x"] == pytest.approx(0, abs=1e-9)
-    assert found["cap_w"].below["throughput_x"] > 0.1
-    assert found["cap_w"].has_kink("throughput_x")
-    assert found["clock"].above["power_w"] == pytest.approx(0, abs=1e-9)
-    assert found["clock"].below["power_w"] > 0.9
-    assert math.isnan(found["num_cus"].above["throughput_x"])  # the base has the largest die
-    assert found["num_cus"].mean("throughput_x") == found["num_cus"].below["throughput_x"]
+    by_number = {slope.number: slope for slope in machine_slopes.slopes(judge(), capped)}
+    assert by_number["cap_w"].above["throughput_x"] == pytest.approx(0, abs=1e-9)
+    assert by_number["cap_w"].below["throughput_x"] > 0.1
+    assert by_number["cap_w"].has_kink("throughput_x")
+    assert by_number["clock"].above["power_w"] == pytest.approx(0, abs=1e-9)
+    assert by_number["clock"].below["power_w"] > 0.9
+    assert math.isnan(by_number["num_cus"].above["throughput_x"])  # the base has the largest die
+    assert by_number["num_cus"].mean("throughput_x") == by_number["num_cus"].below["throughput_x"]
 
 
 @pytest.mark.parametrize("price", ["cost_usd", "power_w", "area_mm2"])
@@ -443,7 +443,7 @@ def test_the_study_names_machines_for_each_workload_and_a_robust_one(
     space = "space={machine: {num_cus: 'choice(88,120)', links: 'choice(0.5,1,2)', hbm_stacks: 'choice(4,5,6)'}}"
     words = ["codesign", "budget.power_w=700", space, "~workloads.training", "budget.trials=40", *QUIET]
     assert main(words) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in (
         "fastest decode",
         "robust",
@@ -453,11 +453,11 @@ def test_the_study_names_machines_for_each_workload_and_a_robust_one(
         "existing machine",
         "to buy for prefill",
     ):
-        assert part in told
+        assert part in output
     folder = next((tmp_path / "outputs" / "codesign").glob("2*"))
-    found = Machines.of(FinishedRun(folder).config, pd.read_parquet(folder / "results.parquet"))
-    assert (found.regret >= 0).all()
-    assert found.regret[found.chosen["robust"]] == found.regret.min()
+    machines = Machines.of(FinishedRun(folder).config, pd.read_parquet(folder / "results.parquet"))
+    assert (machines.regret >= 0).all()
+    assert machines.regret[machines.chosen["robust"]] == machines.regret.min()
     assert {"worth.parquet", "slopes.parquet", "contributions.parquet", "existing_machines.parquet"} <= {
         path.name for path in folder.iterdir()
     }

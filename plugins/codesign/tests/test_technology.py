@@ -43,10 +43,10 @@ GROWS = (
 
 def without_intervals(tree: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A copy of a tree, and the part of it at a dotted path."""
-    part = whole = copy.deepcopy(dict(tree))
+    part = copied = copy.deepcopy(dict(tree))
     for name in path.split("."):
         part = part[name]
-    return whole, part
+    return copied, part
 
 
 # Files
@@ -55,15 +55,15 @@ def without_intervals(tree: Mapping[str, Any], path: str) -> tuple[dict[str, Any
 def test_every_shipped_number_has_an_interval_and_a_source() -> None:
     pairs = list(TECHNOLOGY.coefficients())
     assert len(pairs) > 100
-    for path, each in pairs:
-        assert each.low <= each.value <= each.high, path
-        assert len(each.source) >= 8, path
-        if each.provenance in ("memory", "assumed", "calibrated"):
-            assert each.low < each.high, path
+    for path, coefficient in pairs:
+        assert coefficient.low <= coefficient.value <= coefficient.high, path
+        assert len(coefficient.source) >= 8, path
+        if coefficient.provenance in ("memory", "assumed", "calibrated"):
+            assert coefficient.low < coefficient.high, path
 
 
 def test_at_most_four_numbers_are_calibrated() -> None:
-    fitted = [path for path, each in TECHNOLOGY.coefficients() if each.provenance == "calibrated"]
+    fitted = [path for path, coefficient in TECHNOLOGY.coefficients() if coefficient.provenance == "calibrated"]
     assert sorted(fitted) == sorted(name for names in codesign.CALIBRATED.values() for name in names)
     assert len(fitted) <= 4
 
@@ -217,7 +217,7 @@ def test_a_cap_lowers_the_clock_of_what_multiplies_more_than_of_what_copies() ->
     machine = GPUS["mi300x"]
     multiplies = MachineActivity(matrix=1.0, hbm=0.5, link=0.5)
     copies = MachineActivity(hbm=0.5, link=1.0)
-    busy, free = (float(sustained_clock(machine, NOMINAL, each, cap_w=600.0)) for each in (multiplies, copies))
+    busy, free = (float(sustained_clock(machine, NOMINAL, kernel, cap_w=600.0)) for kernel in (multiplies, copies))
     assert busy < free == 1
 
 
@@ -248,18 +248,18 @@ def test_drawn_technologies_price_machines_as_one_by_one_and_lie_in_their_interv
     drawn = TECHNOLOGY.sample(16, seed=3)
     prices = price(machines, drawn, cap_w=400.0)
     assert prices.total_usd.shape == prices.area_mm2.shape == prices.clock.shape == (16, 3)
-    for path, each in TECHNOLOGY.coefficients():
-        assert np.all((drawn[path] >= each.low) & (drawn[path] <= each.high)), path
-    one = drawn.with_values({path: values[5, 0] for path, values in drawn.values.items()})
-    np.testing.assert_allclose(price(machines, one, cap_w=400.0).total_usd, prices.total_usd[5], rtol=1e-9)
+    for path, coefficient in TECHNOLOGY.coefficients():
+        assert np.all((drawn[path] >= coefficient.low) & (drawn[path] <= coefficient.high)), path
+    single = drawn.with_values({path: values[5, 0] for path, values in drawn.values.items()})
+    np.testing.assert_allclose(price(machines, single, cap_w=400.0).total_usd, prices.total_usd[5], rtol=1e-9)
     again = TECHNOLOGY.sample(16, seed=3)
     np.testing.assert_array_equal(again["area.uncore_share"], drawn["area.uncore_share"])
 
 
 @given(quantile=st.floats(1e-6, 1 - 1e-6))
 def test_a_drawn_coefficient_lies_in_its_interval(quantile: float) -> None:
-    each = Coefficient(value=2.0, low=1.0, high=5.0, provenance="assumed", source="a test")
-    assert 1.0 <= float(each.draw(np.array(quantile))) <= 5.0
+    coefficient = Coefficient(value=2.0, low=1.0, high=5.0, provenance="assumed", source="a test")
+    assert 1.0 <= float(coefficient.draw(np.array(quantile))) <= 5.0
 
 
 def test_ten_thousand_machines_are_priced_at_once() -> None:
@@ -273,8 +273,8 @@ def test_ten_thousand_machines_are_priced_at_once() -> None:
 
 def system(name: str, **gpu: Any) -> System:
     """A shipped system with other numbers of its GPU."""
-    whole = System.model_validate(tree_of(name))
-    return whole.model_copy(update={"gpu": whole.gpu.model_copy(update=gpu)})
+    described = System.model_validate(tree_of(name))
+    return described.model_copy(update={"gpu": described.gpu.model_copy(update=gpu)})
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_a_grid_of_a_system_is_priced_as_arrays() -> None:
 def test_more_memory_bandwidth_takes_more_stacks() -> None:
     base = system("mi300x_8")
     more = system("mi300x_8", hbm_bytes_per_s=1.5 * base.gpu.hbm_bytes_per_s)
-    machines = [of_system(each, TECHNOLOGY) for each in (base, more)]
+    machines = [of_system(described, TECHNOLOGY) for described in (base, more)]
     assert float(machines[1].hbm_stacks) > float(machines[0].hbm_stacks) == 8  # type: ignore[arg-type]
     assert float(machines[1].hbm_bytes_per_s) == pytest.approx(1.5 * 5.3e12)  # type: ignore[arg-type]
 
@@ -317,9 +317,12 @@ def test_a_gpu_like_another_has_its_own_counts(name: str) -> None:
 
 
 def test_a_network_costs_nics_ports_and_cables() -> None:
-    alone, many = price(of_system(system("mi300x_8"), TECHNOLOGY), NOMINAL), of_system(system("mi210_16x4"), TECHNOLOGY)
+    alone, cluster = (
+        price(of_system(system("mi300x_8"), TECHNOLOGY), NOMINAL),
+        of_system(system("mi210_16x4"), TECHNOLOGY),
+    )
     assert float(alone.cost_usd["nics"]) == 0
-    assert all(float(price(many, NOMINAL).cost_usd[part]) > 0 for part in ("nics", "switches", "cables"))
+    assert all(float(price(cluster, NOMINAL).cost_usd[part]) > 0 for part in ("nics", "switches", "cables"))
 
 
 def test_the_benchmark_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:

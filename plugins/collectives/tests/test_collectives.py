@@ -57,8 +57,8 @@ def maker(fabric: str, collective: Collective) -> Synthesiser:
 
 def schedules(fabric: str, collective: Collective) -> list[CollectiveSchedule]:
     """Schedules of libraries, and synthesised ones."""
-    made = maker(fabric, collective)
-    return [*made.library.values(), made.pipeline(1), made.pipeline(3)]
+    synthesiser = maker(fabric, collective)
+    return [*synthesiser.library.values(), synthesiser.pipeline(1), synthesiser.pipeline(3)]
 
 
 # Every byte, once
@@ -93,7 +93,7 @@ DRAWN = st.tuples(st.sampled_from(list(FABRICS)), st.sampled_from(COLLECTIVES), 
 @given(DRAWN)
 def test_a_schedule_that_loses_a_message_is_refused_with_the_chunk(drawn: tuple[str, Collective, int, object]) -> None:
     fabric, collective, which, random = drawn
-    schedule = (made := schedules(fabric, collective))[which % len(made)]
+    schedule = (choices := schedules(fabric, collective))[which % len(choices)]
     place = random.randrange(len(schedule.messages))  # type: ignore[attr-defined]
     lost = schedule.messages[place]
     left = replace(schedule, messages=schedule.messages[:place] + schedule.messages[place + 1 :])
@@ -107,7 +107,7 @@ def test_a_schedule_that_doubles_a_message_is_refused_with_the_chunk(
     drawn: tuple[str, Collective, int, object],
 ) -> None:
     fabric, collective, which, random = drawn
-    schedule = (made := schedules(fabric, collective))[which % len(made)]
+    schedule = (choices := schedules(fabric, collective))[which % len(choices)]
     place = random.randrange(len(schedule.messages))  # type: ignore[attr-defined]
     again = schedule.messages[place]
     doubled = replace(schedule, messages=(*schedule.messages[: place + 1], again, *schedule.messages[place + 1 :]))
@@ -119,7 +119,7 @@ def test_a_schedule_that_doubles_a_message_is_refused_with_the_chunk(
 @given(DRAWN)
 def test_a_schedule_whose_chunks_lose_or_share_units_is_refused(drawn: tuple[str, Collective, int, object]) -> None:
     fabric, collective, which, random = drawn
-    schedule = (made := schedules(fabric, collective))[which % len(made)]
+    schedule = (choices := schedules(fabric, collective))[which % len(choices)]
     place = random.randrange(len(schedule.chunks))  # type: ignore[attr-defined]
     chunks = list(schedule.chunks)
     chunks[place] = replace(chunks[place], start=chunks[place].start + 1)
@@ -192,10 +192,10 @@ def test_a_schedule_for_other_links_is_refused() -> None:
 def test_no_schedule_is_below_the_bound_and_the_synthesised_one_is_the_fastest(
     fabric: str, collective: Collective
 ) -> None:
-    made, sizes = maker(fabric, collective), (256.0, 2.0**18, LARGE)
-    fastest = np.array([timed.seconds for timed in made.synthesise_sizes(sizes)])
-    library = np.array([seconds(schedule, made.topology, sizes) for schedule in made.library.values()])
-    bounds = np.array([made.bound(size).seconds for size in sizes])
+    synthesiser, sizes = maker(fabric, collective), (256.0, 2.0**18, LARGE)
+    fastest = np.array([timed.seconds for timed in synthesiser.synthesise_sizes(sizes)])
+    library = np.array([seconds(schedule, synthesiser.topology, sizes) for schedule in synthesiser.library.values()])
+    bounds = np.array([synthesiser.bound(size).seconds for size in sizes])
     assert (fastest <= library.min(axis=0)).all()
     assert (np.vstack([fastest, library]) >= bounds * (1 - 1e-9)).all()
     most = 1.06 if fabric == "fat tree of rings" else 1.02  # links that share a NIC do not share it as it is best

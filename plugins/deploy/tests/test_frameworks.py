@@ -117,15 +117,15 @@ def test_what_a_tool_has_no_word_for_is_told(name: str) -> None:
 
 
 def test_settings_are_of_knobs_of_a_step_and_name_their_sources() -> None:
-    known = {f"parallel.{name}" for name in Parallel.model_fields} | {
+    paths = {f"parallel.{name}" for name in Parallel.model_fields} | {
         f"optimizer.{name}" for name in Optimizer.model_fields
     }
-    known |= {f"run.{name}" for name in ScheduledDesign.model_fields["run"].annotation.model_fields}  # type: ignore[union-attr]
+    paths |= {f"run.{name}" for name in ScheduledDesign.model_fields["run"].annotation.model_fields}  # type: ignore[union-attr]
     for tool in tools().values():
         for file in tool.files:
             for setting in file.settings:
                 assert (
-                    setting.fact or setting.constant or setting.path in known | {"sites", "system.node.experts.num_sms"}
+                    setting.fact or setting.constant or setting.path in paths | {"sites", "system.node.experts.num_sms"}
                 ), setting.path
                 assert set(setting.sites) <= set(SITES)
                 assert setting.source
@@ -239,9 +239,9 @@ def test_a_plan_is_exported_and_settings_are_imported(
     assert "parallel.sequence_parallel: is needed by user buffers" in capsys.readouterr().err
     words = ["plan=plan.yaml", "parallel.tp=4", "parallel.sequence_parallel=true"]
     assert main(["export", "to=megatron", *words]) == 0
-    told = capsys.readouterr().out
-    assert "needs no setting there: parallel.collectives = in_switch" in told  # NCCL does so by itself
-    assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in told
+    output = capsys.readouterr().out
+    assert "needs no setting there: parallel.collectives = in_switch" in output  # NCCL does so by itself
+    assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in output
     arguments = Path("outputs/export/megatron/megatron_args.txt").read_text().splitlines()
     assert {"--tensor-model-parallel-size 4", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag"} <= set(arguments)
     assert main(["settings-import", "settings=outputs/export/megatron", "from=megatron", "out=back.yaml"]) == 0
@@ -260,9 +260,9 @@ def test_the_launch_line_of_a_user_is_read(
     words = ["--tensor-model-parallel-size=8", "\\\r\n", "--sequence-parallel", "--lr 1e-4", "--data-path @x 'a: ['"]
     Path("run.txt").write_text(" ".join([*words, "--overlap-grad-reduce go.py"]), newline="")
     assert main(["settings-import", "settings=run.txt", "from=megatron"]) == 0
-    told = capsys.readouterr().out
-    assert "means nothing to a plan: --lr" in told
-    assert "means nothing to a plan: --data-path" in told
+    output = capsys.readouterr().out
+    assert "means nothing to a plan: --lr" in output
+    assert "means nothing to a plan: --data-path" in output
     read_back = yaml.safe_load(Path("plan.yaml").read_text())
     knobs = {"tp": 8, "sequence_parallel": True, "reductions": "beside"}
     assert read_back == {"tool": "megatron", "parallel": knobs}
@@ -398,8 +398,8 @@ def test_other_spellings_are_read_and_values_that_mean_nothing_are_named() -> No
     text = "tensor_parallel_size: '4'\ncompilation_config: '{pass_config: {enable_sp: true}}'\n"
     assert read([(vllm, text)], {}).plan == {"parallel": {"tp": 4, "sequence_parallel": True}}
     assert read([(sglang, "tp: 8\n")], {}).plan == {"parallel": {"tp": 8}}
-    found = read([(nccl, "export NCCL_NVLS_ENABLE=2; export NCCL_DEBUG=INFO")], {})
-    assert (found.plan, found.unread) == ({}, ["NCCL_NVLS_ENABLE 2", "NCCL_DEBUG"])
+    imported = read([(nccl, "export NCCL_NVLS_ENABLE=2; export NCCL_DEBUG=INFO")], {})
+    assert (imported.plan, imported.unread) == ({}, ["NCCL_NVLS_ENABLE 2", "NCCL_DEBUG"])
 
 
 def test_recomputing_everything_takes_a_method_too() -> None:
@@ -411,15 +411,15 @@ def test_recomputing_everything_takes_a_method_too() -> None:
 
 def test_user_buffers_without_their_file_are_those_by_default() -> None:
     (_, arguments) = tools()["megatron"].files
-    found = read([(arguments, "--tp-comm-overlap --tp-comm-overlap-cfg mine.yaml")], {"parallel": {"tp": 8}})
-    assert found.plan["sites"] == sites_of({}, 8)
-    assert found.unread == ["--tp-comm-overlap-cfg mine.yaml (import the folder that holds both files)"]
+    imported = read([(arguments, "--tp-comm-overlap --tp-comm-overlap-cfg mine.yaml")], {"parallel": {"tp": 8}})
+    assert imported.plan["sites"] == sites_of({}, 8)
+    assert imported.unread == ["--tp-comm-overlap-cfg mine.yaml (import the folder that holds both files)"]
 
 
 def test_python_settings_are_read_and_never_run() -> None:
     (file,) = tools()["torch"].files
-    found = read([(file, "import nowhere\nRESHARD_AFTER_FORWARD: bool = False\nX = nowhere.f()\n")], {})
-    assert (found.plan, found.unread) == ({"parallel": {"reshard": False}}, ["X"])
+    imported = read([(file, "import nowhere\nRESHARD_AFTER_FORWARD: bool = False\nX = nowhere.f()\n")], {})
+    assert (imported.plan, imported.unread) == ({"parallel": {"reshard": False}}, ["X"])
 
 
 @pytest.mark.slow
@@ -471,10 +471,10 @@ def test_words_are_the_same_however_a_script_writes_them(words: list[str]) -> No
     array = "ARGS=(\n" + "".join(f"  {word}  # a note's\n" for word in words) + ')\nrun "${ARGS[@]}"'
     text = f'ARGS="{" ".join(words)}"\nrun $ARGS'
     lines = "run \\\n" + "".join(f"  {word} \\\n" for word in words)
-    one = "".join(f"W{place}='{word}'\n" for place, word in enumerate(words))
-    one += "run " + " ".join(f'"${{W{place}}}"' for place in range(len(words)))
+    script = "".join(f"W{place}='{word}'\n" for place, word in enumerate(words))
+    script += "run " + " ".join(f'"${{W{place}}}"' for place in range(len(words)))
     default = "run " + " ".join(f"${{UNSET_{place}:-{word}}}" for place, word in enumerate(words))
-    for other in (array, text, lines, one, default):
+    for other in (array, text, lines, script, default):
         assert read_script(other).words == plain == ["run", *words]
 
 

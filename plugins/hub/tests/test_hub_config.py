@@ -280,9 +280,9 @@ def test_a_file_of_a_hub_and_one_of_ones_own_are_chosen_by_their_paths(tmp_path:
     mine = tmp_path / "mine.yaml"
     mine.write_text("name: mine\nlayers: 4\nhidden: 512\nheads: 8\n")
     for path in (written(tmp_path, LLAMA), mine):
-        asked = request(["study=comp_vs_comm", f"model={path}"])
-        assert not asked.problems
-        assert asked.tree["model"] == model_tree(str(path))
+        plan_request = request(["study=comp_vs_comm", f"model={path}"])
+        assert not plan_request.problems
+        assert plan_request.tree["model"] == model_tree(str(path))
 
 
 def test_a_model_is_named_by_the_folder_of_its_weights_too(tmp_path: Path) -> None:

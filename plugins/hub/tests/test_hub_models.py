@@ -121,8 +121,8 @@ def test_layers_of_several_kinds_are_spread_over_the_stages_of_a_pipeline(tmp_pa
 def test_a_hybrid_runs_in_inference_and_is_refused_in_training(tmp_path: Path, name: str) -> None:
     tree = _tree(tmp_path, _TOTALS["models"][name]["config"])
     short, long = (_metrics(tree, run_of_sequence_length=length) for length in (4096, 8 * 4096))
-    kept = long["activation_bytes"] / short["activation_bytes"]
-    assert 1 < kept < 8  # states do not grow with the tokens before, keys and values do
+    growth = long["activation_bytes"] / short["activation_bytes"]
+    assert 1 < growth < 8  # states do not grow with the tokens before, keys and values do
     problems = StepBackend().problems(step({"run.mode": "training"}, model=tree))
     assert [problem.path for problem in problems if problem.value == "training"] == ["run.mode"]
 
@@ -232,9 +232,9 @@ def test_a_section_that_is_not_understood_is_refused_with_a_way_out(tmp_path: Pa
     st.sampled_from(["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "quark", "mxfp4"]),
 )
 def test_any_section_is_read_or_refused_and_never_breaks(tmp_path_factory: Any, section: Any, method: str) -> None:
-    whole = {**section, "quant_method": method} if isinstance(section, dict) else section
+    quantisation = {**section, "quant_method": method} if isinstance(section, dict) else section
     try:
-        _quantised(tmp_path_factory.mktemp("hub"), whole)
+        _quantised(tmp_path_factory.mktemp("hub"), quantisation)
     except ConfigError as error:
         assert error.problems
 

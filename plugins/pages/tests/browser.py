@@ -34,8 +34,8 @@ class Visit:
         """Serious and critical faults of accessibility, as axe-core finds them, each with its first place."""
         from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
-        found = Axe().run(self.page).response["violations"]
-        bad: list[dict[str, Any]] = [fault for fault in found if fault["impact"] in ("serious", "critical")]
+        violations = Axe().run(self.page).response["violations"]
+        bad: list[dict[str, Any]] = [fault for fault in violations if fault["impact"] in ("serious", "critical")]
         return [f"{fault['id']}: {fault['nodes'][0]['html'][:200]}" for fault in bad]
 
     def overhang(self) -> int:
@@ -51,7 +51,7 @@ def browsing(size: tuple[int, int] = LAPTOP) -> Iterator[Visit]:
         page = browser.new_page(viewport={"width": size[0], "height": size[1]})
         visit = Visit(page)
         page.on(
-            "console", lambda said: visit.complaints.append(said.text) if said.type in ("error", "warning") else None
+            "console", lambda line: visit.complaints.append(line.text) if line.type in ("error", "warning") else None
         )
         page.on("pageerror", lambda error: visit.complaints.append(str(error)))
         page.on("request", lambda request: visit.requests.append(request.url))

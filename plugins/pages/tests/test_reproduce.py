@@ -160,8 +160,8 @@ def test_an_interrupted_reproduction_goes_on_when_it_is_typed_again(tmp_path: Pa
     while not (tmp_path / "out" / "results.db").exists() and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "type the same command to go on" in said
+    assert "type the same command to go on" in output
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

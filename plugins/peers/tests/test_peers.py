@@ -85,14 +85,14 @@ def node_of(schedule: str, system: str | None = None) -> TaskGraph:
 def test_astra_sim_is_given_a_trace_for_each_gpu_and_the_last_one_counts(stand_in: Callable[..., Path]) -> None:
     seen = stand_in()
     assert seconds("all_gather", 1 << 20) == pytest.approx(1007e-9)
-    given = json.loads(seen.read_text())
-    assert given["traces"] == [[[0, "COMM_COLL_NODE", 1 << 17, -1, -1]]] * 8
-    assert given["network"] == {"topology": ["Switch"], "npus_count": [8], "bandwidth": [400.0], "latency": [936.25]}
-    assert given["system"]["all-gather-implementation"] == ["ring"]
+    inputs = json.loads(seen.read_text())
+    assert inputs["traces"] == [[[0, "COMM_COLL_NODE", 1 << 17, -1, -1]]] * 8
+    assert inputs["network"] == {"topology": ["Switch"], "npus_count": [8], "bandwidth": [400.0], "latency": [936.25]}
+    assert inputs["system"]["all-gather-implementation"] == ["ring"]
     seconds("all_reduce", 1 << 20, gpus=4, device="a100")
-    given = json.loads(seen.read_text())
-    assert given["traces"] == [[[0, "COMM_COLL_NODE", 1 << 20, -1, -1]]] * 4
-    assert given["network"]["bandwidth"] == pytest.approx([2e11 / 2**30])
+    inputs = json.loads(seen.read_text())
+    assert inputs["traces"] == [[[0, "COMM_COLL_NODE", 1 << 20, -1, -1]]] * 4
+    assert inputs["network"]["bandwidth"] == pytest.approx([2e11 / 2**30])
 
 
 @pytest.mark.parametrize("what", ["sys.exit('a trace that it refuses')", "count = 3"])
@@ -111,14 +111,14 @@ def test_a_log_that_says_nothing_of_tasks_is_told(stand_in: Callable[..., Path])
 def test_a_schedule_becomes_one_program_for_all_gpus(stand_in: Callable[..., Path]) -> None:
     seen, graph = stand_in(), node_of("serial")
     timeline = ENGINE.run(graph)
-    given = json.loads(seen.read_text())
+    inputs = json.loads(seen.read_text())
     kinds = ["COMP_NODE", "COMP_NODE", "COMM_COLL_NODE", "COMP_NODE"]  # launch, wait, all-gather, GEMM
-    assert [[kind for _, kind, *_ in nodes] for nodes in given["traces"]] == [kinds] * 8
+    assert [[kind for _, kind, *_ in nodes] for nodes in inputs["traces"]] == [kinds] * 8
     moved = float(graph["moved_bytes"][0][graph.gpu == 0].sum())
-    assert given["traces"][3][2] == [4, "COMM_COLL_NODE", round(moved / 7 * 8), -1, -1]
-    assert given["network"]["topology"] == ["FullyConnected"]
+    assert inputs["traces"][3][2] == [4, "COMM_COLL_NODE", round(moved / 7 * 8), -1, -1]
+    assert inputs["network"]["topology"] == ["FullyConnected"]
     rate = min(graph.isolated_rate()[0][graph.of_kind("transfer")])
-    assert given["network"]["bandwidth"] == pytest.approx([rate / 2**30])
+    assert inputs["network"]["bandwidth"] == pytest.approx([rate / 2**30])
     gemm = [task for task in graph.of_kind("gemm").tolist() if graph.gpu[task] == 5]
     assert timeline.issued[0, gemm] == pytest.approx([3005e-9])
     assert timeline.finished[0, gemm] == pytest.approx([3505e-9])
@@ -127,14 +127,14 @@ def test_a_schedule_becomes_one_program_for_all_gpus(stand_in: Callable[..., Pat
 def test_shards_from_one_peer_at_a_time_are_sent_and_received(stand_in: Callable[..., Path]) -> None:
     seen, graph = stand_in(), node_of("shard_p2p")
     ENGINE.run(graph)
-    given = json.loads(seen.read_text())
-    for gpu, nodes in enumerate(given["traces"]):
+    inputs = json.loads(seen.read_text())
+    for gpu, nodes in enumerate(inputs["traces"]):
         sent = [(source, to) for _, kind, _, source, to in nodes if kind == "COMM_SEND_NODE"]
         received = [(source, to) for _, kind, _, source, to in nodes if kind == "COMM_RECV_NODE"]
         assert {source for source, _ in sent} == {to for _, to in received} == {gpu}
         assert {to for _, to in sent} == {source for source, _ in received} == set(range(8)) - {gpu}
     delay = float(graph["delay"][0][graph.of_kind("transfer")[0]])
-    assert given["network"]["latency"] == pytest.approx([1e9 * delay])
+    assert inputs["network"]["latency"] == pytest.approx([1e9 * delay])
 
 
 def test_what_its_traces_cannot_say_is_refused(stand_in: Callable[..., Path]) -> None:
@@ -170,9 +170,9 @@ def test_a_peer_that_fails_is_told_and_the_others_are_compared(
     monkeypatch.setattr(peers, "measured_rows", lambda data: {"all_reduce": rows})
     monkeypatch.setattr(simgrid.ENGINE, "absence", lambda: "not here")
     assert peers.main(["--data", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert "astra_sim is left out: ASTRA-sim cannot be run" in told.err
-    assert "it is not there" in told.out
+    output = capsys.readouterr()
+    assert "astra_sim is left out: ASTRA-sim cannot be run" in output.err
+    assert "it is not there" in output.out
 
 
 def test_without_the_program_the_way_out_is_told_and_a_level_is_left_out(
@@ -185,8 +185,8 @@ def test_without_the_program_the_way_out_is_told_and_a_level_is_left_out(
     assert "is not on the path" in OverlapBackend("astra_sim", gpus="all").absence()
     with pytest.raises(ConfigError, match="simulator = 'astra_sim': AstraSim"):
         plan(request(["study=ficco_sweep", "simulator=astra_sim"]))
-    asked = plan(request(["study=ficco_sweep", "fidelity=peers"]))
-    assert "astra_sim" not in {level.name for level in asked.levels}
+    planned = plan(request(["study=ficco_sweep", "fidelity=peers"]))
+    assert "astra_sim" not in {level.name for level in planned.levels}
     assert "level astra_sim is left out: AstraSim" in capsys.readouterr().err
 
 
@@ -198,16 +198,19 @@ def test_a_study_of_peers_predicts_collectives_and_says_what_it_cannot(stand_in:
     measured = MeasuredBackend()
     measured.sections(tree)
     (base,) = measured.scenarios(tree).values()
-    found = {
+    predictions = {
         model: results(measured, [measured.design({**base, "predict": {**predict, "model": model}})])[0]
         for model in ("fitted", "astra_sim")
     }
-    assert found["astra_sim"].status == "ok"
-    assert found["astra_sim"].metrics["times_tested"] == found["fitted"].metrics["times_tested"] == 2
-    assert found["astra_sim"].metrics["median_error"] == pytest.approx(1 - 1007e-9 / 1.2e-3, abs=0.01)
+    assert predictions["astra_sim"].status == "ok"
+    assert predictions["astra_sim"].metrics["times_tested"] == predictions["fitted"].metrics["times_tested"] == 2
+    assert predictions["astra_sim"].metrics["median_error"] == pytest.approx(1 - 1007e-9 / 1.2e-3, abs=0.01)
     assert json.loads(seen.read_text())["network"]["bandwidth"] == [400.0]
-    kept = measured.design({**base, "predict": {"model": "simgrid"}, "links": None})
-    assert results(measured, [kept])[0].reason == "simgrid is set up for GPUs at a switch, with node.link_bytes_per_s"
+    measured_design = measured.design({**base, "predict": {"model": "simgrid"}, "links": None})
+    assert (
+        results(measured, [measured_design])[0].reason
+        == "simgrid is set up for GPUs at a switch, with node.link_bytes_per_s"
+    )
 
 
 @pytest.mark.slow
@@ -252,7 +255,7 @@ def test_our_choice_for_a_preset_is_held_against_its_layers(tmp_path: Path) -> N
     assert {"qkv_fprop", "fc2_fprop", "fc1_wgrad"} <= set(ours)
     assert {ours[layer].method for layer in ("qkv_fprop", "proj_dgrad")} == {"ring_exchange"}
     assert presets.compare(None).keys() >= {"preset_methods_right", "preset_sms_within_2x"}
-    mine = {layer: each.tree for layer, each in ours.items()}
+    mine = {layer: choice.tree for layer, choice in ours.items()}
     theirs = {**mine, "proj_fprop": {"method": "pipeline", "num_sm": 4}, "fc1_wgrad": {"method": "bulk", "num_sm": 1}}
     (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(theirs))
     figures = presets.compare(tmp_path)

@@ -131,12 +131,12 @@ def test_what_a_device_cannot_do_is_unsupported() -> None:
     assert result.status == "unsupported"
     assert "cannot leave SMs free: set kernel.free_sms=0" in result.reason
     simulator = backend()
-    many = simulator.design(
+    design = simulator.design(
         {"kernel": {"operation": "collective", "collective": "all_reduce", "num_bytes": 8, "gpus": 64}}
     )
-    (problem,) = simulator.problems(many)
+    (problem,) = simulator.problems(design)
     assert problem.path == "kernel.gpus"
-    assert results(simulator, [many])[0].status == "infeasible"
+    assert results(simulator, [design])[0].status == "infeasible"
 
 
 @pytest.mark.slow
@@ -212,11 +212,15 @@ def test_lists_of_kernels_become_scenarios_over_what_all_have() -> None:
         "overlap 8x16x32 fp16, 2048 B",
         "all_reduce 1024 B x 2",
     ]
-    assert all(Kernel.model_validate(each["kernel"]).mover == "engine" for each in scenarios.values())
+    assert all(Kernel.model_validate(scenario["kernel"]).mover == "engine" for scenario in scenarios.values())
     gemm, copy, both, _ = scenarios.values()
     needs = {"kernel.operation": "overlap"}
-    assert [backend().condition("kernel.mover", each) for each in (gemm, copy, both)] == [needs, {}, {}]
-    assert [backend().condition("kernel.free_sms", each) for each in (gemm, copy, both)] == [{}, needs, {}]
+    assert [backend().condition("kernel.mover", combination) for combination in (gemm, copy, both)] == [needs, {}, {}]
+    assert [backend().condition("kernel.free_sms", combination) for combination in (gemm, copy, both)] == [
+        {},
+        needs,
+        {},
+    ]
     with pytest.raises(ConfigError, match="names no kernel"):
         backend().scenarios({"kernel": {}, "kernels": {}})
     with pytest.raises(ConfigError, match="speed: is not a known section"):

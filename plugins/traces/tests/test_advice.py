@@ -27,9 +27,9 @@ GEMM, SUM = "sm90_xmma_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 
 
-def kernel(name: str, stream: str, start: float, duration: float, **known: Any) -> dict[str, Any]:
+def kernel(name: str, stream: str, start: float, duration: float, **columns: Any) -> dict[str, Any]:
     """A kernel; times in microseconds."""
-    return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, **known}
+    return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, **columns}
 
 
 def serial(name: str = SUM, *, payload: float | None = None, count: int = 3) -> Profile:
@@ -245,7 +245,7 @@ def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["system=no_such"], "neither a shipped system"),
         (["system=client_lpddr5x"], "no constants of contention"),
@@ -253,10 +253,10 @@ def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys
     ],
 )
 def test_what_cannot_be_advised_on_is_refused(
-    tmp_path: Path, words: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["advise", str(table(tmp_path, serial())), *words]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_as_many_collectives_run_at_once_as_did() -> None:

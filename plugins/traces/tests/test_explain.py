@@ -118,9 +118,11 @@ def test_a_task_is_cut_into_what_it_would_take_whole_and_alone_and_what_is_added
     assert path[1].causes == {LAUNCH: 0.5, WAITING: 0.0}
     assert path[2].causes == {WORK: 8.0, DECOMPOSITION: 1.0, CONTENTION: 1.0, LAUNCH: 0.25, WAITING: 0.0}
     point = Explained("made", POINT, path)
-    found = compare(point, point)
-    assert found.bound == "compute"
-    assert found.by_cause() == {cause: (time, time) for cause, time in zip(CAUSES, (8, 2, 3, 0.75, 3, 0), strict=True)}
+    comparison = compare(point, point)
+    assert comparison.bound == "compute"
+    assert comparison.by_cause() == {
+        cause: (time, time) for cause, time in zip(CAUSES, (8, 2, 3, 0.75, 3, 0), strict=True)
+    }
 
 
 @given(graphs())
@@ -157,7 +159,11 @@ def test_the_path_goes_through_the_task_that_had_the_slot() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("study", [study if study in QUICK else pytest.param(study, marks=NIGHTLY) for study in RUN])
 def test_points_of_shipped_studies_add_up(study: str) -> None:
-    planned, found, random = plan_words([f"study={study}", *RUN[study]]), list[Explained](), np.random.default_rng(1)
+    planned, explanations, random = (
+        plan_words([f"study={study}", *RUN[study]]),
+        list[Explained](),
+        np.random.default_rng(1),
+    )
     for name in random.permutation(list(planned.spaces))[:2]:
         blocks = list(itertools.islice(planned.spaces[name].blocks(64), 100))
         for place in random.permutation(len(blocks)):
@@ -165,11 +171,11 @@ def test_points_of_shipped_studies_add_up(study: str) -> None:
             design = None if block.design is None else next(iter(Batch(block.design, block.axes).designs()))
             if design is not None and not planned.backend.problems(design):
                 timeline = planned.backend.timeline(design)
-                found.append(Explained(name, POINT, tuple(path_stretches(timeline, 0))))
-                assert_adds_up(found[-1].path, float(timeline.makespan[0]))
-                assert sums(found[-1].path)[CONTENTION] >= -1e-9 * found[-1].seconds
+                explanations.append(Explained(name, POINT, tuple(path_stretches(timeline, 0))))
+                assert_adds_up(explanations[-1].path, float(timeline.makespan[0]))
+                assert sums(explanations[-1].path)[CONTENTION] >= -1e-9 * explanations[-1].seconds
                 break
-    assert_difference_adds_up(found[0], found[-1])
+    assert_difference_adds_up(explanations[0], explanations[-1])
 
 
 @pytest.mark.slow
@@ -262,8 +268,8 @@ def test_what_a_collective_waited_for_late_ranks_is_waiting(tmp_path: Path) -> N
     for rank, late in enumerate((0, 300)):
         rows = [f"0,{100 + late},7,{GEMM}", f"{100 + late},{500 - late},13,{SUM}"]
         (tmp_path / f"rank{rank}.csv").write_text("\n".join(["start_us,dur_us,stream,name", *rows]), "utf-8")
-    found = explained(str(tmp_path), {"system": "h100_8"})
-    assert sums(found.path) == pytest.approx({**dict.fromkeys(CAUSES, 0.0), WORK: 300 * US, WAITING: 300 * US})
+    explanation = explained(str(tmp_path), {"system": "h100_8"})
+    assert sums(explanation.path) == pytest.approx({**dict.fromkeys(CAUSES, 0.0), WORK: 300 * US, WAITING: 300 * US})
 
 
 @pytest.mark.nightly

@@ -31,9 +31,9 @@ US = 1e-6
 WORD = st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True)
 
 
-def row(name: str, stream: str, start: float, duration: float, **rest: Any) -> dict[str, Any]:
+def row(name: str, stream: str, start: float, duration: float, **columns: Any) -> dict[str, Any]:
     """A kernel; times in microseconds."""
-    return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, **rest}
+    return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, **columns}
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -162,7 +162,7 @@ def test_a_pattern_is_text_that_a_name_holds(pattern: str, fits: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("collectives: [x]", r"kernels\.collectives: is no class of kernels \(did you mean `collective`"),
         ("GEMM: ['a(b|c)']", r"kernels\.GEMM\[0\] = .*regular expression"),
@@ -174,10 +174,10 @@ def test_a_pattern_is_text_that_a_name_holds(pattern: str, fits: bool) -> None:
         ("", "is no mapping"),
     ],
 )
-def test_a_wrong_file_of_patterns_is_refused_by_dotted_path(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_of_patterns_is_refused_by_dotted_path(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "kernels.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read_patterns(str(path))
 
 

@@ -192,7 +192,7 @@ def a_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (no_database, "no SQLite database"),
         (other_tables, "no export of nsys"),
@@ -202,8 +202,8 @@ def a_folder(folder: Path) -> Path:
         (a_folder, "is no plain file"),
     ],
 )
-def test_what_is_no_export_is_refused(tmp_path: Path, make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_export_is_refused(tmp_path: Path, make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_nsys(make(tmp_path))
 
 

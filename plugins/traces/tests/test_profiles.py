@@ -33,9 +33,9 @@ def kernel(name: str, stream: str, start: float, duration: float, launch: float 
     return {"name": name, "stream": stream, "start_s": start * US, "seconds": duration * US, "launch_s": launch_s}
 
 
-def chrome(folder: Path, events: Iterable[Any], name: str = "run.json", **rest: Any) -> Path:
+def chrome(folder: Path, events: Iterable[Any], name: str = "run.json", **fields: Any) -> Path:
     """A Chrome trace of some events."""
-    path, text = folder / name, json.dumps({"schemaVersion": 1, **rest, "traceEvents": list(events)}, indent=2)
+    path, text = folder / name, json.dumps({"schemaVersion": 1, **fields, "traceEvents": list(events)}, indent=2)
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     return path
 
@@ -60,9 +60,9 @@ def test_kernels_are_classed_by_their_names(name: str, kind: str) -> None:
 
 def test_a_kernel_waits_for_the_kernel_of_another_stream_that_ended_last() -> None:
     rows = [kernel(GEMM, "7", 0, 100, -5), kernel(SUM, "20", 102, 50, -4), kernel(GEMM, "7", 155, 10, -3)]
-    found = waits(profile_of(rows, "made"))
-    assert [CAUSES[cause] for cause in found.cause[1:]] == [OTHER_STREAM, OTHER_STREAM]
-    assert found.other.tolist() == [-1, 0, 1]
+    waiting = waits(profile_of(rows, "made"))
+    assert [CAUSES[cause] for cause in waiting.cause[1:]] == [OTHER_STREAM, OTHER_STREAM]
+    assert waiting.other.tolist() == [-1, 0, 1]
 
 
 def test_a_kernel_that_begins_while_another_computes_waited_for_its_sms() -> None:
@@ -105,8 +105,8 @@ def test_recorded_profiles_are_replayed_within_three_per_cent(shared: Callable[[
     for row in replayed(profiles(shared("data"))):
         assert abs(row["span"]) < 0.03, row
         assert row["hidden"][1] == pytest.approx(row["hidden"][0], abs=3)
-        told = next((share for name, share in shares.items() if row["profile"].startswith(name)), row["hidden"][0])
-        assert row["hidden"][0] == pytest.approx(told, abs=1.1)
+        published = next((share for name, share in shares.items() if row["profile"].startswith(name)), row["hidden"][0])
+        assert row["hidden"][0] == pytest.approx(published, abs=1.1)
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
@@ -116,11 +116,11 @@ def test_a_chrome_trace_is_read_with_launches_iterations_and_the_device(tmp_path
         for step in range(2)
     ]
     device = [{"id": 0, "name": "NVIDIA H100"}]
-    found = read(chrome(tmp_path, [*made_events(300), *steps], name, deviceProperties=device))
-    assert (len(found), found.device, len(found.iterations)) == (100, "NVIDIA H100", 2)
-    np.testing.assert_allclose(found.kernels["launch_s"], found.start_s - 6 * US)
-    assert set(found.kernels["ctas"]) == {1024}
-    assert not found.dropped
+    profile = read(chrome(tmp_path, [*made_events(300), *steps], name, deviceProperties=device))
+    assert (len(profile), profile.device, len(profile.iterations)) == (100, "NVIDIA H100", 2)
+    np.testing.assert_allclose(profile.kernels["launch_s"], profile.start_s - 6 * US)
+    assert set(profile.kernels["ctas"]) == {1024}
+    assert not profile.dropped
 
 
 def test_the_same_kernels_come_from_a_trace_and_from_a_table(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_rocprofs_kernel_traces_are_read(tmp_path: Path) -> None:
         "Kind,Queue_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n"
         "KERNEL_DISPATCH,1,Cijk_Ailk,1000000,1050000\nKERNEL_DISPATCH,2,ncclDevKernel_Generic,1060000,1100000\n"
     )
-    found = read(path)
-    np.testing.assert_allclose(found.seconds, [50 * US, 40 * US])
-    assert found.kernels["kind"].tolist() == ["GEMM", "collective"]
+    profile = read(path)
+    np.testing.assert_allclose(profile.seconds, [50 * US, 40 * US])
+    assert profile.kernels["kind"].tolist() == ["GEMM", "collective"]
 
 
 def cut_off(folder: Path) -> Path:
@@ -187,7 +187,7 @@ def hostile(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "said", "most"),
+    ("make", "reason_part", "most"),
     [
         (cut_off, "gzip that is cut off", 9_999),
         (stopped, "JSON that stops", 999),
@@ -198,16 +198,16 @@ def hostile(folder: Path) -> Path:
     ],
 )
 def test_what_can_be_used_of_a_damaged_trace_is_used_and_the_rest_is_told(
-    tmp_path: Path, make: Any, said: str, most: int
+    tmp_path: Path, make: Any, reason_part: str, most: int
 ) -> None:
-    found: Profile = read(make(tmp_path))
-    assert 0 < len(found) <= most
-    assert any(said in reason for reason in found.dropped)
-    assert np.isfinite(replay(found).end_s).all()
+    profile: Profile = read(make(tmp_path))
+    assert 0 < len(profile) <= most
+    assert any(reason_part in reason for reason in profile.dropped)
+    assert np.isfinite(replay(profile).end_s).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("run.json", "{}", "no traceEvents"),
         ("run.json", '{"traceEvents": []}', "no kernel of a GPU"),
@@ -216,10 +216,10 @@ def test_what_can_be_used_of_a_damaged_trace_is_used_and_the_rest_is_told(
         ("run.csv.gz", "no gzip", "lacks the columns start_us"),
     ],
 )
-def test_what_is_no_profile_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_what_is_no_profile_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read(path)
 
 
@@ -237,8 +237,8 @@ def test_the_command_writes_kernels_summary_and_a_timeline(
     assert "50.00 µs are exposed" in capsys.readouterr().out.replace("\n", " ")
     written = {path.name for path in (tmp_path / "here").rglob("*") if path.is_file()}
     assert {"kernels.parquet", "profile.yaml", "timeline.png", "timeline.json"} <= written
-    told = yaml.safe_load((tmp_path / "here" / "profile.yaml").read_text())
-    assert told["recorded"]["hidden"] == 0
+    summary = yaml.safe_load((tmp_path / "here" / "profile.yaml").read_text())
+    assert summary["recorded"]["hidden"] == 0
     assert len(json.loads((tmp_path / "here" / "figures" / "timeline.json").read_text())["traceEvents"]) > 2 * len(rows)
     assert kernels(replay(profile_of(rows, "made")))["waited_for_kernel"].tolist() == [-1, 0, 1]
 

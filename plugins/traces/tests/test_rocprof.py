@@ -113,7 +113,9 @@ def test_the_json_of_the_older_rocprof_is_read(tmp_path: Path) -> None:
     for n in range(3):
         args = {"BeginNs": str(10**6 * n), "EndNs": str(10**6 * n + 4000), "dev-id": "0", "Name": "axpy.kd"}
         both = [{"queue-id": "0", "stream-id": str(n % 2)}, {"args": "( ptr(0x7) )"}]
-        events += [{"ph": "X", "name": "axpy", "ts": "0", "dur": "4", "pid": "6", "args": args | own} for own in both]
+        events += [
+            {"ph": "X", "name": "axpy", "ts": "0", "dur": "4", "pid": "6", "args": args | fields} for fields in both
+        ]
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"traceEvents": events}))
     profile = read(path)
@@ -136,7 +138,7 @@ def long_line(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (cut_off, "end before their last column"),
         (odd_fields, "cannot be read"),
@@ -144,12 +146,12 @@ def long_line(path: Path) -> None:
         (long_line, "lines of more than"),
     ],
 )
-def test_what_can_be_used_of_a_damaged_table_is_used(tmp_path: Path, damage: Any, said: str) -> None:
+def test_what_can_be_used_of_a_damaged_table_is_used(tmp_path: Path, damage: Any, message: str) -> None:
     path = table(tmp_path, "kernel_trace.csv", KERNELS, [kernel(n) for n in range(10)])
     damage(path)
     profile = read(path)
     assert 8 <= len(profile) <= 10
-    assert any(said in reason for reason in profile.dropped)
+    assert any(message in reason for reason in profile.dropped)
 
 
 def test_a_file_beside_the_trace_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:

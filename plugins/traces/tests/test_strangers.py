@@ -378,7 +378,7 @@ def without_times(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (packed_database, "packed by gzip.*gunzip -k"),
         (two_in_a_zip, "zip of 2 files: 'rank0.json', 'rank1.json'"),
@@ -391,8 +391,8 @@ def without_times(folder: Path) -> Path:
         (without_times, "takes any time"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read(make(tmp_path))
 
 

@@ -73,7 +73,7 @@ def test_what_a_group_is_told_counts_before_what_all_are_told(tmp_path: Path) ->
     first, second = changed.plan.setting(0), changed.plan.setting(1)
     assert (first.order, first.sms, first.mover) == ("in 2 parts", 4.0, "SMs")
     assert (second.order, second.sms, second.mover) == ("earlier", None, "switch")
-    alone = [backend.evaluate([Batch(one)])[0][0] for one in (base, changed)]
+    alone = [backend.evaluate([Batch(trace_design)])[0][0] for trace_design in (base, changed)]
     together = [results[0] for results in backend.evaluate([Batch(base), Batch(changed)])]
     assert together == alone and alone[0] != alone[1]
 
@@ -81,8 +81,8 @@ def test_what_a_group_is_told_counts_before_what_all_are_told(tmp_path: Path) ->
 def test_knobs_are_those_of_the_plan_of_groups_that_there_are_and_of_the_machine(tmp_path: Path) -> None:
     backend, base = design(tmp_path, two_groups())
     tree = {"system": tree_of("h100_8"), "plan": base.plan.model_dump()}
-    known = {path: backend.condition(path, tree) for path in ("plan.order", "plan.groups.c2.sms", "plan.sms")}
-    assert known == {"plan.order": {}, "plan.groups.c2.sms": {}, "plan.sms": {"plan.mover": "sms"}}
+    conditions = {path: backend.condition(path, tree) for path in ("plan.order", "plan.groups.c2.sms", "plan.sms")}
+    assert conditions == {"plan.order": {}, "plan.groups.c2.sms": {}, "plan.sms": {"plan.mover": "sms"}}
     assert backend.condition("system.node.link_bytes_per_s", tree) == {}
     for path in ("plan.groups.c3.sms", "plan.speed", "system.gpu.pim", "system.name", "workload.content"):
         assert backend.condition(path, tree) is None
@@ -90,12 +90,12 @@ def test_knobs_are_those_of_the_plan_of_groups_that_there_are_and_of_the_machine
 
 def test_plans_that_cannot_be_are_infeasible_with_the_reason(tmp_path: Path) -> None:
     backend, base = design(tmp_path, serial())
-    for path, value, said in (
+    for path, value, message in (
         ("plan.mover", "copy_engines", "can move no collective"),
         ("plan.sms", 132, "leaves no SM"),
     ):
         (result,) = backend.evaluate([Batch(put(base, path, value))])
-        assert result[0].status == "infeasible" and said in result[0].reason
+        assert result[0].status == "infeasible" and message in result[0].reason
     with pytest.raises(ConfigError, match="neither a shipped system"):
         design(tmp_path, serial(), gpu="no_such")
     with pytest.raises(ConfigError, match="c1 to c1"):
@@ -284,6 +284,6 @@ def test_the_study_searches_plans_and_says_what_the_best_gains(
 
 def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() -> None:
     study, paths = STUDY["study"], {path for path, _, _ in leaves(PlanKnobs(), "plan")}
-    known = {*paths, *ProfileBackend.metrics, *ProfileBackend.relations}
+    paths_there = {*paths, *ProfileBackend.metrics, *ProfileBackend.relations}
     assert {*study.get("recorded", ()), *study["baseline"]} <= paths
-    assert {*study["summary"], *study["objectives"]} <= known
+    assert {*study["summary"], *study["objectives"]} <= paths_there

@@ -40,8 +40,8 @@ def test_the_trace_for_the_witness_holds_the_same_kernels(tmp_path: Path) -> Non
     profile, again = read(path), read(write_chrome(read(path), tmp_path / "written.json"))
     np.testing.assert_allclose(again.start_s, profile.start_s, atol=1e-9)
     shares = [
-        overlapped(one.start_s, one.end_s, computes=one.is_compute, communicates=one.is_collective).hidden
-        for one in (profile, again)
+        overlapped(trace.start_s, trace.end_s, computes=trace.is_compute, communicates=trace.is_collective).hidden
+        for trace in (profile, again)
     ]
     assert shares[1] == pytest.approx(shares[0], abs=1e-6)
     assert len(json.loads((tmp_path / "written.json").read_text())["traceEvents"]) == len(profile) + 1
@@ -50,5 +50,5 @@ def test_the_trace_for_the_witness_holds_the_same_kernels(tmp_path: Path) -> Non
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells peak memory")
 def test_peak_memory_grows_with_the_kernels() -> None:
-    few, many = (import_peak_gb_per_million(made_events(3 * count)) * count / 1e6 for count in (1_000, 60_000))
-    assert 0.01 < few < many < 1
+    few, large = (import_peak_gb_per_million(made_events(3 * count)) * count / 1e6 for count in (1_000, 60_000))
+    assert 0.01 < few < large < 1
