@@ -22,8 +22,9 @@ from dse.store.contract import Context, Session, StorelessSession
 from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
-from dse.study.record import search_with_probes, write_files, write_provenance
+from dse.study.record import evaluate_probes, write_files, write_provenance
 from dse.study.run import Findings, Support
+from dse.study.run import run as search
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +107,9 @@ def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]
         try:
             with stoppable() as stop:
                 session = StorelessSession() if stored is None else stored.session
-                findings = search_with_probes(planned, outputs, Support(session, stop, evaluator))
+                support = Support(session, stop, evaluator)
+                findings = search(planned, outputs.results, support)
+                evaluate_probes(planned, outputs, support)
                 write_files(planned, findings, outputs=outputs)
                 # before anything that takes longer: the answer is what the user waits for
                 table = _print_answer(planned, findings, outputs)

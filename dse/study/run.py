@@ -84,12 +84,14 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
             scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
             finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
             # finite scenarios first, as they share calls
-            ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
+            for part in _evaluate_rows(evaluator, _enumerate_points(finite)):
+                ledger.take(part)
             for scenario in scenarios:
                 if sizes[scenario.name] is None:
                     first = warm_start.points(plan, scenario.name)
                     chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
-                    ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
+                    for part in _evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)):
+                        ledger.take(part)
             ledger.flush()
             # a sampler may have asked for fewer points than its budget
             advance(0, exactly=sum(ledger.statuses.values()))

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
-from dse.space.grids import Grid, grids, results_by_batch
+from dse.space.grids import Grid, grids, results_by_batch, split
 from dse.values import leaves, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
@@ -129,9 +129,17 @@ class OverlapBackend(Backend):
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
         settled = [self._settled(batch) for batch in batches]  # schedules that are searched for differ by design
-        batches = [part for parts in settled for part in parts]
-        results = iter(results_by_batch(batches, OverlapDesign, self._evaluate_grid))
-        return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
+        by_batch: dict[int, Results] = {}
+        for indices, grid in grids([part for parts in settled for part in parts], OverlapDesign):
+            results = self._screen_grid(grid)
+            legal = results.ok
+            if legal.any():  # designs that break a rule cannot be lowered
+                some = grid if legal.all() else grid.take(legal)
+                measured = self._simulation.results(self._simulation.lower(some.design), some)
+                results = measured if some is grid else replace_results(results, legal, measured)
+            by_batch |= split(results, indices)
+        order = iter(range(len(by_batch)))
+        return [Results.join([by_batch[next(order)] for _ in parts]) for parts in settled]
 
     def _settled(self, batch: Batch) -> list[Batch]:
         """The batch, or one for each of its designs where the schedule is decided by system and workload."""
@@ -153,15 +161,6 @@ class OverlapBackend(Backend):
         reason, texts = reasons(self._rules(grid.design), grid.shape)
         status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
         return Results(status, {}, reason, np.zeros_like(reason), texts)
-
-    def _evaluate_grid(self, grid: Grid[OverlapDesign]) -> Results:
-        """Results of a grid; designs that break a rule are infeasible."""
-        screened = self._screen_grid(grid)
-        if screened.ok.all():  # the usual case: no rows to put together
-            return self._simulation.results(grid)
-        if not screened.ok.any():
-            return screened
-        return replace_results(screened, screened.ok, self._simulation.results(grid.take(screened.ok)))
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Compute speed-ups, and the shares of two ideals that they reach."""
