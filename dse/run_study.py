@@ -15,7 +15,6 @@ from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, write_answer
-from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
@@ -169,7 +168,10 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
 
 def _note_idle_knobs(planned: Plan, outputs: Outputs, shown: Selection) -> None:
     """Write which searched knobs change no metric to `summary.json`, where all points are at hand."""
-    if shown.complete and planned.knobs:  # a part of the table cannot show that a knob never matters
+    if shown.complete and planned.knobs:
+        from dse.results.idle_axes import idle_axes
+
+        # a part of the table cannot show that a knob never matters
         idle = [str(axes) for axes in idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))]
         outputs.write_json("summary", {**outputs.read_json("summary"), "idle": idle})
 

@@ -23,7 +23,6 @@ from dse.results.pareto import SeenHashes
 from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
 from dse.store.contract import Session, StorelessSession
-from dse.study import warm_start
 from dse.study.baselines import Baselines
 from dse.study.ledger import Ledger
 from dse.study.plan import Plan
@@ -88,6 +87,8 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
                 ledger.take(part)
             for scenario in scenarios:
                 if sizes[scenario.name] is None:
+                    from dse.study import warm_start
+
                     first = warm_start.points(plan, scenario.name)
                     chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
                     for part in _evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)):

@@ -18,7 +18,6 @@ from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import OverlapDesign, ScheduleKnobs
-from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results
@@ -110,6 +109,8 @@ class OverlapBackend(Backend):
 
     def _idle_designs(self, grid: Grid[OverlapDesign], path: str, value: Any) -> NDArray[np.bool_]:
         """Mask [B] of the designs of a grid in which `path` may have the value."""
+        from simulators.overlap.idle_knobs import same_timeline, without_priorities
+
         other = replace(grid, design=put(grid.design, path, value))  # the same designs with the other value
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
