@@ -63,13 +63,6 @@ class Broken(Exception):
     """A backend that fails every time, and alike: the study stops; exit code 3."""
 
 
-class Lost(Exception):
-    """A call whose process ended or had to be ended; the text says how, and what it wrote last.
-
-    A backend raises it where a process of its own was lost through no fault of the design: that is tried again.
-    """
-
-
 def fault_text(error: BaseException, module: str = "") -> str:
     """An exception of somebody's code in words, with the last line of `module`, or of any, that it passed."""
     places = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]

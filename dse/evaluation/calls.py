@@ -11,8 +11,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results
-from dse.errors import Broken, Lost, disk_is_full, fault_text
+from dse.errors import Broken, disk_is_full, fault_text
 from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.workers import Lost
 
 _SAME = 1e-9  # relative difference of a metric, of a design alone and in a batch, that is rounding
 

@@ -8,24 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dse.backend import STATUSES, Batch, Result, Results
-from dse.errors import Broken, Lost
+from dse.errors import Broken
 from dse.evaluation.backend_spec import BackendSpec
 from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
 from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, first_and_repeated, look_up, parts_of
 from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt
+from dse.evaluation.workers import Lost, Pool
 from dse.space import KeyedBlock
 from dse.store.contract import Session, StorelessSession
 from dse.store.result_rows import Fresh
 from dse.values import Keys
-
-if TYPE_CHECKING:
-    from dse.evaluation.workers import Pool
 
 POOL_PAYS_S = 2.0  # work done here before worker processes are started: starting them costs about as much
 _CALLS_PER_JOB = 16  # in one round: few are held, and waiting for the last of a round costs little
@@ -238,15 +235,10 @@ class _Calls:
                 self._evaluator.session.withdraw(np.concatenate(self._streak))
             raise
 
-    def _new_pool(self, size: int) -> Pool:
-        from dse.evaluation.workers import Pool
-
-        memory = self._evaluator.executor.memory_bytes
-        return Pool(serve, (self._evaluator.spec, (), Patience()), size=size, memory_bytes=memory)
-
     def _results_from_workers(self, groups: Sequence[list[Piece]]) -> Iterator[tuple[list[Piece], list[Results]]]:
         if self._pool is None:
-            self._pool = self._new_pool(self._jobs)
+            memory = self._evaluator.executor.memory_bytes
+            self._pool = Pool(serve, (self._evaluator.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
         import joblib
 
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
@@ -295,8 +287,9 @@ class _Calls:
         if not most:
             return list(group_results)
         if self._second is None:
+            memory = self._evaluator.executor.memory_bytes
             # few designs: one process is enough
-            self._second = self._new_pool(1)
+            self._second = Pool(serve, (self._evaluator.spec, (), Patience()), size=1, memory_bytes=memory)
         return [self._compare(piece, results, most) for piece, results in zip(group, group_results, strict=True)]
 
     def _compare(self, piece: Piece, results: Results, most: float) -> Results:

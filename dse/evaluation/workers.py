@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dse.errors import Broken, Lost, disk_is_full
+from dse.errors import Broken, disk_is_full
 
 _GRACE_S = 2.0  # from being asked to end to being made to
 # read once, when the libraries are loaded
@@ -32,6 +32,13 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA
 _SAID = 2000  # characters that are kept of what a lost call wrote
 
 Call = Callable[[Any], Any]
+
+
+class Lost(Exception):
+    """A call whose process ended or had to be ended; the text says how, and what it wrote last.
+
+    A backend raises it where a process of its own was lost through no fault of the design: that is tried again.
+    """
 
 
 class Pool:

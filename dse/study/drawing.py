@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dse.evaluation.workers import Pool
 from dse.plots import Draw, save, warm
 from dse.progress import bar
 from dse.study.settings import Figures
-
-if TYPE_CHECKING:
-    from dse.evaluation.workers import Pool
 
 _MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplotlib
 
@@ -71,8 +69,6 @@ class FigureWorkers:
 
     @cached_property
     def _pool(self) -> Pool:
-        from dse.evaluation.workers import Pool
-
         return Pool(_serve, None, size=_num_workers())
 
     @cached_property

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.content_hash import grid_content_keys, keys_to_hex
 from dse.progress import bar
 from dse.results.pareto import Contest, SeenHashes, Standings
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, ScenarioRows, Sheet, TableLayout
+from dse.values import grid_content_keys, keys_to_hex
 
 
 class Ledger:

@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
-from dse.content_hash import keys_to_hex
 from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
 from dse.progress import Advance, bar
 from dse.results.pareto import SeenHashes
@@ -27,6 +26,7 @@ from dse.study.baselines import Baselines
 from dse.study.ledger import Ledger
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, ScenarioRows
+from dse.values import keys_to_hex
 
 if TYPE_CHECKING:
     import pandas as pd

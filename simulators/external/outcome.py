@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dse.backend import Metric, Result, Status
-from dse.errors import ConfigError, Lost
+from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
+from dse.evaluation.workers import Lost
 from simulators.external.process import Limits, ProcessEnd
 
 _MOST_LINES = 20  # of standard error
