@@ -16,7 +16,8 @@ import numpy as np
 
 from simulators.costs.collective import Group, collective_cost
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
+from simulators.costs.gemm import GemmShape, gemm_cost
+from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import elementwise, embedding
 from simulators.hardware.device import Device

@@ -4,8 +4,9 @@ An engine, schedule or study is a module or package inside one package (`Kind.pa
 attribute. Backends, evaluators, search methods, pages for a browser, commands and titles of configuration groups are
 declared by the packages they belong to, in the mappings `BACKENDS`, `EVALUATORS`, `METHODS`, `VIEWS`, `COMMANDS` and
 `GROUPS` of a package's `__init__`. Another distribution joins by an entry point in the group of the kind, or offers
-whole packages by entry points in `dse.packages`: what these declare counts as what ours declare, and a folder `conf`
-inside one joins the configuration. Nothing else has to be edited, and configuration never names a class or a path.
+packages by entry points in `dse.packages`: what their `__init__` declares counts as what ours declare, and a folder
+`conf` inside one joins the configuration. Nothing else has to be edited, and configuration never names a class or a
+path.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +58,7 @@ KINDS: Mapping[str, Kind] = {
     "view": Kind("VIEW", "dse.views"),
     "command": Kind("COMMAND", "dse.commands"),
 }
+_GROUPS = (OFFERED, *dict.fromkeys(kind.group for kind in KINDS.values()))
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,8 @@ def _packages() -> list[str]:
 
 @cached_until_refresh
 def _with_packages_inside(root: str) -> list[str]:
-    if root == KINDS["study"].package:
-        return [root]  # the packages inside are studies, which are imported when they are run
+    if root not in PACKAGES or root == KINDS["study"].package:
+        return [root]  # others declare all at their root; the packages inside `studies` are imported when they are run
     modules = pkgutil.iter_modules(map(str, places(root)))
     return [root, *sorted(f"{root}.{module.name}" for module in modules if module.ispkg)]
 
@@ -272,12 +274,24 @@ def _module(path: str, name: str) -> ModuleType:
         raise ConfigError([Problem(path, rule, way_out=way or "mend that module")]) from error
 
 
+def distributions() -> set[str]:
+    """Names of the distributions that offer packages or plug-ins."""
+    return {entry.dist.name for group in _installed(_GROUPS).values() for entry in group if entry.dist}
+
+
 @cached_until_refresh
 def _entries(group: str) -> dict[str, list[EntryPoint]]:
     entries: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=group):
+    for entry in _installed(_GROUPS)[group]:
         entries.setdefault(entry.name, []).append(entry)
     return entries
+
+
+@cached_until_refresh
+def _installed(groups: tuple[str, ...]) -> Mapping[str, EntryPoints]:
+    """Entry points by group: of one look, as each reads a file of every distribution that is installed."""
+    installed = entry_points()
+    return {group: installed.select(group=group) for group in groups}
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -15,15 +15,15 @@ from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, write_answer
-from dse.results.idle_axes import idle_axes
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
 from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
-from dse.study.record import search_with_probes, write_files, write_provenance
+from dse.study.record import evaluate_probes, write_files, write_provenance
 from dse.study.run import Findings, Support
+from dse.study.run import run as search
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +106,9 @@ def _evaluate(planned: Plan, drawing: FigureWorkers) -> tuple[Outputs, Findings]
         try:
             with stoppable() as stop:
                 session = StorelessSession() if stored is None else stored.session
-                findings = search_with_probes(planned, outputs, Support(session, stop, evaluator))
+                support = Support(session, stop, evaluator)
+                findings = search(planned, outputs.results, support)
+                evaluate_probes(planned, outputs, support)
                 write_files(planned, findings, outputs=outputs)
                 # before anything that takes longer: the answer is what the user waits for
                 table = _print_answer(planned, findings, outputs)
@@ -166,7 +168,10 @@ def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.Dat
 
 def _note_idle_knobs(planned: Plan, outputs: Outputs, shown: Selection) -> None:
     """Write which searched knobs change no metric to `summary.json`, where all points are at hand."""
-    if shown.complete and planned.knobs:  # a part of the table cannot show that a knob never matters
+    if shown.complete and planned.knobs:
+        from dse.results.idle_axes import idle_axes
+
+        # a part of the table cannot show that a knob never matters
         idle = [str(axes) for axes in idle_axes(shown.table, planned.knobs, tuple(planned.backend.metrics))]
         outputs.write_json("summary", {**outputs.read_json("summary"), "idle": idle})
 

@@ -26,8 +26,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Lawful, Metric, Result, Results, Simulator, check_laws, check_results
-from dse.content_hash import content_key, content_keys, keys_to_hex
-from dse.values import leaves
+from dse.values import content_key, content_keys, keys_to_hex, leaves
 
 
 def check_backend(

@@ -33,17 +33,16 @@ from simulators.costs.gemm import Gemms, GemmShape
 from simulators.costs.gemm.least import LeastTime, least_linear, least_time
 from simulators.costs.transfer import (
     Mover,
-    Route,
     TransferMode,
     kernel_share,
     library_cus,
     library_s,
-    links,
     routes,
     setup,
     slowed_beside_gemm,
 )
 from simulators.hardware.machine import System
+from simulators.hardware.network import Route, links
 from simulators.overlap.design import Bound
 from simulators.workloads.operators import Overlap, Workload
 

@@ -34,15 +34,11 @@ class ContentionLaw:
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """Cost of a GEMM chunk on the CUs that it has.
-
-    alone_s: time [s] on all CUs. share_s: its share, by FLOP, of the time of the undivided GEMM [s].
-    """
+    """Cost of a GEMM chunk on the CUs that it has. alone_s: time [s] on all CUs."""
 
     cost: GemmCost
     cus: Any
     alone_s: Any
-    share_s: Any
     law: ContentionLaw
 
 
@@ -105,16 +101,13 @@ class ChunkCosts:
         late_s = late_start_s(gpu, full.seconds, by=self.mover)
         if self.kernel_rate is not None:  # kernels beside it are there from the start, and wait for signals
             late_s = np.zeros(())
-        return ChunkCost(cost, cus, full.seconds, self._share_s(cost), ContentionLaw((factor,), late_s))
+        return ChunkCost(cost, cus, full.seconds, ContentionLaw((factor,), late_s))
 
     def alone(self, size: _Size, *, accumulate: bool) -> ChunkCost:
         """Cost of a chunk beside which nothing moves."""
         full = self.cost(size, 0, accumulate=accumulate)
         law = ContentionLaw((np.ones(()),), np.zeros(()))
-        return ChunkCost(full, self.system.gpu.num_cus, full.seconds, self._share_s(full), law)
-
-    def _share_s(self, cost: GemmCost) -> Any:
-        return cost.flop / self.whole.flop * self.whole.seconds
+        return ChunkCost(full, self.system.gpu.num_cus, full.seconds, law)
 
 
 class LawGroups:

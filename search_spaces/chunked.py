@@ -22,8 +22,8 @@ from dse.units import Integer
 from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline, piece
-from simulators.costs.transfer import Route
 from simulators.hardware.machine import System
+from simulators.hardware.network import Route
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph

@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 from search_spaces.chunk_costs import ChunkCosts, ContentionLaw, LawGroups
 from search_spaces.comm_knobs import CommEngineKnobs
 from simulators.costs.transfer import (
-    Route,
     TransferMode,
     accumulate_hbm_bytes,
     library_cus,
@@ -25,6 +24,7 @@ from simulators.costs.transfer import (
     store_share,
 )
 from simulators.hardware.machine import System
+from simulators.hardware.network import Route
 from simulators.overlap.node import NodeGraph
 from simulators.workloads.operators import Overlap
 

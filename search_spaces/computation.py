@@ -183,27 +183,28 @@ class Computation:
         if key not in self._chunks:
             if any(np.any(np.less_equal(value, 0)) for value in size):
                 raise ValueError("a GEMM chunk has no rows, columns or depth")
-            cost = self._cost(size, overlapped=overlapped, accumulate=accumulate)
-            self._chunks[key] = [self._on_gpu(cost, gpu) for gpu in self._machine.gpus]
+            first, *others = self._movers
+            whole = first.costs.whole
+            if overlapped:
+                by_engines = first.mode.engine == "dma"
+                reserved = self._withheld if by_engines else np.asarray(first.mode.cus)
+                cost = first.costs.beside(size, reserved, masked=self._masked or by_engines, accumulate=accumulate)
+                # the chunk has one cost, and a law beside each mover
+                laws = [cost.law] + [
+                    means.costs.beside(size, means.mode.cus, masked=False, accumulate=accumulate).law
+                    for means in others
+                ]
+            else:
+                cost = first.costs.alone(size, accumulate=accumulate)
+                laws = [cost.law] * len(self._movers)
+            factors = tuple(factor for law in laws for factor in law.factors)
+            law = ContentionLaw(factors, functools.reduce(np.maximum, [law.late_s for law in laws]))
+            share_s = cost.cost.flop / whole.flop * whole.seconds
+            self._chunks[key] = [self._on_gpu(cost, gpu, law=law, share_s=share_s) for gpu in self._machine.gpus]
         return self._chunks[key]
 
-    def _cost(self, size: _Size, *, overlapped: bool, accumulate: bool) -> ChunkCost:
-        """Cost of a chunk, with its law beside each mover."""
-        first, *others = self._movers
-        if not overlapped:
-            cost = first.costs.alone(size, accumulate=accumulate)
-            return replace(cost, law=replace(cost.law, factors=cost.law.factors * len(self._movers)))
-        by_engines = first.mode.engine == "dma"
-        reserved = self._withheld if by_engines else np.asarray(first.mode.cus)
-        cost = first.costs.beside(size, reserved, masked=self._masked or by_engines, accumulate=accumulate)
-        laws = [cost.law] + [
-            means.costs.beside(size, means.mode.cus, masked=False, accumulate=accumulate).law for means in others
-        ]
-        factors = tuple(factor for law in laws for factor in law.factors)
-        return replace(cost, law=ContentionLaw(factors, functools.reduce(np.maximum, [law.late_s for law in laws])))
-
-    def _on_gpu(self, chunk: ChunkCost, gpu: int) -> GemmChunk:
-        """A chunk as one GPU runs it."""
+    def _on_gpu(self, chunk: ChunkCost, gpu: int, *, law: ContentionLaw, share_s: Any) -> GemmChunk:
+        """A chunk as one GPU runs it. law: beside all movers. share_s: of the time of the undivided GEMM [s]."""
         cost, of = chunk.cost, self._machine.for_gpu
         seconds, traffic = of(cost.seconds, gpu), of(cost.kernel.hbm_bytes, gpu)
         memory_bound = bool(np.all(traffic / self._system.gpu.hbm_bytes_per_s > 0.5 * seconds))
@@ -215,7 +216,7 @@ class Computation:
             limiter="HBM" if memory_bound else "compute",
             flop=of(cost.flop, gpu),
             alone_s=of(chunk.alone_s, gpu),
-            share_s=of(chunk.share_s, gpu),
+            share_s=of(share_s, gpu),
             waves=of(cost.kernel.waves, gpu),
-            law=chunk.law,
+            law=law,
         )

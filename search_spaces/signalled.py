@@ -27,8 +27,9 @@ from dse.units import Integer, Number
 from dse.values import knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
-from simulators.costs.transfer import Mover, Route
+from simulators.costs.transfer import Mover
 from simulators.hardware.machine import System
+from simulators.hardware.network import Route
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

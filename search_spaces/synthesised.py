@@ -26,18 +26,18 @@ from typing import Annotated, Any, Literal, Self, cast
 import numpy as np
 from pydantic import Field
 
-from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement, read_text
 from dse.units import Integer
-from dse.values import knob
+from dse.values import content_key, knob
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from search_spaces.steps import LOCAL, Step
 from search_spaces.synthesis import VERSION, ScheduleSearch
-from simulators.costs.transfer import Mover, Route, TransferMode, library_cus
+from simulators.costs.transfer import Mover, TransferMode, library_cus
 from simulators.hardware.machine import System
+from simulators.hardware.network import Route
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard
 from simulators.rules import Rule

@@ -38,12 +38,13 @@ from dse.units import Integer, Number
 from dse.values import knob
 from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
-from simulators.costs.transfer import Route, TransferMode, links, rate, routes, setup
+from simulators.costs.transfer import TransferMode, rate, routes, setup
 from simulators.hardware.machine import System
+from simulators.hardware.network import Pattern, Route, links
 from simulators.overlap.design import ScheduleKnobs
 from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.workloads.operators import Overlap, Pattern, Workload
+from simulators.workloads.operators import Overlap, Workload
 
 Reduction = Literal["serial", "ideal", "tracked"]
 _ACCOUNT = 1e30  # capacity of a resource on which bytes are only counted

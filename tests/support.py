@@ -37,12 +37,12 @@ from dse.plugins import PACKAGES, available
 from dse.space import get_path, set_path
 from dse.values import leaves
 from simulators.hardware.machine import tree_of
+from simulators.hardware.network import Pattern
 from simulators.hardware.parts import Contention
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import Engine, ForeignEngine
-from simulators.workloads.operators import Pattern
 from tests.campaigns.postgres import Server, programs, running
 
 REPOSITORY = Path(__file__).parents[1]

@@ -22,7 +22,6 @@ import yaml
 import dse
 from dse.cli import main
 from dse.config.compose import request
-from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
 from dse.evaluation import local
 from dse.results import report
@@ -30,6 +29,7 @@ from dse.results.claims import Claim, ClaimResult, judge, within
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.study.plan import Plan, plan
+from dse.values import keys_to_hex
 from studies.ficco import STUDY
 from tests.support import CONF, shipped
 

@@ -27,9 +27,9 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.config.compose import Request, request
 from dse.config.sweeps import range_size, sweep_knob
-from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.study.plan import Plan, plan
+from dse.values import content_key, keys_to_hex
 from simulators.workloads.operators import ShapeList, read_shapes
 from tests import toy
 from tests.support import (

@@ -27,8 +27,8 @@ from dse.plugins import available
 from dse.testing import check_backend
 from dse.values import put
 from simulators.costs.gemm import GemmShape, WaveGemms, gemm_cost
-from simulators.costs.transfer import links
 from simulators.hardware.machine import tree_of
+from simulators.hardware.network import links
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.rows import cost_of
-from simulators.costs.gemm import FittedGemms, Gemms, GemmShape, WaveGemms, gemm_cost, gemms_of
-from simulators.costs.gemm.fitted import products_of, quickest
+from simulators.costs.gemm import Gemms, GemmShape, WaveGemms, gemm_cost, gemms_of
+from simulators.costs.gemm.fitted import FittedGemms, products_of, quickest
 from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_kernels
 from simulators.costs.gemm.tiles import TileShape, tile_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus

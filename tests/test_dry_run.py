@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.cli import main
-from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.space import Knob
 from dse.study.census import Tally, general
 from dse.study.dry_run import Outlook, outlook
 from dse.study.timing import CallTimes, spread
 from dse.units import duration_text, quantity_text
+from dse.values import content_key
 from tests import toy
 
 

@@ -19,10 +19,10 @@ from dse.space import set_path
 from dse.values import leaves
 from simulators.costs.fabric import Algorithm, PhaseSegment, capacities, dimensions, mean_hops, num_gpus, pace, phases
 from simulators.hardware.machine import System
+from simulators.hardware.network import Pattern
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
-from simulators.workloads.operators import Pattern
 from tests.support import ENGINES, backend, drawn, number, results, shipped
 
 PATTERNS: tuple[Pattern, ...] = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")

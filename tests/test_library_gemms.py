@@ -19,7 +19,8 @@ from dse.errors import ConfigError
 from simulators.calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
 from simulators.calibration.layouts import read_gemms, read_streams
 from simulators.calibration.measurements import STREAM_KINDS
-from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
+from simulators.costs.gemm import GemmShape, gemm_cost
+from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_every_public_model_is_an_option_under_all_of_its_names() -> None:
 
 def test_a_file_of_a_hub_is_refused_where_no_plug_in_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    monkeypatch.setattr(plugins, "entry_points", lambda **group: ())  # as where no other distribution is installed
+    monkeypatch.setattr(plugins, "entry_points", lambda: EntryPoints(()))  # as where no other distribution is installed
     plugins.refresh()
     try:
         with pytest.raises(ConfigError, match=r"reader is not installed.*pip install overlap-dse-hub"):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from simulators.costs.chip import Chip, Cost
 from simulators.costs.collective import Group, collective_cost, copy_phases
 from simulators.costs.convolution import ALGORITHMS, algorithms, convolution
-from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
+from simulators.costs.gemm import GemmShape, gemm_cost
+from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.recurrent import persistent, recurrent
 from simulators.costs.streaming import elementwise, embedding, reduction
 from simulators.hardware.parts import CopyTimes

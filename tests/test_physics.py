@@ -16,17 +16,16 @@ import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dse.content_hash import content_key
 from dse.errors import ConfigError, Problems, did_you_mean
 from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
-from dse.values import Frozen, leaves
+from dse.values import Frozen, content_key, leaves
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
-from simulators.costs.transfer import CommEngine, Route, TransferMode, alone, links, rate, routes
+from simulators.costs.transfer import CommEngine, TransferMode, alone, rate, routes
 from simulators.hardware.machine import Gpu, System
-from simulators.hardware.network import Node
+from simulators.hardware.network import Node, Pattern, Route, links
 from simulators.hardware.sourced import WHAT_IF
 from simulators.hardware.system import ScheduleSystem
-from simulators.workloads.operators import Gemm, Pattern, Shape, ShapeList, Workload, read_shapes
+from simulators.workloads.operators import Gemm, Shape, ShapeList, Workload, read_shapes
 from tests.support import (
     FAMILIES,
     OF_STREAMS,

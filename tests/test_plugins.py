@@ -548,8 +548,8 @@ def test_an_evaluator_joins_with_settings_of_its_own_and_lasts_as_long_as_the_st
 
 
 _ALONE = """
-import importlib.metadata, sys
-importlib.metadata.entry_points = lambda **group: ()  # as where no other distribution is installed
+import importlib.metadata as metadata, sys
+metadata.entry_points = lambda: metadata.EntryPoints(())  # as where no other distribution is installed
 from dse import plugins
 from dse.cli import main
 code = main(sys.argv[1:])

@@ -17,9 +17,10 @@ from dse.results.run_folder import Outputs
 from dse.space import Case, Knob
 from dse.store.result_store import Store
 from dse.study.plan import Plan
-from dse.study.record import search_with_probes
+from dse.study.record import evaluate_probes
 from dse.study.resume import begin
 from dse.study.run import Support
+from dse.study.run import run as search
 from studies.plain import Plain
 from tests import toy
 
@@ -42,11 +43,13 @@ def run(plan: Plan, folder: Path, store: Store | None = None) -> Outputs:
     folder.mkdir()
     outputs = Outputs(folder)
     if store is None:
-        search_with_probes(plan, outputs, Support())
+        search(plan, outputs.results)
+        evaluate_probes(plan, outputs, Support())
         return outputs
     begun = begin(store, plan, {})
     try:
-        search_with_probes(plan, outputs, Support(begun.session))
+        search(plan, outputs.results, Support(begun.session))
+        evaluate_probes(plan, outputs, Support(begun.session))
     finally:
         begun.session.leave()
     begun.finish()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dse.cli import main
-from dse.content_hash import content_keys
 from dse.errors import ConfigError
+from dse.values import content_keys
 from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from simulators.calibration.measurements import read
-from simulators.costs.gemm import FittedGemms
+from simulators.costs.gemm.fitted import FittedGemms
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.steps.operators import ModelBlock, Op, OperatorCost, Platform, Recurrence, operator_costs

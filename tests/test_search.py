@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from benchmarks import valid_shares
 from dse import plugins
 from dse.backend import STATUSES
-from dse.content_hash import content_key, keys_to_hex
 from dse.errors import ConfigError
 from dse.results.pareto import Answer, Contest, Standings
 from dse.search import METHODS as METHODS_BY_NAME
@@ -37,6 +36,7 @@ from dse.study import warm_start
 from dse.study.plan import Plan
 from dse.study.run import Findings
 from dse.study.run import run as run_study
+from dse.values import content_key, keys_to_hex
 from tests import swept, toy
 
 METHODS = tuple(name for name in plugins.available("method") if name not in ("gp", "coordinate"))

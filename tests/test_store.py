@@ -24,7 +24,6 @@ from sqlalchemy import Connection, Table, func, select
 
 from dse.backend import Batch, Result, Results
 from dse.cli import main
-from dse.content_hash import content_keys
 from dse.store.contract import Context
 from dse.store.database import StoreError
 from dse.store.fronts import front
@@ -32,7 +31,7 @@ from dse.store.owner import Owner, me
 from dse.store.result_rows import Fresh, fits, key_bytes
 from dse.store.result_store import Store, leases, owners, quarantine, results
 from dse.store.session import Hold, StoreSession
-from dse.values import Keys
+from dse.values import Keys, content_keys
 from tests import toy
 from tests.campaigns.postgres import Server
 

@@ -18,7 +18,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dse.backend import Batch, Result
-from dse.content_hash import content_key
 from dse.errors import ConfigError
 from dse.evaluation import local
 from dse.evaluation.calls import call
@@ -30,7 +29,7 @@ from dse.study import ledger, run
 from dse.study.plan import Plan
 from dse.study.run import Support
 from dse.study.run import run as run_study
-from dse.values import Memo
+from dse.values import Memo, content_key
 from tests import toy
 from tests.support import REPOSITORY
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
+from simulators.costs.gemm import GemmShape, gemm_cost
+from simulators.costs.gemm.fitted import FittedGemms
 from validation.measured_gpus import FOLDER, MeasuredGpu, measured_gpus, sizes_of
 
 PRECISIONS = ("bf16", "fp16", "fp8")

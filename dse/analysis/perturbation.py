@@ -21,14 +21,13 @@ from pydantic import BaseModel
 
 from dse.analysis.decision_tree import Option
 from dse.backend import Batch, Results, check_results
-from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call
 from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized
 from dse.space import get_path, set_path
 from dse.study.plan import Plan
-from dse.values import Memo, distinct, leaves, put
+from dse.values import Memo, content_key, distinct, leaves, put
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,6 @@ from pydantic import BaseModel, Field
 
 from dse import plugins
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
-from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.evaluation.calls import call
 from dse.search import Outcome, Search, SearchQuestion, explore
@@ -29,7 +28,7 @@ from dse.study.baselines import places
 from dse.study.plan import Plan
 from dse.study.plan_again import plan_words
 from dse.units import Integer
-from dse.values import Frozen
+from dse.values import Frozen, keys_to_hex
 
 _VERSION = "2"
 _CALL = 65_536  # points that are evaluated together

@@ -23,8 +23,9 @@ from dse.results.run_folder import Outputs
 from dse.space import Space, get_path, set_path
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
-from dse.study.record import search_with_probes, write_files, write_provenance
+from dse.study.record import evaluate_probes, write_files, write_provenance
 from dse.study.run import Support
+from dse.study.run import run as search
 from dse.units import amount
 from dse.values import LABELS, Memo
 
@@ -174,7 +175,8 @@ def judge_again(planned: Plan) -> Rows:
     planned = replace(planned, settings=settings)
     with tempfile.TemporaryDirectory() as folder:
         outputs = Outputs.create(Path(folder), settings.study.name)
-        findings = search_with_probes(planned, outputs, Support())
+        findings = search(planned, outputs.results)
+        evaluate_probes(planned, outputs, Support())
         record = provenance.record(planned.request.overrides, planned.request.folder, backend="", seed=settings.seed)
         write_files(planned, findings, outputs=outputs)
         write_provenance(planned, outputs, record)

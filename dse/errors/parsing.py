@@ -173,17 +173,16 @@ def _limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Pro
     """Problems of the stream of events, which is read no further than its first problem and never expanded."""
     level = nodes = 0
     for event in yaml.parse(text, Loader=LOADER):
-        line = _line(event, where)
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         nodes += isinstance(event, yaml.NodeEvent)
         if level > MOST_DEPTH:
-            yield Problem(line, f"is nested deeper than {MOST_DEPTH}")
+            yield Problem(_line(event, where), f"is nested deeper than {MOST_DEPTH}")
         if nodes > most_nodes:
-            yield Problem(line, f"holds more than {most_nodes} values")
+            yield Problem(_line(event, where), f"holds more than {most_nodes} values")
         if isinstance(event, yaml.AliasEvent):
-            yield Problem(line, "uses a YAML alias", f"*{event.anchor}", "write the value out")
+            yield Problem(_line(event, where), "uses a YAML alias", f"*{event.anchor}", "write the value out")
         elif not _PLAIN.match(tag := getattr(event, "tag", None) or _STANDARD):
-            yield Problem(line, "has a YAML tag that is not of plain data", tag, "remove the tag")
+            yield Problem(_line(event, where), "has a YAML tag that is not of plain data", tag, "remove the tag")
 
 
 def _line(event: Any, where: str) -> str:

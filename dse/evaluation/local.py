@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
-import joblib
 import numpy as np
 
 from dse.backend import STATUSES, Batch, Result, Results
@@ -70,7 +69,8 @@ class OpenEvaluator:
         flow = _Flow(self._evaluator, self._calls)
         with closing(self) if last else nullcontext():  # also where the caller stops before the end
             for parts in flow.rounds(points):
-                flow.do(parts)
+                for missing in flow.missing(parts):
+                    flow.evaluate(missing)
                 yield from flow.ready()
             while flow.elsewhere:  # all that is left is in others' hands
                 flow.wait()
@@ -120,15 +120,15 @@ class _Flow:
         while self._points and not any(part.left for part in self._points[0]):
             yield Results.join([part.results for part in self._points.popleft()])
 
-    def do(self, parts: list[Part]) -> None:
-        """Bring some parts as far as it is for this process to do."""
+    def missing(self, parts: list[Part]) -> Iterator[list[Part]]:
+        """Yield the parts to evaluate: those not recorded; then those that repeated them, and still are not."""
         self.calls.check()
         if not self._evaluator.looked_up:
             look_up(parts, self._session, self._evaluator.advance)
         first, later = first_and_repeated([part for part in parts if part.left], self._most)
-        self._evaluate(first)
+        yield first
         look_up(later, self._session, self._evaluator.advance)
-        self._evaluate([part for part in later if part.left])
+        yield [part for part in later if part.left]
         if len(self.elsewhere) > _MOST_ELSEWHERE:  # so that points on their way do not gather
             self.wait()
 
@@ -138,11 +138,11 @@ class _Flow:
         parts, self.elsewhere = self.elsewhere, []
         look_up(parts, self._session, self._evaluator.advance)
         left = [part for part in parts if part.left]
-        self._evaluate(left)
+        self.evaluate(left)
         if left and len(self.elsewhere) == len(left):  # nothing was freed: do not ask the store all the time
             time.sleep(_POLL_S)
 
-    def _evaluate(self, parts: Sequence[Part]) -> None:
+    def evaluate(self, parts: Sequence[Part]) -> None:
         """Evaluate what is not another's, as many together as are made ready for calls at a time."""
         for together in batched_parts(parts, lambda: self._most * self.calls.width):
             pieces = self._lease(together)
@@ -239,6 +239,8 @@ class _Calls:
         if self._pool is None:
             memory = self._evaluator.executor.memory_bytes
             self._pool = Pool(serve, (self._evaluator.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
+        import joblib
+
         jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
             for group, results in jobs(joblib.delayed(self._results_of_group)(group) for group in groups):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import joblib
 from pydantic import AfterValidator, Field
 
 from dse.units import Bytes, Fraction, Integer, Seconds
@@ -41,5 +40,7 @@ class ExecutorSettings(Frozen):
     @property
     def num_jobs(self) -> int:
         """Worker processes."""
+        import joblib
+
         # as far as affinity and control groups let this process
         return joblib.cpu_count() if self.jobs < 0 else self.jobs

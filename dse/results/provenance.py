@@ -13,12 +13,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dse.errors import redact
-from dse.plugins import KINDS, OFFERED, PACKAGES, places, roots
+from dse.plugins import PACKAGES, distributions, places, roots
 
 _LIBRARIES = (
     "hydra-core",
@@ -137,9 +137,7 @@ def _commit(git: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of dse, the libraries it depends on, SQLite, and the distributions that offer plug-ins."""
-    groups = {OFFERED, *(kind.group for kind in KINDS.values())}
-    offered = {entry.dist.name for group in groups for entry in entry_points(group=group) if entry.dist}
-    names = dict.fromkeys([*_LIBRARIES, *sorted(offered)])
+    names = dict.fromkeys([*_LIBRARIES, *sorted(distributions())])
     return {
         "dse": _version("overlap-dse"),
         **{name: _version(name) for name in names},

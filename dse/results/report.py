@@ -211,12 +211,12 @@ def _changes(pair: Mapping[str, Any]) -> str:
 
 def level_figures(outputs: Outputs) -> Iterator[tuple[str, Draw]]:
     """Yield (name, what draws) of figures of how far the levels of the ladder agree, if the study has one."""
+    if not outputs.has("fidelity"):
+        return
     from dse import plots
     from dse.plots import fronts
     from dse.results.agreement import errors, match_levels
 
-    if not outputs.has("fidelity"):
-        return
     ladder, rows = outputs.read_json("fidelity"), outputs.read_table("fidelity")
     goals, units = outputs.read_json("summary")["goals"], outputs.read_json("summary")["units"]
     axes = [plots.Axis.of(name, units[name]) for name in goals]

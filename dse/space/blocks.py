@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
-from dse.content_hash import content_keys, grid_content_keys
 from dse.space.paths import get_path
-from dse.values import LABELS, Keys, put
+from dse.values import LABELS, Keys, content_keys, grid_content_keys, put
 
 Assignment = dict[str, Any]
 

@@ -42,10 +42,17 @@ def results_by_batch(
     """Results of each batch, from the results of the grids that `grids` makes of all of them."""
     by_batch: dict[int, Results] = {}
     for indices, grid in grids(batches, kind, apart):
-        grid_results, num_designs = results(grid), grid.size // len(indices)  # batches of a grid are equally large
-        for place, index in enumerate(indices):
-            by_batch[index] = grid_results.take(slice(place * num_designs, (place + 1) * num_designs))
+        by_batch |= split(results(grid), indices)
     return [by_batch[index] for index in range(len(batches))]
+
+
+def split(results: Results, indices: Sequence[int]) -> dict[int, Results]:
+    """Results of each batch, by its index, from those of the grid of some batches."""
+    num_designs = results.size // len(indices)  # batches of a grid are equally large
+    return {
+        index: results.take(slice(place * num_designs, (place + 1) * num_designs))
+        for place, index in enumerate(indices)
+    }
 
 
 def grids(

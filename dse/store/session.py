@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from sqlalchemy import delete, func, insert, select, update
 
 from dse.backend import Results
-from dse.content_hash import grid_content_keys
 from dse.results.pareto import SeenHashes
 from dse.store.contract import Context, StoredResults
 from dse.store.database import StoreError
 from dse.store.owner import Owner, me
 from dse.store.result_rows import Fresh, key_bytes
 from dse.store.result_store import Store, chunks, leases, owners
-from dse.values import Keys
+from dse.values import Keys, grid_content_keys
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import joblib
-
 from dse.evaluation.workers import Pool
 from dse.plots import Draw, save, warm
 from dse.progress import bar
@@ -96,4 +94,6 @@ class FigureWorkers:
 
 
 def _num_workers() -> int:
+    import joblib
+
     return min(_MOST_WORKERS, int(joblib.cpu_count()))

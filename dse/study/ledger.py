@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.content_hash import grid_content_keys, keys_to_hex
 from dse.progress import bar
 from dse.results.pareto import Contest, SeenHashes, Standings
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, ScenarioRows, Sheet, TableLayout
+from dse.values import grid_content_keys, keys_to_hex
 
 
 class Ledger:
@@ -36,6 +36,7 @@ class Ledger:
         # one for each scenario: equal designs of different scenarios are different rows
         self._salts = np.concatenate([grid_content_keys([f"scenario = {name}"], {}) for name in plan.spaces])
         self._held: list[ScenarioRows] = []  # a row group takes many small parts
+        self._num_held = 0
         self.distinct = np.zeros(len(plan.spaces), int)
         self.winners: dict[str, tuple[str, BaseModel]] = {}
         self.statuses: Counter[str] = Counter()
@@ -48,19 +49,16 @@ class Ledger:
         if kind is not None:
             self.sheet.discard()  # half a table looks like a whole one
 
-    def take(self, rows: Iterable[ScenarioRows]) -> None:
-        """Take in rows in the order of the table."""
-        count = sum(part.points.block.size for part in self._held)
-        for part in rows:
-            self._held.append(part)
-            count += part.points.block.size
-            if count >= ROWS_PER_GROUP:
-                self.flush()
-                count = 0
+    def take(self, part: ScenarioRows) -> None:
+        """Take in rows, in the order of the table."""
+        self._held.append(part)
+        self._num_held += part.points.block.size
+        if self._num_held >= ROWS_PER_GROUP:
+            self.flush()
 
     def flush(self) -> None:
         """Write the rows that are held back."""
-        parts, self._held = self._held, []
+        parts, self._held, self._num_held = self._held, [], 0
         if not parts:
             return
         sizes = [part.points.block.size for part in parts]

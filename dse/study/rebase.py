@@ -19,7 +19,6 @@ import numpy as np
 from pydantic import BaseModel
 from sqlalchemy import func, select
 
-from dse.content_hash import content_keys, grid_content_keys
 from dse.errors import ConfigError, Problem, pairs, validate_as
 from dse.errors.parsing import parse_json
 from dse.progress import bar
@@ -33,7 +32,7 @@ from dse.study.fidelity import point_at_level
 from dse.study.levels import Level
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_stored
-from dse.values import Keys, leaves
+from dse.values import Keys, content_keys, grid_content_keys, leaves
 
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "serial": {"comm_engine": "mover"},

@@ -14,15 +14,13 @@ from dse.study.run import run as search
 _MOST_NAMES = 4  # that a heading lists
 
 
-def search_with_probes(planned: Plan, outputs: Outputs, support: Support) -> Findings:
-    """Search every scenario of a plan, then evaluate its probes; write a table of each."""
-    findings = search(planned, outputs.results, support)
+def evaluate_probes(planned: Plan, outputs: Outputs, support: Support) -> None:
+    """Evaluate the probes of a plan; write a table of each."""
     for name, probe in planned.probes.items():
         search(probe, outputs.probe(name), support)
         declared = planned.settings.study.probes.get(name)  # none for cases, which the study's module makes
         if declared is not None and declared.timelines:
             outputs.write_table(f"probe_{name}_timelines", replay_points(probe))
-    return findings
 
 
 def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dse.backend import Replay
-from dse.content_hash import content_key as identity
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun
@@ -15,6 +14,7 @@ from dse.results.output_files import frame
 from dse.results.run_folder import Outputs, results
 from dse.study.plan import Plan
 from dse.study.plan_again import Present, plan_again
+from dse.values import content_key as identity
 
 
 def replay_point(outputs: Outputs, start: str, present: Present) -> list[Path]:

@@ -16,18 +16,17 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
-from dse.content_hash import keys_to_hex
 from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
 from dse.progress import Advance, bar
 from dse.results.pareto import SeenHashes
 from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
 from dse.store.contract import Session, StorelessSession
-from dse.study import warm_start
 from dse.study.baselines import Baselines
 from dse.study.ledger import Ledger
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, ScenarioRows
+from dse.values import keys_to_hex
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,12 +83,16 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
             scenarios = [_Scenario(plan, index, evaluator, advance) for index in range(len(sizes))]
             finite = [scenario for scenario in scenarios if sizes[scenario.name] is not None]
             # finite scenarios first, as they share calls
-            ledger.take(_evaluate_rows(evaluator, _enumerate_points(finite)))
+            for part in _evaluate_rows(evaluator, _enumerate_points(finite)):
+                ledger.take(part)
             for scenario in scenarios:
                 if sizes[scenario.name] is None:
+                    from dse.study import warm_start
+
                     first = warm_start.points(plan, scenario.name)
                     chosen[scenario.name] = explore(scenario.question, plan.settings.search, first=first)
-                    ledger.take(_evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)))
+                    for part in _evaluate_rows(evaluator, scenario.rows(scenario.sampled_points)):
+                        ledger.take(part)
             ledger.flush()
             # a sampler may have asked for fewer points than its budget
             advance(0, exactly=sum(ledger.statuses.values()))

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Columns, Results
-from dse.content_hash import keys_to_hex
 from dse.errors import ConfigError
 from dse.search import Limit
 from dse.space import Assignment, Block, KeyedBlock, Space, get_path
 from dse.study.baselines import places
 from dse.study.plan import Plan
-from dse.values import Keys
+from dse.values import Keys, keys_to_hex
 
 ROWS_PER_GROUP = 1 << 16  # rows held at once: some 30 MB of columns
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import joblib
 import numpy as np
 from numpy.typing import NDArray
 
@@ -102,6 +101,8 @@ def spread(work_s: float, jobs: int) -> float:
 
 def workers(executor: ExecutorSettings) -> int:
     """Return the number of jobs of an executor."""
+    import joblib
+
     return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs  # -1: all CPUs
 
 

@@ -26,7 +26,7 @@ from dse.values import put
 from simulators.costs.gemm import GemmShape, WaveGemms, beside_cu_copies, gemm_cost
 from simulators.costs.transfer import TransferMode, channel_cus, late_start_s, routes, slowed_beside_gemm
 from simulators.hardware.machine import System
-from simulators.workloads.operators import Pattern
+from simulators.hardware.network import Pattern
 
 Floats = NDArray[np.float64]
 TIMES = ("gemm", "comm", "wall")

@@ -23,6 +23,7 @@ from dse.config.options import conf_dir
 from dse.errors import Problem, Problems, did_you_mean
 from dse.files import check_columns, read_csv
 from simulators.calibration.foreign import open_table
+from simulators.costs.recurrent import GATES
 from simulators.hardware.parts import ELEMENT_BYTES, StreamKind
 
 Floats = NDArray[np.float64]
@@ -34,9 +35,6 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "allreduce": ("allreduce",),
 }
 """Kind of operator -> legal values of `op`."""
-GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "vanilla": 1}
-"""Matrices of a recurrent cell that are multiplied with its state in every step."""
-
 _FILTER = ("r", "s", "stride_v", "stride_h")
 _SHAPES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k", "ta", "tb"),

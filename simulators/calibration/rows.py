@@ -7,7 +7,8 @@ from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Measu
 from simulators.costs.chip import Cost
 from simulators.costs.collective import collective_cost, node_ring
 from simulators.costs.convolution import convolution
-from simulators.costs.gemm import FittedGemms, GemmShape, gemm_cost
+from simulators.costs.gemm import GemmShape, gemm_cost
+from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.recurrent import recurrent
 from simulators.costs.streaming import streamed
 from simulators.hardware.device import Device

@@ -39,9 +39,9 @@ from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
 from simulators.hardware.machine import System
 from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
+from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.system import links_of
-from simulators.workloads.operators import Pattern as LinkPattern
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]

@@ -32,10 +32,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.transfer import TransferMode, kernel_share, links, routes
+from simulators.costs.transfer import TransferMode, kernel_share, routes
 from simulators.hardware.machine import System
-from simulators.hardware.network import Fabric
-from simulators.workloads.operators import Pattern
+from simulators.hardware.network import Fabric, Pattern, links
 
 Algorithm = Literal["direct", "hierarchical"]
 _CROSSINGS = {"gpu": 0, "pcie_switch": 2, "cpu": 4}

@@ -26,6 +26,7 @@ measures it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -36,11 +37,13 @@ from simulators.costs.gemm.fitted import products_of, quickest
 
 Floats = NDArray[np.float64]
 
+GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "vanilla": 1}
+"""Matrices of a recurrent cell that are multiplied with its state in every step."""
+
 _GATE_S = 12e-6  # of a step, for each gate: launches of its kernels
 _FILTER_S = 100e-6  # of the filter pass: packing, and reductions of the biases
 _SLOWNESS = (1e-7, 0.25)  # latency of a device whose launches take as long as that, and the power that they go with
 _PASSES = 10.0  # element-wise over gates and state in each step: small kernels at poor bandwidth
-_LSTM_GATES = 4
 _UNSPLIT = (16, 32)  # batches beyond the first, up to the second, run on a kernel that does not split K
 _REGISTER_BYTES = 256.0 * 1024  # of a CU (SM), that can keep weights
 _MEET_S = 3e-6  # until every CU has seen that all have ended a step
@@ -72,7 +75,7 @@ def _fixed(chip: Chip, launched: Floats, gates: Floats) -> tuple[Floats, Floats]
     """Time [s] before the first step, and of each step beside its products, `launched` if kernels run step by step."""
     if chip.fused_setup_s is None:
         return np.zeros_like(launched), launched
-    fused = gates != _LSTM_GATES  # libraries fuse GRU and vanilla, not LSTM
+    fused = gates != GATES["lstm"]  # libraries fuse GRU and vanilla, not LSTM
     begin = (gates + 1) * np.asarray(chip.fused_setup_s)
     return np.where(fused, begin, 0.0), np.where(fused, 0.0, launched)
 

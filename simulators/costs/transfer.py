@@ -6,7 +6,7 @@ incoming links that a peer's data loads, the bytes on each (transit on a ring), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,21 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import protocol_seconds
 from simulators.hardware.machine import Gpu, System
-from simulators.hardware.network import Node, Protocols
-from simulators.workloads.operators import Pattern
+from simulators.hardware.network import Node, Pattern, Protocols, Route, links
 
 CommEngine = Literal["cu", "dma"]
 Mover = Literal["cu", "dma", "store"]
 """Engine of a transfer: kernels on CUs of their own, copy engines, or stores of the workgroups that compute."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """Path of one peer's data. loads: link -> bytes on it per payload byte. step: routes of a later one wait."""
-
-    peer: int
-    loads: Mapping[str, float]
-    step: int
 
 
 @dataclass(frozen=True)
@@ -38,18 +28,6 @@ class Rates:
 
     bytes_per_s: NDArray[np.float64]
     limiter: str
-
-
-def links(node: Node) -> dict[str, ArrayLike]:
-    """Incoming links of a GPU and their rates [bytes/s]."""
-    rate = node.link_bytes_per_s
-    if node.topology == "pcie":  # one port for all peers, at the rate of one link
-        return {"port": rate}
-    if node.topology == "switch":  # as much into the switch as a mesh would give to all peers
-        return {"port": (node.num_gpus - 1) * np.asarray(rate)}
-    if node.topology == "ring":  # two neighbours, whatever the number of GPUs
-        return {"link.cw": rate, "link.ccw": rate}
-    return {f"link.{peer}": rate for peer in range(1, node.num_gpus)}
 
 
 def routes(node: Node, pattern: Pattern) -> list[Route]:

@@ -6,9 +6,11 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dse.units import Integer, Number, Seconds
@@ -18,6 +20,8 @@ from simulators.hardware.sourced import WithSources
 from simulators.rules import Rule
 
 Topology = Literal["mesh", "switch", "ring", "pcie"]
+Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
+"""Collectives whose data schedules cut into pieces."""
 Placement = Literal["cpu", "pcie_switch", "gpu"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 """Collectives that are measured by size; `send_recv` is one message between two GPUs."""
@@ -166,6 +170,27 @@ class Node(WithSources, Grown):
 
 _LINKS_NEEDED = {"ring": 2, "switch": 1}
 """Links of a GPU that a topology takes at least; a mesh takes one to each peer, PCIe none."""
+
+
+def links(node: Node) -> dict[str, ArrayLike]:
+    """Incoming links of a GPU and their rates [bytes/s]."""
+    rate = node.link_bytes_per_s
+    if node.topology == "pcie":  # one port for all peers, at the rate of one link
+        return {"port": rate}
+    if node.topology == "switch":  # as much into the switch as a mesh would give to all peers
+        return {"port": (node.num_gpus - 1) * np.asarray(rate)}
+    if node.topology == "ring":  # two neighbours, whatever the number of GPUs
+        return {"link.cw": rate, "link.ccw": rate}
+    return {f"link.{peer}": rate for peer in range(1, node.num_gpus)}
+
+
+@dataclass(frozen=True)
+class Route:
+    """Path of one peer's data. loads: link -> bytes on it per payload byte. step: routes of a later one wait."""
+
+    peer: int
+    loads: Mapping[str, float]
+    step: int
 
 
 def link_rules(node: Node, num_links: int | None) -> Iterator[Rule]:

@@ -12,13 +12,12 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
-from dse.space.grids import Grid, grids, results_by_batch
+from dse.space.grids import Grid, grids, results_by_batch, split
 from dse.values import leaves, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.cost_models import model_names, model_rules, reads_fact
 from simulators.overlap.design import OverlapDesign, ScheduleKnobs
-from simulators.overlap.idle_knobs import same_timeline, without_priorities
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results
@@ -110,6 +109,8 @@ class OverlapBackend(Backend):
 
     def _idle_designs(self, grid: Grid[OverlapDesign], path: str, value: Any) -> NDArray[np.bool_]:
         """Mask [B] of the designs of a grid in which `path` may have the value."""
+        from simulators.overlap.idle_knobs import same_timeline, without_priorities
+
         other = replace(grid, design=put(grid.design, path, value))  # the same designs with the other value
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
@@ -129,9 +130,17 @@ class OverlapBackend(Backend):
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Lower, run and measure all designs of one structure at once, with the schedules that they settle for."""
         settled = [self._settled(batch) for batch in batches]  # schedules that are searched for differ by design
-        batches = [part for parts in settled for part in parts]
-        results = iter(results_by_batch(batches, OverlapDesign, self._evaluate_grid))
-        return [Results.join([next(results) for _ in parts]) if len(parts) > 1 else next(results) for parts in settled]
+        by_batch: dict[int, Results] = {}
+        for indices, grid in grids([part for parts in settled for part in parts], OverlapDesign):
+            results = self._screen_grid(grid)
+            legal = results.ok
+            if legal.any():  # designs that break a rule cannot be lowered
+                some = grid if legal.all() else grid.take(legal)
+                measured = self._simulation.results(self._simulation.lower(some.design), some)
+                results = measured if some is grid else replace_results(results, legal, measured)
+            by_batch |= split(results, indices)
+        order = iter(range(len(by_batch)))
+        return [Results.join([by_batch[next(order)] for _ in parts]) for parts in settled]
 
     def _settled(self, batch: Batch) -> list[Batch]:
         """The batch, or one for each of its designs where the schedule is decided by system and workload."""
@@ -153,15 +162,6 @@ class OverlapBackend(Backend):
         reason, texts = reasons(self._rules(grid.design), grid.shape)
         status = np.where(reason > 0, STATUSES.index("infeasible"), STATUSES.index("ok")).astype(np.uint8)
         return Results(status, {}, reason, np.zeros_like(reason), texts)
-
-    def _evaluate_grid(self, grid: Grid[OverlapDesign]) -> Results:
-        """Results of a grid; designs that break a rule are infeasible."""
-        screened = self._screen_grid(grid)
-        if screened.ok.all():  # the usual case: no rows to put together
-            return self._simulation.results(grid)
-        if not screened.ok.any():
-            return screened
-        return replace_results(screened, screened.ok, self._simulation.results(grid.take(screened.ok)))
 
     def relate(self, point: Columns, baseline: Columns) -> Columns:
         """Compute speed-ups, and the shares of two ideals that they reach."""

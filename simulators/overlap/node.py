@@ -15,11 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 
 from dse.values import leaves
-from simulators.costs.transfer import Route, links
 from simulators.hardware.machine import System
+from simulators.hardware.network import Pattern, Route, links
 from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder
-from simulators.workloads.operators import Pattern
 
 
 def piece(total: ArrayLike, parts: int, index: int) -> Any:

@@ -52,9 +52,8 @@ class OverlapSimulation:
         with attributed(design.schedule, "lower"):
             return design.schedule.lower(self.system(design.system), design.workload)
 
-    def results(self, grid: Grid[OverlapDesign]) -> Results:
-        """Results of designs that break no rule; designs with equal graphs share a run."""
-        graph = self.lower(grid.design)
+    def results(self, graph: TaskGraph, grid: Grid[OverlapDesign]) -> Results:
+        """Results of designs that break no rule, from their graph; designs with equal graphs share a run."""
         measure_graph: _Measure = _measure_one if self._imbalance is None else _measure_all
         if not _has_all_gpus(graph, grid.design.system, all_gpus=self._imbalance is not None):
             return Results.all_alike(Result("unsupported", reason=_ONE_ONLY), grid.size)

@@ -22,7 +22,8 @@ from dse.space import get_path
 from dse.space.grids import Grid, results_by_batch
 from dse.values import LABELS, Frozen, Memo, leaves, put
 from simulators.costs.chip import Chip
-from simulators.costs.gemm import FittedGemms, gemms_of
+from simulators.costs.gemm import gemms_of
+from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu, reads

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.calibration.measurements import GATES
+from simulators.costs.recurrent import GATES
 from simulators.steps.operators import Filter, Kind, ModelBlock, Op, Product, Recurrence, Stream
 from simulators.workloads.model import Passes, Run, Speech, Translation
 

@@ -15,10 +15,10 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean, repeated
 from dse.files import read_csv
 from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
+from simulators.hardware.network import Pattern
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
-Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
 

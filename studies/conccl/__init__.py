@@ -22,8 +22,9 @@ from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
 from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
 from simulators.hardware.machine import System
+from simulators.hardware.network import Pattern
 from simulators.hardware.system import ScheduleSystem
-from simulators.workloads.operators import Pattern, ShapeList
+from simulators.workloads.operators import ShapeList
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
 from studies.plain import Plain
 

@@ -15,10 +15,9 @@ from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import Backend, Batch, Columns, Interval, Law, Metric, Replay, Result, Results, Tree
-from dse.content_hash import content_key
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.space import get_path
-from dse.values import LABELS, condition, distinct
+from dse.values import LABELS, condition, content_key, distinct
 from dse_traces.contended import EXPECTED, Contended, contended
 from dse_traces.design import (
     GroupPlan,

@@ -13,23 +13,31 @@ change.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from simulators.costs.gemm.cost import Floats, GemmCost, GemmShape
-from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.gemm.waves import WaveGemms
 from simulators.hardware.machine import GemmModel, Gpu, System
 
-__all__ = ["FittedGemms", "GemmCost", "GemmShape", "Gemms", "WaveGemms", "beside_cu_copies", "gemm_cost", "gemms_of"]
+if TYPE_CHECKING:
+    from simulators.costs.gemm.fitted import FittedGemms
 
-Gemms = WaveGemms | FittedGemms
+__all__ = ["GemmCost", "GemmShape", "Gemms", "WaveGemms", "beside_cu_copies", "gemm_cost", "gemms_of"]
+
+Gemms: TypeAlias = "WaveGemms | FittedGemms"
 """A GPU as a model of GEMMs reads it."""
 
 
 def gemms_of(machine: System, precision: str, *, model: GemmModel) -> Gemms:
     """The GPU of a machine as a model of GEMMs reads it. Raises ValueError where it lacks what the model needs."""
-    return FittedGemms.of(machine, precision) if model == "fitted" else WaveGemms.of(machine.gpu, precision)
+    if model == "waves":
+        return WaveGemms.of(machine.gpu, precision)
+    from simulators.costs.gemm.fitted import FittedGemms
+
+    return FittedGemms.of(machine, precision)
 
 
 def gemm_cost(gpu: Gemms, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost:

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.chip import Chip, camped_doublings
 from simulators.costs.gemm.cost import GemmCost, GemmKernel, GemmShape
-from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_kernels, sustained
+from simulators.costs.gemm.library import SHARP, kernel_seconds, library_gemms, pick_kernels, sustained
 from simulators.costs.gemm.tiles import KernelTime, Menu, Products, TileShape, fastest, tile_seconds
 from simulators.costs.gemm.waves import count_waves
 from simulators.hardware.shared import shared_constants
@@ -57,6 +57,17 @@ class FittedGemms(Chip):
         held = np.asarray(taken, float)
         launch = _Launch(self, shape, held, *_pick(self, shape))
         return GemmCost.of(shape, launch.seconds, launch_s=self.launch_s, describe=launch.kernel)
+
+    def least_s(self, m: Floats, n: Floats, k: Floats, left: Floats) -> Floats:
+        """Least time [s] of C[m, n] = A[m, k] B[k, n] in any pieces, on `left` CUs."""
+        compute = 2 * m * n * k / (np.asarray(self.compute) * self.rate * left)
+        element_s = np.asarray(self.element_bytes, float) / self.bandwidth
+        read, written = element_s * (m * k + n * k), element_s * m * n
+        if self.tiles is None:  # the square sum of `simulators.costs.gemm.tiles`
+            return np.asarray(np.sqrt(compute**2 + (read + written) ** 2))
+        on_tiles = np.cbrt(compute**3 + read**3) + written
+        least = 2 * m * n * k / (np.asarray(self.sustained) * self.rate * left)
+        return np.asarray((on_tiles**SHARP + least**SHARP) ** (1 / SHARP))
 
 
 @dataclass(frozen=True)

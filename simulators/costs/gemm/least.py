@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.chip import Chip
-from simulators.costs.gemm.fitted import FittedGemms
-from simulators.costs.gemm.library import SHARP
+from simulators.costs.gemm import Gemms
 from simulators.costs.gemm.waves import WaveGemms, fewest_free_cus
 
 Floats = NDArray[np.float64]
@@ -56,12 +54,12 @@ class LeastTime:
         return share, of_share
 
 
-def least_time(gpu: WaveGemms | FittedGemms, size: tuple[ArrayLike, ...], *, cut_columns: bool = False) -> LeastTime:
+def least_time(gpu: Gemms, size: tuple[ArrayLike, ...], *, cut_columns: bool = False) -> LeastTime:
     """Least time of `size` = (m, n, k), row-major, on all CUs, without launches; numbers or arrays that broadcast."""
     m, n, k = (np.asarray(length, float) for length in size)
     linear = least_linear(gpu, size, cut_columns=cut_columns)
     # pieces of other columns, or CUs that take tiles as they come, leave no whole waves to count
-    if isinstance(gpu, FittedGemms) or cut_columns or gpu.library.assignment != "static":
+    if not isinstance(gpu, WaveGemms) or cut_columns or gpu.library.assignment != "static":
         return LeastTime(linear, linear, *np.empty((2, 0, *linear.shape)))
     covered, wave_s = _wave_of_tiles(gpu, (m, n, k), 0, cut_columns=False)  # alone: no CUs are taken
     memory = _memory_s(gpu, (m, n, k), np.asarray(gpu.cus, float))
@@ -71,14 +69,12 @@ def least_time(gpu: WaveGemms | FittedGemms, size: tuple[ArrayLike, ...], *, cut
     return LeastTime(_overlapped(gpu, _whole_waves(m, covered, wave_s), memory), linear, share, of_share)
 
 
-def least_linear(
-    gpu: WaveGemms | FittedGemms, size: tuple[ArrayLike, ...], *, taken: ArrayLike = 0, cut_columns: bool = False
-) -> Floats:
+def least_linear(gpu: Gemms, size: tuple[ArrayLike, ...], *, taken: ArrayLike = 0, cut_columns: bool = False) -> Floats:
     """Least time [s] of `size` = (m, n, k) as if waves need not be whole. taken: CUs that other kernels hold."""
     m, n, k = (np.asarray(length, float) for length in size)
     left = np.asarray(gpu.cus, float) - np.asarray(taken, float)
-    if isinstance(gpu, FittedGemms):
-        return _fitted(gpu, (m, n, k), left)
+    if not isinstance(gpu, WaveGemms):
+        return gpu.least_s(m, n, k, left)
     covered, wave_s = _wave_of_tiles(gpu, (m, n, k), taken, cut_columns=cut_columns)
     return _overlapped(gpu, np.min(m * wave_s / covered, axis=0), _memory_s(gpu, (m, n, k), left))
 
@@ -146,15 +142,3 @@ def _memory_s(gpu: WaveGemms, size: _Size, left: Floats) -> Floats:
     again = 1 / np.minimum(np.sqrt(left) * outputs, n) + 1 / np.minimum(np.sqrt(left) * rows, m)
     operands = np.maximum(k * m * n * again * np.asarray(gpu.library.cache_miss, float), k * (m + n))  # once at least
     return np.asarray(gpu.element_bytes * (operands + m * n) / np.asarray(gpu.hbm_bytes_per_s, float))
-
-
-def _fitted(chip: Chip, size: _Size, left: Floats) -> Floats:
-    m, n, k = size
-    compute = 2 * m * n * k / (np.asarray(chip.compute) * chip.rate * left)
-    element_s = np.asarray(chip.element_bytes, float) / chip.bandwidth
-    read, written = element_s * (m * k + n * k), element_s * m * n
-    if chip.tiles is None:  # the square sum of `simulators.costs.gemm.tiles`
-        return np.asarray(np.sqrt(compute**2 + (read + written) ** 2))
-    on_tiles = np.cbrt(compute**3 + read**3) + written
-    least = 2 * m * n * k / (np.asarray(chip.sustained) * chip.rate * left)
-    return np.asarray((on_tiles**SHARP + least**SHARP) ** (1 / SHARP))

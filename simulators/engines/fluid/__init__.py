@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.compiled import is_compiled
-from simulators.engines.fluid import few_classes, many_classes
+from simulators.engines.fluid import few_classes
 from simulators.taskgraph.classes import Classes, classes_of, offsets
 from simulators.taskgraph.graph import Floats, TaskGraph
 from simulators.taskgraph.timeline import Timeline, Totals
@@ -147,16 +147,21 @@ class KernelGraph:
         """
         table, totals = np.ascontiguousarray(table), np.empty((3 + 2 * len(self.kinds), len(table)))
         if self._classes > few_classes.MOST_CLASSES:
-            _check(starved=many_classes.run(*self.structure, table, issued, finished, totals) > 0)
+            self._run_many_classes(table, issued, finished, totals)
             return totals
         crowded = np.zeros(len(table), np.bool_)
         _check(starved=few_classes.run(*self.structure, table, issued, finished, totals, crowded) > 0)
         if (left := np.flatnonzero(crowded)).size:  # too many tasks of a class at once, or too many different rates
             lines = left if len(issued) == len(table) else slice(None)  # without timelines there is the one scratch row
             parts = [np.ascontiguousarray(part) for part in (issued[lines], finished[lines], totals[:, left])]
-            _check(starved=many_classes.run(*self.structure, table[left], *parts) > 0)
+            self._run_many_classes(table[left], *parts)
             issued[lines], finished[lines], totals[:, left] = parts
         return totals
+
+    def _run_many_classes(self, table: Floats, *outputs: Floats) -> None:
+        from simulators.engines.fluid import many_classes  # few graphs need it
+
+        _check(starved=many_classes.run(*self.structure, table, *outputs) > 0)
 
 
 def _check(*, starved: bool) -> None:
