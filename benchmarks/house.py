@@ -271,6 +271,12 @@ def _files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+def tests() -> dict[str, ast.Module]:
+    """Path -> syntax of every file of tests, those of plug-ins too."""
+    folders = ("tests", *(f"plugins/{path.parent.name}/tests" for path in sorted(ROOT.glob("plugins/*/tests"))))
+    return {str(path): ast.parse(path.read_text("utf-8")) for path in _files(*folders)}
+
+
 def _num_lines(files: Sequence[Path]) -> int:
     return sum(len(path.read_text("utf-8").splitlines()) for path in files)
 
@@ -317,7 +323,6 @@ def environment_mb() -> float:
 
 def size() -> dict[str, float]:
     """Lines, classes and caches of the core, words of its pages, weight of what it needs."""
-    tests = {str(path): ast.parse(path.read_text("utf-8")) for path in _files("tests")}
     lines = _num_lines(_files(*PACKAGES))
     return {
         "core_lines": lines,
@@ -328,7 +333,7 @@ def size() -> dict[str, float]:
         "classes_over_200": len(long_classes()),
         "homonyms": len(public_homonyms()),
         "participle_classes": len(participle_classes()),
-        "pronoun_bindings_tests_pct": language(tests)["pronoun_bindings_pct"],
+        "pronoun_bindings_tests_pct": language(tests())["pronoun_bindings_pct"],
         "comments_per_100": comments_per_100(_files(*PACKAGES)),
         "core_dependencies": len(dependencies()),
         "core_environment_mb": environment_mb(),
