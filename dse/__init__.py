@@ -64,18 +64,18 @@ def run(
     UserWarning
         A warning, not raised: more points failed than `executor.max_failed_fraction` allows.
     """
-    from dse.config.compose import request
+    from dse.config.compose import request as compose
     from dse.config.overrides import override
     from dse.run_study import run as evaluate
 
     values = {"figures": "none", "verbose": verbose, **values}
     words = [f"study={study}", *overrides, *(override(name, value) for name, value in values.items())]
-    asked = request(words, None if config_dir is None else Path(config_dir))
+    request = compose(words, None if config_dir is None else Path(config_dir))
     with contextlib.ExitStack() as quiet:
         if not verbose:
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        folder, code = evaluate(asked)
+        folder, code = evaluate(request)
     finished = result(folder)
     if code:
         warnings.warn(f"points failed: see `status` and `reason` of the table, {finished!r}", stacklevel=2)

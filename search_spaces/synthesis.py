@@ -76,7 +76,7 @@ class Timing:
             _step(move=(move.first, move.last), kernel=move.kernel, peers=move.peers or None, after=move.after)
             for move in sketch.moves
         ]
-        steps, made, ends = list[Step](), set[tuple[int, int]](), dict[int, int]()
+        steps, computed, ends = list[Step](), set[tuple[int, int]](), dict[int, int]()
         if self.sizes.gathers and all(move.after is None for move in left):
             steps, left = left, []
         for product in sketch.products:
@@ -87,9 +87,9 @@ class Timing:
             ends = dict.fromkeys((part for _, part in cells), len(steps)) | ends
             steps.append(step)
             if not self.sizes.gathers:
-                made |= cells
+                computed |= cells
                 ready = [move for move in left if move.after is None or move.after in ends]
-                _submit([move for move in ready if set(move.cells(self.sizes.peers)) <= made], left, steps, ends)
+                _submit([move for move in ready if set(move.cells(self.sizes.peers)) <= computed], left, steps, ends)
         return steps
 
     def _due(self, left: Sequence[Step], cells: set[tuple[int, int]]) -> list[Step]:

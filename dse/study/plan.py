@@ -384,10 +384,10 @@ def _check_knobs(check: Problems, spaces: Sequence[Space], section: str = "space
             continue
         # a knob may count in some scenario, under some option only
         fitting = (
-            (each, option, needed)
-            for each in spaces
+            (scenario, option, needed)
+            for scenario in spaces
             for option in options
-            if (needed := _condition(each, knob, option)) is not None
+            if (needed := _condition(scenario, knob, option)) is not None
         )
         if (fit := next(fitting, None)) is None:
             rule, way = _no_knob(space, knob.path, options)

@@ -45,18 +45,18 @@ _NAIVE = {"ours": "speedup", "ideal: the longer of both": "ideal", "one after th
 
 def overlap_extras(folder: Path) -> Iterator[tuple[str, Any]]:
     """Yield tables and figures of the measured overlaps below a folder. Raises ConfigError for a table that is bad."""
-    found: dict[str, list[Any]] = {"overlaps": [], "prefills": [], "sums": []}
+    rows_of: dict[str, list[Any]] = {"overlaps": [], "prefills": [], "sums": []}
     for file in sorted(folder.rglob("*.csv")):  # the same order on every disk
         columns = csv_columns(file, "study.data_dir")
         if holds_overlaps(columns):
-            found["overlaps"] += predict_overlaps(file)[0]
+            rows_of["overlaps"] += predict_overlaps(file)[0]
         elif holds_prefills(columns):
-            found["prefills"] += read_prefills(file)[0]
+            rows_of["prefills"] += read_prefills(file)[0]
         elif any(_CTAS.fullmatch(name) for name in columns):
-            found["sums"] += _sums(file)
+            rows_of["sums"] += _sums(file)
     draw: Mapping[str, Callable[[list[Any]], Iterator[tuple[str, Any]]]]
     draw = {"overlaps": _overlaps, "prefills": _prefills, "sums": _sums_by_ctas}
-    for name, rows in found.items():
+    for name, rows in rows_of.items():
         if rows:
             yield from draw[name](rows)
 

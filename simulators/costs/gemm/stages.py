@@ -90,9 +90,9 @@ def stage_gemm(gpu: Gpu, shape: tuple[ArrayLike, ArrayLike, ArrayLike], *, preci
     traversals = _strips(kernel, (m, n), wave)
     # outputs that pass by leave all of the cache to operands
     orders = [_reads(gpu, operands, traversal, 0.0 if bypass else outputs) for traversal in traversals]
-    asked = [operands[order.resident] + order.passes * operands[1 - order.resident] for order in traversals]
+    requested = [operands[order.resident] + order.passes * operands[1 - order.resident] for order in traversals]
     reads = np.asarray(np.minimum(*orders))
-    missed = reads / np.where(orders[0] <= orders[1], *asked)  # of the order that reads less
+    missed = reads / np.where(orders[0] <= orders[1], *requested)  # of the order that reads less
     # a small product is less than a wave
     wave_bytes = np.minimum(element_bytes * wave * kernel.rows * kernel.cols, outputs)
     elapsed = _completion_shares(gpu, kernel, (m, n), wave)

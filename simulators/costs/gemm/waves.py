@@ -76,19 +76,19 @@ class WaveGemms:
 
     def cost(self, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost:
         """Cost of GEMMs while other kernels hold `taken` CUs, for the tile picked for all CUs."""
-        all_cus, held = _column(self.cus), _column(taken)
+        all_cus, taken_cus = _column(self.cus), _column(taken)
         tiles = np.array([(tile.rows, tile.cols, tile.efficiency) for tile in self.library.tiles]).T
         times = _times(self, shape, tiles, (all_cus, np.zeros(1)))  # picked for all CUs
         best = np.argmin(times[0], axis=-1)[..., None]
-        if held.any():  # the same tile on what is left
-            times = _times(self, shape, tiles, (all_cus, held))
+        if taken_cus.any():  # the same tile on what is left
+            times = _times(self, shape, tiles, (all_cus, taken_cus))
         *parts, best = np.broadcast_arrays(*times, tiles[0], tiles[1], best)
         seconds, hbm_bytes, num_tiles, waves, compute_s, rows, cols = (
             np.take_along_axis(value, best[..., :1], axis=-1)[..., 0] for value in parts
         )
         static = self.library.assignment == "static"
         # persistent workgroups are no more than CUs
-        workgroups = num_tiles if static else np.minimum(num_tiles, (all_cus - held)[..., 0])
+        workgroups = num_tiles if static else np.minimum(num_tiles, (all_cus - taken_cus)[..., 0])
         kernel = GemmKernel(hbm_bytes, waves, workgroups, compute_s, rows, cols)
         return GemmCost.of(shape, seconds, launch_s=self.launch_s, describe=lambda: kernel)
 
