@@ -549,7 +549,7 @@ def test_an_evaluator_joins_with_settings_of_its_own_and_lasts_as_long_as_the_st
 
 _ALONE = """
 import importlib.metadata as metadata, sys
-metadata.entry_points = lambda: metadata.EntryPoints(())  # as where no other distribution is installed
+metadata.entry_points = lambda **group: metadata.EntryPoints(())  # as where no other distribution is installed
 from dse import plugins
 from dse.cli import main
 code = main(sys.argv[1:])
