@@ -31,13 +31,13 @@ check: setup ## check style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fast: setup ## run the quick half of the tests (a minute and a half)
+fast: setup ## run the quick half of the tests (two minutes)
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not nightly'
 
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
-test: check ## check, then run the tests, with the same drawn examples every time (a quarter of an hour)
+test: check ## check, then run the tests, with the same drawn examples every time (twelve minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
 
 core: setup ## run the core's tests in an environment in which no plug-in is installed
