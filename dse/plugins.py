@@ -54,7 +54,7 @@ KINDS: Mapping[str, Kind] = {
     "study": Kind("STUDY", "dse.studies", "studies", "study.module"),
     "evaluator": Kind("EVALUATOR", "dse.evaluators", key="executor.evaluator"),
     "format": Kind("FORMAT", "dse.formats"),
-    "method": Kind("METHOD", "dse.search.methods", key="search.method"),
+    "method": Kind("METHOD", "dse.search.methods", key="search.name"),
     "view": Kind("VIEW", "dse.views"),
     "command": Kind("COMMAND", "dse.commands"),
 }

@@ -188,6 +188,11 @@ def test_the_schedule_and_the_study_of_the_documentation_run_as_written(tmp_path
     }
     assert "not tested" in done.stdout  # the claim is about other GEMMs
 
+    study = tmp_path / "studies" / "halves_share.py"
+    study.write_text(study.read_text("utf-8").replace('"halves.gain"', '"halves.gian"'), encoding="utf-8")
+    message = "finding halves.gian has no claim of this id (did you mean `halves.gain`?)"
+    assert message in run().stderr
+
     file = tmp_path / "search_spaces" / "halves.py"
     file.write_text(file.read_text("utf-8").replace("np.rint(", "np.absent("), encoding="utf-8")
     done = run("+space.schedule.priority='choice(equal,communication)'")

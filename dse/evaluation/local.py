@@ -53,7 +53,7 @@ class Evaluator:
         """Checked results of the designs of each point, in order. A point must have designs.
 
         Points are taken as they are needed: neither they nor their results gather. What is recorded is not evaluated
-        again; what another process has in hand is waited for. Raises Broken, and Interrupted where it is to stop.
+        again; what another process has in hand is waited for. Raises Broken, and SignalInterrupt where it is to stop.
         """
         return OpenEvaluator(self).results(points, last=True)
 
@@ -313,7 +313,7 @@ class _Calls:
             return Result("failed", reason=str(error))
 
     def check(self) -> None:
-        """Raise Interrupted where it is to stop."""
+        """Raise SignalInterrupt where it is to stop."""
         if self._evaluator.stopping():
             raise SignalInterrupt
 

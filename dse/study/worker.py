@@ -72,7 +72,7 @@ def worker(words: Sequence[str]) -> int:
 
 
 def _wait_for_file(url: str, until: float, stop: Stop) -> None:
-    """Wait for an SQLite file, which the client makes. Raises ConfigError if it does not come, and Interrupted."""
+    """Wait for an SQLite file, which the client makes. Raises ConfigError if it does not come, and SignalInterrupt."""
     while is_missing(url):
         if stop():
             raise SignalInterrupt(stop.number, "interrupted; no study was found")

@@ -170,7 +170,7 @@ class ClusterEvaluator:
     def results(self, points: Iterable[KeyedBlock]) -> Iterator[Results]:
         """Checked results of the designs of each point, in order. A point must have designs.
 
-        Raises Broken, StoreError and ClusterError, and Interrupted where it is to stop.
+        Raises Broken, StoreError and ClusterError, and SignalInterrupt where it is to stop.
         """
         flow = _Flow(self)
         try:
