@@ -83,6 +83,22 @@ def beside(gpu: MeasuredGpu) -> Iterator[Row]:
         yield {"beside": other, "sms": int(sms[0]), **spreads, "other": float(rows["other_slowdown"].median())}
 
 
+def targets(gpu: MeasuredGpu) -> Iterator[Row]:
+    """Slowdown of GEMMs beside held SMs, by how many SMs cuBLAS is told to leave; all over the GEMM on all SMs.
+
+    fits: share of GEMMs that the held SMs do not delay at all: each block, or cluster of blocks, has its SMs at once.
+    """
+    rows, cases = gpu.table("targets"), ["m", "n", "k", "sms"]
+    whole = rows.query("left == 0").set_index(cases)["gemm_alone_s"].rename("whole_s")
+    rows = rows.join(whole, on=cases)
+    rows = rows.assign(
+        slowdown=rows["gemm_beside_s"] / rows["whole_s"], own=rows["gemm_beside_s"] / rows["gemm_alone_s"]
+    )
+    for (sms, left), part in rows.groupby(["sms", "left"]):
+        fits = float((part["own"] < 1 + TOLERANCE).mean())
+        yield {"held": sms, "left": left, **_spread("slowdown", part["slowdown"]), "fits": fits}
+
+
 def chunks(gpu: MeasuredGpu) -> Iterator[Row]:
     """Chunks of a GEMM one after the other, over the GEMM as a whole."""
     parts, plan = gpu.table("gemms").query("way == 'chunks' and streams == 1"), gpu.plan()
@@ -184,6 +200,7 @@ def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
 SECTIONS = {
     "GEMMs alone: error of the time": gemms,
     "GEMMs beside other work: slowdown": beside,
+    "GEMMs beside held SMs, by what cuBLAS is told": targets,
     "Chunks one after the other over the whole GEMM": chunks,
     "Gain of both at once over one after the other": orders,
     "HBM, read and written together": memory,

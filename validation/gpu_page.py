@@ -46,6 +46,12 @@ def _cells(sections: Sections) -> Iterator[tuple[str, str]]:
     beside = sections["GEMMs beside other work"]
     for name, text in {"copy_by_sms": "copies by 4, 16, 32 SMs", "hold_sms": "4, 16, 32 held SMs"}.items():
         yield f"slowdown of a GEMM beside {text}", _pairs(beside, [{"beside": name, "sms": sms} for sms in (4, 16, 32)])
+    told = sections["GEMMs beside held SMs"]
+    cells = [[_row(told, {"held": sms, "left": left * sms})["slowdown"] for sms in (1, 4, 16)] for left in (0, 1)]
+    yield (
+        "the same by 1, 4, 16, all / the rest for cuBLAS",
+        " / ".join(", ".join(f"{x:.2f}" for x in row) for row in cells),
+    )
     yield "slowdown of a GEMM beside copy engines", _pairs(beside, [{"beside": "engine_to_gpu"}])
     cut = sections["Chunks one after the other over the whole GEMM"]
     yield "four chunks over one GEMM, along m, n, k", _pairs(cut, [{"axis": axis, "chunks": 4} for axis in "mnk"])

@@ -9,6 +9,7 @@ beside.csv     a GEMM with a background that never ends before it: copies and su
 starts.csv     one GEMM and one copy of about the same length: which starts first, and with which priority
 pipelines.csv  chunks that are copied, each followed by its GEMM, against all copies before one GEMM
 kernels.csv    copies by size and by SMs, copy engines, element-wise kernels, attention
+targets.csv    a GEMM beside SMs that are taken, by a cuBLAS that counts on all SMs or on the rest; its kernel and grid
 launches.csv   host time of a launch, an event, a graph; gaps between kernels with and without graphs
 clocks.csv     clock, power and rate over some seconds of load
 """
@@ -29,7 +30,7 @@ import torch
 
 from benchmarks.gpu.alone import clock_rows, kernel_rows, launch_rows
 from benchmarks.gpu.gemms import gemm_rows
-from benchmarks.gpu.overlaps import beside_rows, pipeline_rows, start_rows
+from benchmarks.gpu.overlaps import beside_rows, pipeline_rows, start_rows, target_rows
 from benchmarks.gpu.timing import SAMPLES, Row
 
 Measure = Callable[[], Row | list[Row]]
@@ -40,6 +41,7 @@ TABLES: list[tuple[str, Callable[[], Iterable[Measure]], float]] = [
     ("pipelines", pipeline_rows, 0.25),
     ("kernels", kernel_rows, 0.15),
     ("clocks", clock_rows, 0.15),
+    ("targets", target_rows, 0.1),
     ("gemms", gemm_rows, 1.0),
 ]
 """Name, rows and largest share of the time; what may fail in the driver comes last in the last."""
@@ -52,6 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
     parser.add_argument("--system", help="name of the system that `validation.gpu_judge` compares with")
+    parser.add_argument("--tables", nargs="*", default=[name for name, *_ in TABLES], help="tables to measure")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which no further row is begun")
     parser.add_argument("--quick", action="store_true", help="some rows of each table, to try the way")
     options = parser.parse_args(words)
@@ -60,7 +63,10 @@ def main(words: Sequence[str] | None = None) -> int:
     facts = device_facts() | ({"system": options.system} if options.system else {})
     (options.out / "device.yaml").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     for name, rows, share in TABLES:
-        until = min(start_s + options.seconds, time.monotonic() + share * options.seconds)
+        if name not in options.tables:
+            continue
+        part = share if len(options.tables) == len(TABLES) else 1.0
+        until = min(start_s + options.seconds, time.monotonic() + part * options.seconds)
         measures = list(rows())
         measures = measures[:: max(1, len(measures) // 8)] if options.quick else measures
         count = write_table(options.out / f"{name}.csv", measures, until=until)

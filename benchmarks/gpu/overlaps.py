@@ -10,7 +10,8 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.gemms import LARGE, SMALL, Size, columns, cut, gemm, operands, product
-from benchmarks.gpu.kernels import BUFFER_BYTES, Background, backgrounds, by_engine, by_sms
+from benchmarks.gpu.grids import grid_of, sm_target
+from benchmarks.gpu.kernels import BUFFER_BYTES, Background, backgrounds, by_engine, by_sms, holding
 from benchmarks.gpu.timing import (
     SAMPLES,
     Call,
@@ -19,6 +20,7 @@ from benchmarks.gpu.timing import (
     calls_in,
     in_turn,
     median_of,
+    num_sms,
     repeat,
     stream_of,
     summary,
@@ -79,6 +81,29 @@ def _beside_trains(call: Call, other: Background, counts: tuple[int, int]) -> tu
     gemm_s = time_parts([Part(other.call, min(2000, long[1])), Part(call, counts[0])])[1] / counts[0]
     other_s = time_parts([Part(call, min(2000, long[0])), Part(other.call, counts[1])])[1] / counts[1]
     return (*alone, gemm_s, other_s)
+
+
+def target_rows() -> Iterator[Callable[[], Row]]:
+    """Each GEMM beside SMs that are taken, by a cuBLAS that knows of all SMs, or of those that are left."""
+    for size in [*LARGE, *SMALL]:
+        for sms in (1, 2, 4, 8, 16, 24, 32, 48):
+            for left in (0, sms):
+                yield partial(beside_with_target, size=size, sms=sms, left=left)
+
+
+def beside_with_target(*, size: Size, sms: int, left: int) -> Row:
+    """A GEMM alone and beside a kernel that holds SMs. left: SMs that cuBLAS is told to leave to others."""
+    call, other = gemm(size), holding(sms)
+    with sm_target(num_sms() - left):
+        grid = grid_of(call)
+        count = calls_in(call)
+        alone_s = [time_parts([Part(call, count)])[0] / count for _ in range(7)]
+        assert other.lasting is not None
+        longer = other.lasting(LONGER * count * statistics.median(alone_s) / 500e-6 + 1.0)
+        parts = [Part(longer), Part(call, count, late=True)]
+        beside_s = [time_parts(parts, own_start=True)[1] / count for _ in range(7)]
+    times = {"gemm_alone_s": statistics.median(alone_s), "gemm_beside_s": statistics.median(beside_s)}
+    return {**columns(size), "sms": sms, "left": left, **grid, **times, "scatter": summary(beside_s)[1]}
 
 
 def start_rows() -> Iterator[Callable[[], list[Row]]]:
