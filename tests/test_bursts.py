@@ -149,6 +149,7 @@ def test_engines_that_know_only_tasks_and_resources_agree(
     assert run(model, ahead=ahead, blocked=blocked)["seconds"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
 @pytest.mark.parametrize("staged_s", [1e-5, 5e-5, 2e-4])
 def test_pieces_that_are_fetched_and_then_computed_take_as_long(share: float, staged_s: float) -> None:

@@ -319,6 +319,7 @@ def longest_path(graph: TaskGraph) -> float:
     return float(finish.max())
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 @drawn(24)
@@ -332,6 +333,7 @@ def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataO
     assert results(backend(engine), [point]) == results(backend(engine), [point])
 
 
+@pytest.mark.one_in(4, 1)
 @every_engine
 @pytest.mark.slow
 @drawn(24)
@@ -360,6 +362,7 @@ def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: 
     assert together == [results(backend(engine), [point])[0] for point in designs]
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
@@ -381,6 +384,7 @@ def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) 
     assert results(backend("event"), designs) == alone
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 @drawn(40)
@@ -398,6 +402,7 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
         assert check_results(Results.of([result]), METRICS)[0].status == "ok"
 
 
+@pytest.mark.one_in(3, 1)
 @every_pair
 @pytest.mark.slow
 @drawn(20)
@@ -437,6 +442,7 @@ def assert_within_bounds(timeline: Timeline) -> None:
     assert (demand / graph["capacity"][0] <= makespan * (1 + 1e-9)).all()
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @every_exact_engine
 @drawn(60)
@@ -450,6 +456,7 @@ def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
     assert_within_bounds(timeline)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @every_exact_engine
 @drawn(60)
@@ -505,6 +512,7 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
             assert result.metrics["hbm_bytes"] >= (2 * moved + 2 * (m * k + k * local_n + m * local_n)) * (1 - 1e-12)
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.parametrize("path", ["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"])
 @every_engine
 @pytest.mark.slow
@@ -527,6 +535,7 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
     assert run(engine, fast).makespan[0] <= run(engine, slow).makespan[0] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @every_engine
 @pytest.mark.parametrize("schedule", UNIFORM_FUSED)
 @drawn(15)
@@ -704,6 +713,7 @@ def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> Non
             assert_equal_totals(totals, ENGINES["event"].run(graph).totals())
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 @drawn(25)

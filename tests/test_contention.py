@@ -575,8 +575,8 @@ def test_every_way_to_reduce_moves_and_computes_the_same(
     assert event.metrics == pytest.approx(fluid.metrics, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.more
 @pytest.mark.one_in(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 def test_the_whole_space_of_ficco_is_told_with_one_mover(
     mover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

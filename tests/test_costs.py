@@ -103,6 +103,7 @@ COLLECTIVES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_8", "mi300x_8"])
 def test_every_backend_gives_the_same_collective_the_same_time(name: str) -> None:
     """By links: a collective alone in a serial schedule, and in an iteration."""

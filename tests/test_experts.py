@@ -89,6 +89,7 @@ def test_deepseek_caches_what_it_publishes() -> None:
 # Work
 
 
+@pytest.mark.slow
 @given(MODES, KERNELS, st.sampled_from([1, 2, 4]))
 def test_one_expert_is_a_dense_layer(mode: str, kernels: str, tp: int) -> None:
     """All but the router and the order of tokens: time, work, weights and collectives."""

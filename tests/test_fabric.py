@@ -303,6 +303,7 @@ def metrics(point: OverlapDesign, engine: str = "fluid") -> dict[str, float]:
     return dict(result.metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", ["emb-p30-b512", "gemv-70b_out", "moe-qwen-t4096", "dlrm-t100"])
 @pytest.mark.parametrize("schedule", ["bulk_sync", "fused_kernels"])
 @pytest.mark.parametrize("topology", NETWORKS)

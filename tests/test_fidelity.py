@@ -162,7 +162,7 @@ def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_lik
     assert mine.sort_values("makespan_s")["schedule.name"].iloc[0] == "uniform_fused_1d"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
     flag = program(elsewhere, "1.0 if schedule['name'] == 'serial' else 1.0 if schedule['num_chunks'] == 4 else 0 / 0")
     ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "store=none", "executor.broken_after=0"]

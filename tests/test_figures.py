@@ -207,7 +207,7 @@ QUICK = ("bert", "dlrm_scaleout", "plan")
 """Studies whose figures are drawn in every run of the tests, those of the others in `make nightly`."""
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     "study",

@@ -447,7 +447,7 @@ def run_folder(folder: Path, study: str) -> Path:
     return folder_of_run
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a miss always says why; none of ours rests on a speed-up, as all are reductions in per cent."""
     monkeypatch.chdir(tmp_path)
@@ -484,8 +484,8 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
     assert {row["within"] for row in rows} == {None}
 
 
+@pytest.mark.more
 @pytest.mark.one_in(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "words", "figures"),
     [

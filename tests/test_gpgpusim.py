@@ -314,7 +314,7 @@ def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -
     assert claims["camping_hash"]["ours"] < 1.2 < 2 < claims["camping_no_hash"]["ours"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     errors_of = json.loads((run / "errors.json").read_text("utf-8"))["p100"]
     table = pd.read_parquet(run / "predictions.parquet")
@@ -340,14 +340,14 @@ def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     assert measured[measured["plain"] > 2]["camping"].max() < 1.2
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_draws_who_did_what_when(run: Path) -> None:
     drawn = {path.stem for path in (run / "figures").glob("*.png")}
     maps = {"lenet", "conv_3x3_sms", "conv_3x3_channels", "two_sms", "camping", "camping_channels"}
     assert drawn >= maps | {"predicted_against_measured"}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_directions_are_no_knob_of_lenet(run: Path) -> None:
     results = pd.read_parquet(run / "results.parquet")
     lenet = results[results["scenario"] == "lenet"]

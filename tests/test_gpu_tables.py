@@ -6,21 +6,20 @@ import csv
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-
-from benchmarks.gpu.__main__ import TABLES, write_table  # noqa: E402
-from benchmarks.gpu.gemms import cut  # noqa: E402
-from dse import plots  # noqa: E402
-from validation import gpu_judge, gpu_page, measured_gpus  # noqa: E402
+from benchmarks.gpu.__main__ import TABLES, write_table
+from benchmarks.gpu.gemms import cut
+from dse import plots
+from validation import gpu_judge, gpu_page, measured_gpus
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axis", "joined"), [("m", 0), ("n", 1), ("k", None)])
 @pytest.mark.parametrize("chunks", [2, 4])
-def test_chunks_of_a_gemm_make_the_whole_product(axis: str, joined: int | None, chunks: int) -> None:
+def test_chunks_of_a_gemm_make_the_whole_product(torch: Any, axis: str, joined: int | None, chunks: int) -> None:
     a, b = torch.randn(24, 16), torch.randn(32, 16)
     parts = [call() for call in cut(a, b, axis, chunks)]
     assert len(parts) == chunks
@@ -35,8 +34,10 @@ def test_every_table_has_rows_and_no_row_is_listed_twice() -> None:
         assert len(set(words)) == len(words), name
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="measures where there is a GPU")
-def test_what_cannot_be_measured_is_a_row_with_its_size_and_the_reason(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_cannot_be_measured_is_a_row_with_its_size_and_the_reason(torch: Any, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("measures where there is a GPU")
     for name, rows, _ in TABLES:
         path = tmp_path / f"{name}.csv"
         first, *_ = rows()

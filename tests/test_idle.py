@@ -165,7 +165,7 @@ def _axes_at(space: Space, planned_study: Plan, path: str, chance: random.Random
     return axes
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize("study", STUDIES)
 def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:

@@ -54,6 +54,7 @@ def test_a_category_is_seen_whatever_the_order_of_its_names(method: str) -> None
     assert means["a.kind"] > 0.9
 
 
+@pytest.mark.slow
 def test_ped_anova_says_that_a_knob_is_noise() -> None:
     scenarios: dict[str, Row] = {f"s{number}": {} for number in range(8)}
     table = grid(scenarios, KNOBS, lambda _: {"time_s": 1.0})
@@ -89,6 +90,7 @@ def test_the_shares_of_ped_anova_add_up_and_those_of_fanova_leave_room_for_inter
     assert 0 < assessment.interactions["time_s"] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_larger_is_better_where_the_objective_says_so(method: str) -> None:
     """The best tenth holds the largest values, so the knob that lifts the top alone matters to PED-ANOVA."""
@@ -106,6 +108,7 @@ def conditional(point: Row) -> Row:
     return {"time_s": 1.0 + point["a.x"] if left else 20.0, "a.x": point["a.x"] if left else None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_knob_that_some_points_lack_is_judged_by_those_that_have_it(method: str) -> None:
     assessment = judged(conditional, method)
@@ -158,7 +161,7 @@ def test_what_cannot_be_judged_is_left_out_with_the_reason() -> None:
     assert str(FEWEST) in assessment.left_out["scenario tiny"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_of_a_long_table_the_same_sample_is_taken_every_time_and_it_is_said() -> None:
     knobs: dict[str, Sequence[Any]] = {**KNOBS, "a.y": list(range(12))}
     table = grid(SCENARIOS, knobs, lambda point: {"time_s": 10 - point["a.x"] + 0.01 * point["a.y"]})
@@ -168,7 +171,7 @@ def test_of_a_long_table_the_same_sample_is_taken_every_time_and_it_is_said() ->
     assert shares(again)["a.x"] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("method", METHODS)
 def test_the_command_writes_table_and_figures_and_names_its_method(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

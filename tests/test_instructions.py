@@ -36,7 +36,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return history
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_one_repetition_is_the_difference_of_two_runs(counted: Path) -> None:
     assert instructions.instructions("import dse") == 100_000_000
     assert instructions.instructions("fluid_64") == 1_000_000
@@ -130,7 +130,7 @@ def test_no_workload_takes_more_than_the_record_says(
     assert count <= (1 + instructions.MOST_RISE) * last["counts"][name]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", instructions.KERNELS)
 def test_a_kernel_in_python_comes_to_what_it_is_compiled_to(name: str) -> None:
     """So that its operations are those of the same work, and the same each time."""

@@ -184,7 +184,7 @@ def test_there_are_axes_in_every_section() -> None:
     assert {path.partition(".")[0] for path in NUMERIC} == {*tree()}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_every_number_that_is_no_structure_is_an_axis() -> None:
     for path in NUMERIC:
         design = step(EVERYWHERE, kernels="unfused")
@@ -351,7 +351,7 @@ def test_constants_are_told_as_plain_numbers_with_their_sources() -> None:
 SHIPPED_MODELS = sorted({*public(), *shipped("model")})
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(73)
 @pytest.mark.parametrize(
     ("mode", "system"),

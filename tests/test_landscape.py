@@ -36,6 +36,7 @@ def run(method: str, seed: int = 0) -> Result:
     return simulator.evaluate([Batch(simulator.design(tree))])[0][0]
 
 
+@pytest.mark.slow
 def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(truth: LandscapePoints) -> None:
     space = truth.question.space
     assert space.size() == 261
@@ -69,6 +70,7 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
     assert truth.hypervolume(rows) == pytest.approx(share)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
 def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints, method: str) -> None:
@@ -94,7 +96,7 @@ def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(
     assert LandscapeBackend(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: LandscapePoints) -> None:
     metric, most = (
         "peak_staging_bytes",

@@ -785,6 +785,7 @@ def test_every_number_of_a_system_names_its_source(name: str) -> None:
     assert all(len(source) > 3 for _, source in facts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_number_without_a_source_is_refused_by_path(name: str) -> None:
     paths = set(sources_of(shipped("system")[name]))
@@ -835,6 +836,7 @@ def test_the_best_published_shape_reaches_its_measured_rate() -> None:
     assert product.flop / product.seconds == pytest.approx(708e12, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [4, 8, 16, 32, 64])
 def test_an_all_gather_fills_its_links_with_channels_as_in_the_table(
     channels: int, shared: Callable[[str], Path]

@@ -217,6 +217,7 @@ def chosen_by(method: str, sizes: NDArray[np.int64], seconds: Floats) -> tuple[f
     return time, faster, sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("model", "data", "time_error", "speedup_error", "cuts"),

@@ -52,6 +52,7 @@ def test_no_label_in_a_file_is_overlooked() -> None:
     assert len(copies()) > sum(text.count("copy_of: ") for text in texts) > 50
 
 
+@pytest.mark.more
 @pytest.mark.one_in(10)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_calibrated_number_is_what_a_fit_gives_today(group: Group) -> None:

@@ -173,7 +173,7 @@ def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> N
         assert all((folder / "figures" / f"{name}.{kind}").stat().st_size for kind in ("png", "svg"))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_of_more_points_than_can_be_evaluated_the_best_and_the_front_are_taken(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +272,7 @@ def test_what_both_rises_and_falls_is_an_anomaly_of_the_lesser_of_the_two() -> N
     np.testing.assert_allclose(reversal_share(np.array(rows)), [0.0, 0.0, 0.5, 1 / 9, 0.0], atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

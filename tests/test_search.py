@@ -327,7 +327,7 @@ def test_genes_of_an_interval_are_where_a_value_lies_in_it() -> None:
     np.testing.assert_allclose(genes.points(genes.rows([point]))[0]["thing.y"], point["thing.y"], rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_local_search_around_the_front_proposes_no_point_twice_and_finds_the_front_of_a_large_space() -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
     recorder = Recorder(space)
@@ -719,6 +719,7 @@ def test_the_table_depends_on_the_seed_alone(tmp_path: Path) -> None:
     assert set(first["key"]) != set(other["key"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("trials", [30, 1000], ids=["searched", "enumerated"])
 def test_rows_beyond_a_limit_are_infeasible_in_this_table_and_never_lead(trials: int, tmp_path: Path) -> None:

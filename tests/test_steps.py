@@ -414,6 +414,7 @@ def test_reductions_beside_a_backward_pass_only_lengthen_it_and_by_no_more_than_
 MACHINES = sorted(shipped("system"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_fitted_rate_is_above_one_that_was_measured(name: str) -> None:
     """Sustained rates of the two models of GEMMs are rates of one GPU."""

@@ -488,6 +488,7 @@ def test_a_task_that_nothing_limits_in_one_design_is_refused() -> None:
         build.build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_engine_replays_what_it_measures(schedule: str) -> None:
     """Symmetry makes the closed form run more; what it measures it also shows."""

@@ -170,6 +170,7 @@ def test_more_units_at_the_banks_are_never_slower_by_more_than_an_order_of_event
     assert more <= few * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @settings(max_examples=5)
 @given(gpus=degrees, shape=sizes, topology=st.sampled_from(TOPOLOGIES))
@@ -354,7 +355,7 @@ def ran(study: str, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is within and what is missed is as the page of claims says; contexts are not tested."""
     monkeypatch.chdir(tmp_path)

@@ -158,6 +158,7 @@ def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: Trac
     assert len(points_of(store, done.run_id)) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trigger", "because"),
     [
@@ -324,6 +325,7 @@ def test_the_rule_bounds_the_runs_and_the_whole_table_is_always_an_artifact(
 # As often as asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bulk", "client"])
 def test_a_second_time_changes_nothing(store: TrackingStore, folder: Path, how: str) -> None:
     used = store if how == "bulk" else replace(store, engine=None)
@@ -334,6 +336,7 @@ def test_a_second_time_changes_nothing(store: TrackingStore, folder: Path, how: 
     assert snapshot(store) == before
 
 
+@pytest.mark.slow
 def test_a_deleted_database_is_restored(store: TrackingStore, folder: Path, empty_database: Path) -> None:
     sync(folder, store, ALL)
     before = everything(store)
@@ -433,7 +436,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingSt
     assert store.client.get_run(finished_one.run_id).info.status == "FINISHED"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"
@@ -608,7 +611,7 @@ def descendants(parent: int) -> set[int]:
     return {int(child) for child in children}.union(*(descendants(int(child)) for child in children))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")
 def test_a_served_store_takes_the_same_runs_and_ctrl_c_leaves_no_process_behind(
     server: tuple[subprocess.Popen[str], str], store: TrackingStore, folder: Path

@@ -126,7 +126,7 @@ def test_nodes_without_times_begin_when_those_that_they_wait_for_have_ended(tmp_
     assert profile.kernels["launch_s"].iloc[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_many_nodes_that_are_ready_at_once_are_put_in_order_in_good_time(tmp_path: Path) -> None:
     profile = profile_of_trace(ExecutionTrace(tuple(gemm(place) for place in range(20_000))))
     assert profile.span_s == pytest.approx(0.2)
@@ -161,6 +161,7 @@ def test_a_collective_of_an_unknown_type_stays_a_collective(tmp_path: Path) -> N
     assert profile.dropped["collectives of a type that is not known"] == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -111,6 +111,7 @@ def test_ranks_that_share_nothing_with_the_first_are_aligned_through_others(tmp_
     assert ranks.shared["collective"].nunique() == 6
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     late=st.lists(st.tuples(*[st.integers(0, 90)] * 3), min_size=1, max_size=6),
@@ -148,6 +149,7 @@ def test_ranks_without_numbers_or_with_the_same_are_numbered_by_their_files(tmp_
     assert list(ranks_of(paths).profiles) == [4, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "assumed"),
     [
@@ -173,6 +175,7 @@ def test_what_is_assumed_of_ranks_that_files_do_not_tell_apart_is_in_the_first_l
     assert bool(ranks.assumed) == bool(assumed)
 
 
+@pytest.mark.slow
 def test_a_path_through_one_of_two_files_of_the_same_rank_says_what_is_assumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

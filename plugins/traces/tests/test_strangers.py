@@ -186,6 +186,7 @@ def use(path: Path, folder: Path) -> None:
         assert profile.device.isprintable()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JSONS)
 @settings(max_examples=60, deadline=None)
@@ -200,7 +201,7 @@ def test_any_value_of_a_json_is_read_dropped_or_refused(
     use(write_json(folder / name, tree), folder)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", DATABASES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -337,6 +338,7 @@ def test_a_packer_is_told_by_first_bytes(tmp_path: Path, packer: str) -> None:
     use(path, tmp_path)
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS)
 def test_what_unpacks_to_too_much_is_read_up_to_there(tmp_path: Path, packer: str) -> None:
@@ -410,6 +412,7 @@ def test_a_damaged_page_of_a_database_costs_its_rows(tmp_path: Path) -> None:
     assert len(profile) + lost == pytest.approx(20_002, abs=300)
 
 
+@pytest.mark.slow
 def test_computed_columns_of_no_table_are_read(tmp_path: Path) -> None:
     path = write_tables(tmp_path / "run.sqlite", {name: rows for name, rows in nsight().items() if name != "StringIds"})
     with closing(sqlite3.connect(path)) as connection:
