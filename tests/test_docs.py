@@ -132,7 +132,7 @@ def test_outputs_are_compared_without_times_and_folders() -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page == "README.md" else pytest.mark.nightly)
+        pytest.param(page, marks=pytest.mark.more if page == "README.md" else pytest.mark.nightly)
         for page in tutorial.PAGES
     ],
 )

@@ -202,7 +202,7 @@ def test_the_schedule_and_the_study_of_the_documentation_run_as_written(tmp_path
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_backend_of_four_members_touches_nothing_outside_its_package_and_its_yaml(tmp_path: Path) -> None:
     _write_documented(tmp_path)
     done = _run_with(tmp_path, ["simulators"], "study=kernels", "executor.jobs=2")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
+from benchmarks.refit import Row, compare_copies, groups, main, recompute, recompute_all
 from dse import plugins
 from dse.values import Source
 from tests.support import CONF, REPOSITORY
@@ -25,11 +25,7 @@ from validation.calibrated_numbers import (
 from validation.refits import REFITTERS
 
 SHARED = REPOSITORY.parent / "shared" / "data"
-AT_ONCE = ("contention", "links", "technology")  # all others take seconds, or minutes
 LOOSEST = 0.02
-GROUPS = [
-    pytest.param(group, id=group.name, marks=[] if group.by in AT_ONCE else pytest.mark.slow) for group in groups()
-]
 
 
 def test_what_is_labelled_calibrated_names_its_target_its_tolerance_and_its_function() -> None:
@@ -54,13 +50,14 @@ def test_no_label_in_a_file_is_overlooked() -> None:
 
 @pytest.mark.more
 @pytest.mark.one_in(10)
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_calibrated_number_is_what_a_fit_gives_today(group: Group) -> None:
-    rows = recompute(group, SHARED)
-    if rows is None:
-        pytest.skip(f"{group.target} is absent: the tables that numbers are fitted to are not shipped")
-    assert [str(row) for row in rows if row.off] == []
-    assert len(rows) == len(group.numbers)
+@pytest.mark.parametrize("part", range(10))
+def test_calibrated_numbers_are_what_a_fit_gives_today(part: int) -> None:
+    for group in groups()[part::10]:
+        rows = recompute(group, SHARED)
+        if rows is None:
+            pytest.skip(f"{group.target} is absent: the tables that numbers are fitted to are not shipped")
+        assert [str(row) for row in rows if row.off] == []
+        assert len(rows) == len(group.numbers)
 
 
 def test_copies_of_calibrated_numbers_are_those_of_the_original() -> None:

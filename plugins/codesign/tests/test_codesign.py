@@ -276,7 +276,7 @@ def test_a_workload_that_breaks_a_rule_is_told_with_its_name() -> None:
 # Budgets
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> None:
     plan_request = request(["study=codesign"])
     refuse_unmet(plan_request, {"area_mm2": 900.0, "cost": 12_000.0})
