@@ -125,7 +125,7 @@ def run(*words: str, path: str = "", **environment: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_versions_plug_ins_and_terminals_that_do_not_fit_are_told(tmp_path: Path) -> None:
     """Metadata stand before those of the installed package, as after an installation that went wrong."""
     folder = tmp_path / "optuna-4.9.dist-info"

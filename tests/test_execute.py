@@ -209,6 +209,7 @@ def test_base_designs_are_refused_with_all_their_problems_at_once() -> None:
 # Several jobs
 
 
+@pytest.mark.slow
 def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,6 +225,7 @@ def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_orde
     assert processes - {float(os.getpid())}, "no worker process was started"
 
 
+@pytest.mark.slow
 def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_next_grid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_ne
 # A backend that is broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [{}, {"memory_bytes": 1e12}], ids=["here", "in workers"])
 def test_a_broken_backend_is_given_up_after_so_many_points_however_large_its_batches(
     executor: dict[str, Any],

@@ -298,6 +298,7 @@ def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: 
     assert (run / "rules.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["latest", "compare"])
 def test_a_link_that_leads_out_of_the_output_folder_is_refused(kind: str, run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside" / "run"

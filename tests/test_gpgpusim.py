@@ -178,6 +178,7 @@ def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], mes
         scenarios(names, None)
 
 
+@pytest.mark.slow
 def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
     tree = {"system": shipped("system")["gtx_1050"], "policy": shipped("policy")["cache_rw"], "run": {}}
     base = {**tree, "application": {**shipped("application")["conv_3x3"], "algorithm": "fft"}}

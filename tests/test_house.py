@@ -94,6 +94,7 @@ def test_no_package_loads_a_plug_in_of_a_package_above_it_by_name() -> None:
     assert upward_loads({"simulators.x": ast.parse(text)}) == ["simulators.x loads schedule serial"]
 
 
+@pytest.mark.slow
 def test_a_backend_must_have_four_members() -> None:
     assert house.backend_members() == 4
 

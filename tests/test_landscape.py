@@ -46,6 +46,7 @@ def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(t
         assert outcome == pytest.approx({name: results[0].metrics[name] for name in truth.question.goals}, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 86), min_size=1, max_size=40), st.integers(0, 86))
 @settings(max_examples=40, deadline=None)
 def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
@@ -58,8 +59,7 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
     assert truth.hypervolume(rows) == pytest.approx(share)
 
 
-@pytest.mark.one_in(3, 1)
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
 def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints, method: str) -> None:
     figures = run(method, seed=5).metrics
@@ -73,6 +73,7 @@ def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints
     assert 1 <= int(figures["points_to_95"]) <= truth.size
 
 
+@pytest.mark.slow
 def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth: LandscapePoints) -> None:
     rows: list[int] = []
 

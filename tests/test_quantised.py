@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ from simulators.steps.backend import iteration
 from simulators.steps.quantised import copy_bytes, weights
 from simulators.steps.task_graph import intervals
 from tests.iterations import BACKEND, gridded, metrics, runs, single, step, tree
-from tests.support import number, shipped
+from tests.support import drawn, number, shipped
 
 WAYS = ("stored", "gpu", "pim")
 ways = st.sampled_from(WAYS)
@@ -51,7 +51,7 @@ def one(drawn: dict[str, Any], way: str, **changes: Any) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), ways, st.sampled_from(["training", "prefill"]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
     drawn: dict[str, Any], way: str, mode: str, share_kept: float
@@ -68,7 +68,7 @@ def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), st.sampled_from(["mx9", "mx6", "mxfp8_e4m3"]))
 def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_them(
     drawn: dict[str, Any], format: str
@@ -89,7 +89,7 @@ def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), st.sampled_from(["plain", "fused"]))
 def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
     drawn: dict[str, Any], instructions: str
@@ -104,7 +104,7 @@ def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
 
 
 @pytest.mark.nightly
-@settings(max_examples=15)
+@drawn(50)
 @given(runs(), ways)
 def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: str) -> None:
     drawn |= {"run.precision": "mixed"}
@@ -159,7 +159,7 @@ def test_with_nothing_staged_a_burst_stops_what_reads_the_memory() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), ways, st.sampled_from([1, 2, 4]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
     drawn: dict[str, Any], way: str, pp: int, share_kept: float

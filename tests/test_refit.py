@@ -28,6 +28,7 @@ SHARED = REPOSITORY.parent / "shared" / "data"
 LOOSEST = 0.02
 
 
+@pytest.mark.slow
 def test_what_is_labelled_calibrated_names_its_target_its_tolerance_and_its_function() -> None:
     assert without_calibration() == []
     numbers = calibrated_numbers()
@@ -39,6 +40,7 @@ def test_what_is_labelled_calibrated_names_its_target_its_tolerance_and_its_func
     assert all(target.endswith((".csv", ".yaml")) for target in targets if isinstance(target, str))
 
 
+@pytest.mark.slow
 def test_no_label_in_a_file_is_overlooked() -> None:
     """What is read of the files is counted against their text."""
     folders = [CONF, *plugins.configurations()]
@@ -96,6 +98,7 @@ def test_a_quantity_off_its_target_is_off_whatever_the_numbers_are() -> None:
     assert not replace(row, achieved=None).off
 
 
+@pytest.mark.slow
 def test_a_table_that_is_absent_is_counted_and_not_passed(tmp_path: Path) -> None:
     report = recompute_all(tmp_path, only=["host"])
     assert report.absent == {"host, steps/vtrain_a100_single_node.csv": 2}
@@ -104,6 +107,7 @@ def test_a_table_that_is_absent_is_counted_and_not_passed(tmp_path: Path) -> Non
     assert table_path("steps/vtrain_a100_single_node.csv", tmp_path) is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_number_and_how_many_are_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "links", "--check"]) == 0
     lines = capsys.readouterr().out.splitlines()

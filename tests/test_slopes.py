@@ -149,7 +149,7 @@ def test_elasticities_are_those_of_the_evaluated_makespan(schedule: str) -> None
     assert tally[False] >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

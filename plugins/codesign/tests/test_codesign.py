@@ -353,7 +353,7 @@ def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     assert all(0 <= worth.odds <= 1 for worth in values.values())
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_nothing_beyond_the_budget_pays_and_slopes_agree_with_worths() -> None:
     start = machine_worth.with_numbers(judge(), machine(num_cus=120, clock=0.9, links=2.0))
     now = _metrics_of(start)

@@ -293,7 +293,7 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
     assert "not written" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @drawn(8)
 @given(
     plan=PLANS,

@@ -227,7 +227,7 @@ def test_a_report_holds_the_command_the_sources_and_no_recollection_as_published
     assert not re.search(r'(?:src|href)="(?:https?:)?//', text.partition("<script>")[0])
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_report_of_odd_points_is_written_and_shows_those_with_a_result(tmp_path: Path) -> None:
     outputs = Outputs(run_folder(tmp_path, odd_table(), gain=""))
     shown = content(outputs)["content"]

@@ -231,6 +231,7 @@ def test_waiting_on_the_critical_path_is_the_hosts_where_its_launch_came_last() 
     assert kinds[HOST] == pytest.approx(80 * US)
 
 
+@pytest.mark.slow
 def test_two_profiles_are_explained_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for place, beside in enumerate((200, 600)):

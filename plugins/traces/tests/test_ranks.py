@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.cli import main
@@ -21,6 +21,7 @@ from dse_traces.ranks import Ranks, match, replay_without_waiting
 from dse_traces.ranks_command import answer, ranks_summary
 from dse_traces.readers import files_of, read
 from dse_traces.replay import replay
+from tests.support import drawn
 
 US = 1e-6
 SUM = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -112,7 +113,7 @@ def test_ranks_that_share_nothing_with_the_first_are_aligned_through_others(tmp_
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@drawn(80)
 @given(
     late=st.lists(st.tuples(*[st.integers(0, 90)] * 3), min_size=1, max_size=6),
     clocks=st.tuples(*[st.integers(0, 10**7)] * 3),
