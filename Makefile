@@ -11,7 +11,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV_PACKAGE := import sys; print("python%d.%d-venv" % sys.version_info[:2])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep check fast coverage test core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
+.PHONY: help setup sweep check fast coverage test more core nightly bench cluster kills search faults fuzz parity instructions answers docs docs-check format clean
 .DELETE_ON_ERROR:
 
 # The tests start hundreds of processes, each of which would compile every module again.
@@ -31,14 +31,17 @@ check: setup ## check style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fast: setup ## run the quick half of the tests (two minutes)
-	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow and not nightly'
+fast: setup ## run the quick half of the tests (a minute)
+	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow'
 
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
-	$(BIN)/pytest -n auto --dist worksteal -m 'not slow and not nightly' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
+	$(BIN)/pytest -n auto --dist worksteal -m 'not slow' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
-test: check ## check, then run the tests, with the same drawn examples every time (twelve minutes)
+test: check ## check, then run the tests, with the same drawn examples every time (six minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
+
+more: setup ## run the tests that CI runs after `make test`: longer ones, and more drawn examples (six minutes)
+	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m '(more or hypothesis) and not nightly'
 
 core: setup ## run the core's tests in an environment in which no plug-in is installed
 	rm -rf .core && $(BIN)/python -m venv --without-pip .core

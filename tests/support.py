@@ -61,7 +61,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
-settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=20)
+settings.register_profile("more", parent=settings.get_profile("local"), derandomize=True, max_examples=20)
+settings.register_profile("ci", parent=settings.get_profile("more"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 if os.environ.get("CI"):
     # Constants of the modules that are loaded would be drawn too, and a worker loads others in every run.
@@ -89,7 +90,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     with install_timer("numba:compile", lambda _: None) as compiling:
         result = yield
     taken = time.process_time() - began - (compiling.duration if compiling.done else 0.0)
-    if not any(map(pyfuncitem.get_closest_marker, ("slow", "nightly"))):
+    if pyfuncitem.get_closest_marker("slow") is None:
         pyfuncitem.user_properties.append(("cpu_s", taken))
     return result
 
@@ -103,8 +104,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def drawn(examples: int) -> settings:
-    """How many examples a slow property draws; where they are the same in every run, half as many and at most 50."""
-    return settings(max_examples=min(examples // 2, 50) if settings().derandomize else examples)
+    """How many examples a slow property draws; fewer where they are the same in every run: in CI at most 50."""
+    most = settings().max_examples
+    return settings(
+        max_examples=max(1, min(examples * most // 40, 5 * most // 2)) if settings().derandomize else examples
+    )
 
 
 @functools.cache
@@ -116,15 +120,18 @@ def syntax() -> dict[Path, ast.Module]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `make nightly` all cases but one in so many, of a test that is marked so."""
+    """Leave most cases of a test that is marked `one_in` to `make more` or `make nightly`; what is left out is slow."""
     counts: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("one_in")
         if mark is not None:
             name = item.nodeid.partition("[")[0]
-            if counts[name] % mark.args[0]:
-                item.add_marker("nightly")
+            every, *more = mark.args
+            if counts[name] % every:
+                item.add_marker("nightly" if not more or counts[name] % more[0] else "more")
             counts[name] += 1
+        if any(map(item.get_closest_marker, ("more", "nightly"))):
+            item.add_marker("slow")
 
 
 @functools.cache
@@ -336,6 +343,12 @@ def shared() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """PyTorch, whose import takes seconds; tests of it are skipped where it is not installed."""
+    return pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulators.costs.pim_bursts import Layers, Memory, Turns, events, turns
+from simulators.costs.pim_bursts import Layers, Memory, turns
 from simulators.taskgraph.graph import GraphBuilder
 from tests.support import ENGINES
 
@@ -71,32 +71,6 @@ def test_time_is_accounted_for_and_bounded(
     assert alone(model) * (1 - 1e-9) <= outcome["seconds"] <= (alone(model) + copies) * (1 + 1e-6)
 
 
-def test_without_look_ahead_a_copy_is_waited_for_and_with_it_only_the_first() -> None:
-    model = layers([([(1e-3, 0.0, 2e-4)], 10, 0)])
-    assert run(model, ahead=0)["waited"] == pytest.approx(10 * 2e-4)
-    assert run(model, ahead=1)["waited"] == pytest.approx(2e-4)
-    slow = layers([([(1e-3, 0.0, 3e-3)], 10, 0)])
-    assert run(slow, ahead=1)["seconds"] == pytest.approx(10 * 3e-3 + 1e-3)  # units keep no pace
-
-
-def test_the_first_layer_of_each_pass_is_exposed() -> None:
-    both = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 1)])
-    model = layers([([(1e-3, 0.0, 2e-4)], 5, 0), ([(1e-3, 0.0, 3e-4)], 5, 0)])
-    assert run(both)["waited"] == pytest.approx(5e-4)
-    assert run(model)["waited"] == pytest.approx(2e-4)
-
-
-def test_bursts_begin_where_they_may_or_while_the_gpu_waits() -> None:
-    """A short operator that computes and a long one that the memory bounds; the copy of the next layer takes longer."""
-    model = layers([([(1e-4, 0.0, 2e-4), (1e-3, 1.0, 0.0)], 2, 0)])
-    few = model._replace(beside=np.array([1, 0]))
-    anywhere, there = run(model), run(few)
-    assert anywhere["slowed"] == pytest.approx(1e-4, rel=1e-6)  # what of the second copy is made beside the long one
-    assert there["slowed"] == pytest.approx(0, abs=1.1e-5)  # a burst may reach into it
-    assert there["waited"] == pytest.approx(2e-4 + 1e-4, rel=0.2)
-    assert there["busy"] == pytest.approx(anywhere["busy"])
-
-
 @given(st.floats(0.05, 0.9), st.floats(1e-5, 1e-4), st.floats(0, 2e-4))
 def test_a_burst_costs_what_a_full_stage_does_not_cover(share: float, burst: float, covered: float) -> None:
     """A copy is made in two bursts while one operator of 1 ms runs: at its begin, with nothing staged, and later."""
@@ -149,6 +123,7 @@ def test_engines_that_know_only_tasks_and_resources_agree(
     assert run(model, ahead=ahead, blocked=blocked)["seconds"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
 @pytest.mark.parametrize("staged_s", [1e-5, 5e-5, 2e-4])
 def test_pieces_that_are_fetched_and_then_computed_take_as_long(share: float, staged_s: float) -> None:
@@ -178,41 +153,6 @@ def _in_pieces(share: float, seconds: float, staged: float, fetches: tuple[float
         after = [*computed[-1:], fetched[-1]]
         computed.append(graph.task(f"compute {index}", "gemm", after=after, work=seconds / pieces, cap=1.0))
     return float(ENGINES["fluid"].totals(graph.build()).makespan_s[0])
-
-
-@given(kinds, st.integers(0, 2), st.floats(0, 1e8))
-def test_what_is_told_of_one_design_is_what_was_counted(layer_kinds: Any, ahead: int, staged: float) -> None:
-    model, memory = layers(layer_kinds, staged=staged), Memory(RATE, 1.0, 1.0, ahead)
-    timeline, counted = events(model, memory), turns(model, memory)
-    assert timeline.ended[-1] == pytest.approx(float(counted.seconds[0]), rel=1e-12)
-    assert (timeline.began - timeline.reached).sum() == pytest.approx(float(counted.waited[0]), abs=1e-12)
-    assert (timeline.reached[1:] == timeline.ended[:-1]).all()
-    read = ~np.isnan(timeline.copied)
-    assert (timeline.began[read] >= timeline.done[read] - 1e-15).all()
-    copies = np.concatenate([np.tile([op[2] for op in operators], count) for operators, count, _ in layer_kinds])
-    assert (read == (copies > 0)).all()
-    assert (timeline.done[read] - timeline.copied[read] >= copies[read] * (1 - 1e-6)).all()
-
-
-def test_designs_at_once_are_designs_one_by_one() -> None:
-    random = np.random.default_rng(0)
-    model = layers([([(1e-3, 0.5, 1e-4), (2e-4, 0.9, 0.0)], 6, 0), ([(5e-4, 0.3, 2e-4)], 4, 1)])
-    size = 20
-    wide = model._replace(
-        **{name: getattr(model, name) * random.uniform(0.2, 3, (size, 1)) for name in ("seconds", "copy_s", "burst_s")},
-        many=random.integers(0, 7, (size, 2)),
-        bytes=np.repeat(model.bytes, size, axis=0),
-        staged=random.uniform(0, 1e8, (size, 3)),
-    )
-    knobs: dict[str, Any] = {"window": random.uniform(0, 3, size)}
-    knobs |= {"ahead": random.integers(0, 3, size), "blocked": random.uniform(0.3, 1, size)}
-    together = turns(wide, Memory(RATE, **knobs))
-    for place in range(size):
-        row = {name: getattr(wide, name)[place : place + 1] for name in Layers._fields[3:]}
-        numbers = {name: value[place] for name, value in knobs.items()}
-        alone_: Turns = turns(wide._replace(**row), Memory(RATE, **numbers))
-        for name, value in vars(together).items():
-            assert value[place] == vars(alone_)[name][0]
 
 
 @pytest.mark.parametrize("field", ["seconds", "bytes", "copy_s", "burst_s"])

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dse.values import put
-from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving, grid
+from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, grid
 from simulators.hardware.number_formats import Format
 from tests.support import shipped
 
@@ -61,32 +57,6 @@ def test_two_accountings_save_what_was_published() -> None:
     """24 %: which one was meant is not known."""
     near = [(row["base"], row["copies"]) for row in grid(BASES, COPIES) if round(100 * float(row["saved"])) == 24]
     assert near == [("bf16 W, G, m", "MX9 forward, MX6 backward"), ("fp32 W, m, v", "MX9 and MX6")]
-
-
-@given(st.sampled_from(sorted(BASES)), st.sampled_from(sorted(COPIES)), st.integers(2, 200))
-def test_layers_in_flight_take_their_copies_back(base: str, copies: str, layers: int) -> None:
-    saving = capacity_saving(BASES[base], COPIES[copies], Buffer(num_layers=layers, layers_in_flight=2))
-    c, base_bytes = COPIES[copies].bytes_per_parameter, BASES[base].bytes_per_parameter
-    assert saving.buffer_bytes == pytest.approx(2 * c / layers)
-    assert saving.saved_share == pytest.approx((c - 2 * c / layers) / (base_bytes + c))
-    assert saving.saved_share <= capacity_saving(BASES[base], COPIES[copies]).saved_share
-    assert capacity_saving(
-        BASES[base], COPIES[copies], Buffer(num_layers=2, layers_in_flight=2)
-    ).saved_share == pytest.approx(0)
-
-
-def test_numbers_may_be_arrays() -> None:
-    layers = np.array([24, 96, 118])
-    copies = put(COPIES["MX9"], "forward.format.element.mantissa_bits", np.array([[7], [4], [2]]))
-    savings = capacity_saving(
-        BASES["fp32 W"], copies, put(Buffer(num_layers=1, layers_in_flight=1), "num_layers", layers)
-    )
-    for i, name in enumerate(("mx9", "mx6", "mx4")):
-        for j, count in enumerate(layers.tolist()):
-            single = capacity_saving(
-                BASES["fp32 W"], Copies(forward=copy(name)), Buffer(num_layers=count, layers_in_flight=1)
-            )
-            assert savings.saved_share[i, j] == pytest.approx(single.saved_share, rel=1e-14)
 
 
 @pytest.mark.parametrize(

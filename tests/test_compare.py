@@ -17,7 +17,6 @@ from dse.analysis.compare import (
     REFERENCE,
     ComparedPoints,
     Pair,
-    attainment_difference,
     compare_runs,
     differences,
     flat,
@@ -80,14 +79,6 @@ def test_dominance_hypervolume_and_epsilon_tell_the_same_story(first: Any, other
     assert covers == (row["hypervolume"][0] <= row["hypervolume"][1] + 1e-12)
 
 
-@given(FRONTS, FRONTS, st.floats(0.5, 1e3))
-def test_units_change_nothing_but_the_reference_point(first: Any, other: Any, factor: float) -> None:
-    row, scaled = (Pair("s", points(by * first), points(by * other)).row(factors=False) for by in (1.0, factor))
-    for name in ("hypervolume", "epsilon"):
-        assert scaled[name] == pytest.approx(row[name], abs=1e-9)
-    assert scaled["dominated"] == row["dominated"]
-
-
 def test_a_known_pair_of_fronts() -> None:
     """Two corners against the point between them: an L of the box up to 1.1."""
     row = Pair("s", points([[0, 1], [1, 0]]), points([[0.5, 0.5]])).row(factors=False)
@@ -111,38 +102,7 @@ def test_hypervolume_over_evaluated_points_only_grows_and_ends_where_the_front_i
     assert reached[-1] == pytest.approx(pair.row(factors=False)["hypervolume"][0])
 
 
-def test_points_without_a_result_count_as_evaluated() -> None:
-    late = ComparedPoints(np.array([[1.0, 1.0]]), np.array([90]), 100)
-    pair = Pair("s", late, points([[1.0, 1.0]]))
-    steps, reached = pair.curve(late)
-    assert steps[-1] == 100
-    assert (reached[steps < 90] == 0).all()
-    assert (reached[steps >= 90] > 0).all()
-
-
-def test_attainment_is_the_share_of_scenarios_in_which_one_run_alone_gets_there() -> None:
-    best, worse = points([[0.0, 0.0]]), points([[1.0, 1.0]])
-    why: dict[str, str] = {}
-    differing = attainment_difference([Pair("s1", best, worse), Pair("s2", worse, best)], why)
-    assert differing is not None
-    assert len(differing) == 0, "each is ahead once"
-    differing = attainment_difference([Pair("s1", best, worse), Pair("s2", best, worse)], why)
-    assert differing is not None
-    assert set(differing[:, 4]) == {1.0}
-    assert why == {}
-    assert attainment_difference([Pair("s", points([[1.0, 2, 3]]), points([[1.0, 2, 3]]))], why) is None
-    assert "these are 3" in why["attainment"]
-
-
 # Configurations
-
-
-def test_labels_are_no_difference_and_everything_else_is_told_by_its_path() -> None:
-    old = {"a": {"x": 1, "description": "old", "sources": {"x": "book"}, "list": [1, 2]}, "gone": None}
-    new = {"a": {"x": 2, "description": "new", "list": [1, 3]}, "b": {"y": "z"}}
-    expected = {"a.x": (1, 2), "a.list": ([1, 2], [1, 3]), "gone": (None, None), "b.y": (None, "z")}
-    assert differences(old, new) == expected
-    assert differences(old, old) == {}
 
 
 trees = st.recursive(
@@ -203,13 +163,6 @@ def test_a_run_beside_its_copy_differs_in_nothing(tmp_path: Path) -> None:
         assert row["epsilon"] == [1.0, 1.0]
 
 
-def test_scenarios_that_only_one_has_are_named(tmp_path: Path) -> None:
-    first, other = table(scenarios=("s1", "s2")), table(scenarios=("s2", "s3"))
-    comparison = compare_runs(*map(FinishedRun, runs(tmp_path, first, other)))
-    assert [row["scenario"] for row in comparison.rows] == ["s2"]
-    assert comparison.why_not == {"scenario s1": "has no result in B", "scenario s3": "has no result in A"}
-
-
 def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,12 +174,6 @@ def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
     assert "Points" in output
     (folder,) = (tmp_path / "compare").iterdir()
     assert [path.name for path in folder.iterdir()] == ["compare.json"]
-
-
-def test_the_order_of_the_objectives_is_no_difference(tmp_path: Path) -> None:
-    swapped = {"held_bytes": "minimize", "time_s": "minimize"}
-    comparison = compare_runs(*map(FinishedRun, runs(tmp_path, table(), table(), goals=swapped)))
-    assert [row["dominated"] for row in comparison.rows] == [[0, 0]] * 2
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +31,7 @@ from simulators.overlap.metrics import METRICS, RELATIONS
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
-from simulators.taskgraph.timeline import Engine, Timeline, busy
+from simulators.taskgraph.timeline import Timeline
 from tests import applications, iterations, test_external, toy
 from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from tests.support import (
@@ -44,7 +41,6 @@ from tests.support import (
     FREE,
     OF_STREAMS,
     PATTERNS,
-    REPOSITORY,
     SCHEDULES,
     backend,
     design,
@@ -85,12 +81,6 @@ every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_exact_engine = pytest.mark.parametrize("engine", EXACT)
 every_bound = pytest.mark.parametrize("engine", BOUNDS)
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-
-
-def test_there_are_engines_and_schedules_to_test() -> None:
-    assert len(EXACT) >= 2
-    assert all(isinstance(engine, Engine) for engine in ENGINES.values())
-    assert {tree["family"] for tree in shipped("schedule").values()} == set(FAMILIES)
 
 
 # What is known of designs before they are run
@@ -319,6 +309,7 @@ def longest_path(graph: TaskGraph) -> float:
     return float(finish.max())
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 @drawn(24)
@@ -332,6 +323,7 @@ def test_a_run_is_repeated_to_the_bit(engine: str, schedule: str, data: st.DataO
     assert results(backend(engine), [point]) == results(backend(engine), [point])
 
 
+@pytest.mark.one_in(4, 1)
 @every_engine
 @pytest.mark.slow
 @drawn(24)
@@ -360,6 +352,7 @@ def test_a_batch_equals_its_designs_run_alone(engine: str, schedule: str, data: 
     assert together == [results(backend(engine), [point])[0] for point in designs]
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
@@ -371,16 +364,7 @@ def test_a_batch_of_different_schedules_keeps_its_order(engine: str) -> None:
     assert len({str(result.metrics) for result in alone}) > len(SCHEDULES)
 
 
-@pytest.mark.parametrize("path", ["cost_weights", "cost_reference"])
-def test_designs_that_differ_only_in_the_cost_proxy_run_in_one_batch(path: str) -> None:
-    designs = []
-    for value in (1.0, 2.0):
-        tree = shipped("system")["mi300x_8"][path]
-        designs.append(design("serial", {f"system.{path}": {**tree, "gpu.num_cus": value * tree["gpu.num_cus"]}}))
-    alone = [results(backend("event"), [point])[0] for point in designs]
-    assert results(backend("event"), designs) == alone
-
-
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 @drawn(40)
@@ -398,6 +382,7 @@ def test_a_design_is_refused_with_a_reason_or_measured(engine: str, schedule: st
         assert check_results(Results.of([result]), METRICS)[0].status == "ok"
 
 
+@pytest.mark.one_in(3, 1)
 @every_pair
 @pytest.mark.slow
 @drawn(20)
@@ -437,6 +422,7 @@ def assert_within_bounds(timeline: Timeline) -> None:
     assert (demand / graph["capacity"][0] <= makespan * (1 + 1e-9)).all()
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @every_exact_engine
 @drawn(60)
@@ -450,6 +436,7 @@ def test_the_makespan_lies_between_the_longest_path_and_the_sum_of_all_tasks(
     assert_within_bounds(timeline)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @every_exact_engine
 @drawn(60)
@@ -505,6 +492,7 @@ def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataOb
             assert result.metrics["hbm_bytes"] >= (2 * moved + 2 * (m * k + k * local_n + m * local_n)) * (1 - 1e-12)
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.parametrize("path", ["system.node.link_bytes_per_s", "system.gpu.hbm_bytes_per_s"])
 @every_engine
 @pytest.mark.slow
@@ -527,6 +515,7 @@ def test_more_bandwidth_never_hurts_where_nothing_is_over_subscribed(
     assert run(engine, fast).makespan[0] <= run(engine, slow).makespan[0] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @every_engine
 @pytest.mark.parametrize("schedule", UNIFORM_FUSED)
 @drawn(15)
@@ -574,18 +563,6 @@ def test_contention_only_slows(engine: str, graph: TaskGraph) -> None:
     if not closed.reason(0):
         np.testing.assert_allclose(free.finished, closed.finished, rtol=1e-12)
         assert_equal_totals(totals, ENGINES["analytic"].totals(graph), rtol=1e-12)
-
-
-@pytest.mark.slow
-@every_bound
-@drawn(80)
-@given(schedule=st.sampled_from(DISTINCT), data=st.data())
-def test_no_schedule_is_faster_with_contention_than_without(engine: str, schedule: str, data: st.DataObject) -> None:
-    point = design(schedule, **data.draw(points(schedule)))
-    free, exact = (results(backend(name), [point])[0] for name in (engine, "fluid"))
-    assert free.status == exact.status == "ok"
-    assert free.metrics["makespan_s"] <= exact.metrics["makespan_s"] * (1 + 1e-9)
-    assert free.metrics["flop"] == exact.metrics["flop"]
 
 
 # The semantics, checked on any timeline without simulating it again
@@ -653,18 +630,6 @@ def _slowdown(graph: TaskGraph, active: NDArray[np.intp]) -> Floats:
     )
 
 
-@pytest.mark.slow
-@every_exact_engine
-@drawn(50)
-@given(schedule=st.sampled_from(DISTINCT), data=st.data())
-def test_every_task_of_a_design_does_its_work_at_the_fair_rates(
-    engine: str, schedule: str, data: st.DataObject
-) -> None:
-    timeline = run(engine, design(schedule, **data.draw(points(schedule, **unslowed(engine)))))
-    assume(not timeline.reason(0))
-    assert_semantics(timeline)
-
-
 # Random task graphs
 
 
@@ -704,6 +669,7 @@ def test_totals_are_those_of_the_timelines(engine: str, graph: TaskGraph) -> Non
             assert_equal_totals(totals, ENGINES["event"].run(graph).totals())
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @every_engine
 @drawn(25)
@@ -732,13 +698,6 @@ def evaluated(engine: str, graph: TaskGraph) -> list[tuple[Any, ...]]:
             reason = totals.refused[row] if totals.refused else ""
             outcomes[place] = (reason,) if reason else tuple(float(column[row]) for column in columns)
     return [outcomes[place] for place in range(graph.num_designs)]
-
-
-@pytest.mark.slow
-@drawn(100)
-@given(graph=graphs())
-def test_some_engine_runs_every_random_graph(graph: TaskGraph) -> None:
-    assert not all(ENGINES[name].run(graph).reason(0) for name in EXACT)
 
 
 # The solve
@@ -784,30 +743,6 @@ def test_fair_rates_carry_their_own_certificate(contest: dict[str, Any]) -> None
 
 
 # Reading a timeline
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8), AMOUNTS), max_size=12)
-
-
-@given(spans=SPANS)
-def test_busy_time_is_the_length_of_the_union(spans: list[tuple[int, int, float]]) -> None:
-    start = np.array([[begin for begin, _, _ in spans]], dtype=float)
-    finish = np.array([[begin + length for begin, length, _ in spans]], dtype=float)
-    covered = {second for begin, length, _ in spans for second in range(begin, begin + length)}
-    assert busy(start, finish).tolist() == [len(covered)]
-
-
-@given(spans=SPANS)
-def test_peak_staging_is_the_largest_sum_at_any_second(spans: list[tuple[int, int, float]]) -> None:
-    """Bytes are held from a task's issue to the end of its consumer; what ends at a second is freed before it."""
-    build = GraphBuilder()
-    for _, _, amount in [*spans, (0, 0, 0.0)]:
-        stages = build.task("stages", "transfer", staged_bytes=amount)
-        build.frees(build.task("consumes", "gemm", after=[stages]), [stages])
-    times = np.array([[time for begin, length, _ in spans for time in (begin, begin + length)] + [0, 0]], dtype=float)
-    totals = Timeline(build.build(), times, times).totals()
-    sums = [sum(amount for begin, length, amount in spans if begin <= s < begin + length) for s in range(50)]
-    assert totals.peak_staged_bytes[0] == pytest.approx(max(sums), abs=1e-9)
 
 
 @pytest.mark.slow
@@ -950,26 +885,6 @@ def test_compute_never_gets_the_cus_that_communication_holds(family: str, data: 
     assert (together @ granted[0]).max() <= point.system.gpu.num_cus * (1 + 1e-9)
 
 
-@drawn(60)
-@given(schedule=st.sampled_from(DISTINCT), data=st.data())
-def test_tasks_of_one_class_get_equal_bytes_of_a_scarce_memory(schedule: str, data: st.DataObject) -> None:
-    """The sharing is by consumption: where HBM is the bottleneck, a copy and a GEMM get the same HBM bytes/s."""
-    overrides = {**data.draw(points(schedule))["overrides"], "schedule.priority": "equal"}
-    graph = lower(design(schedule, overrides, shape=data.draw(shapes())))
-    hbm = graph.use_resource == graph.resources.index("hbm")
-    tasks = graph.use_task[hbm]
-    bytes_per_work, cap = graph["use"][0, hbm], graph["cap"][0, tasks]
-    rates = fair_rates(
-        bytes_per_work[:, None],
-        capacity=np.array([1e-3 * (bytes_per_work * cap).min()]),
-        cap=cap,
-        weight=graph["weight"][0, tasks],
-        priority=graph.priority[tasks],
-    )
-    assert {graph.kinds[task] for task in tasks} == {"gemm", "transfer"}
-    np.testing.assert_allclose(rates * bytes_per_work, (rates * bytes_per_work)[0], rtol=1e-9)
-
-
 @pytest.mark.parametrize("chunk_dim", ["m", "k"])
 @pytest.mark.parametrize("compute", ["fused", "unfused"])
 @pytest.mark.parametrize("mover", ["dma", "cu"])
@@ -1031,31 +946,6 @@ def test_a_task_that_no_engine_can_run_is_refused_when_the_graph_is_built(wrong:
         build.build()
 
 
-def test_a_pool_without_slots_is_refused() -> None:
-    """A task in it would wait for ever; no engine may call that finished."""
-    build = GraphBuilder()
-    with pytest.raises(ValueError, match="none"):
-        build.task("waits for ever", "gemm", pool=build.pool("none", 0), work=1.0, cap=1.0)
-        build.build()
-
-
-def test_a_resource_declared_twice_is_refused() -> None:
-    """The second would silently replace the first, and the next resource would take its index."""
-    build = GraphBuilder()
-    build.resource("hbm", 1.0)
-    with pytest.raises(ValueError, match="hbm"):
-        build.resource("hbm", 2.0)
-
-
-@every_pair
-def test_engines_agree_on_a_task_without_work_that_waits_for_a_slot(pair: tuple[str, str]) -> None:
-    build = GraphBuilder()
-    pool = build.pool("slot", 1)
-    build.task("holds the slot", "gemm", pool=pool, work=1.0, cap=1.0)
-    build.task("takes no time", "gemm", pool=pool)
-    assert_agreement(build.build(), pair)
-
-
 @every_exact_engine
 def test_a_slot_is_granted_by_instant_then_by_index_and_not_by_round_or_priority(engine: str) -> None:
     build = GraphBuilder()
@@ -1081,33 +971,6 @@ def test_engines_agree_on_both_sides_of_saturation(pair: tuple[str, str], missin
     wire = build.resource("wire", 2.0 * (1 - missing))
     for name in ("one", "other"):
         build.task(name, "transfer", uses={wire: 1.0}, work=1.0, cap=1.0)
-    assert_agreement(build.build(), pair)
-
-
-@every_pair
-@pytest.mark.parametrize("faint", [1e-3, 1e-6, 1e-9, 1e-10, 1e-11, 1e-12, 1e-15, 1e-300])
-def test_engines_agree_on_a_task_that_asks_for_very_little_of_what_is_saturated(
-    pair: tuple[str, str], faint: float
-) -> None:
-    """What is exhausted gives nothing to a later class, however little that asks for."""
-    build = GraphBuilder()
-    wire = build.resource("wire", 1.0)
-    build.task("all of it", "transfer", uses={wire: 1.0}, work=1.0, cap=1.0)
-    build.task("hardly any", "transfer", uses={wire: faint}, work=1.0, cap=1.0, priority=1)
-    assert_agreement(build.build(), pair)
-
-
-@every_pair
-@pytest.mark.parametrize("faint", [1e-9, 1e-11, 1e-13])
-def test_engines_agree_on_what_a_shared_bottleneck_leaves_of_another_resource(
-    pair: tuple[str, str], faint: float
-) -> None:
-    """One that hardly uses the wire is held back by it all the same, and so leaves engines to a later class."""
-    build = GraphBuilder()
-    wire, engines = build.resource("wire", 1.0), build.resource("engines", 1.0)
-    build.task("all of it", "transfer", uses={wire: 1000.0}, work=1.0)
-    build.task("hardly any", "transfer", uses={wire: faint, engines: 1.0}, work=1.0, cap=1.0, weight=100.0)
-    build.task("later class", "transfer", uses={engines: 0.5}, work=1.0, cap=1.0, priority=1)
     assert_agreement(build.build(), pair)
 
 
@@ -1143,32 +1006,6 @@ def test_tasks_that_end_in_one_instant_are_served_by_index() -> None:
     assert timeline.issued[0, waits] == timeline.finished[0, served]
 
 
-def faster_link(rate: float) -> float:
-    """Makespan where a copy over a link of this rate is followed by one that has priority at the memory."""
-    build = GraphBuilder()
-    memory, link = build.resource("memory", 1.0), build.resource("link", rate)
-    copy = build.task("copy", "transfer", uses={link: 1.0}, work=1.0)
-    build.task("urgent", "transfer", after=[copy], uses={memory: 1.0}, work=1.0, priority=0)
-    chunk = build.task("chunk", "gemm", uses={memory: 1.0}, work=1.0, priority=1)
-    build.task("epilogue", "gemm", after=[chunk], delay=1.0)
-    return float(ENGINES["event"].run(build.build()).makespan[0])
-
-
-def test_a_faster_link_can_lengthen_the_makespan_where_tasks_compete() -> None:
-    """Graham's anomaly: the copy lands earlier, so that the urgent task delays the chain that decides."""
-    assert faster_link(1.0) == pytest.approx(2.0)
-    assert faster_link(1000.0) == pytest.approx(3.0, rel=1e-2)
-
-
-def test_more_cus_can_lengthen_the_makespan_where_tasks_compete() -> None:
-    """Faster GEMM chunks with memory priority starve the transfers that the last chunk waits for."""
-    scarce = {**FREE, "schedule.priority": "compute", "system.gpu.hbm_bytes_per_s": "300 GB/s"}
-    few, many_cus = (
-        design("shard_p2p", {**scarce, "system.gpu.num_cus": cus}, shape=(16384, 16384, 131072)) for cus in (100, 304)
-    )
-    assert run("event", many_cus).makespan[0] > 1.1 * run("event", few).makespan[0]
-
-
 def test_more_cus_within_a_wave_change_nothing() -> None:
     """64 tiles take one wave on 64 CUs as on 96, and two on 63."""
     free = {
@@ -1184,27 +1021,6 @@ def test_more_cus_within_a_wave_change_nothing() -> None:
         assert result.metrics["gemm_s"] == pytest.approx(seconds[cus] + 2e-6)
     assert seconds[96] == seconds[64]
     assert seconds[63] == pytest.approx(2 * seconds[64])
-
-
-def evaluated_elsewhere(hash_seed: int) -> str:
-    """Metrics of all shipped schedules, from another process with its own order of sets, as JSON."""
-    code = (
-        "import json\n"
-        "from tests.support import ENGINES, SCHEDULES, backend, design, results\n"
-        "points = [design(s, {'system.node.topology': t}) for s in SCHEDULES for t in ('mesh', 'ring')]\n"
-        "print(json.dumps([[dict(r.metrics), r.reason] for e in ENGINES for r in results(backend(e), points)]))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests", "PYTHONHASHSEED": str(hash_seed)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-
-
-@pytest.mark.nightly
-def test_another_process_computes_the_same_bits() -> None:
-    first, second = evaluated_elsewhere(1), evaluated_elsewhere(2)
-    assert len(first) > 1000
-    assert first == second
 
 
 def test_the_kit_notices_a_timeline_that_breaks_the_rules() -> None:

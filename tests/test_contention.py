@@ -5,42 +5,33 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
-from benchmarks import validity
 from dse.cli import main
 from simulators.calibration.contention import (
     TIMES,
     Overlaps,
-    errors,
     fit_contention,
-    median_errors,
     predict_overlaps,
     put_all,
-    shares,
     together,
     without_one,
 )
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, beside_cu_copies, gemm_cost
 from simulators.costs.gemm.waves import fewest_free_cus
-from simulators.costs.transfer import channel_cus, late_start_s
-from simulators.hardware.machine import Gpu, System
+from simulators.costs.transfer import late_start_s
+from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import Contention, ShaderEngines
-from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
-from simulators.workloads.operators import ShapeList, Workload
-from studies.conccl import STUDY
 from tests.support import (
     CONF,
     ENGINES,
@@ -53,7 +44,6 @@ from tests.support import (
     lower,
     results,
     shipped,
-    sources_of,
 )
 from tests.test_conformance import DISTINCT, magnitudes, points, run
 
@@ -139,29 +129,6 @@ def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None
     assert makespans({f"system.gpu.contention.{name}": 4.0}) != makespans({})
 
 
-def test_contention_has_at_most_four_coefficients_each_with_a_source() -> None:
-    assert len(Contention.model_fields) <= 4
-    sourced = sources_of(shipped("system")["mi300x_8"])
-    assert {f"gpu.contention.{name}" for name in Contention.model_fields} <= set(sourced)
-
-
-def names(schema: Any) -> Iterator[str]:
-    """The names of all fields below a JSON schema."""
-    if isinstance(schema, dict):
-        yield from schema.get("properties", {})
-    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from names(part)
-
-
-def test_nobody_can_say_how_much_of_an_operator_is_hidden() -> None:
-    """How much overlaps follows from the hardware and the schedule: no number of a design gives it."""
-    kinds: list[type[BaseModel]] = [System, WholeNode, Workload, ShapeList, *FAMILIES.values()]
-    fields = {name for kind in kinds for name in names(kind.model_json_schema())}
-    assert {"comm_cus", "dma_beside_gemm", "link_bytes_per_s", "shapes", "num_chunks"} <= fields
-    forbidden = ("overlap", "ratio", "hidden", "hiding", "exposed", "concurrency")
-    assert [name for name in fields if set(name.lower().split("_")) & set(forbidden)] == []
-
-
 # Waves beside other kernels
 
 EIGHT_DIES = ShaderEngines(num_dies=8, engines_per_die=4)
@@ -224,36 +191,6 @@ def test_a_dynamic_gemm_loses_what_it_lacks_and_the_same_interference(channels: 
     full, granted = (cost_beside(system.gpu, (8192, 8192, 8192), taken).seconds for taken in (0, channels))
     slower = beside_cu_copies(system.gpu, granted, full) / full
     assert slower == pytest.approx(system.gpu.contention.gemm_beside_cus * 304 / (304 - channels), rel=0.01)
-
-
-@pytest.mark.parametrize(("schedule", "waves"), [("conccl_rp", 4), ("c3_rp", 5)])
-def test_withheld_cus_cost_a_wave_only_where_another_kernel_is_dispatched(schedule: str, waves: int) -> None:
-    """1,184 tiles are 4 waves of 296 CUs, and of 9 CUs of an engine 5."""
-    knobs: dict[str, Any] = {"workload.operators.gemm.shards": 1, "system.gpu.gemm.serial_fraction": 0.0}
-    knobs |= {"schedule.withheld_cus": 8} if schedule == "conccl_rp" else {"schedule.comm_cus": 8}
-    graph = lower(design(schedule, knobs, shape=(8192, 8192, 8192)))
-    (gemm,) = graph.of_kind("gemm") if schedule == "conccl_rp" else graph.of_kind("gemm")[:1]
-    assert 1 / graph["cap"][0, gemm] == pytest.approx(waves / 4 * graph["alone_s"][0, gemm], rel=1e-9)
-
-
-@pytest.mark.parametrize(("pattern", "most"), [("all_reduce", 56), ("all_to_all", 112)])
-@pytest.mark.parametrize("schedule", ["c3_sp", "c3_rp"])
-def test_more_cus_than_a_kernel_has_workgroups_for_are_told(schedule: str, pattern: str, most: int) -> None:
-    for cus in (most, most + 1):
-        point = design(schedule, {"schedule.comm_cus": cus}, pattern=pattern)
-        texts = [str(problem) for problem in backend("event").problems(point)]
-        assert len(texts) == (cus > most)
-        assert all(
-            f"({most}, by system.gpu.cu_copy.num_cus)" in text and f"use at most {most}" in text for text in texts
-        )
-
-
-def test_a_channel_of_an_all_to_all_takes_two_cus() -> None:
-    system = design("serial").system
-    assert channel_cus(system, 28, "all_to_all") == 2 * channel_cus(system, 28, "all_reduce") == 56
-    rows = [replace(row(8192, 28, "static"), pattern=(pattern,)) for pattern in ("all_gather", "all_to_all")]
-    ring, pairs = (float(shares(system, rates)[0][0]) for rates in rows)
-    assert (ring, pairs) == pytest.approx((4 / 5, 4 / 6), rel=0.01)
 
 
 # GEMM and collective at once
@@ -323,23 +260,6 @@ def factors(graph: TaskGraph) -> dict[str, float]:
     return {"gemm": 1.0, "communication": 1.0} | {graph.groups[group].split()[0]: value for group, value in laws}
 
 
-@pytest.mark.parametrize("assignment", ["static", "dynamic"])
-@drawn(25)
-@given(channels=st.integers(1, 56), size=st.sampled_from([2048, 4096, 8192]), mib=st.integers(1, 512))
-def test_the_shares_of_a_schedule_are_those_of_the_fit(assignment: str, channels: int, size: int, mib: int) -> None:
-    knobs = {**AT_ONCE, "schedule.comm_cus": channels, "system.gpu.gemm.assignment": assignment}
-    knobs |= {"system.node.num_gpus": 2, "workload.operators.gather.rows": 1024 * mib}
-    knobs |= {"workload.operators.gemm.shards": 1}
-    point = design("c3_sp", knobs, shape=(size, size, size), pattern="all_reduce")
-    graph = lower(point)
-    expected = dict(zip(("gemm", "communication"), shares(point.system, row(size, channels, assignment)), strict=True))
-    factor = factors(graph)
-    late_s = late_start_s(point.system.gpu, graph["alone_s"][0, graph.of_kind("gemm")], by="cu")
-    waiting = graph["work"] / graph["cap"] / factor.pop("waiting")
-    assert factor == {name: pytest.approx(float(value[0]), rel=1e-12) for name, value in expected.items()}
-    assert waiting[0, graph.tasks.index("wait all_reduce")] == pytest.approx(late_s, rel=1e-9)
-
-
 def row(size: int, channels: int, assignment: str) -> Overlaps:
     """An overlap with an all-reduce whose times are not known."""
     s = np.array([1.0])
@@ -381,92 +301,11 @@ def test_a_collective_launched_second_waits_for_the_first_wave(shape: tuple[int,
     assert max(late, retired) <= waited <= max(late, retired) + setup_s * (1 + 1e-9)
 
 
-def test_a_collective_launched_second_waits_for_all_of_a_gemm_that_persists() -> None:
-    point = design("c3_base", {"system.gpu.gemm.assignment": "dynamic"}, shape=(8192, 8192, 8192))
-    graph, op, gpu = lower(point), point.workload.overlap().gemm, point.system.gpu
-    alone = cost_beside(gpu, (op.m, op.local_n, op.local_k), 0)
-    moved = graph.of_kind("transfer")
-    times = (
-        gpu.kernel_launch_s,
-        float(alone.seconds),
-        gpu.cu_copy.setup_s / 2,
-        (graph["work"] / graph["cap"])[0, moved].max(),
-    )
-    assert run("event", point).makespan[0] == pytest.approx(sum(times), rel=1e-9)
-
-
-@pytest.mark.nightly
-def test_a_runtime_launches_the_collective_first_where_its_grid_is_the_smaller_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a GEMM of hundreds of tiles and one of a few, both beside an all-gather on 56 CUs."""
-    monkeypatch.chdir(tmp_path)
-    shapes = ["name,m,n,k,payload_bytes", "large,8192,8192,8192,512 MiB", "small,64,64,8192,16 MiB"]
-    (tmp_path / "shapes.csv").write_text("\n".join(shapes))
-    words = ["study=conccl", "workload.shapes=shapes.csv", "tracking=none", "store=none", "timeline=false"]
-    assert main(words) == 0
-    file = next(Path("outputs/conccl").glob("2*/runtime_rules.json"))
-    rule = json.loads(file.read_text("utf-8"))["rules"]["launch the smaller grid first"]
-    assert rule["collective_first"] == 0.5
-
-
 FIRST, RESERVED, BY_DMA = (
     "launch the smaller grid first",
     "reserve CUs by a table of class and collective",
     "DMA engines for all",
 )
-FEW = "space.schedule.comm_cus=choice(0,8,48)"
-COMPARED = {"strategies", "fraction_of_ideal", "losses"}
-NARROWED: dict[str, tuple[list[str], set[str], set[str]]] = {
-    "nothing": ([FEW], {*COMPARED, "cu_sweep"}, {FIRST, RESERVED, BY_DMA}),
-    "to one schedule": ([FEW, "space.schedule.name=c3_sp"], COMPARED, set()),
-    "to none beside": ([FEW, "space.schedule.name=serial"], set(), set()),
-    "to two orders": ([FEW, "space.schedule.name=choice(c3_base,c3_sp)"], COMPARED, {FIRST}),
-    "to one partition": (["space.schedule.name=c3_rp", "schedule.comm_cus=8"], {*COMPARED, "cu_sweep"}, set()),
-    "to no partition": (["schedule.comm_cus=0"], COMPARED, {FIRST, BY_DMA}),
-    "to engines": ([FEW, "space.schedule.name=choice(conccl,conccl_rp)"], COMPARED, {BY_DMA}),
-}
-"""What a space is narrowed to -> what is typed, figures of strategies, rules of a runtime."""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("narrowed", list(NARROWED))
-def test_conccl_draws_and_judges_what_a_narrowed_space_has(
-    narrowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Figures and rules whose points are absent are left out; claims that compare strategies need all of them."""
-    words, figures, rules = NARROWED[narrowed]
-    monkeypatch.chdir(tmp_path)
-    fixed = ["study=conccl", "workload.only=[70b_out-equal-ag]", "tracking=none", "store=none", "timeline=false"]
-    assert main([*fixed, *words]) == 0
-    (folder,) = Path("outputs/conccl").glob("2*")
-    assert {path.stem for path in (folder / "figures").glob("*.png")} - {"pareto"} == {*figures, "message_sizes"}
-    file = folder / "runtime_rules.json"
-    assert set(json.loads(file.read_text("utf-8"))["rules"] if file.exists() else ()) == rules
-    findings = STUDY.findings(pd.read_parquet(folder / "results.parquet"))
-    assert {finding.ours is not None for finding in findings.values()} == {narrowed == "nothing"}
-
-
-@pytest.mark.nightly
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("words", "bounded"),
-    [
-        (["space.schedule.comm_cus=8", "+space.schedule.name=choice(c3_base,conccl)"], True),
-        (["schedule=serial"], None),
-        (["schedule.comm_cus=0"], True),
-    ],
-)
-def test_measured_overlaps_are_told_of_another_space(
-    words: list[str], bounded: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bounds are of what kernels move, by as many CUs as the library takes where nobody says how many."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["study=overlap_measured", "tracking=none", "store=none", "timeline=false", *words]) == 0
-    (folder,) = Path("outputs/overlap_measured").glob("2*")
-    assert {path.stem for path in (folder / "figures").glob("*.png")} >= {"fit", "predicted_rows"}
-    claims = {row["id"]: row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))}
-    assert claims["overlap.bounds"] is bounded
 
 
 # Measured overlaps
@@ -484,33 +323,12 @@ def test_the_shipped_coefficients_are_those_that_the_fit_finds(measured: Overlap
         assert getattr(system.gpu.contention, name) == pytest.approx(value, abs=2e-3)
 
 
-def test_at_most_twelve_rows_are_fitted(measured: Overlaps) -> None:
-    assert 0 < len(measured) <= 12
-
-
 def test_the_fit_recovers_the_coefficients_of_synthetic_rows() -> None:
     system, rows = design("serial").system, Overlaps.read()
     truth = {"gemm_beside_cus": 1.06, "late_start": 0.3, "cu_copy_beside_gemm": 1.8}
     times = predict_overlaps(put_all(system, truth), rows)
     synthetic = replace(rows, gemm=times["gemm"], comm=times["comm"])
     assert fit_contention(system, synthetic.where(rows.fitted)) == pytest.approx(truth, abs=2e-3)
-
-
-def test_rows_that_nothing_is_fitted_to_are_within_reach() -> None:
-    system, rows = design("serial").system, Overlaps.read()
-    medians = median_errors(system, rows)
-    assert medians["gemm"] <= 0.04
-    assert medians["comm"] <= 0.08
-    assert medians["wall"] <= 0.04
-    sweep = (rows.size == 8192) & (rows.payload_bytes == 512 * 2**20)
-    assert max(np.abs(error[sweep]).max() for error in errors(system, rows).values()) <= 0.1
-
-
-def test_errors_of_overlaps_are_printed_without_other_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert validity.main(["--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    medians = median_errors(design("serial").system, Overlaps.read())
-    assert {name: printed[f"overlap_{name}_median"] for name in TIMES} == medians
 
 
 @pytest.mark.slow
@@ -575,8 +393,8 @@ def test_every_way_to_reduce_moves_and_computes_the_same(
     assert event.metrics == pytest.approx(fluid.metrics, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.more
 @pytest.mark.one_in(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("mover", ["dma", "cu"])
 def test_the_whole_space_of_ficco_is_told_with_one_mover(
     mover: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,32 +101,6 @@ def test_knobs_that_decide_which_others_count_are_tried_with_these() -> None:
     assert all(("point.b1" in name) == ("('point.a', 1)" in name) for name in met)
 
 
-def test_a_knob_is_changed_together_with_the_few_that_it_decides_of() -> None:
-    """With the first `b1` and `b2` the second `a` costs more; it is found beside others without their combinations."""
-    knobs = [knob("a", 2), knob("b1", 3), knob("b2", 3), *(knob(name, 6) for name in "cdef")]
-
-    def cost(point: Assignment) -> float:
-        together = 4 - 3 * point["point.b1"] * point["point.b2"] if "point.b1" in point else 0
-        return float(100 + together - sum(point[f"point.{name}"] for name in "cdef"))
-
-    _, met = search(knobs, cost, Conditional())
-    assert min(met.values()) == 100 + 4 - 12 - 20
-    assert len(met) < 80
-
-
-def test_points_that_break_a_rule_are_passed_over() -> None:
-    knobs = [knob("x", 5), knob("y", 5)]
-    chosen, met = search(knobs, lambda point: None if point["point.x"] == 4 else -point["point.x"] - point["point.y"])
-    assert min(met.values()) == -7
-    assert chosen.illegal > 0
-    assert not any("('point.x', 4)" in name for name in met)
-
-
-def test_the_search_ends_by_itself_long_before_its_budget() -> None:
-    chosen, met = search([knob(name, 9) for name in "abcdef"], lambda point: float(sum(point.values())))
-    assert chosen.num_points == len(met) < 200
-
-
 def test_an_interval_is_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError) as caught:
         search([Knob("point.x", low=0.0, high=1.0)], lambda point: 0.0)

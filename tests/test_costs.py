@@ -14,12 +14,10 @@ from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.rows import cost_of
 from simulators.costs.gemm import Gemms, GemmShape, WaveGemms, gemm_cost, gemms_of
 from simulators.costs.gemm.fitted import FittedGemms, products_of, quickest
-from simulators.costs.gemm.library import kernel_seconds, library_gemms, pick_kernels
 from simulators.costs.gemm.tiles import TileShape, tile_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware import machine
 from simulators.hardware.device import Device
-from simulators.hardware.machine import System
 from simulators.hardware.parts import Tile
 from simulators.hardware.system import ScheduleSystem, links_of
 from simulators.steps.groups import groups
@@ -103,6 +101,7 @@ COLLECTIVES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_8", "mi300x_8"])
 def test_every_backend_gives_the_same_collective_the_same_time(name: str) -> None:
     """By links: a collective alone in a serial schedule, and in an iteration."""
@@ -171,22 +170,6 @@ def test_the_compiled_search_finds_the_kernel_of_the_plain_equations(shapes: lis
         assert (other >= times * (1 - 1e-12))[~np.asarray(products.few)].all()
 
 
-@given(name=st.sampled_from(["h100_8", "mi355x_8"]), shapes=st.lists(SHAPES, min_size=1, max_size=20))
-def test_a_library_picks_a_kernel_of_its_own_that_no_other_tile_beats(
-    name: str, shapes: list[tuple[int, int, int]]
-) -> None:
-    chip = FittedGemms.of(Device.of(shipped("system")[name]), "bf16")
-    m, n, k = np.array(shapes, float).T
-    gemms = library_gemms(chip, GemmShape(m, n, k))
-    assert chip.tiles is not None
-    seconds, kernel = pick_kernels(gemms, chip.tiles)
-    assert kernel_seconds(gemms, kernel).seconds == pytest.approx(seconds, rel=1e-12, abs=0)
-    assert set(zip(kernel.rows.tolist(), kernel.cols.tolist(), strict=True)) <= set(chip.tiles)
-    for rows, cols in chip.tiles:
-        other = kernel_seconds(gemms, TileShape(np.asarray(rows), np.asarray(cols), np.asarray(1.0)))
-        assert (other.seconds >= seconds * (1 - 1e-12)).all()
-
-
 @given(shape=SHAPES, cus=st.integers(1, 304))
 def test_stream_k_loses_no_wave_and_pays_with_partial_sums(shape: tuple[int, int, int], cus: int) -> None:
     gpu = replace(WaveGemms.of(ScheduleSystem.of(shipped("system")["mi300x_8"]).gpu, "bf16"), cus=cus)
@@ -211,15 +194,3 @@ def test_a_format_without_a_peak_and_constants_that_are_missing_are_refused_by_p
         texts = [str(problem) for problem in backend("analytic", "fluid").problems(point)]
         assert len(texts) == 1
         assert texts[0].startswith(f"{path}: is missing")
-
-
-def test_the_rate_of_a_format_is_that_of_16_bits_by_the_ratio_of_the_data_sheet() -> None:
-    gpu = ScheduleSystem.of(shipped("system")["mi300x_8"]).gpu
-    half, eighth = (WaveGemms.of(gpu, precision).flop_per_s_per_cu for precision in ("bf16", "fp8"))
-    assert eighth == pytest.approx(2 * np.asarray(half), rel=1e-3)
-
-
-def test_models_are_named_by_the_design() -> None:
-    point = design("serial")
-    assert isinstance(point.system, System)
-    assert backend("fluid").models(point) == {"gemm": "waves", "collective": "links"}

@@ -67,7 +67,7 @@ def _fields(kind: type[BaseModel]) -> Iterator[str]:
     yield from (name for name in kind.model_fields if name not in LABELS)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize(("page", "kind"), [("settings", Settings), ("hardware", System)])
 def test_every_field_has_a_row(page: str, kind: type[BaseModel]) -> None:
     text = _reference()[f"reference/fields/{page}.md"]
@@ -132,7 +132,7 @@ def test_outputs_are_compared_without_times_and_folders() -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page == "README.md" else pytest.mark.nightly)
+        pytest.param(page, marks=pytest.mark.more if page == "README.md" else pytest.mark.nightly)
         for page in tutorial.PAGES
     ],
 )

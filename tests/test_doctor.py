@@ -125,7 +125,7 @@ def run(*words: str, path: str = "", **environment: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_versions_plug_ins_and_terminals_that_do_not_fit_are_told(tmp_path: Path) -> None:
     """Metadata stand before those of the installed package, as after an installation that went wrong."""
     folder = tmp_path / "optuna-4.9.dist-info"
@@ -146,7 +146,7 @@ def test_versions_plug_ins_and_terminals_that_do_not_fit_are_told(tmp_path: Path
     assert "warn terminal: writes ascii" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_copy_without_its_configuration_is_told(tmp_path: Path) -> None:
     for package in ("dse", "simulators", "search_spaces", "studies"):
         shutil.copytree(CONF.parent / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -109,6 +109,7 @@ def test_nothing_is_simulated_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forecast.notes == ("no point can be evaluated, so nothing was timed",)
 
 
+@pytest.mark.slow
 def test_a_design_of_two_scenarios_is_evaluated_once() -> None:
     forecast = looked(Knob("tool.weight", (0.5, 4.0)), Knob("thing.x", (0, 1)))
     assert forecast.total.legal == 8

@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.plugins import load
-from simulators.steps.exchanges import regions
 from simulators.steps.pipelines import StageTurns, in_flight, overlaps
 from simulators.steps.task_graph import intervals, lower
 from simulators.steps.two_streams import Slot, TwoStreams
 from simulators.steps.two_streams import lower as lower_streams
 from simulators.workloads.spreading import PipelineSchedule
-from tests.iterations import BACKEND, NETWORK, evaluated, gridded, made, metrics, step
+from tests.iterations import BACKEND, NETWORK, gridded, made, metrics, step
 from tests.test_experts import EXPERTS, LATENT, small
 from tests.test_plan import plan_of, planned
-from validation.dualpipe import TABLE, figures, hidden_share
+from validation.dualpipe import TABLE, figures
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-3, 3.0))
 RATES = st.floats(0.5, 1.0)
@@ -83,16 +82,6 @@ def test_a_longer_exchange_never_ends_earlier(both: TwoStreams, layers: int, mor
     assert float(slow.seconds(layers)) >= float(both.seconds(layers)) - 1e-9
 
 
-def test_no_layers_take_no_time_and_arrays_broadcast() -> None:
-    slots = (Slot("a", bound=np.array([1.0, 2.0]), exchange=0.5), Slot("b", unbound=0.2, exchange=0.1))
-    both = TwoStreams(slots, slots)
-    assert both.seconds(0).max() == 0
-    assert both.seconds(3).shape == (2,)
-    for place, value in enumerate((1.0, 2.0)):
-        alone = TwoStreams(*(2 * [(replace(slots[0], bound=value), slots[1])]))
-        assert both.seconds(3)[place] == pytest.approx(float(alone.seconds(3)))
-
-
 # Steps
 
 
@@ -125,19 +114,6 @@ def test_exchanges_beside_other_work_save_no_more_than_they_take(how: str, mode:
     assert 0 < float(iteration.passes.pair_saved_s) <= passes * moved
 
 
-def test_a_step_that_waits_is_the_same_and_says_nothing_of_the_knob() -> None:
-    plain, waited = ({**exchanged("waited"), **BF16} for _ in range(2))
-    plain.pop("parallel.exchanges")
-    assert evaluated([step(plain, **OPTIONS)]) == evaluated([step(waited, **OPTIONS)])
-    assert "exchanges" not in dict(step(waited, **OPTIONS).parallel)
-    assert "exchanges" in dict(step({**exchanged("shared_expert"), **BF16}, **OPTIONS).parallel)
-
-
-def test_gemms_keep_to_the_cus_that_exchanges_leave_beside_another_micro_batch_alone() -> None:
-    times = {how: metrics({**exchanged(how), **BF16}, **OPTIONS)["forward_s"] for how in ("waited", *BESIDE)}
-    assert times["shared_expert"] == times["waited"] < times["two_micro_batches"]
-
-
 def test_a_grid_of_steps_is_that_of_each_step() -> None:
     design = step({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
     grid = gridded(design, {"run.batch": [1, 4, 16], "run.micro_batches": [2, 4, 8]})
@@ -146,20 +122,6 @@ def test_a_grid_of_steps_is_that_of_each_step() -> None:
             {**exchanged("two_micro_batches"), **BF16, "run.batch": batch, "run.micro_batches": m}, **OPTIONS
         )
         assert grid[4 * place].metrics["iteration_s"] == pytest.approx(alone["iteration_s"], rel=1e-12)
-
-
-def test_every_operator_has_a_region_and_both_exchanges_of_a_pass_their_own() -> None:
-    iteration = made({**exchanged("two_micro_batches"), **BF16}, **OPTIONS)
-    ops = [part.op for part in iteration.passes.parts if part.block.name == "layer"]
-    named = dict(zip((op.name for op in ops), regions(ops), strict=True))
-    assert named["router"] == "attention"
-    assert named["expert fc2"] == "experts"
-    assert named["shared fc1 dX"] == "shared in B"
-    assert named["shared fc2 dW"] == "shared out W"
-    assert named["router dW"] == "attention W"
-    assert [name for name, region in named.items() if name == region] == [
-        "dispatch", "combine", "combine backward", "dispatch backward"
-    ]  # fmt: skip
 
 
 # What DeepSeek-V3 computes and keeps
@@ -181,26 +143,6 @@ def test_up_projections_that_are_computed_again_are_not_kept() -> None:
     assert {"norm again", "q up again", "kv up again", "rotary again", "expert activation again"} <= names
     assert not names & {"dispatch again", "flash again", "projection again", "expert fc1 again", "latent down again"}
     assert makespan(lower(iteration)) == pytest.approx(float(iteration.seconds), rel=1e-9)
-
-
-def test_up_projections_are_of_latent_attention() -> None:
-    problems = BACKEND.problems(step({**exchanged("waited"), **BF16, "run.recompute": "up_projections"}, **OPTIONS))
-    assert [problem.path for problem in problems] == ["run.recompute"]
-
-
-def test_casts_by_tiles_are_of_linear_layers_at_fp8_and_of_tokens_once() -> None:
-    values = {**exchanged("waited"), **BF16}
-    fp8 = {**values, "run.products": "fp8", "system.node.library.network_bytes_per_s": 45e9}
-    options = {**LATENTS, "system": "h800_8", "kernels": "deepseek"}
-    narrow, wide = (made(values_of, **options) for values_of in (fp8, values))
-    assert not [part for part in wide.passes.parts if part.op.name.endswith((" cast", " transpose"))]
-    casts = {part.op.name: part for part in narrow.passes.parts if part.op.name.endswith(" cast") and part.forward}
-    assert "router cast" in casts
-    assert not casts.keys() & {"expert fc1 cast", "shared fc1 cast"}
-    (fc2,) = (part.op.work for part in narrow.passes.parts if part.op.name == "expert fc2")
-    sizes = [float(np.asarray(getattr(fc2, name))) for name in ("n", "k", "batch")]
-    assert float(casts["expert fc2 cast"].spent.bytes) == pytest.approx(1.5 * 2 * np.prod(sizes))
-    assert "tile_casts" not in dict(step(values, **OPTIONS).kernels)
 
 
 # DualPipe
@@ -322,15 +264,6 @@ def test_what_cannot_run_side_by_side_is_told_with_a_way_out(changed: dict[str, 
     assert any(problem.path == path and rule in problem.rule and problem.way_out for problem in problems), problems
 
 
-def test_a_model_without_experts_is_not_asked_for_their_exchanges() -> None:
-    dense, experts = ({"model": model, "parallel": {"ep": 8}} for model in (small(), MODEL))
-    for tree in (dense, experts):
-        condition = BACKEND.condition("parallel.exchanges", tree)
-        assert condition is not None
-        assert condition["parallel.ep"] != 1  # and more is against the rules without experts
-        assert condition["parallel.ep"] == 8
-
-
 # Plans
 
 
@@ -353,10 +286,6 @@ def test_a_plan_tries_all_that_exchanges_may_run_beside_and_says_what_does_so_to
 
 
 # Measured kernels
-
-
-def test_hidden_shares_count_what_is_covered_once() -> None:
-    assert hidden_share([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0), (1.5, 2.0)]) == pytest.approx(0.5)
 
 
 def test_measured_kernels_are_predicted(shared: Callable[[str], Path]) -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from dse.store.contract import StorelessSession
 from dse.store.result_rows import Fresh
 from dse.values import Keys
 from tests import toy
-from tests.support import design
 
 NUMBERS = st.one_of(st.floats(), st.integers(-(10**30), 10**30))
 
@@ -91,18 +89,6 @@ def test_a_wrong_metric_makes_the_result_invalid_and_is_named_with_its_value(
     assert before.status == after.status == "ok"
 
 
-def test_a_result_that_is_not_ok_passes_as_it_is() -> None:
-    for status in ("infeasible", "unsupported", "failed", "invalid"):
-        refused = Result(status, {}, "because", "toy")
-        assert judged(refused) == refused
-
-
-def test_the_ends_of_a_metrics_range_are_legal() -> None:
-    metrics = {"share": Metric("1", "a share", low=0.0, high=1.0)}
-    assert [judged(Result("ok", {"share": value}), metrics).status for value in (0, 0.0, 1, 1.0)] == ["ok"] * 4
-    assert [judged(Result("ok", {"share": value}), metrics).status for value in (-5e-324, 1.0000001)] == ["invalid"] * 2
-
-
 @given(st.lists(st.tuples(st.sampled_from(STATUSES), NUMBERS, NUMBERS), min_size=1, max_size=12))
 def test_columns_are_judged_as_their_rows_are(rows: list[tuple[Status, float, float]]) -> None:
     """Of a row that is not ok nothing is asked, and a row that is wrong spoils no other."""
@@ -157,13 +143,6 @@ def test_a_grid_gives_what_its_designs_give_alone(batch: int, values: list[int])
     alone = results(spec, values)
     assert [together[place] for place in range(len(values))] == alone
     assert single[0] == alone[0]
-
-
-@given(st.lists(st.integers(-900, 899), min_size=1, max_size=40, unique=True), st.sets(st.integers(-20, 20)))
-def test_of_a_large_batch_that_fails_only_the_designs_that_fail_are_lost(xs: list[int], bad: set[int]) -> None:
-    spec = toy.spec(*((x, "raises") for x in sorted(bad)), fast=True, batch=1000)
-    (outcomes,) = toy.evaluate(spec, [toy.grid(xs)])
-    assert [outcomes[place].status for place in range(len(xs))] == ["failed" if x in bad else "ok" for x in xs]
 
 
 @pytest.mark.slow
@@ -229,9 +208,8 @@ def test_base_designs_are_refused_with_all_their_problems_at_once() -> None:
 
 # Several jobs
 
-EVENT = BackendSpec("overlap", (("engine", "event"), ("fallback", None)))
 
-
+@pytest.mark.slow
 def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -247,6 +225,7 @@ def test_two_jobs_are_other_processes_and_give_the_same_results_in_the_same_orde
     assert processes - {float(os.getpid())}, "no worker process was started"
 
 
+@pytest.mark.slow
 def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_next_grid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,30 +236,10 @@ def test_a_grid_goes_to_worker_processes_as_soon_as_they_pay_and_not_with_the_ne
     assert os.getpid() not in outcomes.column("gain")[1:]
 
 
-@pytest.mark.slow
-def test_the_event_engine_gives_the_same_results_to_the_bit_for_any_number_of_jobs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(local, "POOL_PAYS_S", 0.0)
-    overrides = [
-        {"schedule.comm_engine": mover, "schedule.num_chunks": pieces, "system.gpu.num_cus": cus}
-        for mover in ("dma", "cu")
-        for pieces in (1, 2, 4, 8)
-        for cus in (64, 120, 128, 200, 228, 256, 300, 304)
-    ]
-    designs = [design("hetero_fused_1d", overrides_of) for overrides_of in overrides]
-    seen: list[int] = []
-    batches = [Batch(point) for point in designs]
-    alone = [result[0] for result in toy.evaluate(EVENT, batches)]
-    shared = [result[0] for result in toy.evaluate(EVENT, batches, jobs=2, seen=seen.append)]
-    assert sum(seen) == len(designs)
-    assert {result.status for result in alone} == {"ok"}
-    assert [repr(result) for result in shared] == [repr(result) for result in alone]
-
-
 # A backend that is broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [{}, {"memory_bytes": 1e12}], ids=["here", "in workers"])
 def test_a_broken_backend_is_given_up_after_so_many_points_however_large_its_batches(
     executor: dict[str, Any],
@@ -295,21 +254,6 @@ def test_a_broken_backend_is_given_up_after_so_many_points_however_large_its_bat
         assert len(broken.make().evaluated) <= 10 + 8  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-def test_workers_that_are_all_lost_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 64 designs: those of the batch, its half, and so on to a single one, and five of these."""
-    hangs = toy.spec(*((x, "hang") for x in range(64)), batch=64)
-    with pytest.raises(Broken, match=r"5 points in a row failed alike .TIMEOUT after 0.01 s"):
-        list(toy.evaluate(hangs, [toy.grid(range(64))], timeout_s=0.01, broken_after=5))
-    assert capsys.readouterr().err.count("a worker was lost") <= 7 + 8
-
-
-def test_failures_in_batches_that_are_not_in_a_row_stop_nothing() -> None:
-    faults = tuple((x, "raises") for x in range(64) if x % 5)
-    (outcomes,) = toy.evaluate(toy.spec(*faults, batch=64), [toy.grid(range(64))], broken_after=5)
-    assert [outcomes[x].status == "failed" for x in range(64)] == [x % 5 > 0 for x in range(64)]
-
-
 class Counted(StorelessSession):
     """A session that counts what is recorded."""
 
@@ -318,16 +262,6 @@ class Counted(StorelessSession):
     def record(self, fresh: Fresh, parts: Sequence[Keys], *, idle: bool = False) -> list[Results]:
         self.recorded += fresh.results.size
         return super().record(fresh, parts, idle=idle)
-
-
-def test_a_zero_has_no_sign() -> None:
-    """Or one of two equal results would be better, and both would be recorded."""
-    metrics = {"a": Metric("s", "at least 0"), "b": Metric("s", "anything", low=-math.inf)}
-    for column in (np.array([-0.0, 0.0, 1.0]), np.array([-0.0, 0.0, 1.0], object)):
-        zeros = check_results(Results.of([Result("ok")] * 3), {})
-        zeros = check_results(replace(zeros, metrics={"a": column, "b": column}), metrics)
-        assert zeros.status.tolist() == [0, 0, 0]
-        assert not any(np.signbit(values).any() for values in zeros.metrics.values())
 
 
 # Twice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from simulators.calibration.expert_exchanges import (
     predict,
     read_rows,
 )
-from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds, link_share
+from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds
 
 LIBRARIES = {device: node_of(device) for device in NODES}
 DEVICES = st.sampled_from(sorted(LIBRARIES))
@@ -61,37 +60,6 @@ def test_more_sms_take_no_longer(device: str, direction: str, tokens: int, few: 
     assert library is not None
     kernel = getattr(dict(library.kernels)["node"], direction)
     assert kernel_seconds(kernel, routed(tokens), num_sms=more) <= kernel_seconds(kernel, routed(tokens), num_sms=few)
-
-
-@given(DEVICES, st.sampled_from(DIRECTIONS), st.integers(1, 10**5))
-def test_one_gpu_exchanges_nothing(device: str, direction: str, tokens: int) -> None:
-    alone = routed(tokens, gpus=1)
-    assert seconds(device, direction, alone) == 0
-    assert float(alone.sent_bytes) == 0
-
-
-@given(st.integers(1, 10**4), st.sampled_from([16, 32, 64]))
-def test_a_token_goes_once_to_each_node(tokens: int, gpus: int) -> None:
-    spread = routed(tokens, gpus=gpus, nodes=gpus // 8)
-    assert float(spread.remote_nodes) <= gpus // 8 - 1
-    assert float(spread.remote_nodes) <= float(spread.copies)
-    assert float(spread.sent_bytes) <= tokens * 7392 * min(8, gpus // 8)
-
-
-def test_on_a_mesh_two_gpus_share_one_link() -> None:
-    mesh, switch = LIBRARIES["mi300x"], LIBRARIES["h100_sxm"]
-    assert [float(link_share(mesh, n)) for n in (2, 4, 8)] == pytest.approx([1 / 7, 3 / 7, 1])
-    assert [float(link_share(switch, n)) for n in (2, 4, 8)] == [1, 1, 1]
-
-
-def test_a_library_without_kernels_across_nodes_leaves_that_to_collectives() -> None:
-    library = LIBRARIES["mi300x"].experts
-    assert library is not None
-    assert math.isnan(exchange_seconds(library, "dispatch", routed(64, gpus=16, nodes=2)))
-    both = exchange_seconds(library, "dispatch", routed(64, gpus=np.array([16, 8]), nodes=np.array([2, 1])))
-    assert math.isnan(both[0])
-    assert both[1] == seconds("mi300x", "dispatch", routed(64))
-    assert seconds("mi355x", "dispatch", routed(64, gpus=16, nodes=2)) > seconds("mi355x", "dispatch", routed(64))
 
 
 def test_published_bandwidths_inside_a_node_come_out_without_a_fit_to_them() -> None:
@@ -140,10 +108,3 @@ def test_constants_are_those_of_a_fit_to_the_rows_that_are_named(shared: Callabl
             fitted = [row for row in rows if row.device == device and row.group == group and is_fitted(row)]
             for row in fitted:
                 assert predict(shipped, row, node) == pytest.approx(predict(kernel, row, node), rel=0.01)
-
-
-def test_a_folder_without_tables_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        ep_median(tmp_path)
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    assert ep_median(tmp_path) == {}

@@ -246,8 +246,8 @@ def test_points_go_on_when_what_forks_their_supervisors_is_killed(scratch: Path)
     assert process._fork_server(os.getpid())._process.pid != forks
 
 
+@pytest.mark.more
 @pytest.mark.one_in(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_worker_that_is_killed(number: int, scratch: Path) -> None:
     with hanging("stubborn", scratch) as worker:
@@ -674,6 +674,7 @@ def test_ones_own_sections_may_be_groups_and_a_study_may_have_scenarios(conf: Pa
 SCENARIOS = "light: {lit: false}\nscenarios:\n  dull: {light: {lit: false}}\n  bright: {light.lit: true}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -28,6 +28,7 @@ def without(library: str, *words: str, cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(line, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
@@ -45,7 +46,7 @@ def test_a_store_on_a_server_needs_a_driver(words: tuple[str, ...], tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_importance_by_trees_needs_scikit_learn(tmp_path: Path) -> None:
     knobs: dict[str, list[int]] = {"a.x": list(range(1, 33)), "a.on": [0, 1]}
     table = grid({"s": {}}, knobs, lambda point: {"time_s": 50 - point["a.x"]})

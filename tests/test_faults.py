@@ -77,7 +77,7 @@ def test_a_log_or_a_database_cut_or_zeroed_after_a_kill_serves_nothing_wrong(tmp
     assert subprocess.run([*code, str(REPOSITORY / "tests")], check=False).returncode == -signal.SIGKILL
     assert (template / "results.db-wal").stat().st_size > 100_000
     expected, keys, numbers = rows(made(range(600))), keys_of(range(600)), np.random.default_rng(0)
-    for _ in range(200 if ALL else 12):
+    for _ in range(200 if ALL else 4):
         place = tmp_path / "damaged"
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(template, place)

@@ -21,7 +21,6 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.results.agreement import compare, tau
-from dse.store.result_store import Store
 from dse.study.fidelity import excess
 from dse.study.plan import plan
 
@@ -113,25 +112,6 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
     assert {picture.name: picture.read_bytes() for picture in latest().glob("figures/fidelity_*.png")} == pictures
 
 
-@pytest.mark.nightly
-def test_a_ladder_that_is_climbed_again_evaluates_nothing_again(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def count() -> int:
-        return Store("sqlite:///outputs/results.db").check()[0]
-
-    assert main([*SMALL, "fidelity=ladder"]) == 0
-    first, recorded = rows(), count()
-    contexts = first.groupby("level")["key"].nunique()
-    study = pd.read_parquet(latest() / "results.parquet")["key"].nunique()
-    assert recorded == study + contexts["node"] + contexts["uncontended"]
-    capsys.readouterr()
-    assert main([*SMALL, "fidelity=ladder"]) == 0
-    assert f"resuming: {study} done, at most" in " ".join(capsys.readouterr().err.split())
-    pd.testing.assert_frame_equal(rows(), first)
-    assert count() == recorded
-
-
 @pytest.mark.slow
 def test_the_study_s_own_simulator_is_no_level_beside_it(elsewhere: Path) -> None:
     planned = plan(request([*SMALL, "fidelity=ladder", "simulator=uncontended"]))
@@ -162,7 +142,7 @@ def test_a_program_may_be_the_finest_level_and_disagreement_promotes_what_is_lik
     assert mine.sort_values("makespan_s")["schedule.name"].iloc[0] == "uniform_fused_1d"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
     flag = program(elsewhere, "1.0 if schedule['name'] == 'serial' else 1.0 if schedule['num_chunks'] == 4 else 0 / 0")
     ladder = ["fidelity=ladder", "fidelity.levels=[study,mine]", "store=none", "executor.broken_after=0"]
@@ -174,17 +154,6 @@ def test_a_point_that_fails_at_a_level_is_data(elsewhere: Path) -> None:
     assert (mine[failed]["schedule.num_chunks"] == 2).all()
     assert mine[failed]["makespan_s"].isna().all()
     assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] == int((~failed).sum())
-
-
-@pytest.mark.nightly
-def test_a_level_that_always_fails_gives_up_and_the_study_stands(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flag = program(elsewhere, "1 / 0")
-    assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[uncontended,study,mine]", "store=none", flag]) == 0
-    assert "level mine gave up" in capsys.readouterr().out
-    assert list(found()["broken"]) == ["mine"]
-    assert found()["pairs"][0]["overall"]["objectives"]["makespan_s"]["points"] > 0
 
 
 # What is refused before anything is evaluated
@@ -221,15 +190,6 @@ def test_a_level_without_an_objective_is_refused(elsewhere: Path, capsys: pytest
     assert not Path("outputs").exists()
 
 
-@pytest.mark.slow
-def test_a_level_that_refuses_the_configuration_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    option = elsewhere / "conf" / "simulator" / "odd.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text("defaults: [node, _self_]\nname: odd\nimbalance: 2\n", encoding="utf-8")
-    assert main([*SMALL, "fidelity=ladder", "fidelity.levels=[study,odd]", "--config-dir=conf"]) == 2
-    assert "fidelity.levels (odd): simulator.imbalance = 2" in capsys.readouterr().err
-
-
 # Numbers
 
 
@@ -248,10 +208,6 @@ def test_the_excess_is_zero_on_the_front_and_what_must_be_gained_elsewhere(point
 
 def _dominates(point: tuple[int, int], other: tuple[int, int]) -> bool:
     return point != other and point[0] <= other[0] and point[1] <= other[1]
-
-
-def test_where_the_front_has_a_zero_nothing_above_it_is_near() -> None:
-    assert excess(np.array([[1.1, 0.0], [1.0, 0.5]]), np.array([[1.0, 0.0]])).tolist() == [pytest.approx(0.1), math.inf]
 
 
 def test_rank_correlation_counts_ties_and_is_none_where_it_is_not_defined() -> None:
@@ -277,26 +233,6 @@ def test_a_comparison_counts_who_came_onto_the_front_and_who_left_it() -> None:
     error = pair["overall"]["objectives"]["time_s"]["error"]
     assert error["median"] == pytest.approx(-0.5)
     assert pair["overall"]["objectives"]["time_s"]["tau"] == pytest.approx(-1 / 3)
-
-
-def test_what_one_level_lacks_is_not_compared(elsewhere: Path) -> None:
-    fine = _table("fine", (1, 1), (2, 2))
-    fine.loc[1, "status"] = "failed"
-    (pair,) = compare(pd.concat([_table("coarse", (1, 1), (2, 2)), fine]), ["coarse", "fine"], GOALS)
-    assert pair["overall"]["objectives"]["rate"] == {
-        "points": 1,
-        "tau": None,
-        "tau_of_sample": None,
-        "error": {"median": 0.0, "p10": 0.0, "p90": 0.0},
-    }
-    assert compare(fine, ["coarse", "fine"], GOALS) == []  # nothing is told of winners
-
-
-def test_neighbours_of_a_level_without_results_are_compared_with_one_another() -> None:
-    table = pd.concat([_table("coarse", (1, 1), (2, 2)), _table("fine", (1, 1), (2, 2))])
-    assert [(pair["coarse"], pair["fine"]) for pair in compare(table, ["coarse", "middle", "fine"], GOALS)] == [
-        ("coarse", "fine")
-    ]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def field(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("part", range(9))
 def test_every_case_of_the_field_is_right(part: int, tmp_path: Path) -> None:

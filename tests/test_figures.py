@@ -134,6 +134,7 @@ def test_of_many_panels_those_with_the_largest_and_the_smallest_values_are_drawn
     assert "16 of 40" in note
 
 
+@pytest.mark.slow
 def test_a_heat_map_of_more_than_twenty_rows_is_a_ranked_dot_plot() -> None:
     table = rows_of([f"r{number}" for number in range(70)], ["p"], ["x", "y"])
     drawn = plots.draw(
@@ -207,7 +208,7 @@ QUICK = ("bert", "dlrm_scaleout", "plan")
 """Studies whose figures are drawn in every run of the tests, those of the others in `make nightly`."""
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     "study",

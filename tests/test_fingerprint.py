@@ -87,6 +87,7 @@ def test_a_damaged_cache_changes_no_fingerprint(folder: Path, tmp_path: Path) ->
         assert _now() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", random.Random(1).sample(MODULES, 12), ids=lambda path: str(path.name))
 def test_a_number_of_a_module_counts_and_its_comments_and_docstrings_do_not(path: Path) -> None:
     source = path.read_bytes()

@@ -253,7 +253,7 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
     assert {path.name for path in Path().iterdir() if not path.name.startswith("mlflow.db")} == {"outputs"}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["a bomb", "long texts"])
 def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
@@ -298,6 +298,7 @@ def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: 
     assert (run / "rules.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["latest", "compare"])
 def test_a_link_that_leads_out_of_the_output_folder_is_refused(kind: str, run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside" / "run"

@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dse.cli import main
 from dse.space import set_path
-from search_spaces.fused_knobs import issue_order, partners, remote_chunks
 from simulators.costs.fabric import phases
-from simulators.costs.memory_bound import kernel_cost, rate_kept
+from simulators.costs.memory_bound import kernel_cost
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.losses import LOSSES
 from simulators.workloads.operators import Workload
 from studies.fused_ops import STUDY
-from tests.support import ENGINES, backend, drawn, lower, results, shipped
+from tests.support import ENGINES, backend, drawn, results, shipped
 from tests.test_conformance import magnitudes
 
 FREE = {
@@ -123,15 +121,6 @@ def test_overlap_alone_leaves_the_longest_of_compute_and_the_phases_of_communica
     assert -1e-9 <= reduction <= 1 - 1 / stages + 1e-9
 
 
-@drawn(20)
-@given(batch=st.sampled_from([128, 256]))
-def test_more_than_half_needs_copies_and_launches(batch: int) -> None:
-    """Small embeddings between nodes, of which what fusing eliminates is a large part."""
-    operators = dag("embedding", rows=batch, width=4096, depth=30)
-    fused, bulk = (point("mi210_2x1", operators, schedule=name) for name in ("fused_kernels", "bulk_sync"))
-    assert 1 - makespan(fused) / makespan(bulk) > 0.5
-
-
 @pytest.mark.slow
 @every_system
 @drawn(30)
@@ -221,21 +210,6 @@ def test_communication_shares_of_embeddings_are_those_of_the_minimal_model(depth
 # Occupancy
 
 
-@given(loss=st.floats(0, 0.9), stored=st.floats(0, 1e12), needed=st.floats(1e9, 1e14))
-def test_what_is_in_flight_bounds_a_rate_by_littles_law(loss: float, stored: float, needed: float) -> None:
-    """A kernel loses at most what it has less in flight, nearly all of it where latency bounds, little elsewhere."""
-    system = ScheduleSystem.model_validate(shipped("system")["mi210_4"])
-    persistent = system.gpu.persistent
-    assert persistent is not None
-    full = system.gpu.num_cus * persistent.in_flight_bytes_per_cu / persistent.memory_latency_s
-    share = float(rate_kept(system, needed, loss, 0.0))
-    assert (1 - loss) * (1 - 1e-12) <= share <= 1
-    assert float(rate_kept(system, 1e-3 * full, loss, 0.0)) == pytest.approx(1, abs=1e-4)
-    assert float(rate_kept(system, 1e3 * full, loss, 0.0)) == pytest.approx(1 - loss, rel=1e-3)
-    assert float(rate_kept(system, needed, loss, stored)) <= share * (1 + 1e-12)
-    assert rate_kept(system, needed, 0.0, 0.0) == 1
-
-
 @given(loss=st.floats(0, 0.9), stored=st.floats(0, 3e11))
 def test_communicating_slows_every_operator_and_none_beyond_its_share_of_requests(loss: float, stored: float) -> None:
     system = ScheduleSystem.model_validate(shipped("system")["mi210_4"])
@@ -247,20 +221,6 @@ def test_communicating_slows_every_operator_and_none_beyond_its_share_of_request
         slower = kernel_cost(system, op, occupancy_loss=loss, stored_bytes_per_s=stored).seconds
         assert alone * (1 - 1e-12) <= bare <= alone / (1 - loss) * 1.01
         assert bare <= slower * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("loss", [0.0, 0.125, 0.5])
-def test_stores_of_a_kernel_fill_less_of_a_link_with_fewer_requests_in_flight(loss: float) -> None:
-    emb = {"kind": "embedding", "rows": 4096, "dim": 128, "tables": 32, "pooling": 10}
-    sent = {"kind": "collective", "pattern": "all_to_all", "rows": 4096, "cols": 4096, "precision": "fp16"}
-    workload = {"name": "x", "operators": {"emb": emb, "a2a": {**sent, "after": ["emb"]}}}
-    schedule = {**shipped("schedule")["fused_kernels"], "occupancy_loss": loss}
-    tree = {"system": shipped("system")["mi210_4"], "workload": workload, "schedule": schedule}
-    graph = lower(backend("event").design(tree))
-    transfers = [task for task, kind in enumerate(graph.kinds) if kind == "transfer"]
-    caps = {round(float(graph["cap"][0, task]), 12) for task in transfers}
-    assert max(caps) <= 1
-    assert (max(caps) < 1) == (loss > 0)
 
 
 # What is moved, and where the time goes
@@ -354,52 +314,7 @@ def test_any_dag_can_be_lowered_and_moves_the_same_fused_or_not(
     assert fused_figures["contention_s"] >= -1e-9 * fused_figures["makespan_s"]
 
 
-@pytest.mark.parametrize(("system", "spared"), [("mi210_4", 1.0), ("mi210_2x1", 0.0), ("mi210_16x4", 3 / 63)])
-def test_zero_copy_spares_reading_and_writing_what_stays_in_the_node(system: str, spared: float) -> None:
-    changes = {"schedule.collective": "direct"}
-    operators = dag("embedding", rows=65536, width=92, depth=30)
-    copied, stored = (
-        metrics(point(system, operators, {**changes, "schedule.zero_copy": zero_copy})) for zero_copy in (False, True)
-    )
-    gone = copied["hbm_bytes"] - stored["hbm_bytes"]
-    assert gone == pytest.approx(2 * spared * stored["moved_bytes"], rel=1e-9, abs=1)
-
-
-def test_an_operator_shares_a_kernel_with_one_collective() -> None:
-    """Of a mixture of experts: what it sends, or else what it gets; a library moves the rest."""
-    moved = {"kind": "collective", "pattern": "all_to_all", "rows": 4096, "cols": 64}
-    gemm = {"kind": "gemm", "m": 4096, "n": 64, "k": 64}
-    experts = {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}, "combine": {**moved, "after": ["gemm"]}}
-    more = {**experts, "also": {**moved, "after": ["gemm"]}}
-    workloads = {
-        "experts": experts,
-        "more": more,
-        "gather": {"dispatch": moved, "gemm": {**gemm, "after": ["dispatch"]}},
-    }
-    shared = {name: partners(point("mi210_4", tree).workload, "all") for name, tree in workloads.items()}
-    assert shared == {"experts": {"combine": "gemm"}, "more": {"also": "gemm"}, "gather": {"dispatch": "gemm"}}
-    assert partners(point("mi210_4", workloads["gather"]).workload, "producer") == {}
-
-
-@given(slices=st.integers(1, 1024), gpus=st.integers(2, 1024))
-def test_slices_that_leave_are_those_of_others(slices: int, gpus: int) -> None:
-    assert 1 <= remote_chunks(slices, gpus) <= slices
-    assert remote_chunks(slices, gpus) == pytest.approx(slices * (gpus - 1) / gpus, abs=1)
-
-
 # Workloads
-
-
-@pytest.mark.slow
-@given(seed=st.randoms(use_true_random=False))
-def test_the_order_in_which_operators_are_written_changes_nothing(seed: Any) -> None:
-    """Nor their key: what is issued first is decided by what waits for what, and by names."""
-    operators = shipped("workload")["dlrm"]["workloads"][0]["operators"]
-    names = list(operators)
-    seed.shuffle(names)
-    first, second = (point("dlrm_torus", tree) for tree in (operators, {name: operators[name] for name in names}))
-    assert issue_order(first.workload) == issue_order(second.workload)
-    assert metrics(first) == metrics(second)
 
 
 @pytest.mark.parametrize(
@@ -423,15 +338,6 @@ def test_a_dag_that_is_none_is_told(wrong: dict[str, Any]) -> None:
     assert (problem.path, bool(problem.way_out)) == ("workload.operators", True)
 
 
-@pytest.mark.parametrize("workload", ["fused_ops", "dlrm"])
-def test_operators_know_their_flop_and_bytes(workload: str) -> None:
-    for entry in shipped("workload")[workload]["workloads"]:
-        for op in Workload.model_validate({"name": "x", "operators": entry["operators"]}).operators.values():
-            if op.kind != "collective":
-                assert op.arithmetic_intensity == pytest.approx(op.flop / op.bytes)
-                assert op.flop > 0
-
-
 # The studies
 
 FEW = ["tracking=none", "store=none", "timeline=false"]
@@ -447,7 +353,7 @@ def run_folder(folder: Path, study: str) -> Path:
     return folder_of_run
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a miss always says why; none of ours rests on a speed-up, as all are reductions in per cent."""
     monkeypatch.chdir(tmp_path)
@@ -467,10 +373,6 @@ def test_the_study_of_fused_operators_judges_all_its_claims(tmp_path: Path, monk
     }
 
 
-def test_nothing_that_is_recollection_is_held_against_as_published() -> None:
-    assert {claim.provenance for claim in STUDY.claims()} <= {"abstract", "secondary", "derived"}
-
-
 @pytest.mark.slow
 def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -484,8 +386,8 @@ def test_a_narrowed_study_says_what_it_cannot_test(tmp_path: Path, monkeypatch: 
     assert {row["within"] for row in rows} == {None}
 
 
+@pytest.mark.more
 @pytest.mark.one_in(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "words", "figures"),
     [
@@ -505,27 +407,3 @@ def test_studies_of_many_nodes_run_from_end_to_end(
     assert set(refused["system.fabric.nic.placement"]) <= {"gpu"}  # NICs on the dies of some GPUs only
     assert len(refused) == 0 or study == "nic_placement"
     assert {path.stem for path in (folder / "figures").glob("*.png")} == figures
-
-
-@pytest.mark.nightly
-def test_a_workload_of_ones_own_is_drawn_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    operators = {
-        "g": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096},
-        "ar": {"kind": "collective", "pattern": "all_reduce", "rows": 4096, "cols": 4096, "after": ["g"]},
-        "g2": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "after": ["ar"]},
-    }
-    mine = {"name": "mine", "description": "a chain of mine", "workloads": [{"name": "chain", "operators": operators}]}
-    path = tmp_path / "my_conf" / "workload" / "mine.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(yaml.safe_dump(mine), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert main(["study=fused_ops", "--config-dir=my_conf", "workload=mine", *FEW, *NARROW]) == 0
-    folder = run_folder(tmp_path, "fused_ops")
-    assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
-    assert (folder / "figures" / "reduction.png").exists()
-
-
-@pytest.mark.nightly
-def test_bulk_alone_is_told_without_reductions(tmp_path: Path) -> None:
-    words = ["schedule=bulk_sync", "tracking=none", "store=none", "timeline=false"]
-    assert main(["study=fused_ops", f"output_dir={tmp_path}", *words]) == 0

@@ -19,7 +19,7 @@ from dse.errors import ConfigError
 from simulators.memory.convolutions import ConvolutionPass, kernels, layers, written_out
 from simulators.memory.kernels import Application
 from simulators.memory.measured import load_measured_systems, scenarios
-from simulators.memory.measures import partition_camping, simulate
+from simulators.memory.measures import simulate
 from simulators.memory.phases import cuts, phases, shares
 from studies.gpgpusim.convolutions import against, errors
 from tests.applications import BACKEND, design, metrics
@@ -72,12 +72,6 @@ def test_a_layer_in_a_network_is_the_layer_alone(algorithm: str) -> None:
     assert both[0]["time_s"] == pytest.approx(both[1]["time_s"], rel=0.02)
 
 
-def test_a_network_of_an_algorithm_that_does_not_serve_a_layer_is_refused_by_name() -> None:
-    problems = BACKEND.problems(design(network(algorithm="winograd")))
-    assert [str(problem) for problem in problems if "z" in str(problem) and "stride" in str(problem)]
-    assert BACKEND.problems(design(network(algorithm="gemm"))) == []
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -92,22 +86,6 @@ def test_a_network_of_an_algorithm_that_does_not_serve_a_layer_is_refused_by_nam
 def test_sizes_that_make_no_convolution_are_refused(changes: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         design(network(**changes))
-
-
-def test_an_algorithm_without_convolutions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kind convolution"):
-        design({**shipped("application")["fw_act"], "algorithm": "fft"})
-
-
-def test_layers_that_write_the_same_tensor_have_temporaries_of_their_own() -> None:
-    """x to y, y to z, z to y again: columns of 3, 8 and 8 channels."""
-    kernels_ = [{"kind": "convolution", "x": x, "w": w, "y": y, "pad": [1, 1]} for x, w, y in ("xwy", "yvz", "zvy")]
-    tensors = {"x": [2, 3, 16, 16], "w": [8, 3, 3, 3], "v": [8, 8, 3, 3], "y": [2, 8, 16, 16], "z": [2, 8, 16, 16]}
-    tree = network(algorithm="gemm", tensors=tensors, groups=[{"kernels": kernels_, "repeat": 2}])
-    application = written_out(Application.model_validate(tree), CUS)
-    products = [kernel for kernel in application.groups[0].kernels if kernel.kind == "implicit_gemm"]
-    assert [application.tensors[kernel.x][1] for kernel in products] == [27, 72, 72]
-    assert application.groups[0].repeat == 2
 
 
 def test_rows_and_columns_of_a_layer_are_not_mixed_up() -> None:
@@ -136,26 +114,6 @@ def test_stretches_are_found_where_levels_change() -> None:
     places = cuts(levels + random.normal(0, 0.03, levels.shape))
     assert len(places) == 3
     assert np.abs(np.array(places) - [60, 160, 200]).max() <= 1
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.005, 0.1])
-def test_what_only_fluctuates_is_one_stretch(spread: float) -> None:
-    series = 0.5 + np.random.default_rng(5).normal(0, spread, (256, 3))
-    assert cuts(series) == [256]
-
-
-def test_no_other_partition_costs_less() -> None:
-    """Against all partitions of a short series."""
-    series = np.random.default_rng(7).random((9, 2)) + np.repeat([[0.0], [3.0], [0.0]], 3, axis=0)
-
-    def cost(ends: tuple[int, ...]) -> float:
-        noise = np.maximum(np.sqrt((np.diff(series, axis=0) ** 2).mean(axis=0) / 2), 0.02)
-        parts = itertools.pairwise([0, *ends])
-        squares = sum((((series[a:b] - series[a:b].mean(axis=0)) / noise) ** 2).sum() for a, b in parts)
-        return float(squares + len(ends) * 2 * 2 * math.log(9))
-
-    every = [(*inner, 9) for count in range(9) for inner in itertools.combinations(range(1, 9), count)]
-    assert cost(tuple(cuts(series))) == pytest.approx(min(map(cost, every)))
 
 
 def test_phases_of_a_run_follow_one_another_and_their_means_are_those_of_the_run() -> None:
@@ -220,6 +178,7 @@ def test_systems_of_which_nothing_was_measured_are_refused(names: list[str], mes
         scenarios(names, None)
 
 
+@pytest.mark.slow
 def test_a_value_of_an_application_that_no_scenario_has_is_refused() -> None:
     tree = {"system": shipped("system")["gtx_1050"], "policy": shipped("policy")["cache_rw"], "run": {}}
     base = {**tree, "application": {**shipped("application")["conv_3x3"], "algorithm": "fft"}}
@@ -259,18 +218,6 @@ def test_a_layer_takes_what_its_fastest_algorithm_takes() -> None:
     assert by_hash["none"]["by_direction"]["forward"]["bias"] == pytest.approx(1.5)
     assert by_hash["none"]["forward_algorithm_as_measured"] == 1.0
     assert by_hash["xor"]["forward_algorithm_as_measured"] == 0.0
-
-
-def test_camping_is_no_chance() -> None:
-    """A line here and there is even use; the same channel all the time is not, nor one after another."""
-    random = np.random.default_rng(11)
-    few = random.multinomial(4, [1 / 32] * 32, size=256)
-    assert partition_camping(few) < 1.6
-    assert partition_camping(np.eye(32, dtype=np.int64)[[3] * 200]) == 32
-    turns = np.repeat(np.eye(4, dtype=np.int64) * 500, 16, axis=0)
-    assert partition_camping(turns) == 4
-    assert partition_camping(np.full((8, 4), 100)) == 1
-    assert partition_camping(np.zeros((8, 4), np.int64)) == 1
 
 
 def test_rows_that_no_layer_can_be_are_refused_by_line(tmp_path: Path) -> None:
@@ -314,7 +261,7 @@ def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -
     assert claims["camping_hash"]["ours"] < 1.2 < 2 < claims["camping_no_hash"]["ours"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     errors_of = json.loads((run / "errors.json").read_text("utf-8"))["p100"]
     table = pd.read_parquet(run / "predictions.parquet")
@@ -340,34 +287,8 @@ def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     assert measured[measured["plain"] > 2]["camping"].max() < 1.2
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_draws_who_did_what_when(run: Path) -> None:
     drawn = {path.stem for path in (run / "figures").glob("*.png")}
     maps = {"lenet", "conv_3x3_sms", "conv_3x3_channels", "two_sms", "camping", "camping_channels"}
     assert drawn >= maps | {"predicted_against_measured"}
-
-
-@pytest.mark.slow
-def test_directions_are_no_knob_of_lenet(run: Path) -> None:
-    results = pd.read_parquet(run / "results.parquet")
-    lenet = results[results["scenario"] == "lenet"]
-    assert len(lenet) == 12
-    assert lenet["application.direction"].isna().all()
-    assert (lenet["status"] == "ok").sum() == 8
-    assert lenet[lenet["status"] != "ok"]["reason"].str.contains("3 x 3").all()
-
-
-@pytest.mark.nightly
-def test_points_that_differ_in_another_knob_are_not_compared(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text(TABLE, encoding="utf-8")
-    few = ["measured=[p100]", "applications=[]", f"study.data_dir={tmp_path}"]
-    more = ["+space.policy.name=choice(uncached,cache_rw)", "space.application.direction=choice(forward)"]
-    fast = ["tracking=none", "store=none", "run.requests=20000", "run.most=200000", f"output_dir={tmp_path}"]
-    assert main(["study=gpgpusim", *few, *more, *fast]) == 0
-    run = tmp_path / "gpgpusim" / "latest"
-    results, camping = pd.read_parquet(run / "results.parquet"), pd.read_parquet(run / "camping.parquet")
-    plain = results[(results["status"] == "ok") & (results["system.gpu.mapping.channel_hash"] == "none")]
-    assert len(camping) == len(plain) == 12
-    keys = ["application.algorithm", "policy.name"]
-    pairs = camping.merge(plain, left_on=["algorithm", "policy.name"], right_on=keys)
-    np.testing.assert_array_equal(pairs["plain"], pairs["camping_y"])

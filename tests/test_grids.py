@@ -63,6 +63,7 @@ def test_the_axes_below_are_axes_of_some_schedule() -> None:
     assert legal == set(AXES)
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize("names", SIMULATORS, ids=lambda names: "-".join(filter(None, names)))
 @pytest.mark.slow
 @drawn(12)
@@ -85,6 +86,7 @@ def test_a_grid_equals_its_designs_alone_to_the_bit(
     assert split == alone
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @drawn(24)

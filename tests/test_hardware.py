@@ -223,6 +223,7 @@ def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: l
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_of_every_machine_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:

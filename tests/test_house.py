@@ -37,13 +37,13 @@ def test_few_modules_stand_at_the_root_of_a_package() -> None:
     assert house.root_modules("simulators") == ["compiled", "rules"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize(("package", "most"), [("dse", 92), ("simulators", 25)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_no_modules_import_one_another_in_a_circle() -> None:
     graph = house.imports(all_trees())
     assert house.cycles(graph) == 0
@@ -94,17 +94,18 @@ def test_no_package_loads_a_plug_in_of_a_package_above_it_by_name() -> None:
     assert upward_loads({"simulators.x": ast.parse(text)}) == ["simulators.x loads schedule serial"]
 
 
+@pytest.mark.slow
 def test_a_backend_must_have_four_members() -> None:
     assert house.backend_members() == 4
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_class_name_means_one_thing_in_a_backend() -> None:
     assert set(house.class_homonyms()) >= {"overlap", "step", "memory", "measured", "external"}
     assert not any(house.class_homonyms().values())
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_house_does_not_grow() -> None:
     counts = {
         "GPU classes": (len(house.gpu_classes()), 2),
@@ -116,6 +117,7 @@ def test_the_house_does_not_grow() -> None:
         "dependencies": (len(house.dependencies()), 18),
         "environment [MB]": (house.environment_mb(), 860),
         "words of documentation": (house.docs_words(), 30_000),
+        "lines of tests per line": (house.tests_per_line(), 0.45),
     }
     assert {name: count for name, (count, most) in counts.items() if count > most} == {}
 
@@ -128,7 +130,7 @@ def test_long_files_hold_compiled_kernels() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_long_functions_are_compiled_kernels() -> None:
     assert set(house.long_functions()) == KERNELS
 
@@ -138,14 +140,14 @@ def test_a_command_imports_what_it_needs() -> None:
     assert house.modules_imported_by_compare() <= 36
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_point_goes_a_short_way() -> None:
     trip = point_trip.point_trip()  # calls are not tested: the first run after a change reads the code again
     assert trip["modules_in_a_point"] <= 135
     assert trip["frames_to_gemm"] <= 20
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_language_does_not_get_worse() -> None:
     most = {"participle_names_pct": 2.9, "pronoun_bindings_pct": 0.5, "docstrings_without_subject_pct": 2.95}
     language = house.language(all_trees())

@@ -74,6 +74,7 @@ def _priorities(**fixed: Any) -> dict[str, tuple[bool, float]]:
     return makespans
 
 
+@pytest.mark.slow
 def test_a_priority_counts_where_the_memory_can_be_over_subscribed() -> None:
     wide = _priorities()
     assert all(idle for idle, _ in wide.values())
@@ -129,7 +130,7 @@ def test_the_axes_over_which_a_knob_changes_nothing_are_counted() -> None:
     assert "a" not in by_path
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_table_has_each_outcome_of_the_flagship_once_and_so_do_its_fronts(tmp_path: Path) -> None:
     planned_study = plan(request(["study=ficco_sweep", "workload.only=[g4,g14]", "simulator=fluid", "executor.jobs=1"]))
     summary = run(planned_study, tmp_path / "results.parquet")
@@ -165,7 +166,7 @@ def _axes_at(space: Space, planned_study: Plan, path: str, chance: random.Random
     return axes
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize("study", STUDIES)
 def test_no_knob_of_a_shipped_study_changes_nothing_wherever_it_is_varied(study: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import moocore
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,13 +10,10 @@ from hypothesis import strategies as st
 from dse.analysis.search_benchmark import (
     LandscapeBackend,
     LandscapePoints,
-    Progress,
-    SearchRun,
     column,
     evaluated_points,
 )
 from dse.backend import Batch, Result
-from dse.errors import ConfigError
 from dse.search import Search, explore
 
 COMMAND = ("study=ficco_sweep", "workload.only=[g4]", "study.objectives=[makespan_s,peak_staging_bytes]")
@@ -36,6 +32,7 @@ def run(method: str, seed: int = 0) -> Result:
     return simulator.evaluate([Batch(simulator.design(tree))])[0][0]
 
 
+@pytest.mark.slow
 def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(truth: LandscapePoints) -> None:
     space = truth.question.space
     assert space.size() == 261
@@ -49,14 +46,7 @@ def test_every_point_of_the_space_is_known_with_the_metrics_that_a_study_finds(t
         assert outcome == pytest.approx({name: results[0].metrics[name] for name in truth.question.goals}, rel=1e-12)
 
 
-def test_the_true_front_is_what_no_point_dominates(truth: LandscapePoints) -> None:
-    values = np.array([list(outcome.values()) for outcome in truth.outcomes if outcome is not None])
-    undominated = [row for row in values if not ((values <= row).all(axis=1) & (values < row).any(axis=1)).any()]
-    assert 1 < len(truth.front) == len(np.unique(undominated, axis=0))
-    assert truth.hypervolume(range(truth.size)) == pytest.approx(1.0)
-    assert truth.distance(range(truth.size)) == pytest.approx(0.0, abs=1e-12)
-
-
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 86), min_size=1, max_size=40), st.integers(0, 86))
 @settings(max_examples=40, deadline=None)
 def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
@@ -69,7 +59,7 @@ def test_another_point_never_lowers_the_hypervolume_nor_adds_to_the_distance(
     assert truth.hypervolume(rows) == pytest.approx(share)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("method", ["auto", "archive", "random"])
 def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints, method: str) -> None:
     figures = run(method, seed=5).metrics
@@ -83,31 +73,7 @@ def test_progress_is_what_a_search_of_the_same_seed_found(truth: LandscapePoints
     assert 1 <= int(figures["points_to_95"]) <= truth.size
 
 
-def test_a_budget_is_a_share_of_the_distinct_outcomes_with_the_baseline_counted(truth: LandscapePoints) -> None:
-    assert (
-        truth.num_distinct
-        == len({tuple(outcome.values()) for outcome in truth.outcomes if outcome is not None})
-        <= truth.size
-    )
-    progress = Progress.of(truth, SearchRun(method="random"), 9)
-    assert len(progress.rows) == 9
-    assert LandscapeBackend(shares=[10 / truth.num_distinct])._budgets(truth) == [9]
-
-
 @pytest.mark.slow
-def test_a_point_beyond_a_limit_is_on_no_front_and_adds_nothing(truth: LandscapePoints) -> None:
-    metric, most = (
-        "peak_staging_bytes",
-        np.median([outcome["peak_staging_bytes"] for outcome in truth.outcomes if outcome]),
-    )
-    limited = evaluated_points((*COMMAND, f"+study.limits.{metric}.high={most:.0f}"))
-    beyond = [row for row, outcome in enumerate(limited.outcomes) if outcome is not None and outcome[metric] > most]
-    assert beyond
-    assert limited.size == truth.size
-    assert limited.hypervolume(beyond) == 0.0
-    assert limited.hypervolume([row for row in range(limited.size) if row not in beyond]) == pytest.approx(1.0)
-
-
 def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth: LandscapePoints) -> None:
     rows: list[int] = []
 
@@ -121,15 +87,3 @@ def test_a_search_is_credited_from_the_first_point_at_which_it_has_enough(truth:
     until = int(run("random", seed=3).metrics["points_to_95"])
     assert truth.hypervolume(rows[:until]) >= 0.95
     assert truth.hypervolume(rows[: until - 1]) < 0.95
-
-
-@pytest.mark.slow
-def test_a_study_of_several_scenarios_is_no_landscape() -> None:
-    with pytest.raises(ConfigError, match="choose one, such as"):
-        evaluated_points(("study=ficco_sweep", "workload.only=[g4,g5]"))
-
-
-@pytest.mark.parametrize("shares", [[], [0.5, 0.1], [0.0, 0.5], [0.5, 1.5]])
-def test_shares_must_ascend_within_the_space(shares: list[float]) -> None:
-    with pytest.raises(ConfigError, match=r"simulator\.shares"):
-        LandscapeBackend(shares=shares)

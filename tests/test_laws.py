@@ -52,6 +52,7 @@ def test_no_point_passes_its_ideal_whatever_it_is_compared_with(
     assert_no_gain_is_impossible(simulator, point, {**point, "makespan_s": factor * point["makespan_s"]})
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_schedule_passes_its_ideal_on_a_shipped_machine(system: str) -> None:

@@ -169,6 +169,7 @@ def _paths(tree: Any, prefix: str) -> Iterator[str]:
 # Claims
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "papers"),
     [
@@ -216,7 +217,7 @@ def _stated(row: dict[str, Any]) -> dict[str, Any]:
 # Code
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_what_is_public_says_what_it_is() -> None:
     for path, tree in syntax().items():
         assert ast.get_docstring(tree), path

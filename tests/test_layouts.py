@@ -68,7 +68,7 @@ def test_layouts_are_computed_at_once_as_each_by_itself() -> None:
         assert float(metrics["iteration_s"]) >= float(layouts.seconds[place]) * (1 - 1e-9)  # whose pipeline is the best
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_layouts_that_are_searched_fit_and_the_best_with_serial_sites_is_among_them() -> None:
     question = spreading(tree("llama2_13b", "a100_8"))
     fitting, chosen = question.candidates().fitting, question.chosen()
@@ -128,6 +128,7 @@ def test_conditions_are_of_knobs_of_steps() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 4, 8])
 @pytest.mark.parametrize("schedule", ["hetero_fused_1d num_chunks=2", "signalled", "shard_p2p"])
 def test_schedules_hide_communication_and_not_gemms(tp: int, schedule: str) -> None:

@@ -22,10 +22,8 @@ from simulators.calibration.collectives import (
     COLLECTIVE_KINDS,
     LARGE_BYTES,
     MOST_COLLECTIVES,
-    evenly_spaced,
     read_collectives,
 )
-from simulators.calibration.fit import PROTOCOL_PRIORS
 from simulators.costs.collective import Group, collective_cost, node_ring
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.hardware.device import Device
@@ -34,7 +32,6 @@ from simulators.hardware.network import CollectiveKind, CollectiveLibrary, InSwi
 from simulators.workloads.model_zoo import option_tree
 from tests.iterations import BACKEND, metrics, step
 
-TYPICAL = Protocols(**{name: prior.middle for name, prior in PROTOCOL_PRIORS.items()})
 TRUE = Protocols(
     launch_s=6e-6, ll_step_s=0.8e-6, ll_share=0.06, ll128_step_s=1.6e-6, ll128_share=0.5,
     step_s=5e-6, bytes_per_s=2.2e11, scaling=1.2, fill_s=2e-6, fill_bytes=2e7,
@@ -55,20 +52,6 @@ def test_no_collective_is_faster_than_its_launch_and_its_bytes(kind: CollectiveK
     sent = size if kind == "send_recv" else (2 if kind == "all_reduce" else 1) * (gpus - 1) / gpus * size
     rate = TRUE.bytes_per_s * TRUE.scaling ** np.log2(gpus / 2)
     assert protocol_seconds(TRUE, kind, gpus, size) >= (TRUE.launch_s + sent / rate) * (1 - 1e-12)
-
-
-@pytest.mark.parametrize("kind", COLLECTIVE_KINDS)
-def test_a_protocol_that_is_slower_everywhere_is_not_taken(kind: CollectiveKind) -> None:
-    payload = np.geomspace(256, 1e9, 40)
-    slow = TRUE.model_copy(update={"ll_step_s": 1.0, "ll128_step_s": 1.0})
-    simple = protocol_seconds(slow, kind, 8, payload)
-    assert np.all(protocol_seconds(TRUE, kind, 8, payload) <= simple)
-    assert protocol_seconds(TRUE, kind, 8, payload)[0] < 0.9 * simple[0]
-    assert protocol_seconds(TRUE, kind, 8, payload)[-1] == pytest.approx(simple[-1])
-
-
-def test_a_gpu_alone_waits_for_nobody() -> None:
-    assert protocol_seconds(TRUE, "all_reduce", np.array([1, 2]), 1e6).tolist()[0] == 0.0
 
 
 @pytest.mark.parametrize("kind", RINGS)
@@ -190,57 +173,6 @@ def nccl_table(path: Path, *, constants: Protocols = TRUE, rows: list[list[objec
     return path
 
 
-def test_sizes_are_counted_in_elements_of_the_larger_buffer(tmp_path: Path) -> None:
-    lines: list[list[object]] = [
-        ["g", "2", "alltoall", "half", 4, 1024, 0.01],
-        ["g", "2", "alltoall", "int8", 4, 1024, 0.01],
-    ]
-    (rows,) = read_collectives(nccl_table(tmp_path / "t.csv", rows=lines))
-    assert (rows.kind, rows.shape["bytes"].tolist(), rows.seconds.ravel().tolist()) == (
-        "all_to_all",
-        [2048, 1024],
-        [1e-5, 1e-5],
-    )
-
-
-VIDUR = "device,collective,gpus,devices_per_node,bytes,median_ms\n"
-
-
-def test_rows_across_nodes_have_constants_of_their_own_and_those_without_a_time_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(VIDUR + "A100,all_reduce,8,8,1024,0.02\nA100,all_reduce,8,4,1024,0.2\nA100,send_recv,2,2,1024,\n")
-    inside, across = read_collectives(path)
-    assert (inside.kind, inside.names, inside.library) == ("all_reduce", ("1024 x 8",), "vidur")
-    assert (across.kind, across.names) == ("all_reduce_across_nodes", ("1024 x 8 on 2 nodes",))
-    assert across.shape["nodes"].tolist() == [2.0]
-    assert "1 rows without a time are skipped" in capsys.readouterr().err
-    path.write_text(VIDUR + "A100,all_reduce,8,3,1024,0.02\n")
-    with pytest.raises(ConfigError, match="line 2, devices_per_node = '3': must divide the number of GPUs"):
-        read_collectives(path)
-
-
-def test_collectives_in_the_switch_are_read_by_column(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    head = "BL,hidden_size,torch_all_reduce_us,multimem_all_reduce_us,multimem_rs_us,multimem_ar_us_ctas_4\n"
-    path.write_text(head + "64,8192,36.0,16.5,16.1,16.6\n")
-    rows = {(group.kind, group.library): group for group in read_collectives(path)}
-    assert set(rows) == {("all_reduce", "pytorch"), ("all_reduce_in_switch", ""), ("reduce_scatter_in_switch", "")}
-    switched = rows["all_reduce_in_switch", ""]
-    assert switched.names == ("1048576 x 8", "1048576 x 8 by 4 CTAs")
-    assert switched.seconds.ravel() == pytest.approx([16.5e-6, 16.6e-6])
-    assert all(group.device == "H100" for group in rows.values())
-
-
-def test_rows_of_another_library_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(VIDUR + "".join(f"H100,all_reduce,8,8,{2**size},0.02\n" for size in range(10, 24)))
-    assert main(["calibrate", "system=h100_8", f"data={path}", f"out={tmp_path / 'out'}"]) == 2
-    message = "system.node.library.name: is not given, and t.csv has rows of vidur (name it, in a node of its own"
-    assert message in capsys.readouterr().err.replace("\n", " ")
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -255,13 +187,6 @@ def test_a_row_that_cannot_be_meant_is_told_by_line_and_column(row: list[object]
     with pytest.raises(ConfigError) as caught:
         read_collectives(nccl_table(tmp_path / "t.csv", rows=[row]))
     assert message in str(caught.value)
-
-
-def test_times_in_another_unit_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fast = TRUE.model_copy(update={"bytes_per_s": 2.2e14, "launch_s": 1e-9, "step_s": 1e-9, "fill_s": 1e-9})
-    data = nccl_table(tmp_path / "t.csv", constants=fast)
-    assert main(["calibrate", "system=h100_8", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
-    assert "is it in seconds?" in capsys.readouterr().err
 
 
 def test_collectives_need_a_node_that_holds_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,15 +210,6 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path) -> None:
         assert len(tree["node"]["library"]["fitted_on"][kind]) <= MOST_COLLECTIVES["inside"]
         assert tree["node"]["sources"][f"library.protocols.{kind}"]["provenance"] == "calibrated"
     assert tree["gpu"]["efficiency"] == tree_of("h100_8")["gpu"]["efficiency"]
-
-
-def test_rows_to_fit_on_are_spread_over_sizes_and_numbers_of_gpus(tmp_path: Path) -> None:
-    rows = read_collectives(nccl_table(tmp_path / "t.csv"))[0]
-    places = evenly_spaced(rows)
-    assert len(places) == MOST_COLLECTIVES["inside"]
-    for gpus in (2, 4, 8):
-        chosen = rows.shape["bytes"][places][rows.shape["gpus"][places] == gpus]
-        assert (chosen.min(), chosen.max()) == (rows.shape["bytes"].min(), rows.shape["bytes"].max())
 
 
 # What was measured

@@ -17,7 +17,7 @@ from benchmarks import validity
 from dse.cli import main
 from dse.errors import ConfigError
 from simulators.calibration.fit import LIBRARY_GEMMS, library_tiles, typical_library
-from simulators.calibration.layouts import read_gemms, read_streams
+from simulators.calibration.layouts import read_gemms
 from simulators.calibration.measurements import STREAM_KINDS
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
@@ -66,78 +66,9 @@ def test_a_larger_product_is_never_much_faster(m: int, n: int, k: int, times: in
     assert float(seconds(chip(), times * m, n, k)) >= float(seconds(chip(), m, n, k)) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("constant", "factor"),
-    [
-        *(("sustained", 0.5), ("hbm_share", 0.5), ("compute", 0.5), ("feed", 0.5)),
-        *(("prologue", 4.0), ("launch_s", 4.0), ("split_s", 4.0), ("split_traffic", 4.0)),
-        ("camping", 8.0),
-    ],
-)
-def test_every_constant_slows_some_product(constant: str, factor: float) -> None:
-    sizes = (np.array([64, 4096, 8192, 28672.0]), np.array([16, 1, 4096, 64.0]), np.array([512, 8192, 8192, 8192.0]))
-    worse = chip(**{constant: factor * getattr(TYPICAL_LIBRARY, constant)})
-    plain, slow = seconds(chip(), *sizes), seconds(worse, *sizes)
-    assert (slow >= plain * (1 - 1e-12)).all()
-    assert (slow > 1.01 * plain).any()
-
-
-def test_eight_bits_move_half_of_sixteen() -> None:
-    gpu = Device.of(tree_of("mi300x_8"))
-    eight, sixteen = (FittedGemms.of(gpu, name, efficiency=TYPICAL_LIBRARY) for name in ("fp8", "bf16"))
-    narrow, wide = (gemm_cost(chip, GemmShape(8192, 1, 8192)) for chip in (eight, sixteen))
-    assert narrow.flop == wide.flop
-    # as exactly as the tiles that are picked for each read the short side again
-    assert float(narrow.kernel.hbm_bytes) == pytest.approx(float(wide.kernel.hbm_bytes) / 2, rel=2e-3)
-
-
 # Tables of other projects
 
 AITER = "device,precision,table,tokens,out_features,in_features,us\nMI300X,fp8,t,16,5120,8704,28.8\n"
-PROFILE = "# measured\ndevice,gemm_dtype,m,n,k,latency\nh100_sxm,bfloat16,16,5120,8704,0.0288\n"
-LAYERS = """device,model,op,tokens,tp,hidden,heads,kv_heads,ffn,gated,out_features,in_features,median_ms
-H100,x,add,16,2,8192,64,8,28672,True,,,0.002
-H100,x,input_layernorm,16,2,8192,64,8,28672,True,,,0.004
-H100,x,mlp_act,16,2,8192,64,8,28672,True,,,0.003
-H100,x,attn_rope,16,2,8192,64,8,28672,True,,,0.002
-H100,x,emb,16,2,8192,64,8,28672,True,,,0.002
-H100,x,mlp_up_proj,16,1,8192,64,8,28672,True,5120,8704,0.0288
-H100,x,mlp_up_proj,8,1,8192,64,8,28672,True,5120,8704,
-"""
-
-
-@pytest.mark.parametrize(("text", "precision"), [(AITER, "fp8"), (PROFILE, "bf16"), (LAYERS, "fp16")])
-def test_every_layout_gives_the_same_rows(
-    text: str, precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text(text, encoding="utf-8")
-    (rows,) = read_gemms(path)
-    assert rows.precision == precision
-    assert {name: values.tolist() for name, values in rows.shape.items()} == {
-        **{"m": [5120.0], "n": [16.0], "k": [8704.0]},
-        **{"ta": [0.0], "tb": [0.0]},
-    }
-    assert rows.seconds.tolist() == [[pytest.approx(28.8e-6)]]
-    assert ("1 rows without a time are skipped" in capsys.readouterr().err) == (text == LAYERS)
-
-
-def test_what_memory_bounds_is_read_with_the_bytes_that_it_moves(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text(LAYERS, encoding="utf-8")
-    moved = {rows.kind: rows.shape["bytes"].tolist() for rows in read_streams(path)}
-    tokens, width = 16, 2  # bytes
-    assert moved == {
-        "add": [3 * 8192 * tokens * width],
-        "norm": [2 * 8192 * tokens * width],
-        "activation": [3 * 28672 / 2 * tokens * width],  # gated, of one of two GPUs
-        "rotary": [2 * (64 + 8) / 2 * 128 * tokens * width],
-    }
-    path.write_text(AITER, encoding="utf-8")
-    assert read_streams(path) == []
-    path.write_text(LAYERS.replace("0.004", "-1"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"table.csv, line 3, median_ms = '-1': must be a positive number"):
-        read_streams(path)
 
 
 @given(traffic=st.floats(1.0, 1e12), more=st.floats(1.0, 100.0))
@@ -167,19 +98,6 @@ def test_a_bad_table_is_refused_by_file_line_and_column(
     with pytest.raises(ConfigError) as error:
         read_gemms(path)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("text", [AITER, PROFILE])
-def test_rows_of_an_unknown_precision_are_skipped_and_counted(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One precision that is new does not make the others of a table useless."""
-    path, row = tmp_path / "table.csv", text.splitlines()[-1]
-    odd = row.replace("fp8", "nvfp4").replace("bfloat16", "nvfp4")
-    path.write_text("\n".join([text.strip(), odd, odd]), encoding="utf-8")
-    (rows,) = read_gemms(path)
-    assert rows.size == 1
-    assert "table.csv: 2 rows are skipped: precision 'nvfp4' is unknown; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
@@ -251,8 +169,3 @@ def test_shipped_constants_predict_the_rows_that_they_were_not_fitted_on(
     streams = {(row["device"], row["kind"]): row["median"] for row in report["tables"] if row["kind"] in STREAM_KINDS}
     assert set(streams) == {(device, kind) for device in ("a100_8", "h100_8") for kind in STREAM_KINDS}
     assert report["elementwise_median_worst"] == max(streams.values()) < 0.15
-
-
-def test_a_folder_without_tables_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert validity.main(["--data", str(tmp_path)]) == 2
-    assert "--data" in capsys.readouterr().err

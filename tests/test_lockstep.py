@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.engine import space_of
-from benchmarks.graphs import pipeline
 from dse.space import Knob, Space
 from dse.space.grids import grids
 from simulators.engines import fluid
@@ -20,7 +18,7 @@ from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.graph import Floats, GraphBuilder, TaskGraph
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from tests.graphs import graphs, pipelines
-from tests.support import design, drawn, lower
+from tests.support import drawn
 
 
 @pytest.fixture(autouse=True)
@@ -132,38 +130,6 @@ def test_streams_in_lockstep_have_the_bits_that_they_have_alone(seed: int, tasks
     assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
 
 
-def test_what_is_freed_together_is_added_up_in_the_order_in_which_it_was_staged() -> None:
-    """Groups that staged the same bytes in different orders do not become one, for sums round differently."""
-    random, build = np.random.default_rng(0), GraphBuilder()
-    stagers = []
-    for index in range(4):
-        before = build.task(f"before{index}", "launch", delay=random.uniform(1, 2, 300))
-        staged = random.uniform(0.1, 1, 300)
-        stagers.append(build.task(f"stager{index}", "transfer", after=[before], delay=3.0, staged_bytes=staged))
-    consumer = build.task("consumer", "gemm", after=stagers, delay=1.0)
-    build.frees(consumer, stagers)
-    build.task("later", "transfer", after=[consumer], delay=1.0, staged_bytes=5.0)
-    graph = build.build()
-    prepared, table = KernelGraph.of(graph), graph.table()
-    rows, left, _ = prepared.together(table)
-    assert not left.all()
-    assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
-
-
-def test_groups_meet_again() -> None:
-    """A thousand designs whose copies and GEMMs overtake each other take far fewer steps than they would alone."""
-    graph = reduce_graph(pipeline(64, kind="regular")).graph
-    random, first = np.random.default_rng(0), graph.table()[0]
-    table = np.repeat(first[None], 1024, axis=0)
-    work = np.unique(graph.at["work"])
-    table[:, work] *= random.uniform(0.5, 2.0, (1024, work.size))
-    prepared = KernelGraph.of(graph)
-    _, left, steps = prepared.together(table)
-    _, _, steps_of_one = prepared.together(np.repeat(first[None], few_classes.WIDTH, axis=0))
-    assert not left.any()
-    assert steps < 1024 * steps_of_one / 20
-
-
 def test_a_sweep_of_hardware_is_taken_together_but_for_a_few_designs() -> None:
     space = space_of("fluid", num_chunks=16, designs=2401, rows=16384)
     block = next(iter(space.blocks(4096)))
@@ -192,73 +158,3 @@ def test_an_axis_whose_values_change_no_order_costs_a_handful_of_runs() -> None:
     assert len(table) == 240
     assert steps / steps_of_one + left.sum() <= 24
     assert rows[:, ~left].tobytes() == one_by_one(prepared, table)[:, ~left].tobytes()
-
-
-def test_what_cannot_be_taken_together_is_left() -> None:
-    """Many classes, pools of slots, work that only some designs have, and too many tasks at once."""
-    graph = pipeline(4, designs=40)
-    prepared = KernelGraph.of(graph)
-    assert prepared.structure[10].size > few_classes.MOST_CLASSES
-    assert prepared.together(graph.table())[1].all()
-    regular = reduce_graph(pipeline(4, designs=40, kind="regular")).graph
-    prepared, table = KernelGraph.of(regular), regular.table()
-    assert not prepared.together(table)[1].all()
-    table[0, regular.at["work"][0]] = 0.0
-    assert prepared.together(table)[1].all()
-    pooled = replace(regular, pool=np.zeros_like(regular.pool), slots=np.array([1], np.int32), pools=("p",))
-    assert KernelGraph.of(pooled).together(regular.table())[1].all()
-    crowd = reduce_graph(pipeline(64, designs=8, kind="regular")).graph
-    free = replace(crowd, pred_ptr=np.zeros_like(crowd.pred_ptr), pred=crowd.pred[:0], consumer=-1 + 0 * crowd.consumer)
-    alone = KernelGraph.of(free)
-    assert alone.together(free.table())[1].all()
-    np.testing.assert_allclose(
-        one_by_one(alone, free.table()), kernel_rows(alone, free.table(), many_classes.run), rtol=1e-12
-    )
-
-
-def test_tasks_that_wait_for_ever_are_an_error_in_lockstep_too() -> None:
-    """In all of the designs, or in one of them, whose rate is so small that the end is infinite."""
-    build = GraphBuilder()
-    build.task("first", "transfer", uses={build.resource("link", np.array([1.0, 1e-310])): 1.0}, work=1.0)
-    graph = build.build()
-    prepared, both = KernelGraph.of(graph), graph.table()
-    for table in (both[np.zeros(40, int)], both[np.ones(40, int)], both[[0] * 20 + [1] + [0] * 20]):
-        if (table == both[0]).all():
-            assert prepared.together(table)[0][0].tolist() == [1.0] * 40
-            continue
-        with pytest.raises(RuntimeError, match="wait for ever"):
-            one_by_one(prepared, table)
-        with pytest.raises(RuntimeError, match="wait for ever"):
-            prepared.together(table)
-
-
-def test_lockstep_is_compiled_once_the_others_have_run_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = reduce_graph(pipeline(8, designs=40, kind="regular")).graph
-    prepared, table = KernelGraph.of(graph), graph.table()
-    called, tasks = list[int](), graph.num_tasks * len(table)
-    plain = KernelGraph.together
-
-    def together(self: KernelGraph, numbers: Floats) -> Any:
-        called.append(len(numbers))
-        return plain(self, numbers)
-
-    monkeypatch.setattr(KernelGraph, "together", together)
-    monkeypatch.setattr(fluid, "is_compiled", lambda kernel: False)
-    monkeypatch.setattr(fluid, "_TASKS_OF_A_COMPILATION", 2 * tasks)
-    monkeypatch.setattr(fluid._Lockstep, "tasks", 0)
-    totals = [prepared.totals(table).makespan_s.tobytes() for _ in range(3)]
-    assert called == [40]
-    assert len(set(totals)) == 1
-    monkeypatch.setattr(fluid, "is_compiled", lambda kernel: True)
-    prepared.totals(table)
-    assert called == [40, 40]
-
-
-def test_a_design_has_the_same_bits_in_lockstep_and_alone() -> None:
-    graph = reduce_graph(lower(design("uniform_fused_1d", {"schedule.num_chunks": 16}))).graph
-    prepared, table = varied(graph, 1, designs=200)
-    totals = prepared.totals(table)
-    for place in (0, 7, 199):
-        alone = prepared.totals(table[place : place + 1])
-        assert alone.makespan_s[0] == totals.makespan_s[place]
-        assert alone.cu_s[0] == totals.cu_s[place]

@@ -46,34 +46,6 @@ def test_the_linear_program_knows_contention() -> None:
     assert optimum.binds["gemm beside copy"] == pytest.approx(0.25, rel=1e-6)  # of it is lost to contention
 
 
-def test_a_law_costs_nothing_where_a_resource_keeps_a_task_below_its_cap() -> None:
-    build = GraphBuilder()
-    link = build.resource("link", 1.0)
-    build.slows("copy", while_active="gemm", factor=0.5)
-    build.task("gemm", "gemm", work=1.0, cap=1.0, group="gemm")
-    build.task("copy", "transfer", uses={link: 1.0}, work=1.0, cap=2.0, group="copy")
-    graph = build.build()
-    assert FLUID.totals(graph).makespan_s[0] == 1.0
-    assert linear_bound(graph).seconds == pytest.approx(1.0)
-
-
-def test_a_resource_that_is_never_idle_binds() -> None:
-    build = GraphBuilder()
-    link = build.resource("link", 2.0)
-    for delay in (1.0, 0.5, 0.5):
-        build.task("copy", "transfer", uses={link: 1.0}, work=4.0, delay=delay)
-    limit = bound(build.build())
-    assert limit.seconds[0] == 0.5 + 3 * 2.0  # the least delay, and all bytes
-    assert limit.names[limit.binds[0]] == "link"
-
-
-def test_designs_of_a_grid_have_their_own_bounds() -> None:
-    build = GraphBuilder()
-    link = build.resource("link", np.array([1.0, 2.0, 4.0]))
-    build.task("copy", "transfer", uses={link: 1.0}, work=8.0)
-    assert bound(build.build()).seconds.tolist() == [8.0, 4.0, 2.0]
-
-
 @pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("schedule", ["chunked", "uniform_fused_1d", "fused_kernels", "t3_mca"])

@@ -6,6 +6,8 @@ import ast
 import functools
 from pathlib import Path
 
+import pytest
+
 from tests.campaigns.faults import Fault, faults, page, verdict
 
 TESTS = Path(__file__).parent
@@ -23,6 +25,7 @@ def test_every_fault_has_a_row_and_every_row_a_test_or_a_reason() -> None:
     assert all(fault.fault and fault.seen and fault.by and (fault.tests or fault.without) for fault in faults())
 
 
+@pytest.mark.slow
 def test_a_row_names_tests_that_exist_and_the_page_shows_it() -> None:
     lines = page().splitlines()
     for fault in faults():

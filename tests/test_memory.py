@@ -72,16 +72,6 @@ def test_what_is_read_from_memory_is_at_least_what_is_touched_and_caching_reads_
         assert plain[moved] >= 0.98 * element * sum(float(np.prod(size)) for size in sizes)
 
 
-def test_a_loop_over_a_tensor_that_fits_reads_it_once_where_loads_are_kept() -> None:
-    rows = only(
-        {"kind": "passes", "reads": ["x"], "writes": ["y"], "passes": 4, "along": "rows"},
-        {"x": [64, 4096], "y": [64, 4096]},
-    )
-    cached, plain = (metrics(rows, policy)["dram_read_bytes"] for policy in ("cache_r", "uncached"))
-    assert cached == 64 * 4096 * 4
-    assert plain == 4 * cached
-
-
 def test_a_strided_kernel_camps_on_one_channel_unless_addresses_are_hashed() -> None:
     """Columns of a matrix whose row is the channels' stride times its chunk lie on one channel."""
     columns = only(
@@ -158,26 +148,6 @@ def test_sampled_kernels_take_as_long_as_whole_ones() -> None:
     assert sample["simulated"] < 0.3 < full["simulated"] == 1
     for name in ("time_s", "dram_bytes", "row_hit_rate"):
         assert sample[name] == pytest.approx(full[name], rel=0.03)
-
-
-@pytest.mark.slow
-def test_repetitions_that_are_left_out_count_as_the_last_one() -> None:
-    few, all_ = (metrics("fw_gru", "combined", {"run.repeats": most, "run.requests": 1_000_000}) for most in (4, 25))
-    assert few["kernels"] == all_["kernels"] == 50
-    assert few["time_s"] == pytest.approx(all_["time_s"], rel=0.1)
-
-
-def test_allocation_bypass_leaves_no_request_waiting_for_a_full_set() -> None:
-    static, bypass = (metrics("bw_lstm", policy) for policy in ("cache_rw", "cache_rw_ab"))
-    assert static["stalls"] > 0 == bypass["stalls"]
-    assert bypass["bypassed"] > 0 == static["bypassed"]
-    assert bypass["time_s"] < static["time_s"]
-
-
-def test_launches_take_their_time() -> None:
-    plain, slow = (metrics("fw_lstm", "cache_r", {"system.gpu.launch_s": launch}) for launch in (0.0, 5e-6))
-    assert plain["launch_share"] == 0
-    assert slow["time_s"] - plain["time_s"] == pytest.approx(slow["kernels"] * 5e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulators.memory import engine
-from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, feed, kernels, unsupported_reason
+from simulators.memory.convolutions import ALGORITHMS, DIRECTIONS, ConvolutionPass, kernels, unsupported_reason
 from simulators.memory.design import MemoryDesign
 from simulators.memory.kernels import Application
 from simulators.memory.measures import programs
@@ -99,54 +99,6 @@ def test_winograd_is_for_three_by_three_without_stride() -> None:
     assert "filter pass" in unsupported_reason(layer(algorithm="winograd", direction="backward_filter"))
     with pytest.raises(ValueError, match="3 x 3"):
         kernels(layer(algorithm="winograd", r=5, s=5, pad_h=2, pad_w=2), CUS)
-
-
-def test_transforms_are_for_images_and_filters_that_fit() -> None:
-    assert "256" in unsupported_reason(layer(algorithm="fft", h=300, w=300))
-    assert unsupported_reason(layer(algorithm="fft_tiling", h=300, w=300)) == ""
-    assert "half a tile" in unsupported_reason(layer(algorithm="fft_tiling", r=20, s=5, h=40, w=40))
-    assert "3 and more" in unsupported_reason(layer(algorithm="fft", r=1, s=1, pad_h=0, pad_w=0))
-    assert all(unsupported_reason(layer(algorithm=name, r=17, s=17, pad_h=0, pad_w=0)) for name in ALGORITHMS)
-
-
-def test_explicit_columns_go_through_memory() -> None:
-    """They are written once, and read once at least."""
-    columns = 4 * 2 * 8 * 9 * 14 * 14
-    for direction in DIRECTIONS:
-        conv = layer(direction=direction)
-        explicit, implicit = found(conv.model_copy(update={"algorithm": "gemm"})), found(conv)
-        assert explicit["dram_write_bytes"] >= columns > implicit["dram_write_bytes"]
-        assert explicit["requests"] * 64 >= 2 * columns
-    pointwise = layer(r=1, s=1, pad_h=0, pad_w=0)
-    assert kernels(pointwise.model_copy(update={"algorithm": "gemm"}), CUS) == kernels(pointwise, CUS)
-
-
-def test_winograd_multiplies_less_and_its_planes_have_as_many_tiles_as_the_output() -> None:
-    conv = layer(n=8, c=64, k=64, h=16, w=16)
-    ratio = {}
-    for name in ("winograd", "winograd_nonfused"):
-        design = design_of(conv.model_copy(update={"algorithm": name}))
-        assert isinstance(design.application, Application)
-        pairs = zip(design.application.groups[0].kernels, programs(design)[0], strict=True)
-        ratio[name] = sum(flop(program) / work(kernel) for kernel, program in pairs if work(kernel))
-    assert ratio["winograd"] == pytest.approx(conv.flop * 4 / 9)
-    assert ratio["winograd_nonfused"] == pytest.approx(conv.flop * 36 / (16 * 9))
-    planes = kernels(conv.model_copy(update={"algorithm": "winograd_nonfused"}), CUS).tensors["px"]
-    assert planes == (36, 64, 8 * 4 * 4)
-    complex_ = kernels(conv.model_copy(update={"algorithm": "fft"}), CUS).tensors["py"]
-    assert complex_ == (32 * 17, 64, 8, 2)  # 18 x 18 padded to 32 x 32
-
-
-def test_narrow_tiles_read_more_operands_for_a_multiplication() -> None:
-    assert feed(128, 128) == 1
-    assert feed(128, 128) < feed(64, 64) < feed(32, 32) < feed(8, 128)
-
-
-def test_filter_gradients_are_split_only_where_few_workgroups_would_be() -> None:
-    deep = layer(n=16, c=32, k=32, direction="backward_filter")
-    wide = layer(c=1024, k=2048, direction="backward_filter")
-    assert "parts" in kernels(deep, CUS).tensors
-    assert "parts" not in kernels(wide, CUS).tensors
 
 
 def test_a_filter_larger_than_the_image_and_sizes_of_nothing_are_refused() -> None:

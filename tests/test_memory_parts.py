@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulators.hardware import memory_system as machines
 from simulators.hardware.memory_system import Folds, MemorySystem
 from simulators.memory.kernels import ElementwiseKernel
 from simulators.memory.policy import Policy
@@ -89,19 +88,6 @@ def test_both_caches_count_what_lru_does_line_by_line(
         expected = lru_counts(serial(trace), of, keeps_stores=policy == "cache_rw")
         assert {name: counters[name] for name in expected} == expected
         assert counters["L1_MERGED"] == counters["L2_MERGED"] == counters["L1_STALLS"] == counters["L2_STALLS"] == 0
-
-
-def test_a_kernel_begins_with_an_empty_l1_and_with_what_l2_has_kept() -> None:
-    on, lines = machine(system(first=(64, 4), second=(64, 4))), list(range(256))
-    assert counts(replay(on, loads(lines)))["READS"] == 256
-    again = counts(replay(on, loads(lines)))
-    assert (again["L1_HITS"], again["L2_HITS"], again["READS"]) == (0, 256, 0)
-
-
-def test_a_line_that_is_under_way_is_fetched_once_for_all_who_ask() -> None:
-    of = system(gpu={"num_cus": 4, "in_flight": 8})
-    counters = counts(replay(machine(of), *[loads([7, 7])] * 4))
-    assert (counters["L1_MERGED"], counters["L2_MERGED"], counters["READS"]) == (4, 3, 1)
 
 
 # Nothing is lost
@@ -234,13 +220,6 @@ def taken_ns(requests: list[Request], **dram: Any) -> float:
     return replay(machine(system(**immediate(dram=dram)), "uncached"), requests).seconds * 1e9
 
 
-@given(st.integers(8, COLUMNS))
-def test_a_row_is_read_burst_by_burst(count: int) -> None:
-    """The first takes its activation; bursts are as far apart as the bus is free, latency hidden at best."""
-    taken = taken_ns(loads(range(count)))
-    assert max(RCD + CL, (count - 1) * BURST_NS) + BURST_NS - 1e-3 <= taken <= RCD + CL + count * BURST_NS + 1e-3
-
-
 @given(st.integers(1, 200), latencies, latencies, latencies)
 def test_rows_of_a_bank_are_a_row_cycle_apart(count: int, rcd: float, rp: float, ras: float) -> None:
     """tRC = tRAS + tRP, or, where that is short, until the burst is read, or tRRD."""
@@ -269,20 +248,6 @@ def test_a_batch_of_writes_costs_its_bursts_and_two_turns(buffer: int, batches: 
     assert counts(cost)["TURNS"] == batches
     assert cost.seconds * 1e9 >= batches * (there + buffer * BURST_NS + back) - 1e-3
     assert cost.seconds * 1e9 <= batches * (there + buffer * BURST_NS + back) + RCD + 1e-3
-
-
-def test_a_read_waits_until_writes_are_through_and_the_bus_has_turned() -> None:
-    stores = [Request(line, True) for line in range(16)]
-    dram = {"write_buffer": 16, "to_write_s": 5e-9, "to_read_s": 50e-9}
-    assert taken_ns([*stores, Request(16)], **dram) == pytest.approx(5 + 16 * BURST_NS + 50 + BURST_NS, abs=1e-3)
-
-
-@given(latencies, latencies, st.floats(70, 200))
-def test_a_row_is_closed_once_its_write_has_recovered(there: float, back: float, twr: float) -> None:
-    """A read of another row of the bank: tWR and tRP after the burst, then its own activation."""
-    dram = {"write_buffer": 1, "to_write_s": there * 1e-9, "to_read_s": back * 1e-9, "twr_s": twr * 1e-9}
-    expected = there + RCD + BURST_NS + twr + RP + RCD + CL + BURST_NS
-    assert taken_ns([Request(0, True), Request(row(1))], **dram) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("trfc", [0.0, 260.0, 1000.0])
@@ -390,11 +355,6 @@ def busiest(channels: int, hashed: str, stride: int) -> float:
     return float(reads.max() / reads.mean())
 
 
-@pytest.mark.parametrize(("channels", "hashed"), CHANNELS)
-def test_consecutive_lines_spread_evenly(channels: int, hashed: str) -> None:
-    assert busiest(channels, hashed, 1) <= (1.0 if channels == 16 or hashed == "none" else 1.25)
-
-
 @pytest.mark.parametrize("power", [0, 1, 2, 3, 5])
 def test_strides_of_all_channels_meet_in_one_unless_a_hash_turns_them(power: int) -> None:
     stride = 64 << power  # 16 channels of 4 lines
@@ -402,14 +362,6 @@ def test_strides_of_all_channels_meet_in_one_unless_a_hash_turns_them(power: int
     assert busiest(16, "xor", stride) <= 1.1
     assert busiest(16, "polynomial", stride) <= 1.1
     assert busiest(11, "none", stride) <= 1.1  # an odd number needs no hash
-
-
-@pytest.mark.parametrize("bits", range(1, 8))
-def test_polynomials_have_no_divisor(bits: int) -> None:
-    chosen = machines._POLYNOMIALS[bits]
-    assert chosen.bit_length() == bits + 1
-    assert all(divided(chosen, lower) for lower in range(2, 2 ** (bits // 2 + 1)))
-    assert chosen == IRREDUCIBLE[bits - 1]
 
 
 @given(
@@ -433,16 +385,6 @@ def test_a_hash_is_linear_and_stays_within_the_channels(hashed: Any, bits: int, 
 # Policies
 
 
-def test_sets_full_of_lines_under_way_stall_unless_they_are_passed_by() -> None:
-    of = system(first=(4, 2), second=(64, 2), gpu={"in_flight": 64})
-    lines = [64 * place for place in range(64)]
-    stalled, passed = (replay(machine(of, name), loads(lines)) for name in ("cache_rw", "cache_rw_ab"))
-    assert counts(stalled)["L1_STALLS"] > 0 and stalled.stalled[0] > 0
-    assert counts(passed)["L1_STALLS"] == counts(passed)["L2_STALLS"] == 0
-    assert counts(passed)["L1_BYPASSED"] > 0 and counts(passed)["L2_BYPASSED"] > 0
-    assert passed.seconds < stalled.seconds / 2
-
-
 def test_rinsing_writes_a_row_in_one_go() -> None:
     """Lines of 32 rows in two banks are stored in an order that is drawn, and leave L2 in that order."""
     lines = [row(place // 64, bank=place // 32 % 2, column=place % 32) for place in range(1024)]
@@ -452,14 +394,6 @@ def test_rinsing_writes_a_row_in_one_go() -> None:
     assert plain["WRITES"] == rinsed["WRITES"] == rinsed["RINSED"] == 1024
     assert plain["EVICTED"] > rinsed["EVICTED"] > 0
     assert rinsed["ROW_HITS"] > 1.5 * plain["ROW_HITS"]
-
-
-def test_a_rinse_leaves_clean_lines_where_they_are() -> None:
-    """Loaded lines of a row are not written with its dirty ones, and rinsed lines still hit."""
-    of = system(second=(64, 2), first=(1, 1))
-    counters = counts(replay(machine(of, "cache_rw_ab_cr"), serial([(0, True), (1, True), 2, 3, 64, 128, 1, 2])))
-    assert (counters["EVICTED"], counters["RINSED"], counters["WRITES"]) == (1, 2, 2)
-    assert counters["L2_HITS"] == 2
 
 
 def test_an_instruction_that_streams_is_passed_by_and_one_whose_lines_are_used_again_is_kept() -> None:
@@ -567,51 +501,9 @@ def test_a_sample_tells_of_the_rest_of_a_kernel_that_streams(policy: str) -> Non
         assert sampled[name] == pytest.approx(total[name], rel=0.05)
 
 
-@pytest.mark.parametrize("policy", ["cache_rw", "cache_rw_ab_cr"])
-def test_a_sample_is_large_enough_to_tell_of_the_lines_that_the_rest_writes(policy: str) -> None:
-    _, _, total = copied(policy, 256, 1e9)
-    _, _, sampled = copied(policy, 256, 50_000)
-    assert sampled["WRITES"] == pytest.approx(total["WRITES"], rel=0.1)
-
-
 # Queues and turns
-
-
-def test_writes_to_rows_of_one_bank_wait_for_it() -> None:
-    count = 320
-    stores = [Request(row(number), True) for number in range(count)]
-    assert taken_ns(stores) >= (count - 1) * RC
-
-
-def test_a_request_that_is_listed_for_later_holds_nothing_up_before() -> None:
-    of = system(**immediate(gpu={"num_cus": 2}))
-    on = machine(of, "uncached")
-    replay(on, [Request(0, at=10_000)], [Request(row(7))])
-    assert on.part("done")[1] == pytest.approx(RCD + CL + BURST_NS, abs=0.1)
-
-
-def test_activity_tells_of_every_request_and_every_line_that_moves() -> None:
-    on = machine(system(), "uncached")
-    replay(on, loads(range(1000)))
-    assert on.activity().channels.sum() == 1000
-    assert on.activity().requests.sum() == 1000
 
 
 def test_all_of_a_kernel_runs_unless_it_is_said_otherwise() -> None:
     kernel = Writer(0).load(Touch(Region(0, (1024,), 4), 4096)).program("one", (1,))
     assert machine(system()).launch(kernel, 1e12).share == 1.0
-
-
-# The order of time
-
-
-@pytest.mark.parametrize("loads_before", [4, 5, 8])
-def test_a_cu_that_waits_for_a_full_set_does_not_hold_up_what_another_asks_for_before(loads_before: int) -> None:
-    """The other CU's line is there as late as where nobody waits, but for what the channel serves before."""
-    of = system(first=(1, 4), gpu={"num_cus": 2, "in_flight": 64}, dram={"trefi_s": 1e-3})
-    arrived = []
-    for count in (4, loads_before):
-        on = machine(of, "cache_r")
-        replay(on, loads(range(0, 64 * count, 64)), [Request(4096 * 7 + 1, at=20)])
-        arrived.append(on.part("done")[1])
-    assert arrived[1] == pytest.approx(arrived[0], abs=1e-6)

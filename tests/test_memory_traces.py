@@ -21,10 +21,10 @@ from dse.cli import main
 from dse.errors import ConfigError
 from dse.results.run_folder import Outputs
 from dse.space import set_path
-from simulators.memory import accelsim, recorded
+from simulators.memory import accelsim
 from simulators.memory.design import MemoryDesign
 from simulators.memory.program import Region, Touch, Writer
-from simulators.memory.recorded import ADDRESS, CU, STORE, TIME, RequestRecording, reach, read
+from simulators.memory.recorded import ADDRESS, CU, STORE, RequestRecording, reach, read
 from simulators.memory.simulation import Simulation
 from simulators.memory.statistics import RecordingReplay, banks, channels, design_of, run, sets, statistics_record
 from tests.support import shipped
@@ -93,19 +93,6 @@ def test_a_csv_and_a_parquet_of_the_same_rows_give_the_same_statistics(rows: lis
     assert statistics[0] == statistics[1] == statistics[2]
 
 
-@settings(max_examples=20)
-@given(rows=ROWS, chunk=st.integers(1, 70))
-def test_the_size_of_chunks_does_not_change_what_a_trace_gives(rows: list[dict[str, Any]], chunk: int) -> None:
-    point = design()
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        path = table(folder, rows)
-        pd.DataFrame(rows).to_parquet(parquet := Path(folder) / "one.parquet")
-        expected = seen(replay(path, point))
-        patch.setattr(recorded, "_CHUNK", chunk)
-        assert seen(replay(path, point)) == expected
-        assert seen(replay(parquet, point)) == expected
-
-
 @settings(max_examples=25)
 @given(rows=ROWS, policy=st.sampled_from(["combined", "cache_r", "cache_rw_ab"]))
 def test_sets_and_channels_add_up_to_the_totals(rows: list[dict[str, Any]], policy: str) -> None:
@@ -125,24 +112,6 @@ def test_sets_and_channels_add_up_to_the_totals(rows: list[dict[str, Any]], poli
     assert (of_channels["row_hits"] + of_channels["activations"]).sum() == total["reads"] + total["writes"]
 
 
-def test_requests_of_a_cu_keep_their_order_and_empty_columns_their_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "one.csv"
-    path.write_text("cu,address\n1,640\n0,0x40\n\n1,64\n1,7\n")
-    recorded_rows = recording(path, design())
-    assert recorded_rows.rows[:, (CU, ADDRESS, STORE, TIME)].tolist() == [
-        [1, 640, 0, 0],
-        [0, 64, 0, 0],
-        [1, 64, 0, 0],
-        [1, 7, 0, 0],
-    ]
-    room = np.zeros((4, 5), np.int64)
-    assert recorded._laid_out(recorded_rows.rows, room, 2, 0.0).tolist() == [0, 1, 4]
-    assert room[:, 0].tolist() == [64, 640, 64, 7]
-    assert (
-        run(recorded_rows, design()).totals["requests"] == 4
-    )  # an address that is in the midst of a line asks for one
-
-
 def test_high_addresses_are_moved_down_by_whole_gib_and_too_wide_ones_refused(tmp_path: Path) -> None:
     point, high = design(), 0x7F12_3456_7840
     low = high % (1 << 30)
@@ -154,44 +123,6 @@ def test_high_addresses_are_moved_down_by_whole_gib_and_too_wide_ones_refused(tm
     assert reach(point.system) == 2**41
     with pytest.raises(ConfigError, match="span more than 2048 GiB"):
         recording(table(tmp_path, [{"address": 0}, {"address": 2**41}]), point)
-
-
-def test_times_count_from_the_first_and_a_request_is_not_made_before(tmp_path: Path) -> None:
-    rows = [{"address": 4096 * place, "time_ns": 5_000_000 + 10_000 * place} for place in range(5)]
-    done = replay(table(tmp_path, rows), design())
-    assert done.machine.now >= 40_000
-    activity = done.machine.activity()
-    begins = np.flatnonzero(activity.channels.sum(1)) * activity.seconds * 1e9
-    assert (np.abs(begins - 10_000 * np.arange(5)) < 300 + activity.seconds * 1e9).all()
-
-
-def test_a_cu_that_waits_for_its_time_does_not_hold_others_up(tmp_path: Path) -> None:
-    rows = [{"address": 4096 * place, "cu": 1, "time_ns": 0} for place in range(1, 200)]
-    late = {"address": 0, "cu": 0, "time_ns": 1_000_000}
-    done = replay(table(tmp_path, [late, *rows]), design())
-    activity = done.machine.activity()
-    last = np.flatnonzero(activity.channels.sum(1))[-2] * activity.seconds * 1e9
-    assert last < 100_000
-
-
-def test_a_trace_may_be_replayed_in_parts_on_the_same_machine(tmp_path: Path) -> None:
-    path = table(tmp_path, [{"address": LINE * (place % 8)} for place in range(40)])
-    at_once, parts = replay(path, design()), replay(path, design(), at_once=16)
-    assert [len(done.found.costs) for done in (at_once, parts)] == [1, 3]
-    assert at_once.totals["reads"] == parts.totals["reads"] == 8  # L2 keeps its lines
-    assert (parts.totals["l2_hits"], at_once.totals["l2_hits"]) == (16, 0)  # L1s do not
-
-
-def test_loads_and_stores_begin_with_the_counters_of_the_predictor(tmp_path: Path) -> None:
-    rows = [{"address": 4096 * place, "pc": 7, "store": place % 2} for place in range(4)]
-    point = design("combined", **{"policy.predictor.loads": 5, "policy.predictor.stores": 3})
-    done = replay(table(tmp_path, rows), point)
-    assert done.recording.stores.tolist() == [False, True]
-    assert done.totals["predicted"] == 0
-    crowd = table(tmp_path, [{"address": 0, "pc": place} for place in range(257)])
-    with pytest.raises(ConfigError, match="more than 256 loads and stores"):
-        recording(crowd, point)
-    assert recording(crowd, design("cache_rw")).rows.shape == (257, 6)
 
 
 # What is wrong
@@ -222,12 +153,6 @@ def test_what_is_wrong_with_a_table_is_told_by_line_and_column(text: str, parts:
         assert part in str(error.value)
 
 
-def test_at_most_twenty_problems_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        recording(table(tmp_path, [{"address": -1, "cu": 9}] * 100), design())
-    assert len(error.value.problems) == 20
-
-
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
@@ -247,15 +172,6 @@ def test_what_is_wrong_with_a_parquet_is_told_by_row_and_column(
     with pytest.raises(ConfigError) as error:
         recording(path, design())
     assert part in str(error.value)
-
-
-@pytest.mark.parametrize(("name", "part"), [("gone.csv", "is no file"), ("one.txt", "is of no format")])
-def test_a_file_that_is_not_there_or_of_another_format_is_refused(name: str, part: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=part):
-        recording(tmp_path / name, design())
-    (tmp_path / "no.parquet").write_text("text")
-    with pytest.raises(ConfigError, match="is no Parquet"):
-        recording(tmp_path / "no.parquet", design())
 
 
 # Accel-Sim

@@ -15,6 +15,7 @@ from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.public_models import aliases, public
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3_70b", "deepseek_v3", "gpt_oss_20b", "bert_base"])
 def test_a_public_model_is_chosen_by_name_whole(name: str) -> None:
     """Layers and widths that a study gives its own model, or searches, do not hold for it."""

@@ -144,50 +144,7 @@ def test_uneven_shards_never_make_a_node_faster(schedule: str, data: st.DataObje
     assert node["moved_bytes"] > single["moved_bytes"]
 
 
-@every_topology
-def test_the_last_shard_to_arrive_is_late_by_what_it_is_larger(topology: str) -> None:
-    """Communication alone: on a mesh the largest shard decides, at a switch who holds least."""
-    point = design(
-        "serial", {"schedule.comm_engine": "dma", "system.node.topology": topology}, shape=(32768, 8192, 8192)
-    )
-    single, node = measured(ONE, point), measured(uneven(0.25), point)
-    setup = point.system.gpu.dma.setup_s
-    if topology == "mesh":
-        assert (node["comm_s"] - setup) == pytest.approx(1.25 * (single["comm_s"] - setup), rel=1e-9)
-    assert single["comm_s"] < node["comm_s"] <= 1.25 * single["comm_s"] * (1 + 1e-9)
-    shard_rows = 32768 / 8
-    assert node["moved_bytes"] == pytest.approx((32768 - 0.75 * shard_rows) * 8192 * 2, rel=1e-12)
-
-
-def test_who_forwards_waits_for_what_it_forwards() -> None:
-    """On a ring, a shard comes from the neighbour no sooner than that has it."""
-    point = design("serial", {"schedule.comm_engine": "dma", "system.node.topology": "ring"}, shape=(32768, 8192, 8192))
-    graph = point.schedule.lower(WholeNode.of(point.system, 0.3), point.workload)
-    index = {name: task for task, name in enumerate(graph.tasks)}
-    far, near = index["GPU 5: all_gather from 2"], index["GPU 4: all_gather from 1"]
-    assert near in graph.predecessors(far)
-    assert index["GPU 6: all_gather from 7"] in graph.predecessors(index["GPU 5: all_gather from 6"])
-
-
 # The backend
-
-
-def test_a_replay_shows_the_gpu_that_ends_last() -> None:
-    point, simulator = design("hetero_fused_1d"), uneven(0.2)
-    shown = simulator.replay(point)
-    assert max(interval.finish_s for interval in shown.intervals) == pytest.approx(
-        measured(simulator, point)["makespan_s"]
-    )
-    assert len({interval.name.partition(":")[0] for interval in shown.intervals}) == 1
-
-
-def test_shards_that_become_too_small_are_infeasible() -> None:
-    point = design("uniform_fused_1d", {"schedule.num_chunks": 16}, shape=(8 * 16, 4096, 4096))
-    assert [results(simulator, [point])[0].status for simulator in (ONE, EVEN, uneven(0.5))] == [
-        "ok",
-        "ok",
-        "infeasible",
-    ]
 
 
 def test_a_schedule_of_one_gpu_only_is_unsupported_on_a_whole_node() -> None:

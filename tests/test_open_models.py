@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from dse.values import Provenance
-from simulators.workloads.operators import Shape, ShapeList
+from simulators.workloads.operators import ShapeList
 from tests.support import shipped
 
 MODELS: dict[str, dict[str, Any]] = shipped("data")["models"]["models"]
@@ -16,7 +16,6 @@ LISTED = ShapeList.model_validate(shipped("workload")["open_models"])
 SHAPES = LISTED.listed
 FICCO = ShapeList.model_validate(shipped("workload")["ficco"])
 LEARNING = ShapeList.model_validate(shipped("workload")["learning"])
-NAME = re.compile(r"(?P<model>[^-]+)-(?P<layer>qkv|gate_up|ffn1|experts)(?P<dw>_dw)?(_x(?P<load>[0-9.]+))?-(?P<k>\d+)k")
 SIZES = {
     "kimi_k2": 1026.0,
     "mixtral_8x22b": 141.0,
@@ -24,27 +23,6 @@ SIZES = {
     "bert_large": 0.34,
     "bert_base": 0.11,
 }  # as names do not say it
-
-
-def named(shape: Shape) -> dict[str, str]:
-    """Model, layer, and so on of a shape, from its name."""
-    match = NAME.fullmatch(shape.name)
-    assert match, shape.name
-    return {key: value for key, value in match.groupdict().items() if value}
-
-
-def by_the_rule(name: dict[str, str]) -> tuple[float, ...]:
-    """m, n, k of a name, by the rule in the file's header."""
-    model, tokens = MODELS[name["model"]], 1024 * int(name["k"])
-    hidden = model["hidden"]
-    if name["layer"] == "experts":
-        return tokens * model["experts_per_token"] / 8 * float(name["load"]), 2 * model["expert_ffn"], hidden
-    if name["layer"] == "qkv":
-        columns = (model["heads"] + 2 * model["kv_heads"]) * model["head_dim"]
-    else:
-        assert model["gated"] is (name["layer"] == "gate_up")
-        columns = model["ffn"] * (2 if model["gated"] else 1)
-    return (columns, hidden, tokens) if "dw" in name else (tokens, columns, hidden)
 
 
 def parameters(model: dict[str, Any]) -> float:
@@ -62,11 +40,6 @@ def test_there_are_more_than_two_hundred_shapes_under_names_of_their_own() -> No
     assert len({(shape.m, shape.n, shape.k, shape.shards, shape.pattern) for shape in SHAPES}) == len(SHAPES)
 
 
-def test_no_shape_is_one_of_ficcos() -> None:
-    names = {(shape.m, shape.n, shape.k): shape.name for shape in FICCO.listed}
-    assert [shape.name for shape in SHAPES if (shape.m, shape.n, shape.k) in names] == []
-
-
 def test_a_shape_with_n_and_k_of_one_of_ficcos_says_so() -> None:
     weights = {(shape.n, shape.k) for shape in FICCO.listed}
     assert {shape.name for shape in SHAPES if "n and k of g" in shape.note} == {
@@ -74,31 +47,10 @@ def test_a_shape_with_n_and_k_of_one_of_ficcos_says_so() -> None:
     }
 
 
-def test_the_shapes_of_a_model_follow_from_its_widths() -> None:
-    for model in MODELS:
-        for shape in (listed for listed in SHAPES if named(listed)["model"] == model):
-            name = named(shape)
-            assert (shape.m, shape.n, shape.k) == by_the_rule(name), shape.name
-            assert (shape.shards, shape.pattern) == ((1, "all_to_all") if "load" in name else (None, None)), shape.name
-            assert "load" not in name or f"load {name['load']}" in shape.note
-
-
-def test_every_gpu_has_whole_tiles_of_rows() -> None:
-    assert [shape.name for shape in SHAPES if shape.m < 1024 or shape.m % 64] == []
-
-
-def test_a_quarter_of_the_shapes_have_their_tokens_on_k() -> None:
-    assert 0.2 <= sum("dw" in named(shape) for shape in SHAPES) / len(SHAPES) <= 0.3
-
-
 def test_every_model_has_a_source_and_its_provenance() -> None:
     for model in MODELS:
         assert MODELS[model]["provenance"] in get_args(Provenance)
         assert len(MODELS[model]["source"]) >= 20
-
-
-def test_no_shape_is_of_a_model_that_is_only_remembered() -> None:
-    assert {MODELS[named(shape)["model"]]["provenance"] for shape in SHAPES} <= {"vendor", "secondary"}
 
 
 def test_the_widths_of_a_model_make_about_the_parameters_of_its_name() -> None:

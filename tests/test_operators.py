@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.costs.chip import Chip, Cost
-from simulators.costs.collective import Group, collective_cost, copy_phases
+from simulators.costs.collective import Group, collective_cost
 from simulators.costs.convolution import ALGORITHMS, algorithms, convolution
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 from simulators.costs.recurrent import persistent, recurrent
-from simulators.costs.streaming import elementwise, embedding, reduction
-from simulators.hardware.parts import CopyTimes
+from simulators.costs.streaming import elementwise
 from simulators.hardware.shared import shared_constants
 from tests.support import number
 
@@ -90,46 +89,11 @@ def test_fewer_cus_never_make_a_gemm_faster_than_rounding_explains(m: int, n: in
     assert float(part.seconds) >= float(full.seconds) * (1 - 1e-12)
 
 
-def test_sizes_and_hardware_are_arrays_of_one_call() -> None:
-    sizes_, rates = np.array([512.0, 1024.0, 2048.0]), np.array([[400e9], [800e9]])
-    seconds = gemm(replace(CHIP, hbm_bytes_per_s=rates), (sizes_, sizes_, sizes_)).seconds
-    assert seconds.shape == (2, 3)
-    expected = [
-        [float(gemm(replace(CHIP, hbm_bytes_per_s=float(rate)), (n, n, n)).seconds) for n in sizes_]
-        for rate in rates[:, 0]
-    ]
-    assert seconds == pytest.approx(np.array(expected), rel=1e-12)
-    assert (seconds[0] >= seconds[1]).all()
-
-
-def test_a_batch_of_gemms_fills_the_device_that_one_leaves_idle() -> None:
-    single, batched = gemm(CHIP, (128, 128, 512)), gemm(CHIP, (128, 128, 512), batch=56)
-    assert float(batched.flop) == 56 * float(single.flop)
-    assert float(single.seconds) < float(batched.seconds) < 56 * (float(single.seconds) - 5e-6)
-
-
-def test_a_transposed_matrix_costs_more_the_more_its_stride_camps() -> None:
-    plain = gemm(CHIP, (4096, 4096, [2560, 4096])).seconds
-    ratio = gemm(CHIP, (4096, 4096, [2560, 4096]), transposed_a=True).seconds / plain
-    assert 1.0 < ratio[0] < ratio[1]
-
-
 @given(st.integers(1, 10**9), st.integers(1, 4), st.integers(1, 3))
 def test_streams_take_the_time_of_their_bytes(elements: int, reads: int, writes: int) -> None:
     cost = elementwise(CHIP, elements, reads=reads, writes=writes)
     assert float(cost.bytes) == 4 * elements * (reads + writes)
     assert float(cost.seconds) == pytest.approx(float(cost.bytes) / (0.75 * 720e9) + 5e-6)
-
-
-def test_a_reduction_reads_all_and_writes_a_number_a_row() -> None:
-    cost = reduction(CHIP, 1000, 4096)
-    assert (float(cost.bytes), float(cost.flop)) == (4.0 * 1000 * 4097, 1000 * 4095.0)
-
-
-def test_a_lookup_moves_whole_sectors_and_its_indices() -> None:
-    narrow, wide = (float(embedding(CHIP, 1000, dim, pooled=10).bytes) for dim in (1, 8))
-    assert narrow == 1000 * (10 * (32 + 8) + 4)
-    assert wide == 1000 * (10 * (32 + 8) + 32)
 
 
 @given(h=st.integers(64, 4096), n=st.integers(1, 256), t=st.integers(1, 500), setup=st.floats(1e-5, 1e-2))
@@ -189,37 +153,6 @@ def test_a_convolution_takes_its_fastest_algorithm_and_its_work_is_exact(layer: 
     assert np.isfinite(costs["fft"].seconds).all() == (dense and max(layer["r"], layer["s"]) >= 3)
 
 
-IMAGE = {
-    "n": 16,
-    "c": 128,
-    "h": 28,
-    "w": 28,
-    "k": 128,
-    "pad_h": 1,
-    "pad_w": 1,
-    "stride_v": 1,
-    "stride_h": 1,
-    "r": 3,
-    "s": 3,
-}
-
-
-def test_winograd_saves_the_work_it_is_known_to_save() -> None:
-    """F(2x2, 3x3) multiplies 16 times for 36, F(4x4, 3x3) 36 for 144 (arXiv:1509.09308), where tiles fit the image."""
-    costs = algorithms(CHIP, IMAGE)
-    plain = costs["implicit_gemm"].flop[0]
-    assert costs["winograd_2x2"].flop[0] / plain == pytest.approx(16 / 36)
-    assert costs["winograd_4x4"].flop[0] / plain == pytest.approx(36 / 144)
-
-
-def test_matrix_units_take_channels_in_eights() -> None:
-    chip = replace(CHIP, element_bytes=2, flop_per_s=120e12, vector_flop_per_s=15e12, feed=10.0)
-    even, odd = (
-        float(algorithms(chip, {**IMAGE, "c": channels})["implicit_gemm"].seconds[0]) for channels in (128, 127)
-    )
-    assert odd > 2 * even
-
-
 groups = st.builds(
     Group,
     num_gpus=st.integers(2, 64),
@@ -261,43 +194,6 @@ def test_trees_win_where_latency_decides_and_lose_nothing_where_bandwidth_does()
     large = [float(collective_cost("all_reduce", name, 1e10, group).seconds) for name in ("ring", "tree")]
     assert small[1] < 0.2 * small[0]
     assert large[1] == pytest.approx(large[0], rel=0.01)
-
-
-def test_what_sends_a_flag_with_every_word_is_for_short_messages() -> None:
-    group = Group(8, 50e9, 5e-6)
-    short, long = (
-        [
-            float(collective_cost("all_reduce", "ring", size, replace(group, short_messages=low)).seconds)
-            for low in (True, False)
-        ]
-        for size in (1e3, 1e9)
-    )
-    assert short[0] == pytest.approx(short[1] / 4, rel=0.02)
-    assert long[0] == long[1]
-
-
-def test_copy_engines_cannot_add() -> None:
-    group = Group(8, 300e9, 6e-6, computes=False, short_messages=False)
-    assert float(collective_cost("all_gather", "direct", 1e6, group).seconds) > 6e-6
-    with pytest.raises(ValueError, match="needs CUs"):
-        collective_cost("all_reduce", "ring", 1e6, group)
-
-
-def test_cus_fill_links_ever_more_slowly() -> None:
-    """Never quite: 32 times the CUs that the links would take leave a twentieth of a percent."""
-    rate = np.asarray(Group(8, 319e9, 5e-6).by_cus(np.array([1, 8, 32, 128, 1024]), 10e9).bytes_per_s)
-    assert rate[0] == pytest.approx(10e9, rel=0.02)
-    assert (np.diff(rate) > 0).all()
-    assert 0.999 * 319e9 < rate[-1] < 319e9
-
-
-def test_only_the_copy_of_a_copy_grows_with_its_size() -> None:
-    phases = copy_phases(
-        np.array([1e3, 1e9]), CopyTimes(control_s=1e-6, schedule_s=2e-6, copy_s=3e-6, sync_s=4e-6), 50e9
-    )
-    assert phases.seconds == pytest.approx([10e-6 + 2e-8, 10e-6 + 0.02])
-    assert phases.shares.sum(axis=-1) == pytest.approx([1.0, 1.0])
-    assert phases.shares[1, 2] > 0.999
 
 
 def test_shared_numbers_have_sources_and_change_with_the_versions_of_backends() -> None:

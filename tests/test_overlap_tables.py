@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from simulators.calibration.tables import is_of, read_folder
 from studies.overlap_measured.gemm_collective import predict_overlaps
 from studies.overlap_measured.overlap_tables import overlap_extras
 
@@ -42,14 +41,6 @@ def test_rows_that_cannot_be_predicted_are_counted_by_the_reason(tmp_path: Path)
         assert words in reason
 
 
-def test_fewer_gpus_share_the_port_of_a_switch(tmp_path: Path) -> None:
-    row = "H100,{},1,NVLink,ag_gemm,8192,{},8192,bf16,flux,fused tiles,,,,,1.2"
-    (four, eight), _ = predict_overlaps(rows_of(tmp_path, row.format(4, 28672), row.format(8, 57344)))
-    gemms, moved = (tuple(overlap.parts[place] for overlap in (four, eight)) for place in (0, 1))
-    assert gemms[0] == pytest.approx(gemms[1], rel=1e-6)  # as much a GPU
-    assert 0.5 < moved[0] / moved[1] < 1.1
-
-
 def test_sizes_are_read_as_those_whose_baseline_is_nearer(tmp_path: Path) -> None:
     row = "H100,8,1,NVLink,ag_gemm,4096,{},8192,bf16,flux,fused tiles,,,0.92,,1.1"
     (sharded, of_one), _ = predict_overlaps(rows_of(tmp_path, row.format(8 * 6656), row.format(6656)))
@@ -69,14 +60,3 @@ def test_shipped_overlaps_are_shown_beside_naive_predictions() -> None:
     assert ours < 0.5 * min(ideal, serial)
     sums = shown["sums_by_ctas"]
     assert (sums["predicted_s"] / sums["measured"] - 1).abs().median() < 0.05
-
-
-def test_a_folder_is_read_whatever_layouts_its_tables_have(tmp_path: Path) -> None:
-    (tmp_path / "gemm.csv").write_text("device,gemm_dtype,m,n,k,latency\nh100_sxm,bfloat16,1,2,3,0.01\n")
-    (tmp_path / "more.csv").write_text("device,gemm_dtype,m,n,k,latency\nH100,bfloat16,4,5,6,0.02\n")
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    (rows,) = read_folder(tmp_path)
-    assert rows.size == 2
-    assert is_of(rows, "H100")
-    assert not is_of(rows, "A100")
-    assert not is_of(rows, "")

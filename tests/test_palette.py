@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dse.config.options import list_options
-from dse.plots.palette import COLOURS, DIVERGING, MARKERS, SeriesStyle, declared, diverging, label, looks, shade
+from dse.plots.palette import COLOURS, MARKERS, declared, looks
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen
     "normal": np.eye(3),
@@ -55,18 +55,6 @@ def test_all_colours_are_told_apart_from_each_other_and_from_paper(vision: str) 
     assert min(difference(*pair, vision) for pair in pairs) >= LEAST
 
 
-@pytest.mark.parametrize("vision", VISION)
-def test_shades_of_ordered_names_become_lighter(vision: str) -> None:
-    lightness = [lab(shade(share), vision)[0] for share in np.linspace(0, 1, 9)]
-    assert (np.diff(lightness) > 3).all()
-
-
-@pytest.mark.parametrize("vision", VISION)
-def test_the_two_sides_of_signed_values_differ_and_their_middle_is_lightest(vision: str) -> None:
-    assert difference(DIVERGING[0], DIVERGING[-1], vision) > 2 * LEAST
-    assert max(DIVERGING, key=lambda colour: lab(colour, vision)[0]) == diverging(0.0)
-
-
 def test_every_shipped_schedule_has_a_look() -> None:
     declared_looks = declared()
     assert set(list_options("schedule")) <= set(declared_looks)
@@ -80,38 +68,11 @@ def test_no_two_names_of_a_package_look_the_same(package: str) -> None:
     assert [place for place, times in places.items() if times > 1] == []
 
 
-def test_a_name_and_its_label_look_the_same_alone_and_among_others() -> None:
-    alone = looks(["t3_mca"])["t3_mca"]
-    assert looks(["T3-MCA", "serial", "other"])["T3-MCA"] == alone
-    assert label("t3_mca") == alone.label == "T3-MCA"
-    assert label("my_schedule") == "my schedule"
-
-
 @given(NAMES)
 def test_no_two_names_of_a_figure_have_colour_and_marker_in_common(names: list[str]) -> None:
     chosen = looks(names)
     assert list(chosen) == names
     assert len({(look.colour, look.marker) for look in chosen.values()}) == len(names)
-
-
-@given(NAMES)
-def test_colours_repeat_only_once_all_are_taken(names: list[str]) -> None:
-    few = [name for name in names if name not in declared()][: len(COLOURS)]
-    assert len({look.colour for look in looks(few).values()}) == len(few)
-
-
-def test_an_undeclared_name_keeps_its_look_beside_others_that_leave_it_free() -> None:
-    def look(name: str, *neighbours: str) -> SeriesStyle:
-        return looks([name, *neighbours])[name]
-
-    assert look("mine") == look("mine", "another", "serial thing")
-
-
-def test_numbers_get_darker_to_lighter_shades_in_whatever_order_they_come() -> None:
-    few = looks(["16 GPUs", "2 GPUs", "4 GPUs"])
-    assert few["2 GPUs"].colour == shade(0.0)
-    assert few["16 GPUs"].colour == shade(1.0)
-    assert list(few) == ["16 GPUs", "2 GPUs", "4 GPUs"]
 
 
 @pytest.mark.slow

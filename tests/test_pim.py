@@ -66,34 +66,6 @@ def test_rows_stream_as_in_the_published_example() -> None:
     assert 1e6 * seconds == pytest.approx(14.98, abs=0.005)
 
 
-def test_gains_over_the_interface() -> None:
-    assert PARTS["hbm2_pim"].gain == pytest.approx(4.0, rel=1e-12)  # 64 against 16 GB/s of a pseudo-channel
-    assert PARTS["hbm3_strawman"].gain == pytest.approx(4.0, abs=0.005)
-    assert PARTS["lpddr5x"].gain == pytest.approx(8.0, abs=0.005)
-    assert all(3.99 <= part.gain <= 8.01 for part in PARTS.values())
-
-
-def test_a_gain_does_not_depend_on_stacks_and_follows_the_command_rate() -> None:
-    part = PARTS["hbm3_strawman"]
-    assert put(part, "stacks", np.array([1, 4, 8])).gain == pytest.approx([part.gain] * 3)
-    assert put(part, "command_rate", 0.5).gain == pytest.approx(part.gain / 2)
-    units = np.array([1, 0.5, 0.25])
-    assert put(part, "units_per_bank", units).gain == pytest.approx(part.gain * units / 0.5)
-
-
-def test_commands_of_mx9_are_those_that_were_counted() -> None:
-    assert commands("fused") == 2.5625  # 2.6
-    assert commands("plain") == 5.5625  # 5 to 6
-    assert commands("plain", direction="word") == 13.5625  # 14
-    assert commands("fused", direction="word") == commands("fused")
-
-
-def test_commands_follow_the_format() -> None:
-    assert commands("plain", "mx6") == 5 + 6 / 16
-    assert commands("plain", "mxfp8_e4m3") == 4 + 8.25 / 16  # no microexponent
-    assert commands("plain", "mxfp8_e4m3", "word") == commands("plain", "mxfp8_e4m3") + 8  # 16 lanes, blocks of 32
-
-
 def test_a_layer_takes_about_what_a_prototype_found() -> None:
     """0.30 ms beside 5.1 ms of the forward GEMMs; serialised, a loss of 1.8, 3.9 and 8.6 % (48 ns a row there)."""
     turned = {"read_to_write_s": 0.0, "write_to_read_s": 0.0}  # which it leaves out
@@ -124,52 +96,6 @@ def test_more_hardware_is_never_slower_and_more_work_never_faster(
     assert part.stream_s(words, count) <= plain
 
 
-@given(parts, formats, sets)
-def test_a_fused_set_and_blocks_across_words_need_no_more_commands(part: str, format: str, name: str) -> None:
-    across, along = (commands(name, format, direction, part) for direction in ("lanes", "word"))
-    assert across <= along
-    assert commands("fused", format, "lanes", part) < commands("plain", format, "lanes", part)
-
-
-def test_knobs_may_be_arrays() -> None:
-    part = put(PARTS["hbm3_strawman"], "units_per_bank", np.array([1, 0.5, 0.25])[:, None])
-    seconds = copied(part, LAYER, np.array([2.6, 6, 14]))
-    assert seconds.shape == (3, 3)
-    for i, units in enumerate((1, 0.5, 0.25)):
-        for j, count in enumerate((2.6, 6, 14)):
-            assert seconds[i, j] == copied(put(PARTS["hbm3_strawman"], "units_per_bank", units), LAYER, count)
-
-
-def test_turn_arounds_are_counted_for_each_filling_of_the_registers() -> None:
-    part = PARTS["hbm3_strawman"]
-    free = part.model_copy(update={"read_to_write_s": 0.0, "write_to_read_s": 0.0})
-    words = 64 * part.words_per_row
-    turned = part.copy_s(words, 6.0, written=0.5) - free.copy_s(words, 6.0, written=0.5)
-    assert turned == pytest.approx(words / part.registers_per_unit * (15e-9 + 19e-9))
-
-
-def test_a_copy_in_the_bank_of_its_source_opens_two_rows_for_each_filling() -> None:
-    """With a second bank to a unit both rows stay open."""
-    part = put(PARTS["hbm3_strawman"], "units_per_bank", 1.0)
-    words, row = 64 * part.words_per_row, part.trp_s + part.trcd_s
-    shared, separate = (place.copy_s(words, 6.0, written=0.5) for place in (put(part, "units_per_bank", 0.5), part))
-    fills = words / part.registers_per_unit
-    assert separate - shared == pytest.approx(2 * fills * row - 1.5 * words / part.words_per_row * row)
-
-
-def test_a_row_is_open_for_its_least_time_however_little_is_done_in_it() -> None:
-    part = PARTS["hbm3_strawman"]
-    assert part.stream_s(1.0, 0.1) == pytest.approx(part.tras_s + part.trp_s)
-
-
-def test_an_update_takes_two_columns_or_what_few_units_take() -> None:
-    part, rate = PARTS["hbm2_pim"], 4 * 256e9
-    assert part.update(rate) == 2.0
-    few = put(part, "units_per_bank", 1 / 16)
-    assert few.update(rate) == pytest.approx(2 * rate / few.bytes_per_s)
-    assert few.update(rate) > 2
-
-
 # What is refused
 
 
@@ -185,13 +111,6 @@ def test_an_update_takes_two_columns_or_what_few_units_take() -> None:
 def test_a_part_that_cannot_be_is_refused(change: dict[str, Any], part: str) -> None:
     with pytest.raises(ValidationError, match=part):
         Pim.model_validate({**shipped("pim")["hbm2_pim"]["gpu"]["pim"], **change})
-
-
-def test_a_number_of_a_memory_without_a_source_is_refused() -> None:
-    tree = shipped("system")["t3_ring"]
-    del tree["gpu"]["sources"]["pim.stacks"]
-    with pytest.raises(ValidationError, match=r"no entry in `sources` for gpu.pim.stacks"):
-        ScheduleSystem.model_validate(tree)
 
 
 # Schedules that have some use for it

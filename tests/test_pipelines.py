@@ -11,13 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dse.plugins import load
-from simulators.steps.beside_weights import beside_weights
-from simulators.steps.launches import drained_s
-from simulators.steps.operators import Exchange, Op, OperatorCost, Product
 from simulators.steps.pipelines import StageTurns, in_flight
-from simulators.steps.sharded_data import SplitLayers
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
-from simulators.workloads.spreading import PipelineSchedule, ShardedData
+from simulators.workloads.spreading import PipelineSchedule
 from tests.iterations import NETWORK, made, metrics, runs
 from tests.support import shipped
 
@@ -185,13 +181,6 @@ def test_an_explicit_interleaved_pipeline_ends_when_the_closed_form_says(
     assert end == pytest.approx(m * (forward + backward) + closed, rel=1e-9)
 
 
-@given(STAGES, SECONDS, SECONDS, st.floats(0, 0.1))
-def test_messages_lengthen_the_ramp_of_a_single_micro_batch(p: int, f: float, b: float, message: float) -> None:
-    passes = {"F": f, "B": b}
-    end = simulate(one_forward_one_backward(p, 1), passes, message=message)[:, 1].max()
-    assert end == pytest.approx(f + b + bubble(p, 1, passes, message), rel=1e-9)
-
-
 @given(STAGES, st.integers(1, 12), SECONDS, SECONDS, st.floats(0, 0.1))
 def test_a_stage_that_sends_itself_takes_at_most_what_the_closed_form_says(
     p: int, m: int, f: float, b: float, message: float
@@ -215,20 +204,6 @@ def test_explicit_zero_bubble_pipelines_wait_as_long_as_published(
     times = simulate(zero_bubble(p, m, passes, memory=memory), passes)
     longest = (times[:, 1] - times[:, 0]).max()
     assert longest == pytest.approx(m * sum(passes.values()) + bubble(p, m, passes, pipeline=name), rel=1e-9)
-
-
-@given(STAGES, st.integers(1, 20), SECONDS, SECONDS, SECONDS, st.floats(0, 0.1))
-def test_schedules_of_less_bubble_have_less(
-    p: int, m: int, forward: float, inputs: float, weights: float, message: float
-) -> None:
-    passes = {"F": forward, "B": inputs, "W": min(weights, inputs)}
-    plain = bubble(p, m, passes, message)
-    assert bubble(p, m, passes, message, pipeline="interleaved", virtual_stages=1) == plain
-    times = [bubble(p, m, passes, message, pipeline=name) for name in ("zb_h2", "zb_h1", "1f1b")]
-    assert times == sorted(times)
-    assert min(times) >= 0
-    split = bubble(p, m, passes, message, pipeline="interleaved", virtual_stages=2)
-    assert split <= plain
 
 
 @given(STAGES, st.integers(1, 40), st.integers(2, 4))
@@ -298,35 +273,6 @@ def test_an_update_in_the_backward_pass_keeps_gradients_of_one_layer(drawn: dict
     assert inside["iteration_s"] == after["iteration_s"]
 
 
-@given(st.integers(1, 20), SECONDS, SECONDS, SECONDS, SECONDS, st.booleans())
-def test_split_weights_of_equal_layers_wait_as_a_queue_does(
-    n: int, forward: float, backward: float, gather: float, reduce: float, reshard: bool
-) -> None:
-    """Prefetched: the wire gathers a layer while the one before computes, and reduces the one before that."""
-    knobs = ShardedData(zero=3, reshard=reshard)
-    longer = SplitLayers(n, forward, backward, gather, reduce).exposed_s(knobs)
-    wire, clock = gather, 0.0
-    for _ in range(n):
-        start = max(clock, wire)
-        wire, clock = start + gather, start + forward
-    assert float(longer[0]) <= n * gather + 1e-9
-    assert n * forward + float(longer[0]) == pytest.approx(clock, rel=1e-9)
-    assert float(longer[1]) >= 0
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6), st.integers(1, 50))
-def test_a_pass_takes_as_long_as_a_gpu_behind_its_host(stretches: list[tuple[float, float]], kernels: int) -> None:
-    """Kernel by kernel, with many equal ones in each stretch, no kernel runs before its launch."""
-    host = gpu = 0.0
-    for launches, run in stretches:
-        for _ in range(kernels):
-            host += launches / kernels
-            gpu = max(gpu, host) + run / kernels
-    closed = float(drained_s(stretches))
-    largest = max(run for _, run in stretches) / kernels
-    assert closed - 1e-9 <= gpu <= closed + largest + 1e-9
-
-
 @pytest.mark.slow
 @given(runs(), st.floats(0, 1e-3), st.floats(0, 1e-2), st.sampled_from([1, 2]))
 def test_hosts_only_ever_delay(drawn: dict[str, Any], launch: float, batch: float, pp: int) -> None:
@@ -341,26 +287,6 @@ def test_hosts_only_ever_delay(drawn: dict[str, Any], launch: float, batch: floa
     ahead, behind = metrics(drawn), metrics(slow)
     assert behind["iteration_s"] >= ahead["iteration_s"] * (1 - 1e-12)
     assert behind["host_s"] >= drawn["run.micro_batches"] * batch * (1 - 1e-12)
-
-
-@given(SECONDS, SECONDS, st.floats(1, 2))
-def test_a_sum_beside_gradients_of_weights_hides_no_more_than_they_last(
-    summed: float, product: float, f: float
-) -> None:
-    sent = Op("sum", "fc", "backward", Exchange("all_reduce", 1.0))
-    made_ = Op("dW", "fc", "backward", Product(1, 1, 1), weight=True)
-    costs = [OperatorCost(*(np.asarray(value) for value in (0.0, 0.0, 0.0, seconds))) for seconds in (summed, product)]
-    first, second = (float(cost.seconds) for cost in beside_weights([sent, made_], costs, f))
-    assert second == product
-    assert max(summed, product) <= first + second + 1e-12
-    assert first + second <= summed + product * f + 1e-12
-    assert beside_weights([made_, sent], costs, f) == costs
-
-
-def test_a_network_with_a_nic_for_each_gpu_adds_their_rates_up() -> None:
-    across = {**NETWORK, "parallel.dp": 16, "parallel.zero": 3}
-    narrow, wide = (made({**across, "system.node.library.network_nics": nics}) for nics in ("one", "one_a_gpu"))
-    assert float(wide.gradients.dp_s) < float(narrow.gradients.dp_s)
 
 
 def test_stages_that_layers_do_not_fill_evenly_are_as_slow_as_the_fullest() -> None:

@@ -134,7 +134,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(2)
 def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start, tmp_path: Path) -> None:
     done = start(*RUN, *SPACE)
@@ -202,7 +202,7 @@ def test_the_schedule_and_the_study_of_the_documentation_run_as_written(tmp_path
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_backend_of_four_members_touches_nothing_outside_its_package_and_its_yaml(tmp_path: Path) -> None:
     _write_documented(tmp_path)
     done = _run_with(tmp_path, ["simulators"], "study=kernels", "executor.jobs=2")
@@ -444,7 +444,7 @@ space:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_backend_that_knows_no_gpu_is_explored_like_any_other(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -583,7 +583,7 @@ def test_the_core_runs_its_main_job_without_any_other_distribution(tmp_path: Pat
     assert "html: needs pages, which are not installed (pip install overlap-dse-pages)" in refusal.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_package_of_another_distribution_brings_what_it_declares_and_its_configuration(tmp_path: Path) -> None:
     site = write(tmp_path / "site" / "toyshop", __init__='GROUPS = {"toy": "Toys"}\n').parent
     distribution(site, "toyshop", packages="toys = toyshop")

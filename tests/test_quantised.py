@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dse.cli import main
-from dse.errors import ConfigError
 from dse.values import content_keys
 from simulators.costs.capacity import Base, Buffer, Copies, WeightCopies, capacity_saving
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Pim
 from simulators.steps.backend import iteration
-from simulators.steps.quantised import _passes, _run, copy_bytes, weights
-from simulators.steps.task_graph import WAITING, intervals
+from simulators.steps.quantised import copy_bytes, weights
+from simulators.steps.task_graph import intervals
 from tests.iterations import BACKEND, gridded, metrics, runs, single, step, tree
-from tests.support import number, shipped
+from tests.support import drawn, number, shipped
 
 WAYS = ("stored", "gpu", "pim")
 ways = st.sampled_from(WAYS)
@@ -52,7 +51,7 @@ def one(drawn: dict[str, Any], way: str, **changes: Any) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), ways, st.sampled_from(["training", "prefill"]), st.sampled_from([0.0, 0.3, 1.0]))
 def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
     drawn: dict[str, Any], way: str, mode: str, share_kept: float
@@ -69,7 +68,7 @@ def test_an_iteration_is_its_parts_and_its_schedule_ends_with_it(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), st.sampled_from(["mx9", "mx6", "mxfp8_e4m3"]))
 def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_them(
     drawn: dict[str, Any], format: str
@@ -90,7 +89,7 @@ def test_kernels_of_the_gpu_move_weights_and_copies_for_each_product_that_reads_
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), st.sampled_from(["plain", "fused"]))
 def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
     drawn: dict[str, Any], instructions: str
@@ -105,7 +104,7 @@ def test_units_in_memory_lose_no_more_than_their_time_and_less_with_more_help(
 
 
 @pytest.mark.nightly
-@settings(max_examples=15)
+@drawn(50)
 @given(runs(), ways)
 def test_a_grid_at_once_is_its_designs_one_by_one(drawn: dict[str, Any], way: str) -> None:
     drawn |= {"run.precision": "mixed"}
@@ -147,21 +146,6 @@ def test_units_are_busy_for_every_product_that_reads_a_copy_in_the_direction_it_
     assert row["quantisation_s"] == pytest.approx(5 * 3 * product_s / blocked, rel=1e-9)
 
 
-def test_bursts_are_of_so_many_rows_and_stages_of_so_many_distinct_bytes() -> None:
-    """FC 1 (m, n, k) = (4096, 512, 1024): tiles of 128 hold each byte of B 32 times, and each of A 4 times."""
-    unit = iteration(step({**LAYER, **copies("pim", burst_rows=2), "run.batch": 4, "run.sequence_length": 128}))
-    layers, _ = _run(unit.passes, ())
-    names = [part.op.name for _, _, parts in _passes(unit.passes) for part in parts]
-    place = names.index("fc1", names.index("fc1") + 1)  # of the layers whose copies are made, forward
-    words = PIM.per_unit(2.0 * 4096 * 1024)
-    bursts = np.ceil(words / PIM.words_per_row / 2)
-    burst_total_s = PIM.copy_s(words, FORWARD, written=1.125 / 2) + bursts * PIM.switch_s
-    assert layers.copy_s[0, place] == pytest.approx(burst_total_s)
-    assert layers.burst_s[0, place] == pytest.approx(burst_total_s / bursts)
-    assert layers.staged[0, place] == pytest.approx(7e6 * (1 / 4096 + 1 / 512) / (2 / 128))
-    assert layers.staged[0, names.index("norm ffn")] == 0
-
-
 def test_with_nothing_staged_a_burst_stops_what_reads_the_memory() -> None:
     """All channels blocked, one layer ahead: an operator loses every burst while it runs, but those of no bytes."""
     base = {**LAYER, "run.batch": 8, "run.sequence_length": 512, **copies("pim")}
@@ -175,7 +159,7 @@ def test_with_nothing_staged_a_burst_stops_what_reads_the_memory() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@drawn(50)
 @given(runs(), ways, st.sampled_from([1, 2, 4]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
     drawn: dict[str, Any], way: str, pp: int, share_kept: float
@@ -193,17 +177,6 @@ def test_stages_of_a_pipeline_hold_the_copies_of_their_own_blocks(
         assert row["copy_bytes"] == pytest.approx(
             sum(float(copy_bytes(unit.passes, block)) * number(block.count) for block in unit.passes.blocks)
         )
-
-
-def test_inference_stores_no_copies_of_the_backward_pass() -> None:
-    prefill, training = (one({**LAYER, "run.mode": mode}, "stored") for mode in ("prefill", "training"))
-    assert training["copy_bytes"] == 2 * prefill["copy_bytes"] > 0
-
-
-def test_copies_of_both_passes_are_there_where_a_layer_computes_again() -> None:
-    once, twice = (one({**LAYER, "run.recompute": again}, "pim") for again in ("none", "all"))
-    assert twice["copy_bytes"] == 2 * once["copy_bytes"] == 4 * 1.125 * sum(WEIGHTS)
-    assert one(LAYER, "gpu")["copy_bytes"] == 1.125 * max(WEIGHTS)
 
 
 @pytest.mark.parametrize(("format", "other"), [("mx9", None), ("mx9", "mx6"), ("mx6", None)])
@@ -275,11 +248,6 @@ def test_a_design_that_lacks_something_is_told_what(changes: dict[str, Any], mes
     assert [text for text in map(str, problems) if text.startswith(message)], [str(problem) for problem in problems]
 
 
-def test_units_in_memory_must_be_told_how_to_work() -> None:
-    with pytest.raises(ConfigError, match=r"made_by = pim needs burst_rows; see conf/quantised/pim.yaml"):
-        step(copies("pim", burst_rows=None))
-
-
 # The study
 
 
@@ -289,7 +257,7 @@ def _study(folder: Path, *words: str) -> Path:
     return max((folder / "jitq").glob("2*"))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     folder = _study(tmp_path)
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}
@@ -314,52 +282,8 @@ def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     assert figures == {"front", "bursts", "units", "capacity", "turns"}
 
 
-@pytest.mark.nightly
-def test_a_model_and_a_memory_of_ones_own(tmp_path: Path) -> None:
-    words = ["models=[bert_large]", "pim=hbm2_pim", "system=mi100", "parallel.tp=1", "~space.parallel", "~space.system"]
-    rows = json.loads((_study(tmp_path, *words) / "claims.json").read_text("utf-8"))
-    assert {row["within"] for row in rows} == {None}
-    assert all(row["reason"] for row in rows)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("way", ["gpu", "stored"])
-def test_a_configuration_without_units_is_told_without_claims_that_need_them(way: str, tmp_path: Path) -> None:
-    folder = _study(tmp_path, f"quantised={way}", "models=[llama2_7b]", "~space.system")
-    assert not (folder / "figures" / "bursts.png").exists()
-
-
-@pytest.mark.nightly
-def test_a_pipeline_leaves_out_systems_that_have_none(tmp_path: Path) -> None:
-    folder = _study(tmp_path, "models=[llama2_7b]", "parallel.pp=2", "budget.trials=20", "search=random")
-    assert (folder / "systems.parquet").is_file()
-
-
 def test_degrees_that_leave_a_server_without_a_network_are_infeasible_and_the_others_are_not() -> None:
     values = {name: value for name, value in copies("pim").items() if name != "system.sources"}
     sources = {**shipped("pim")["hbm3_strawman"]["sources"], "gpu.staged_bytes": STAGED}
     grid = gridded(step({**values, "system.sources": sources}), {"parallel.tp": [1, 8, 16]})
     assert [grid[place].status for place in range(3)] == ["ok", "ok", "infeasible"]
-
-
-@pytest.mark.nightly
-def test_no_point_of_a_space_is_lost_to_rounding(tmp_path: Path) -> None:
-    words = ["models=[llama2_7b]", "run.recompute=all", "quantised.beside=products", "~space.instructions"]
-    table = pd.read_parquet(_study(tmp_path, *words) / "results.parquet")
-    assert set(table["status"]) == {"ok"}
-
-
-def test_a_window_of_iterations_is_no_window_of_units_in_memory() -> None:
-    prior = {"lengths": shipped("lengths")["iwslt15"], "iterations": shipped("iterations")["prior"]}
-    assert BACKEND.condition("iterations.window", tree(prior)) == {}
-
-
-def test_units_that_are_too_slow_are_waited_for() -> None:
-    """With few units, the GPU waits before layers in the middle of a pass, and the picture says so."""
-    slow = {**copies("pim"), "system.gpu.pim.units_per_bank": 0.0625, "system.gpu.pim.command_rate": 0.1}
-    every = intervals(iteration(step({**slow, "run.batch": 1, "run.sequence_length": 64})))
-    waits = [task for task in every if task.name.endswith(WAITING)]
-    assert len({task.name.partition(":")[0] for task in waits}) > 5
-    lanes_ = {task.lane for task in every}
-    assert "memory" in lanes_
-    assert np.isfinite([task.finish_s for task in every]).all()

@@ -79,7 +79,7 @@ def set_command(store: Store, command: str) -> str:
     return str(before)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_an_older_store_is_refused_carried_over_once_and_then_evaluates_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,13 +106,6 @@ def test_a_translator_is_two_stacks_of_lstm_layers_with_attention_between() -> N
     assert params == v * h + 2 * lstm + wide + 2 * lstm + lstm + 3 * wide + (2 * h * h + 2 * h + 1) + v * (h + 1)
 
 
-@pytest.mark.parametrize(("layers", "lstm_steps"), [(1, 2), (2, 3), (6, 7)])
-def test_a_stack_of_any_height_has_as_many_layers(layers: int, lstm_steps: int) -> None:
-    model = GNMT.model_copy(update={"encoder_layers": layers, "decoder_layers": layers, "target_per_source": 1.0})
-    flop = total("flop", blocks_of(model, 10), kind="recurrent")
-    assert flop == 3 * 2 * 4 * 1024**2 * 64 * 10 * (lstm_steps + layers)
-
-
 @pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
 def test_without_training_there_is_only_the_forward_pass(model: Model) -> None:
     training, prefill = blocks_of(model, 100), blocks_of(model, 100, mode="prefill")
@@ -122,25 +115,6 @@ def test_without_training_there_is_only_the_forward_pass(model: Model) -> None:
     assert total("seconds", prefill) == pytest.approx(total("seconds", training, phase="forward"))
     assert [block.params for block in prefill] == [block.params for block in training]
     assert not any(block.kept for block in prefill)
-
-
-@pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
-def test_gradients_of_weights_are_marked_and_forward_operators_come_first(model: Model) -> None:
-    for block in blocks_of(model, 100):
-        phases = [op.phase for op in block.ops]
-        assert phases == sorted(phases, reverse=True)
-        assert any(op.weight for op in block.ops)
-        assert not any(op.weight for op in block.of("forward"))
-        assert np.asarray(block.tensors).min() >= 1
-        assert block.kept or block.name == "embedding"
-
-
-@pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
-def test_an_array_of_lengths_takes_what_each_of_them_takes(model: Model) -> None:
-    sizes = np.array([1, 2, 7, 50, 333])
-    every = total("seconds", blocks_of(model, sizes))
-    assert every.shape == sizes.shape
-    assert every == pytest.approx([float(total("seconds", blocks_of(model, int(size)))) for size in sizes], rel=1e-12)
 
 
 @pytest.mark.parametrize("model", [DS2, GNMT], ids=lambda model: model.name)
@@ -164,17 +138,6 @@ def test_every_number_of_a_gpu_run_otherwise_has_a_source_and_none_makes_it_fast
 
 
 # Time over sequence length
-
-
-@pytest.mark.parametrize("hidden", [1536, 2048, 2560, 2816])
-def test_a_recurrent_layer_is_linear_in_its_steps(hidden: int) -> None:
-    steps = np.arange(50.0, 1501.0, 50.0)
-    ops = [
-        Op("steps", "recurrent", "forward", Recurrence(3, hidden, 32, steps, layer_number)) for layer_number in range(3)
-    ]
-    seconds = sum((cost.seconds for cost in operator_costs(ops, Platform(VEGA, VEGA))), np.zeros_like(steps))
-    line = np.polynomial.Polynomial.fit(steps, seconds, 1)
-    assert np.abs(line(steps) / seconds - 1).max() < 0.01
 
 
 def test_forward_passes_of_gru_layers_are_within_a_third_of_those_measured(shared: Callable[[str], Path]) -> None:
@@ -217,6 +180,7 @@ def chosen_by(method: str, sizes: NDArray[np.int64], seconds: Floats) -> tuple[f
     return time, faster, sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("model", "data", "time_error", "speedup_error", "cuts"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.refit import Group, Row, compare_copies, groups, main, recompute, recompute_all
+from benchmarks.refit import Row, compare_copies, groups, main, recompute, recompute_all
 from dse import plugins
 from dse.values import Source
 from tests.support import CONF, REPOSITORY
@@ -25,13 +25,10 @@ from validation.calibrated_numbers import (
 from validation.refits import REFITTERS
 
 SHARED = REPOSITORY.parent / "shared" / "data"
-AT_ONCE = ("contention", "links", "technology")  # all others take seconds, or minutes
 LOOSEST = 0.02
-GROUPS = [
-    pytest.param(group, id=group.name, marks=[] if group.by in AT_ONCE else pytest.mark.slow) for group in groups()
-]
 
 
+@pytest.mark.slow
 def test_what_is_labelled_calibrated_names_its_target_its_tolerance_and_its_function() -> None:
     assert without_calibration() == []
     numbers = calibrated_numbers()
@@ -43,6 +40,7 @@ def test_what_is_labelled_calibrated_names_its_target_its_tolerance_and_its_func
     assert all(target.endswith((".csv", ".yaml")) for target in targets if isinstance(target, str))
 
 
+@pytest.mark.slow
 def test_no_label_in_a_file_is_overlooked() -> None:
     """What is read of the files is counted against their text."""
     folders = [CONF, *plugins.configurations()]
@@ -52,14 +50,16 @@ def test_no_label_in_a_file_is_overlooked() -> None:
     assert len(copies()) > sum(text.count("copy_of: ") for text in texts) > 50
 
 
+@pytest.mark.more
 @pytest.mark.one_in(10)
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_calibrated_number_is_what_a_fit_gives_today(group: Group) -> None:
-    rows = recompute(group, SHARED)
-    if rows is None:
-        pytest.skip(f"{group.target} is absent: the tables that numbers are fitted to are not shipped")
-    assert [str(row) for row in rows if row.off] == []
-    assert len(rows) == len(group.numbers)
+@pytest.mark.parametrize("part", range(10))
+def test_calibrated_numbers_are_what_a_fit_gives_today(part: int) -> None:
+    for group in groups()[part::10]:
+        rows = recompute(group, SHARED)
+        if rows is None:
+            pytest.skip(f"{group.target} is absent: the tables that numbers are fitted to are not shipped")
+        assert [str(row) for row in rows if row.off] == []
+        assert len(rows) == len(group.numbers)
 
 
 def test_copies_of_calibrated_numbers_are_those_of_the_original() -> None:
@@ -98,6 +98,7 @@ def test_a_quantity_off_its_target_is_off_whatever_the_numbers_are() -> None:
     assert not replace(row, achieved=None).off
 
 
+@pytest.mark.slow
 def test_a_table_that_is_absent_is_counted_and_not_passed(tmp_path: Path) -> None:
     report = recompute_all(tmp_path, only=["host"])
     assert report.absent == {"host, steps/vtrain_a100_single_node.csv": 2}
@@ -106,6 +107,7 @@ def test_a_table_that_is_absent_is_counted_and_not_passed(tmp_path: Path) -> Non
     assert table_path("steps/vtrain_a100_single_node.csv", tmp_path) is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_number_and_how_many_are_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "links", "--check"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -77,8 +77,8 @@ def table(folder: Path) -> bytes:
 # The same command
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("search", "trials"), [("exhaustive", 10_000), ("random", 20), ("nsga2", 20), ("tpe", 20)])
 @pytest.mark.parametrize("cut", [0, 1, 3, 6])
 def test_a_study_that_is_interrupted_goes_on_and_ends_as_if_it_had_not_been(
@@ -394,7 +394,7 @@ def test_a_study_told_to_stop_keeps_what_it_has_and_the_same_command_goes_on(
     assert f"resuming: {count} done, {120 - count} left" in again.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, command: list[str]) -> None:
     done = begun(command, tmp_path)
     done.kill()

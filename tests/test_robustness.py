@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import math
@@ -11,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from dse import plugins
 from dse.analysis import robustness
-from dse.analysis.break_even import Breaks, WinningInterval, reversal_share
-from dse.analysis.perturbation import Constant, RunPoints, at, constants, one_by_one, together
+from dse.analysis.perturbation import Constant
 from dse.analysis.robustness import uncertain_constants
-from dse.analysis.standings import draw_factors, on_front, regret
+from dse.analysis.standings import draw_factors, on_front
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.space import get_path
-from dse.study.plan_again import plan_words
 from tests.race import Formula, times
 from tests.toy import distribution
 
@@ -119,15 +114,6 @@ def test_every_stretch_is_won_by_who_is_fastest_in_its_middle(run: Path) -> None
 
 
 @pytest.mark.slow
-def test_whole_numbers_stay_whole(run: Path) -> None:
-    """On L lanes dma takes 0.1 + 0.5 / L and cu 1 / L seconds: at five they are equal, and the winner stays."""
-    report = asked(run, "vary=link.lanes=0.4", "samples=4")
-    (entry, _) = report["break_even"]
-    stretches = [(part["low"], part["high"], part["option"]) for part in entry["stretches"]]
-    assert stretches == [(1, 5, ["dma"]), (6, 8, ["cu"])]
-
-
-@pytest.mark.slow
 def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None:
     report = asked(run, "samples=50", "seed=7")
     assert report["notes"][-1] == "declared, but no number of these designs: link.lasers"
@@ -157,23 +143,7 @@ def test_shares_and_regrets_are_those_of_every_sample_by_hand(run: Path) -> None
         assert row["least_mean_regret"] == pytest.approx(min(entry["mean"] for entry in row["options"]))
 
 
-@pytest.mark.nightly
-def test_the_same_seed_gives_the_same_answer_and_files_are_whole(run: Path) -> None:
-    first = asked(run, "samples=8")
-    assert asked(run, "samples=8") == first
-    assert asked(run, "samples=8", "seed=1") != first
-    folder = run / "outputs/race/latest"
-    rows, scenarios = (
-        list(csv.DictReader((folder / f"{name}.csv").read_text("utf-8").splitlines()))
-        for name in ("break_even", "robustness")
-    )
-    assert {row["constant"] for row in rows} == {"link.bytes_per_s", "link.cu_bytes_per_s"}
-    assert [row["scenario"] for row in scenarios] == ["small", "large"]
-    for name in ("robustness", "break_even"):
-        assert all((folder / "figures" / f"{name}.{kind}").stat().st_size for kind in ("png", "svg"))
-
-
-@pytest.mark.slow
+@pytest.mark.more
 def test_of_more_points_than_can_be_evaluated_the_best_and_the_front_are_taken(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,18 +163,6 @@ def test_samples_fill_every_constants_width_evenly() -> None:
     for half, column in zip((0.2, 0.05), factors.T, strict=True):
         slices = np.floor((column - (1 - half)) / (2 * half) * 40).astype(int)
         assert sorted(slices.tolist()) == list(range(40))
-
-
-def test_a_point_without_a_result_is_as_bad_as_the_worst_and_on_no_front() -> None:
-    values = np.array([[1.0, 2.0], [1.5, math.inf], [math.inf, 4.0]])
-    assert regret(values).tolist() == [[0.0, 0.0], [0.5, 1.0], [0.5, 1.0]]
-    assert regret(-np.array([[4.0], [3.0]])).tolist() == [[0.0], [0.25]]
-    assert on_front(np.array([[1.0, 1.0], [math.inf, 0.0], [2.0, 2.0], [1.0, 1.0]])).tolist() == [
-        True,
-        False,
-        False,
-        True,
-    ]
 
 
 @pytest.mark.slow
@@ -256,23 +214,7 @@ def test_without_a_declaration_one_is_asked_for() -> None:
     assert uncertain_constants("a.b=0.1,c=0.2", {"d": 0.3}) == {"a.b": 0.1, "c": 0.2}
 
 
-def test_sentences_say_who_wins_where() -> None:
-    constant = Constant("system.gpu.dma.bytes_per_s", 0.05, False)
-    low, high = WinningInterval(5e9, 12e9, ("serial", "cu")), WinningInterval(12e9, 400e9, ("serial", "dma"))
-    choose = ("schedule.name", "schedule.comm_engine")
-    sentence = Breaks("g4", constant, 46.6e9, (low, high)).sentence(choose)
-    way = "schedule.comm_engine = dma wins above system.gpu.dma.bytes_per_s = 12 GB/s (now 46.6 GB/s), cu below"
-    assert sentence == f"g4: {way}"
-    none = Breaks("g4", constant, 46.6e9, (high,)).sentence(choose)
-    assert none == "g4: no flip between system.gpu.dma.bytes_per_s = 12 GB/s and 400 GB/s (now 46.6 GB/s)"
-
-
-def test_what_both_rises_and_falls_is_an_anomaly_of_the_lesser_of_the_two() -> None:
-    rows = [[4.0, 3.0, 2.0, 2.0], [1.0, 1.5, math.inf, 3.0], [4.0, 2.0, 3.0, 1.0], [1.0, 2.0, 1.8, 4.0], [math.inf] * 4]
-    np.testing.assert_allclose(reversal_share(np.array(rows)), [0.0, 0.0, 0.5, 1 / 9, 0.0], atol=1e-12)
-
-
-@pytest.mark.slow
+@pytest.mark.more
 def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,33 +226,3 @@ def test_anomalies_are_told_by_constant_and_counted_in_what_is_written(
     assert all(row["anomalies"] > 0 and row["largest_anomaly"] == 0.25 for row in report["break_even"])
     assert "both rises and falls over link." in (out := capsys.readouterr().out)
     assert "by up to 25 %" in out
-
-
-@pytest.mark.slow
-def test_a_constant_that_some_designs_lack_changes_nothing_in_them() -> None:
-    """JIT-Q declares constants of PIM, and compares with GPUs that have none."""
-    planned, path = plan_words(["study=jitq", "tracking=none", "store=none"]), "system.gpu.pim.trcd_s"
-    (space, *_) = planned.spaces.values()
-    blocks = itertools.islice(space.blocks(1), 0, 400, 10)
-    designs = [block.design for block in blocks if block.design is not None]
-    without, holding = (
-        next(design for design in designs if (get_path(design, path) is None) == lacks) for lacks in (True, False)
-    )
-    places = np.zeros(2, np.intp)
-    two = RunPoints(planned, ("one",), (("a",),), (without, holding), places, places, pd.DataFrame(), "both")
-    constant = Constant(path, 0.3, whole=False)
-    value = get_path(holding, path)
-    assert two.holders(path).tolist() == [1]
-    assert two.nominal(path).tolist() == [value]
-    alone = list(one_by_one(two, constant, np.array([0.5, 1.0, 2.0])))
-    assert [batch.size for batch in alone] == [1, 1, 1, 3]
-    assert all(batch.design is without for batch in alone[:3])
-    assert alone[3].axes[path].tolist() == [0.5 * value, value, 2 * value]
-    both = list(together(two, [constant], np.array([[0.5], [2.0]])))
-    assert [get_path(batch.design, path) for batch in both] == [None, None, 0.5 * value, 2 * value]
-    assert [get_path(batch.design, path) for batch in at(two, constant, np.array([0, 1]), np.array([1.0, 3.0]))] == [
-        None,
-        3,
-    ]
-    with pytest.raises(ConfigError, match="is no number of the designs"):
-        constants(two, {"system.gpu.pim.trcd": 0.1})

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.analysis.contexts import Cases, ContextQuestion, cases
-from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree, between
-from dse.analysis.rules import folds, left_out, majority_learner, score, score_fixed_options, score_tree
+from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree
+from dse.analysis.rules import folds, left_out, score_fixed_options, score_tree
 from dse.analysis.tree_learning import TreeLimits, features, learn
 from dse.cli import main
-from dse.errors import ConfigError
 from dse.results.finished_run import FinishedRun
 from tests.swept import Row, grid, written
 
@@ -82,32 +81,6 @@ def test_ties_within_a_billionth_are_ties_and_go_to_what_is_best_most_often(tmp_
     assert contexts.best[:, 0].sum() == 32
 
 
-def test_an_option_without_a_legal_point_counts_as_the_worst_that_has_one(tmp_path: Path) -> None:
-    def refused(point: Row) -> Row | None:
-        return None if point["plan.name"] == "wide" and point["load.m"] == 10 else ratio_decides(point)
-
-    contexts = learned(tmp_path, refused)
-    assert (~contexts.legal).sum() == 8
-    assert (
-        contexts.regrets[~contexts.legal].tolist()
-        == np.nanmax(contexts.regrets[~contexts.legal.all(axis=1)], axis=1).tolist()
-    )
-    assert not contexts.best[~contexts.legal].any()
-    wide = contexts.options.index(("wide",))
-    fared = score(contexts, np.full(len(contexts.values), wide), "always wide", "all contexts")
-    assert fared.illegal == 8
-
-
-def test_regret_of_what_is_maximized_is_what_is_lost_too(tmp_path: Path) -> None:
-    def gain(point: Row) -> Row:
-        return {"gain": 1 / ratio_decides(point)["time_s"]}
-
-    more = learned(tmp_path / "a", gain, goals={"gain": "maximize"})
-    less = learned(tmp_path / "b")
-    assert more.best.tolist() == less.best.tolist()
-    assert more.regrets.ravel().tolist() == pytest.approx(less.regrets.ravel().tolist())
-
-
 # Learning and judging
 
 
@@ -124,34 +97,6 @@ def test_a_ratio_of_sizes_is_found_and_holds_for_workloads_never_seen(tmp_path: 
     always = {option_score.name: option_score for option_score in score_fixed_options(contexts)}
     assert set(always) == {"always fast", "always wide", "always never"}
     assert min(option_score.mean for option_score in always.values()) > 0.1
-
-
-def test_noise_is_not_taken_for_a_rule_that_pays(tmp_path: Path) -> None:
-    """Which option is best is drawn: on unseen workloads nothing that was learned can beat the best fixed option."""
-    draws = iter(np.random.default_rng(5).permutation(np.tile([1.0, 1.3, 1.6], 400)).tolist())
-    contexts = learned(
-        tmp_path, lambda _: {"time_s": next(draws), "held_bytes": 1.0}, knobs={**KNOBS, "plan.pieces": [1]}
-    )
-    scores, _ = score_tree(contexts, learn(contexts, TreeLimits(3)), TreeLimits(3))
-    best = score_fixed_options(contexts)[0].mean
-    (unseen,) = [
-        fold_score for fold_score in scores if (fold_score.name, fold_score.seen) == ("tree", "leave one workload out")
-    ]
-    assert unseen.mean > 0.8 * best
-
-
-def test_a_rare_dear_mistake_is_avoided_at_the_price_of_many_cheap_ones() -> None:
-    """One leaf, three contexts: `a` is best in two by 1 %, and ten times too slow in the third."""
-    values = np.array([[1.0, 1.01], [1.0, 1.01], [10.0, 1.0]])
-    same = {"load.m": np.array([1.0, 1.0, 2.0])}
-    groups = np.arange(3)
-    contexts = Cases(("way",), (("a",), ("b",)), values, {"load.m": np.ones(3)}, groups, groups)
-    leaf = learn(contexts, TreeLimits(1)).root
-    assert isinstance(leaf, Leaf)
-    assert (leaf.option, leaf.num_contexts) == (("b",), 3)
-    assert (leaf.mean_regret, leaf.max_regret) == pytest.approx((0.02 / 3, 0.01))
-    parted = Cases(("way",), (("a",), ("b",)), values, same, groups, groups)
-    assert learn(parted, TreeLimits(1)).picks(same, 3) == [("a",), ("a",), ("b",)]
 
 
 def lost(tree: Tree, contexts: Cases) -> float:
@@ -192,24 +137,6 @@ def test_a_tree_has_no_more_leaves_than_asked_for_and_never_loses_more_than_one_
     assert lost(large, table) <= table.regrets.sum(axis=0).min() + 1e-8
 
 
-def test_a_quantity_of_several_inputs_is_looked_at_where_the_study_names_it() -> None:
-    """The best option depends on a b / (c d), of inputs in four sections, of which no pair is looked at."""
-    random = np.random.default_rng(1)
-    paths = [f"s{place}.x{place}" for place in range(9)]
-    inputs = {path: random.uniform(1, 2, 300) for path in paths}
-    ratio = Feature((paths[0], paths[1]), (paths[2], paths[3]))
-    first = ratio.of(inputs) <= 1.0
-    values = np.where(first[:, None], [1.0, 2.0], [2.0, 1.0])
-    contexts = Cases(("way",), (("a",), ("b",)), values, inputs, np.arange(300), np.arange(300), (ratio,))
-    tree = learn(contexts, TreeLimits(1))
-    assert isinstance(tree.root, Split)
-    assert tree.root.feature == ratio
-    assert "if x0 * x1 / (x2 * x3) <= 1" in tree.text()
-    assert lost(tree, contexts) == 0.0
-    without = {path: column for path, column in inputs.items() if path != paths[3]}  # the same in all contexts
-    assert Feature((paths[0], paths[1]), (paths[2],)) in features(without, (ratio,))
-
-
 def test_a_fold_never_learns_from_what_it_is_judged_on(tmp_path: Path) -> None:
     contexts = learned(tmp_path)
     questions = []
@@ -226,29 +153,11 @@ def test_a_fold_never_learns_from_what_it_is_judged_on(tmp_path: Path) -> None:
     assert all(not (seen & judged_on) and len(judged_on) == 1 for seen, judged_on in questions)
 
 
-def test_equal_workloads_under_two_names_are_left_out_together(tmp_path: Path) -> None:
-    twice = {**SIZES, "copy": SIZES["w10x15"]}
-    contexts = learned(tmp_path, scenarios=twice)
-    assert len(np.unique(contexts.workloads)) == len(SIZES)
-
-
-def test_the_majority_is_the_option_that_was_best_most_often_in_the_other_folds() -> None:
-    values = np.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])
-    contexts = Cases(("way",), (("a",), ("b",)), values, {}, np.arange(3), np.zeros(3, int))
-    assert left_out(contexts.workloads, majority_learner(contexts)).tolist() == [0, 0, 0]
-
-
 def test_one_system_cannot_be_left_out_and_that_is_said(tmp_path: Path) -> None:
     contexts = learned(tmp_path, knobs={**KNOBS, "system.cores": [4]})
     possible, notes = folds(contexts)
     assert [name for name, _ in possible] == ["leave one workload out"]
     assert "leave one system out is not available" in notes[0]
-
-
-def test_options_that_never_differ_are_one() -> None:
-    values = np.array([[1.0, 1.0, 2.0, np.nan], [3.0, 3.0, 2.0, np.nan]])
-    contexts = Cases(("way",), (("a",), ("b",), ("c",), ("d",)), values, {}, np.arange(2), np.zeros(2, int)).distinct
-    assert contexts.options == (("a",), ("c",), ("d",))
 
 
 # Telling
@@ -320,18 +229,6 @@ def test_text_python_and_json_give_the_same_answer(tree: Tree, point: dict[str, 
     assert tree.picks(columns, 1) == [picked]
 
 
-@given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12))
-def test_a_threshold_lies_between_what_it_parts(first: float, other: float) -> None:
-    low, high = sorted((first, other))
-    if low < high:
-        assert low <= between(low, high) < high
-
-
-def test_thresholds_are_short() -> None:
-    assert between(4096, 16384) == 8000
-    assert between(0.25, 1.0) == 0.5
-
-
 # The command
 
 
@@ -384,13 +281,6 @@ def test_what_cannot_be_learned_is_refused_with_the_way_out(
     assert main(["rules", "study=toy", f"output_dir={tmp_path}", *words]) == 2
     assert part in capsys.readouterr().err
     assert not (folder / "rules.json").exists()
-
-
-def test_an_unfinished_run_has_no_rules(tmp_path: Path) -> None:
-    folder = run(tmp_path)
-    (folder / "config.yaml").unlink()
-    with pytest.raises(ConfigError, match=r"is not finished: it has no config.yaml"):
-        FinishedRun.find(tmp_path, "toy")
 
 
 def test_rules_are_not_judged_on_the_run_that_they_are_learned_from(

@@ -42,8 +42,8 @@ def claims(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["id"].partition(".")[2]: row for row in rows}
 
 
+@pytest.mark.more
 @pytest.mark.one_in(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("study", MISSED)
 def test_a_study_judges_every_claim_and_says_why_one_is_missed(study: str, tmp_path: Path) -> None:
     folder = run(tmp_path, study)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from benchmarks import valid_shares
 from dse import plugins
 from dse.backend import STATUSES
 from dse.errors import ConfigError
 from dse.results.pareto import Answer, Contest, Standings
-from dse.search import METHODS as METHODS_BY_NAME
-from dse.search import Limit, Search, SearchQuestion, explore, surrogate
-from dse.search.genes import Genes
-from dse.search.methods import portfolio, samplers
-from dse.search.surrogate import Surrogate
+from dse.search import Limit, Search, SearchQuestion, explore
 from dse.space import Assignment, Block, Knob, Space, set_path
 from dse.study import warm_start
 from dse.study.plan import Plan
@@ -42,22 +34,6 @@ from tests import swept, toy
 METHODS = tuple(name for name in plugins.available("method") if name not in ("gp", "coordinate"))
 """Methods that fill their budget: gp needs torch, coordinate ends by itself (tests/test_coordinate.py)."""
 every_method = pytest.mark.parametrize("method", METHODS)
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the body if it takes longer."""
-
-    def late(number: int, frame: object) -> None:
-        raise TimeoutError(f"not done within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # The space
@@ -189,19 +165,6 @@ def test_knobs_that_the_backend_takes_as_numbers_are_axes_in_knob_order() -> Non
     assert first.axes["thing.y"].dtype == float
 
 
-def test_a_space_of_a_billion_points_is_sized_at_once() -> None:
-    thousand = tuple(range(1000))
-    knobs = [Knob(path, thousand) for path in ("thing.x", "thing.y", "tool.size")]
-    with within(2.0):
-        assert toy.space(*knobs, Knob("thing.mode", ("flat", "bent"))).size() == 2 * 10**9
-
-
-@pytest.mark.slow
-@given(spaces())
-def test_the_size_is_the_number_of_points(space: Space) -> None:
-    assert space.size() == len(list(space.points()))
-
-
 @pytest.mark.slow
 @given(spaces(), st.data())
 def test_a_walk_asks_only_for_knobs_that_count_and_ends_at_a_point_of_the_space(
@@ -218,14 +181,6 @@ def test_a_walk_asks_only_for_knobs_that_count_and_ends_at_a_point_of_the_space(
     assert point in list(space.points())
 
 
-@given(spaces())
-def test_points_do_not_leak_into_the_base_or_the_options(space: Space) -> None:
-    before = repr((space.base, space.options))
-    for point in space.points():
-        space.tree(point)
-    assert repr((space.base, space.options)) == before
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(["thing.mode", "thing.bend", "thing.grip"])))
 def test_a_knob_that_depends_on_an_idle_knob_does_not_count(order: tuple[str, ...]) -> None:
     values: dict[str, tuple[Any, ...]] = {
@@ -237,19 +192,6 @@ def test_a_knob_that_depends_on_an_idle_knob_does_not_count(order: tuple[str, ..
     keys = [content_key(toy.Fixed().design(space.tree(point))) for point in space.points()]
     assert sorted(keys) == sorted(set(keys))
     assert len(keys) == 1 + 3 + 1  # flat; firm with three grips; loose
-
-
-def test_a_space_with_an_interval_has_no_size() -> None:
-    assert toy.space(Knob("thing.y", low=0.0, high=1.0)).size() is None
-
-
-def test_whether_a_space_of_a_billion_points_is_larger_than_the_budget_is_known_at_once() -> None:
-    thousand = tuple(range(1000))
-    space = toy.space(Knob("thing.x", thousand), Knob("thing.y", thousand), Knob("tool.size", thousand))
-    recorder = Recorder(space)
-    with within(4.0):
-        explore(recorder.question(8, "time_s"), Search(name="random"))
-    assert len(recorder.points) == 8
 
 
 # Sampling
@@ -305,29 +247,7 @@ INFINITE = toy.space(
 SIZE = SPACE.size() or 0
 
 
-@pytest.mark.slow
-@given(spaces(), st.integers(0, 2**32))
-def test_genes_are_points_and_points_are_genes(space: Space, seed: int) -> None:
-    genes, random = Genes(space), np.random.default_rng(seed)
-    drawn = genes.draw(40, random)
-    points, everything = genes.points(drawn), list(space.points())
-    assert all(point in everything for point in points)
-    np.testing.assert_array_equal(genes.rows(points), drawn)
-    np.testing.assert_array_equal(genes.settle(drawn, random), drawn)
-    if space.size() == 1:
-        assert points == everything * 40
-
-
-def test_genes_of_an_interval_are_where_a_value_lies_in_it() -> None:
-    space = toy.space(Knob("thing.y", low=1e-2, high=1e2, log=True), Knob("thing.x", (3, 1, 2)))
-    genes = Genes(space)
-    (point,) = genes.points(np.array([[0.5, 2.0]]) if genes.knobs[0].path == "thing.y" else np.array([[2.0, 0.5]]))
-    assert point["thing.x"] == 2
-    assert point["thing.y"] == pytest.approx(1.0)
-    np.testing.assert_allclose(genes.points(genes.rows([point]))[0]["thing.y"], point["thing.y"], rtol=1e-12)
-
-
-@pytest.mark.slow
+@pytest.mark.more
 def test_local_search_around_the_front_proposes_no_point_twice_and_finds_the_front_of_a_large_space() -> None:
     space = toy.space(Knob("thing.x", tuple(range(-200, 201))), Knob("thing.y", tuple(range(-50, 51))))
     recorder = Recorder(space)
@@ -473,16 +393,6 @@ def test_an_unknown_option_of_a_sampler_is_refused_by_name(method: str) -> None:
     assert "nonsense" in toy.refused(caught.value)
 
 
-def test_an_impossible_option_of_a_sampler_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"search\.options"):
-        searched("nsga2", 5, population_size=1)
-
-
-def test_options_reach_the_sampler() -> None:
-    small, large = (searched("nsga2", 60, space=INFINITE, population_size=size) for size in (4, 40))
-    assert small != large
-
-
 @pytest.mark.parametrize(("name", "meant"), [("ranom", "random"), ("exhaustve", "exhaustive")])
 def test_an_unknown_method_is_refused_with_the_nearest_one(name: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean `{meant}`"):
@@ -502,18 +412,6 @@ def test_a_guided_search_finds_better_points_than_chance(method: str) -> None:
     assert best(method) < best("random")
 
 
-@pytest.mark.slow
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("kind", valid_shares.KINDS)
-@pytest.mark.parametrize("method", ["auto", "screened", "tpe", "archive", "nsga2", "nsga3"])
-def test_where_most_values_never_give_a_result_a_search_learns_to_avoid_them(method: str, kind: str) -> None:
-    faults = valid_shares.KINDS[kind]
-    first, second = np.split(np.array([valid_shares.validity(method, faults, seed=seed) for seed in range(3)]), 2, 1)
-    even = np.mean([valid_shares.validity("random", faults, seed=seed) for seed in range(3)])
-    assert second.mean() >= first.mean()
-    assert second.mean() > even
-
-
 class Twice:
     """A method that proposes every point twice, and notes what it is told of them."""
 
@@ -529,36 +427,6 @@ class Twice:
 
 
 TWICE: list[Twice] = []
-
-
-def test_a_method_is_told_of_a_point_once_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS_BY_NAME, "random", f"{__name__}:Twice")
-    plugins.refresh()
-    recorder = Recorder(SPACE, fails=lambda point: point["thing.x"] == 2)
-    explore(recorder.question(24), Search(name="random", batch=8))
-    plugins.refresh()
-    outcomes = TWICE.pop().outcomes
-    assert len(outcomes) == 48
-    assert {point["thing.x"] for point, outcome in outcomes if outcome is None} == {2}
-    assert all(outcome is None for point, outcome in outcomes if point["thing.x"] == 2)
-
-
-def test_a_sampler_of_the_library_learns_a_failure_as_a_violated_constraint() -> None:
-    question = Recorder(SPACE).question(10, limits={"time_s": Limit(high=5.0)})
-    sampled = samplers.TPE(question, {})
-    points = [*sampled.ask(2), *itertools.islice(SPACE.points(), 2)]
-    sampled.tell(points, [{"time_s": 9.0, "gain": 1.0}, None, {"time_s": 1.0, "gain": 3.0}, None])
-    trials = sampled._study.trials  # type: ignore[attr-defined]
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
-    assert [[value > 0 for value in trial.constraints.values()] for trial in trials] == [
-        [False, True],
-        [True, False],
-        [False, False],
-        [True, False],
-    ]
-    assert trials[1].values == trials[0].values  # the worst known ones
-    assert trials[3].values == [9.0, 1.0]
-    assert len({tuple(trial.constraints) for trial in trials}) == 1
 
 
 # Fronts and winners
@@ -624,23 +492,6 @@ def test_the_front_is_each_outcome_that_no_other_of_the_scenario_dominates_howev
     for first in range(0, len(rows), chunk):
         standings.take(batch.slice(first, chunk))
     assert standings.marks(batch).tolist() == expected
-
-
-@pytest.mark.slow
-@given(ROWS, GOALS)
-def test_the_winner_is_the_first_best_row_by_the_objectives_in_their_order(
-    rows: list[dict[str, Any]], goals: dict[str, str]
-) -> None:
-    table = table_of([{**row, "key": index} for index, row in enumerate(rows)])
-    expected = []
-    for scenario in dict.fromkeys(row["scenario"] for row in rows):
-        ok = [i for i, row in enumerate(rows) if row["status"] == "ok" and row["scenario"] == scenario]
-        expected += [min(ok, key=lambda index: signed(rows[index], goals))] if ok else []
-    assert ANY_ROW.winners(table, goals)["key"].tolist() == expected
-    standings, last = Standings(goals, 2), dict[int, int]()
-    for first in range(0, len(rows), 3):
-        last |= {scenario: first + row for scenario, row in standings.take(batch_of(table).slice(first, 3))}
-    assert sorted(last.values()) == sorted(expected)
 
 
 # Whole studies of the toy
@@ -719,6 +570,7 @@ def test_the_table_depends_on_the_seed_alone(tmp_path: Path) -> None:
     assert set(first["key"]) != set(other["key"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("trials", [30, 1000], ids=["searched", "enumerated"])
 def test_rows_beyond_a_limit_are_infeasible_in_this_table_and_never_lead(trials: int, tmp_path: Path) -> None:
@@ -774,80 +626,3 @@ def test_a_warm_start_from_what_is_no_finished_run_is_refused(source: str, messa
     tree["search"]["warm_start"] = [source]
     with pytest.raises(ConfigError, match=message):
         toy.planned(KNOBS, tree)
-
-
-# What learns
-
-
-def learned(seed: int, num_known: int) -> tuple[NDArray[np.float64], NDArray[np.float64], Surrogate]:
-    """Rows that were not learned from, their values, and a process that learned from others of the toy's space."""
-    genes = Genes(SPACE)
-    rows = np.unique(genes.draw(600, np.random.default_rng(seed)), axis=0)
-    np.random.default_rng(seed).shuffle(rows)
-    values = np.stack([np.log1p(np.abs(rows[:, 0] - 2)) + rows[:, -1], 3.0 * rows[:, 0] - 1.0], axis=1)
-    process = Surrogate(genes)
-    process.fit(rows[:num_known], values[:num_known])
-    return rows, values, process
-
-
-def test_a_process_knows_what_it_learned_and_guesses_better_than_the_mean() -> None:
-    rows, values, process = learned(0, 24)
-    expected, deviation = process.predict(rows)
-    np.testing.assert_allclose(expected[:24], values[:24], atol=0.05 * values.std())
-    missed = ((expected - values)[24:] ** 2).mean(axis=0) / values[24:].var(axis=0)
-    assert (missed < 0.2).all()
-    assert (deviation[:24].mean(axis=0) < deviation[24:].mean(axis=0)).all()
-
-
-def test_the_slope_that_rates_are_tuned_by_is_that_of_the_likelihood() -> None:
-    random = np.random.default_rng(1)
-    rows = random.random((12, 3))
-    apart = np.abs(rows.T[:, :, None] - rows.T[:, None, :])
-    lost = surrogate.unlikely(apart, random.standard_normal(12))
-    for rates in random.standard_normal((5, 3)):
-        steps = 1e-6 * np.eye(3)
-        slope = [(lost(rates + step)[0] - lost(rates - step)[0]) / 2e-6 for step in steps]
-        np.testing.assert_allclose(lost(rates)[1], slope, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_small_budget_is_asked_for_in_many_batches() -> None:
-    for trials, batch, sizes in ((32, 32, [2] * 16), (20, 4, [2] * 10), (20, 1, [1] * 20), (5, 32, [1] * 5)):
-        batch_sizes: list[int] = []
-        question = Recorder(SPACE).question(trials)
-
-        def evaluate(points: Sequence[Assignment], calls: list[int] = batch_sizes) -> Sequence[Any]:
-            calls.append(len(points))
-            return [{"time_s": 1.0, "gain": 1.0} for _ in points]
-
-        explore(replace(question, evaluate=evaluate), Search(name="random", batch=batch))
-        assert batch_sizes == sizes
-
-
-def test_a_portfolio_asks_most_of_the_one_whose_points_improve_the_front() -> None:
-    class Steady:
-        """Points that all are as good as `value` of how many it has proposed."""
-
-        def __init__(self, value: Callable[[int], float]) -> None:
-            self.value, self.count = value, 0
-
-        def ask(self, count: int) -> list[Assignment]:
-            self.count += count
-            return [{"value": self.value(self.count)} for _ in range(count)]
-
-        def tell(self, points: object, outcomes: object) -> None:
-            pass
-
-    question = Recorder(SPACE).question(100, "time_s")
-    good, bad = Steady(lambda count: 1.0 / count), Steady(lambda count: 2.0)
-    mixed = portfolio.Portfolio(question, portfolio.PortfolioOptions(initial=1, least=0.1), [bad, good], num_cheap=1)
-    for _ in range(20):
-        points = mixed.ask(10)
-        mixed.tell(points, [{"time_s": point["value"]} for point in points])
-    assert good.count == pytest.approx(0.9 * 200, abs=25)
-    assert bad.count == 200 - good.count
-    mixed = portfolio.Portfolio(question, portfolio.PortfolioOptions(initial=1, dear=5), [bad, good], num_cheap=1)
-    mixed.tell([{}] * 6, [{"time_s": 3.0}] * 6)
-    before = good.count
-    mixed.ask(10)
-    assert good.count == before  # dear, and too many points are known

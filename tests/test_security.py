@@ -115,7 +115,7 @@ def test_a_foreign_configuration_is_refused_before_hydra_reads_it(
     assert "mine.yaml" in message
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["an alias bomb", "an alias bomb as its description", "many values"])
 def test_a_bomb_takes_neither_time_nor_memory_even_where_options_are_only_listed(kind: str, tmp_path: Path) -> None:
@@ -196,6 +196,7 @@ XSS = "<script>alert(1)</script>| [x](javascript:alert(1)) ![y](http://evil/z)"
 STUDY = (CONF / "study" / "ficco_sweep.yaml").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../evil", "a/b", "/etc/x", "x" * 81, "<script>", "a\nb", ""])
 def test_a_study_whose_name_is_no_plain_one_is_refused(name: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     text = STUDY.replace("name: ficco_sweep", f"name: {json.dumps(name)}", 1)
@@ -279,7 +280,7 @@ def test_no_file_of_a_run_holds_a_password(elsewhere: Path, monkeypatch: pytest.
 # Code of ours
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_nothing_evaluates_text_or_reads_pickles() -> None:
     """Of the shipped packages; worker processes of one study talk to each other through multiprocessing."""
     names = {"eval", "exec", "compile", "__import__"}
@@ -308,7 +309,7 @@ def test_mlflow_is_told_to_read_no_pickles() -> None:
 # Provenance
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_run_tells_what_it_was_made_with(capsys: pytest.CaptureFixture[str], elsewhere: Path, tmp_path: Path) -> None:
     words = own(tmp_path / "conf", SYSTEM)
     assert main([*words, "system=mine"]) == 0

@@ -68,7 +68,7 @@ PLACES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @settings(max_examples=300, deadline=None)
 @given(PASSWORDS, st.sampled_from(PLACES))
 def test_a_word_that_is_written_down_has_lost_its_password(password: str, place: str) -> None:
@@ -154,7 +154,7 @@ def test_escapes_and_markup_of_a_store_are_text(elsewhere: Path) -> None:
     assert "\x1b" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_consoles_come_from_one_door() -> None:
     makers = set()
     for path, tree in syntax().items():
@@ -222,7 +222,7 @@ OTHER_DOORS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_yaml_and_json_are_read_through_one_door() -> None:
     wrong = set()
     for path, tree in syntax().items():
@@ -240,7 +240,7 @@ SIGNS_OF_WORDS = "|+|++|~|=|x|study|store.url|+space.|space.a|@|.|..|{|[|(|'|nul
 PARTS = st.sampled_from([*SIGNS_OF_WORDS.split("|"), "executor.settings", "9" * 500, "a b", "\\", "\x1b"])
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @drawn(120)
 @given(st.lists(PARTS, max_size=5))
 def test_words_of_any_kind_are_read_or_refused(parts: list[str]) -> None:
@@ -279,7 +279,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(words: list[str]) -> N
     assert run.returncode == CLOSED_PIPE
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_end_of_the_terminal_is_a_stop_that_keeps_what_was_evaluated() -> None:
     words = [*QUIET, "budget.trials=1000000", "+space.system.gpu.num_cus=range(64,304,1)", "executor.jobs=1"]
     with command(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
@@ -302,7 +302,7 @@ def _wait_for(path: Path) -> None:
 # Large spaces
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("study", ["plan", "bert"])
 def test_a_study_of_a_million_values_begins_soon(study: str) -> None:
@@ -380,7 +380,7 @@ SENTENCES = {
 """What SECURITY.md says is refused -> the tests that hold it."""
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_each_sentence_on_security_has_a_test() -> None:
     text = (REPOSITORY / "SECURITY.md").read_text("utf-8").partition("## What is refused")[2].partition("## What to")[0]
     assert {name.rstrip(".") for name in re.findall(r"^- \*\*(.+?)\*\*", text, re.MULTILINE)} == set(SENTENCES)

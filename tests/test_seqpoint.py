@@ -18,9 +18,7 @@ from dse.errors import ConfigError
 from simulators.steps.epoch_log import read
 from simulators.steps.seqpoint import (
     Iterations,
-    Sample,
     choose,
-    cut_parallel,
     cut_sequential,
     iterations_cut,
     project_epoch,
@@ -70,42 +68,6 @@ def test_means_of_shipped_data_sets_are_those_that_were_measured() -> None:
     words = sequence_lengths(Lengths.model_validate({**trees["iwslt15"], "tail": None}), 0)
     assert words.mean() == pytest.approx(19.39, rel=0.03)
     assert words.std() == pytest.approx(12.57, rel=0.06)
-
-
-def test_a_sorted_epoch_ascends_and_a_shuffled_one_has_the_longest_of_each_batch() -> None:
-    ascending = iteration_lengths(lengths(), 10, 3)
-    assert len(ascending) == 100
-    assert (np.diff(ascending) >= 0).all()
-    shuffled = iteration_lengths(lengths(order="shuffled"), 10, 3)
-    assert shuffled.mean() > ascending.mean()  # padding
-    assert shuffled.max() == ascending.max() == sequence_lengths(lengths(), 3).max()
-
-
-@pytest.mark.parametrize("width", [1, 10])
-def test_a_bucketed_epoch_batches_sequences_of_a_bucket(width: int) -> None:
-    """The order of buckets is cut into batches of 16, each as long as its last bucket says, whatever their order."""
-    buckets = np.sort((sequence_lengths(lengths(), 0) - 1) // width)
-    last = np.minimum(np.arange(15, len(buckets) + 15, 16), len(buckets) - 1)
-    iteration_sizes = iteration_lengths(lengths(order="bucketed", bucket_width=width), 16, 0)
-    assert np.array_equal(np.sort((iteration_sizes - 1) // width), buckets[last])
-    assert (np.diff(iteration_sizes) < 0).any()  # batches are shuffled
-
-
-def test_batches_that_are_not_filled_are_kept_or_dropped() -> None:
-    assert len(iteration_lengths(lengths(), 64, 0)) == 16
-    assert len(iteration_lengths(lengths(whole=True), 64, 0)) == 15
-    with pytest.raises(ConfigError, match="no batch of 2000 among 1000 sequences"):
-        iteration_lengths(lengths(whole=True), 2000, 0)
-
-
-def test_units_tails_and_bounds() -> None:
-    assert sequence_lengths(lengths(per_unit=100), 0).max() > 3900
-    tailed = sequence_lengths(lengths(tail={"num_sequences": 30, "low": 80, "high": 90}), 0)
-    assert len(tailed) == 1000
-    assert ((tailed >= 80) & (tailed <= 90)).sum() == 30
-    cut = sequence_lengths(lengths(bounds=[5, 20]), 0)
-    assert 5 <= cut.min() <= cut.max() <= 20
-    assert len(cut) < 1000
 
 
 @pytest.mark.parametrize(
@@ -219,15 +181,6 @@ def test_all_is_exact_on_every_configuration(epoch: Epoch) -> None:
     assert iterations_cut(sample) == 1
 
 
-@given(epochs())
-def test_where_lengths_are_few_each_stands_for_itself(epoch: Epoch) -> None:
-    unique, counts = np.unique(epoch[0], return_counts=True)
-    sample = choose(method("seqpoint", few=len(unique)), *epoch)
-    assert np.array_equal(epoch[0][sample.places], unique)
-    assert np.array_equal(sample.weights, counts)
-    assert abs(sample.error) < 1e-9
-
-
 def test_baselines_are_what_they_say() -> None:
     sizes = np.array([5, 1, 1, 9, 2, 2, 2, 3, 4, 30])
     seconds = sizes * 0.1
@@ -240,28 +193,6 @@ def test_baselines_are_what_they_say() -> None:
     assert list(prior.weights) == [2.5] * 4
     with pytest.raises(ConfigError, match="an epoch of 10"):
         choose(method("prior", warm_up=7, window=4), sizes, seconds)
-
-
-def test_of_iterations_of_one_length_the_one_nearest_to_their_mean_is_run() -> None:
-    sample = choose(method("seqpoint"), [3, 3, 3, 7], [1.0, 1.6, 1.4, 2.0])
-    assert list(sample.places) == [2, 3]
-    assert sample.error == pytest.approx((3 * 1.4 + 2) / 6 - 1)
-
-
-def test_a_bin_without_iterations_has_no_representative() -> None:
-    sizes = np.array([1, 2, 3, 4, 5, 100])
-    sample = choose(method("seqpoint", few=0, error=1.0), sizes, sizes * 0.1)
-    assert sample.bins == 5
-    assert list(sizes[sample.places]) == [3, 100]
-    assert list(sample.weights) == [5, 1]
-
-
-def test_cuts() -> None:
-    sample = Sample(np.array([0, 2]), np.array([3.0, 1.0]), 2, 0.0)
-    seconds = np.array([[1.0, 1.0, 2.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
-    assert cut_sequential(sample, seconds) == pytest.approx([5 / 3, 2])
-    assert cut_parallel(sample, seconds) == pytest.approx([2.5, 4])
-    assert iterations_cut(sample) == 2
 
 
 @pytest.mark.parametrize("name", sorted(shipped("iterations")))
@@ -296,12 +227,6 @@ def test_a_log_is_sampled_printed_and_written(tmp_path: Path, capsys: pytest.Cap
     table = read(data)
     assert list(table) == ["sequence_length", "seconds", "seconds_slow"]
     assert np.array_equal(table["sequence_length"], sizes)
-
-
-def test_iterations_of_one_length_that_differ_are_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = log(tmp_path / "log.csv", "1,1", "1,5", "1,1", "2,3", columns="sequence_length,seconds")
-    assert main(["seqpoint", f"data={data}"]) == 0
-    assert "iterations of one length differ" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

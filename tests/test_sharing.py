@@ -13,10 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import tuning
 from dse.backend import Batch
 from dse.cli import main
-from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels, lacks
+from simulators.costs.gemm.sharing import SHARES, Choice, chosen, kernels
 from simulators.hardware.machine import Gpu
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
@@ -69,43 +68,11 @@ def test_globally_optimised_kernels_are_no_worse_than_the_librarys_and_no_better
     assert times == sorted(times)
 
 
-@given(SIZES, SIZES, SIZES, DEGREES)
-def test_what_a_kernel_reads_lies_between_once_and_in_every_wave(m: int, n: int, k: int, degree: int) -> None:
-    every = kernels(GPU, (m, n, k), precision="fp16", degree=degree)
-    once = 2.0 * (m * k + k * n + m * n)
-    waves = np.ceil(every.workgroups * degree / (GPU.num_cus * every.occupancy))
-    most = once + (waves - 1) * 2.0 * min(m * k, k * n)
-    assert (every.hbm_bytes >= once * (1 - 1e-12)).all()
-    assert (every.hbm_bytes <= most * (1 + 1e-12)).all()
-    alone = kernels(GPU, (m, n, k), precision="fp16")
-    assert (every.hbm_bytes >= alone.hbm_bytes).all()
-
-
 @given(SIZES, SIZES, SIZES)
 def test_fewer_cus_never_make_a_kernel_faster(m: int, n: int, k: int) -> None:
     times = [kernels(GPU, (m, n, k), precision="fp16", share=share).seconds(GPU) for share in SHARES]
     assert (times[0] <= times[1] * (1 + 1e-12)).all()
     assert (times[1] <= times[2] * (1 + 1e-12)).all()
-
-
-def test_tiles_fit_into_registers_and_lds() -> None:
-    every = kernels(GPU, (4096, 4096, 4096), precision="fp16")
-    library = GPU.gemm
-    assert library.register_bytes and library.lds_bytes and library.tile_depth
-    few = every.occupancy == 1
-    assert (4 * every.rows * every.cols * every.occupancy <= library.register_bytes)[~few].all()
-    lds_bytes = 2 * 2 * (every.rows + every.cols) * library.tile_depth * every.occupancy
-    assert (lds_bytes <= library.lds_bytes)[~few].all()
-    assert every.occupancy.max() > 4 > every.occupancy.min() == 1
-
-
-def test_all_at_once_loses_where_waves_read_again_what_the_cache_does_not_hold() -> None:
-    large = [(2048, 4096, 1024)] * 16
-    sequential, default = makespan(large, "isolated", 1), makespan(large, "isolated", 16)
-    assert default > 1.5 * sequential
-    cache = {**shipped("system")["mi100"]["gpu"]["llc"], "bytes": 1e9}
-    gpu = {**shipped("system")["mi100"]["gpu"], "llc": cache}
-    assert makespan(large, "isolated", 16, gpu=gpu) < sequential
 
 
 def test_a_grid_of_hardware_and_shapes_is_as_its_designs_one_by_one() -> None:
@@ -138,13 +105,6 @@ def test_a_grid_of_hardware_and_shapes_is_as_its_designs_one_by_one() -> None:
 def test_small_gemms_gain_from_company() -> None:
     small = [(128, 768, 768)] * 16
     assert makespan(small, "shared", 16) < 0.5 * makespan(small, "isolated", 1)
-
-
-def test_a_gpu_says_what_it_lacks_for_sharing() -> None:
-    other = ScheduleSystem.of(shipped("system")["mi210_4"]).gpu
-    assert "gpu.llc.bytes_per_s" in lacks(other)
-    with pytest.raises(ValueError, match=r"need gpu\.llc\.bytes_per_s"):
-        kernels(other, (128, 128, 128), precision="fp16")
 
 
 @pytest.mark.slow
@@ -209,19 +169,3 @@ def test_a_queue_of_ones_own_is_run_without_claims_that_need_all_degrees(tmp_pat
     table = pd.read_parquet(folder / "results.parquet")
     assert (table["status"] == "ok").all()
     assert table["speedup"].max() > 1
-
-
-@pytest.mark.nightly
-def test_narrowed_and_sampled_spaces_are_told_without_claims(tmp_path: Path) -> None:
-    for words in (["schedule.kernels=isolated"], ["search=random", "budget.trials=4", "workload.only=[mix-tokens]"]):
-        folder = run(tmp_path, *words)
-        assert {row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))} == {None}
-
-
-@pytest.mark.nightly
-def test_tuning_for_every_degree_is_timed(capsys: Any) -> None:
-    assert tuning.main(["--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["shapes"] >= 50
-    assert report["degrees"] == 16
-    assert report["tuning_s"] < report["one_by_one_s"]

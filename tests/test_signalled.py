@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.costs.protocols import protocol_seconds
-from simulators.costs.transfer import TransferMode, alone, library_s
+from simulators.costs.transfer import TransferMode, alone
 from simulators.hardware.machine import merged
 from simulators.hardware.system import ScheduleSystem
 from tests.support import backend, design, results, shipped
@@ -82,11 +82,3 @@ def test_a_serial_collective_takes_what_its_library_was_measured_to_take(mib: fl
     constants = (system.node.library.protocols or {})["all_gather"]
     expected = float(protocol_seconds(constants, "all_gather", 8, payload))
     assert float(alone(system, payload, by=by)) == pytest.approx(expected, rel=1e-9)
-
-
-def test_fewer_cus_than_the_library_takes_make_it_slower_and_copies_have_no_library() -> None:
-    system = ScheduleSystem.of(merged(shipped("system")["h100_8"], {"costs": {"collective": "library"}}))
-    times = [library_s(system, 1e8, by=TransferMode("cu", cus, "all_gather")) for cus in (4, 24, 132)]
-    assert all(seconds is not None for seconds in times)
-    assert times[0] > times[1] == times[2]  # type: ignore[operator]
-    assert library_s(system, 1e8, by=TransferMode("dma", 0, "all_gather")) is None

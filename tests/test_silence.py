@@ -312,6 +312,7 @@ def test_what_is_not_there_after_it_was_written_is_an_error_and_is_kept(url: str
     assert has_all(store, 3)
 
 
+@pytest.mark.slow
 def test_a_study_that_is_not_noted_as_finished_is_an_error(url: str) -> None:  # noqa: F811
     store = Store(url)
     with pytest.raises(StoreError, match="0 rows were changed where 1 was to be"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -105,13 +104,6 @@ def along(graph: TaskGraph, *changes: tuple[float, float]) -> Floats:
     return columns
 
 
-def test_a_kink_has_a_slope_on_each_side() -> None:
-    graph = two(works=(3.0, 3.0))
-    result = slopes(graph, along(graph, (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1)))
-    assert result.slope.tolist() == [1.0, 0.0, 1.0, -1.0, 1.0]
-    assert result.makespan_s.tolist() == [3.0] * 5
-
-
 def test_where_the_order_of_an_instant_decides_who_gets_a_slot_the_makespan_jumps() -> None:
     """Both become ready at 3: the long one is granted first by its index, the short one if its own comes earlier."""
     graph = two(works=(3.0, 3.0), pooled=True)
@@ -121,37 +113,7 @@ def test_where_the_order_of_an_instant_decides_who_gets_a_slot_the_makespan_jump
     assert result.slope.tolist() == [0.0, -1.0, 0.0]
 
 
-def test_work_that_is_0_begins_to_take_time() -> None:
-    graph = two(works=(0.0, 0.0))
-    assert slopes(graph, along(graph, (0, 2), (0, 0))).slope.tolist() == [2.0, 0.0]
-
-
-def test_slopes_are_of_one_design_in_which_no_task_waits_for_ever() -> None:
-    build = GraphBuilder()
-    build.task("t", "gemm", work=np.array([1.0, 2.0]), cap=1.0)
-    several = build.build()
-    with pytest.raises(ValueError, match="of one design, not of 2"):
-        slopes(several, np.zeros((len(several.values), 1)))
-    build = GraphBuilder()
-    build.task("slow", "transfer", uses={build.resource("link", 1e-310): 1.0}, work=1.0)
-    endless = build.build()
-    with pytest.raises(RuntimeError, match="wait for ever"):
-        slopes(endless, np.zeros((len(endless.values), 1)))
-
-
 # Differences
-
-
-@drawn(100)
-@given(value=st.floats(1e-9, 1e15), power=st.floats(-3, 3), factor=st.floats(-1e9, 1e9).filter(lambda x: abs(x) > 1e-9))
-def test_a_power_of_a_number_has_its_exponent_on_both_sides(value: float, power: float, factor: float) -> None:
-    for side in (-1, 1):
-        assert one_sided.elasticity(factor * one_sided.beside(value, side) ** power, side) == pytest.approx(
-            power, abs=1e-8
-        )
-    assert one_sided.of_neighbours(factor * np.array([value, value + 1]) ** power, [value, value + 1]) == pytest.approx(
-        power, abs=1e-5 + 1e-15 * value
-    )
 
 
 @drawn(100)
@@ -163,18 +125,6 @@ def test_differences_are_good_to_eight_digits(value: float, shape: float) -> Non
         exact = one_sided.elasticity(np.stack([1 + shape * x, np.exp(-shape * x)], axis=1), side)
         assert exact[0] == pytest.approx(shape / (1 + shape), abs=1e-8)
         assert exact[1] == pytest.approx(-shape, rel=1e-8, abs=1e-8)
-
-
-def test_a_kink_has_both_slopes_and_a_jump_none() -> None:
-    sides = {side: one_sided.beside(2.0, side) for side in (-1, 1)}
-    kinked = {side: float(one_sided.elasticity(np.maximum(3 * x, 1.5 * x**2), side)) for side, x in sides.items()}
-    assert kinked == {-1: pytest.approx(1, abs=1e-8), 1: pytest.approx(2, abs=1e-8)}
-    for jump in (1e-6, 0.5):
-        jumping = {side: float(one_sided.elasticity(x * (1 + jump * (x > 2)), side)) for side, x in sides.items()}
-        assert jumping == {-1: pytest.approx(1, abs=1e-8), 1: pytest.approx(math.nan, nan_ok=True)}
-    for values in ([0.0, 1.0, 2.0], [1.0, -1.0, 1.0], [1.0, math.inf, math.inf], [math.nan, 1.0, 1.0]):
-        assert math.isnan(one_sided.elasticity(np.array(values), 1))
-    assert math.isnan(one_sided.of_neighbours(np.array([1.0, math.inf]), [1, 2]))
 
 
 # Designs
@@ -199,12 +149,7 @@ def test_elasticities_are_those_of_the_evaluated_makespan(schedule: str) -> None
     assert tally[False] >= 3
 
 
-def test_an_engine_that_is_a_bound_only_knows_no_elasticities() -> None:
-    backend = OverlapBackend("uncontended")
-    assert backend.elasticities(design(schedule="serial"), [("system.gpu.hbm_bytes_per_s", 1)]) is None
-
-
-@pytest.mark.slow
+@pytest.mark.more
 def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

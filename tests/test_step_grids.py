@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.space import get_path, set_path
 from dse.values import leaves, put
-from simulators.steps import backend
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import StepDesign
 from tests.support import drawn
@@ -85,36 +83,6 @@ def test_designs_in_one_call_are_as_they_are_alone(study: str, seed: int) -> Non
         (alone,) = simulator.evaluate([batch])
         assert same(together[place][0], alone[0], exact=study != "plan")
         assert screened[place].ok[0] == (simulator.screen([batch])[0]).ok[0]
-
-
-def test_designs_of_one_structure_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = list[tuple[int, ...]]()
-    original = backend._evaluate_grid
-
-    def counted(grid: Any) -> Any:
-        calls.append(grid.shape)
-        return original(grid)
-
-    monkeypatch.setattr(backend, "_evaluate_grid", counted)
-    chance, simulator = random.Random(0), StepBackend()
-    base = design_of("bert", chance)
-    rates = [put(base, "system.gpu.peak_hbm_bytes_per_s", rate) for rate in (1e12, 2e12, 3e12)]
-    other = put(base, "run.precision", "fp32" if base.run.precision == "mixed" else "mixed")
-    axes = {"run.batch": np.array([2, 4])}
-    batches = [Batch(rates[0]), Batch(other), Batch(rates[1]), Batch(rates[0], axes), Batch(rates[2], axes)]
-    outcomes = simulator.evaluate(batches)
-    assert calls == [(2,), (1,), (2, 2)]
-    assert [result.size for result in outcomes] == [1, 1, 1, 2, 2]
-    assert outcomes[0][0] != outcomes[2][0]
-
-
-def test_a_number_that_is_none_is_no_number_of_another_design() -> None:
-    simulator, base = StepBackend(), design_of("plan", random.Random(0))
-    assert simulator.evaluate([Batch(base)])[0].ok.all()
-    designs = [put(base, "model.kv_heads", heads) for heads in (None, 8, None, 4)]
-    outcomes = simulator.evaluate([Batch(design) for design in designs])
-    assert [result[0] for result in outcomes] == [simulator.evaluate([Batch(design)])[0][0] for design in designs]
-    assert outcomes[0][0] == outcomes[2][0] != outcomes[1][0]
 
 
 def test_sections_are_validated_once_for_all_designs_that_share_them() -> None:

@@ -16,7 +16,6 @@ from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share
 from simulators.steps.task_graph import intervals, lower
 from simulators.workloads.model_zoo import model_tree
-from simulators.workloads.public_models import public
 from tests.iterations import (
     BACKEND,
     KERNELS,
@@ -112,18 +111,6 @@ def test_one_token_after_others_works_as_its_weights_and_the_kept_keys_say(drawn
 
 
 @pytest.mark.slow
-@given(shapes(), st.booleans(), st.sampled_from(["mixed", "fp32"]), LAYERS)
-def test_edge_and_slack_are_their_closed_forms(drawn: dict[str, Any], split: bool, precision: str, again: str) -> None:
-    """Sequence parallelism sends as much: its two collectives are the halves of an all-reduce."""
-    overrides = {"parallel.sequence_parallel": split, "run.precision": precision, "run.recompute": again}
-    row = metrics({**drawn, **overrides})
-    h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
-    element = 4 if precision == "fp32" else 2
-    assert row["edge"] == pytest.approx(3 * (24 * h + 4 * s) / (4 * element * t), rel=1e-12)
-    assert row["slack"] == pytest.approx(2 * s * b / element, rel=1e-12)
-
-
-@pytest.mark.slow
 @given(shapes(), st.booleans())
 def test_a_layer_sends_four_all_reduces_of_its_activations(drawn: dict[str, Any], split: bool) -> None:
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
@@ -141,13 +128,6 @@ def test_activations_take_the_bytes_of_the_published_formulas(drawn: dict[str, A
     if again == "all":
         factor = 2 / t if split else 2
     assert number(block(iteration).kept) == pytest.approx(s * b * h * factor, rel=1e-12)
-
-
-@pytest.mark.slow
-@given(shapes())
-def test_a_kernel_that_never_writes_scores_keeps_none(drawn: dict[str, Any]) -> None:
-    flash, chosen = made(drawn, kernels="flash"), made({**drawn, "run.recompute": "attention"})
-    assert number(block(flash).kept) == number(block(chosen).kept)
 
 
 # Published values
@@ -183,16 +163,6 @@ def test_a_public_model_has_the_parameters_that_are_published(name: str) -> None
     assert params == pytest.approx(PARAMETERS[name], rel=0.01)
 
 
-def test_models_whose_source_gives_a_number_have_about_as_many_parameters() -> None:
-    """11 B is t5_11b's name; chinchilla_70b has no vocabulary in its source, and its relative positions 4 B weights."""
-    published = {name: entry["parameters"] for name, entry in public().items() if "parameters" in entry}
-    assert len(published) >= 7
-    for name, parameters in published.items():
-        iteration = made(model=model_tree(name))
-        params = float(sum(np.asarray(part.count) * np.asarray(part.params) for part in iteration.passes.blocks))
-        assert params == pytest.approx(parameters, rel=0.1 if name == "chinchilla_70b" else 0.04)
-
-
 @pytest.mark.slow
 @given(shapes(), st.sampled_from([1, 3]))
 def test_each_gpu_of_tp_holds_its_part_of_the_weights(drawn: dict[str, Any], layers: int) -> None:
@@ -226,15 +196,6 @@ def test_a_schedule_of_its_tasks_ends_when_the_iteration_does(
     assert (graph["work"] >= 0).all()
 
 
-@pytest.mark.slow
-@given(runs(), KERNELS, st.sampled_from([2, 4]))
-def test_a_schedule_of_a_stage_with_whole_layers_ends_when_the_iteration_does(
-    drawn: dict[str, Any], kernels: str, pp: int
-) -> None:
-    iteration = made({**drawn, "parallel.pp": pp}, kernels=kernels)
-    assert finish(iteration) == pytest.approx(float(iteration.seconds), rel=1e-9)
-
-
 @st.composite
 def schedules(draw: st.DrawFn) -> dict[str, Any]:
     """A schedule of a pipeline, of messages, sums and reductions, and what dp splits."""
@@ -250,15 +211,6 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
         "parallel.zero": draw(st.integers(0, 3)),
         "parallel.prefetch": draw(st.booleans()),
     }
-
-
-@pytest.mark.slow
-@given(runs(), schedules(), KERNELS)
-def test_tasks_of_any_schedule_end_when_the_iteration_does(
-    drawn: dict[str, Any], how: dict[str, Any], kernels: str
-) -> None:
-    iteration = made({**drawn, **how}, kernels=kernels)
-    assert finish(iteration) == pytest.approx(float(iteration.seconds), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -360,13 +312,6 @@ def test_a_projection_to_hardware_that_computes_faster_is_exact(drawn: dict[str,
     assert float(serialized_share(ours)) == pytest.approx(float(serialized_share(theirs)), rel=1e-12)
 
 
-@given(st.integers(64, 2**16), st.integers(1, 2**16), st.integers(1, 2**10), st.sampled_from([2, 4, 64]))
-def test_a_projection_to_the_size_of_its_profile_is_the_profile(h: int, s: int, b: int, t: int) -> None:
-    seconds = {kind: np.asarray(float(place + 1)) for place, kind in enumerate(LAWS)}
-    size = Size(h, s, b, t)
-    assert project_layer(Profile(size, seconds, int(number(size.tp))), size) == seconds
-
-
 GROWN = {"run.batch": 16, "run.sequence_length": 2048, "model.hidden": 8192, "parallel.tp": 4}
 
 
@@ -381,15 +326,6 @@ def test_large_operators_grow_as_their_laws_say(path: str, kind: str) -> None:
     ours = project_layer(Profile(size, seconds, int(number(size.tp))), to)
     slack = 0.08 if kind == "attention" else 0.03
     assert float(ours[kind]) == pytest.approx(float(theirs[kind]), rel=slack)
-
-
-def test_only_collectives_follow_the_number_of_gpus_as_a_ring_does() -> None:
-    """(t - 1) / t: from 2 to 8, and to 64, 1.75 and 1.97 times as long."""
-    seconds = {kind: np.asarray(1.0) for kind in LAWS}
-    factors = project_layer(Profile(Size(1024, 512, 4, 2), seconds, 2), Size(1024, 512, 4, np.array([8, 64])))
-    assert factors["communication"] == pytest.approx([1.75, 63 / 32])
-    assert factors["fc"] == pytest.approx([1 / 4, 1 / 32])
-    assert np.broadcast_to(factors["norm"], 2) == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.slow
@@ -414,6 +350,7 @@ def test_reductions_beside_a_backward_pass_only_lengthen_it_and_by_no_more_than_
 MACHINES = sorted(shipped("system"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_fitted_rate_is_above_one_that_was_measured(name: str) -> None:
     """Sustained rates of the two models of GEMMs are rates of one GPU."""
@@ -443,9 +380,3 @@ def test_no_step_is_faster_than_its_gpus_sustain(system: str, model: str) -> Non
         assert columns["tokens_per_s_per_gpu"] == pytest.approx(columns["tokens_per_s"] / 8)
         if (system, mode) == ("mi300x_8", "training"):
             assert columns["flop"] / columns["iteration_s"] < 708e12
-
-
-def test_a_step_that_is_one_graph_does_not_wait_for_its_host() -> None:
-    """What was fitted on prefills is no part of a decode step that vLLM replays as a CUDA graph."""
-    for mode, waits in (("decode", False), ("prefill", True)):
-        assert (metrics({"run.mode": mode}, kernels="vllm")["host_s"] > 0) == waits

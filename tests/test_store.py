@@ -49,7 +49,7 @@ CONTEXT = Context("toy", "1", "()", tuple(toy.METRICS))
 XS = range(12)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database of each kind."""
     if request.param == "sqlite":
@@ -261,6 +261,7 @@ def test_a_damaged_row_goes_into_quarantine_and_two_that_were_swapped_do_too(url
     assert store.check() == (1, 0)
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("renames", range(5))
 def test_a_repair_that_is_interrupted_loses_no_row(
@@ -290,8 +291,8 @@ def test_a_repair_that_is_interrupted_loses_no_row(
     assert not list(tmp_path.glob("*.mended"))
 
 
+@pytest.mark.more
 @pytest.mark.one_in(6)
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "half", "zeros", "garbage", "no file at all", "another page"])
 def test_a_damaged_file_is_put_aside_and_what_can_be_read_of_it_is_kept(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "results.db"
@@ -348,7 +349,7 @@ def test_a_database_that_cannot_be_used_is_told_in_one_sentence_without_its_pass
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(2)
 def test_processes_that_make_a_database_at_once_all_get_it(url: str) -> None:
     code = f"from dse.store.result_store import Store; print(Store({url!r}).check())"
@@ -496,6 +497,7 @@ def test_of_a_grid_a_process_has_a_moments_work_in_hand_and_leaves_the_rest_to_o
     assert rows(outcomes) == rows(made(range(40)))
 
 
+@pytest.mark.slow
 def test_what_another_process_records_while_a_grid_is_evaluated_is_not_evaluated_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

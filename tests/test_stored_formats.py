@@ -9,7 +9,7 @@ import pytest
 
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.workloads.model_zoo import model_tree
-from simulators.workloads.stored import PARTS, format_names, stored_as, weight_format
+from simulators.workloads.stored import format_names, weight_format
 from tests.iterations import step
 
 
@@ -35,12 +35,6 @@ def test_a_format_that_is_typed_takes_its_bytes_and_no_product_is_slower(name: s
     assert typed["bytes_per_parameter"] == pytest.approx((1 - outside) * expected + outside * 2, rel=2e-3)
     assert (typed["iteration_s"] <= plain["iteration_s"]) == (expected <= 2)
     assert typed["flop"] == plain["flop"]
-
-
-def test_16_bits_that_are_typed_change_nothing() -> None:
-    tree = model_tree("llama3_8b")
-    plain, typed = _metrics(tree), _metrics(tree, run_of_weights="bf16", run_of_kv_cache="bf16")
-    assert {name: typed[name] for name in plain} == pytest.approx(plain, rel=1e-12)
 
 
 def test_decode_of_one_sequence_reads_fp8_weights_in_nearly_half_of_the_time() -> None:
@@ -75,8 +69,3 @@ def test_a_cache_in_fp8_takes_half_and_is_read_faster(name: str) -> None:
 def test_formats_are_refused_in_training(path: str) -> None:
     design = step({"run.mode": "training", path: "fp8"}, model=model_tree("llama3_8b"))
     assert [problem.path for problem in StepBackend().problems(design)] == [path]
-
-
-def test_every_format_is_a_mapping_of_parts() -> None:
-    assert set(stored_as("bf16")) == set(PARTS)
-    assert all(set(stored_as(name)) <= set(PARTS) for name in format_names())

@@ -248,7 +248,7 @@ def test_hashes_are_new_once(chunks: list[list[int]]) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @given(st.integers(1, 400))
 @hypothesis_settings(max_examples=20)
 def test_a_selection_keeps_the_winners_and_what_it_can_of_the_rest(large: Path, most: int) -> None:

@@ -87,30 +87,6 @@ def test_steps_that_lose_or_repeat_a_byte_are_refused_with_the_interval(
     assert [message in str(problem) for problem in FLUID.problems(steps(*wrong))] == [True]
 
 
-def test_engines_and_a_kernel_share_the_data() -> None:
-    both = makespan(steps(*TWO))
-    engines = makespan(steps(*[{name: value for name, value in step.items() if name != "kernel"} for step in TWO]))
-    assert both != engines
-    event = OverlapBackend("event")
-    assert makespan(steps(*TWO), event) == pytest.approx(both, rel=1e-9)
-    node = OverlapBackend("fluid", gpus="all")
-    assert makespan(steps(*TWO), node) == pytest.approx(both, rel=1e-6)
-
-
-def test_a_move_pauses_until_a_step_has_ended() -> None:
-    free: list[dict[str, Any]] = [{"local": [0, 2]}, {"move": [0, 2]}, {"compute": [0, 2]}]
-    paused = [free[0], {**free[1], "after": 0}, free[2]]
-    starts = []
-    for order in (free, paused):
-        spans = {span.name: span for span in FLUID.replay(steps(*order)).intervals}
-        starts.append(spans["move 1 from 1"].start_s)
-    assert starts == [0.0, pytest.approx(spans["gemm 0"].finish_s)]
-    assert makespan(steps(*paused)) > makespan(steps(*free))
-    late = [free[0], {**free[1], "after": 2}, free[2]]
-    assert ["step 1 waits for step 2, which does not come before it" in str(problem)
-            for problem in FLUID.problems(steps(*late))] == [True]  # fmt: skip
-
-
 def test_steps_of_a_preset_take_as_long_as_the_preset() -> None:
     pieces = [
         {"local": [0, 4]},

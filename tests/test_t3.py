@@ -18,7 +18,6 @@ from dse.cli import main
 from dse.space import set_path
 from search_spaces.triggered import traffic
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
-from simulators.hardware.machine import System
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from tests.support import backend, lower, merged, results, shipped
@@ -100,21 +99,6 @@ def test_stores_to_their_owners_need_no_reads(topology: str, gpus: int) -> None:
     assert two["RS reads"] == 0
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_metric_of_traffic_is_the_sum_of_its_components(schedule: str) -> None:
-    design = point(schedule)
-    (result,) = results(backend("fluid"), [design])
-    assert result.metrics["hbm_bytes"] == pytest.approx(sum(traffic(lower(design)).values()), rel=1e-9)
-
-
-def test_atomics_read_and_write_what_units_at_the_banks_only_write() -> None:
-    plain, near = (traffic(lower(point("t3", schedule__near_memory=near))) for near in (False, True))
-    assert plain["GEMM writes"] == pytest.approx(near["GEMM writes"])
-    assert plain["RS writes"] == pytest.approx(near["RS writes"])
-    assert plain["RS reads"] == pytest.approx(near["RS reads"] + near["RS writes"])
-    assert plain["GEMM reads"] >= near["GEMM reads"] + near["GEMM writes"]  # and it does not bypass the cache
-
-
 # Time
 
 
@@ -170,6 +154,7 @@ def test_more_units_at_the_banks_are_never_slower_by_more_than_an_order_of_event
     assert more <= few * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @settings(max_examples=5)
 @given(gpus=degrees, shape=sizes, topology=st.sampled_from(TOPOLOGIES))
@@ -219,20 +204,6 @@ waits = st.floats(1e-7, 1e-3)
 
 
 @settings(max_examples=40)
-@given(shape=sizes, queue=waits, steps=st.integers(1, 400))
-def test_reads_wait_for_what_is_ahead_of_the_first_burst_that_misses(
-    shape: tuple[int, int, int], queue: float, steps: int
-) -> None:
-    """The sum over bursts, taken burst by burst."""
-    gemm = staged(shape)
-    miss = float(gemm.miss_share)
-    step = float(gemm.compute_s * gemm.wave_bytes / gemm.write_bytes) / steps
-    ahead = [max(0.0, 1 - (place + 1) * step / queue) for place in range(steps)]
-    expected = sum(miss * (1 - miss) ** place * share for place, share in enumerate(ahead))
-    assert float(gemm.queue_share(queue, steps)) == pytest.approx(expected, abs=1e-9)
-
-
-@settings(max_examples=40)
 @given(shape=sizes, queue=waits, steps=st.integers(1, 400), factor=st.floats(1, 20))
 def test_reads_wait_longer_behind_a_longer_queue_and_less_before_a_larger_cache(
     shape: tuple[int, int, int], queue: float, steps: int, factor: float
@@ -274,13 +245,6 @@ def test_what_forwards_a_chunk_is_as_fast_as_its_hardware(path: str, value: floa
     assert makespan(point("t3_fair", shape=shape, **slower)) > makespan(point("t3_fair", shape=shape)) * 1.05
 
 
-def test_contention_slows_what_dma_commands_forward_and_no_store() -> None:
-    law: dict[str, Any] = {"system__gpu__contention__dma_beside_gemm": 2.0}
-    assert makespan(point("t3_fair", **law)) > makespan(point("t3_fair"))
-    mesh: dict[str, Any] = {"system__node__topology": "mesh"}
-    assert makespan(point("t3_fair", **law, **mesh)) == makespan(point("t3_fair", **mesh))
-
-
 # Rules
 
 
@@ -301,15 +265,7 @@ def test_what_a_design_lacks_is_told(schedule: str, over: dict[str, Any], messag
     assert message in result.reason
 
 
-def test_a_baseline_needs_neither_tracker_nor_units() -> None:
-    assert makespan(point(SEQUENTIAL, system__gpu__tracker=None, system__gpu__pim=None)) > 0
-
-
 # The cache
-
-
-def t3_system() -> System:
-    return ScheduleSystem.of(shipped("system")["t3_ring"])
 
 
 @pytest.mark.slow
@@ -329,22 +285,6 @@ def test_reads_lie_between_once_and_every_pass_and_fall_with_cache_and_bypass(
     assert reads(1e17, bypass=False) == pytest.approx(once)
 
 
-@given(shape=sizes)
-@settings(max_examples=30)
-def test_output_is_complete_wave_by_wave(shape: tuple[int, int, int]) -> None:
-    """At the end all of it, before never earlier than the work that it takes, and never more than a wave later."""
-    gpu = t3_system().gpu
-    gemm = stage_gemm(gpu, shape, precision="fp16", bypass=True)
-    tiles = np.ceil(shape[0] / 128) * np.ceil(shape[1] / 128)
-    shares = np.linspace(0, 1, 33)[1:]
-    elapsed = np.array([float(gemm.elapsed(share)) for share in shares])
-    assert elapsed[-1] == 1
-    assert (np.diff(elapsed) >= 0).all()
-    rounds = np.ceil(tiles / gpu.num_cus)
-    assert (elapsed * rounds * gpu.num_cus >= shares * tiles - 1e-6).all()
-    assert (elapsed * rounds <= np.ceil(shares * tiles / 160) * 2 + 1e-6).all()
-
-
 # The study
 
 
@@ -354,7 +294,7 @@ def ran(study: str, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is within and what is missed is as the page of claims says; contexts are not tested."""
     monkeypatch.chdir(tmp_path)
@@ -394,44 +334,3 @@ def test_a_narrowed_study_is_told_without_claims(
     monkeypatch.chdir(tmp_path)
     rows = json.loads((ran("t3", "figures=none", *words) / "claims.json").read_text("utf-8"))
     assert {row["within"] for row in rows} == {None}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("words", "projected"),
-    [
-        (["workload.only=[tnlg-tp8-op]", "+space.system.gpu.num_cus=choice(60,80,128)"], False),
-        (["search=random", "budget.trials=6"], True),
-        (["workload.pattern=reduce_scatter", "space.schedule.name=choice(t3)"], False),
-        (["workload.only=[tnlg-tp8-op]", "schedule.near_memory=false"], False),
-    ],
-)
-def test_a_study_of_other_points_is_told(
-    words: list[str], projected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Models are projected from all their sub-layers and whole all-reduces."""
-    monkeypatch.chdir(tmp_path)
-    folder = ran("t3", *words)
-    assert (folder / "projection.parquet").exists() == projected
-    assert (folder / "figures" / "traffic.png").exists()
-
-
-@pytest.mark.nightly
-def test_claims_that_compare_configurations_need_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of traffic by component do not."""
-    monkeypatch.chdir(tmp_path)
-    folder = ran("t3", "figures=none", "space.schedule.name=choice(t3_sequential,t3)")
-    rows = json.loads((folder / "claims.json").read_text("utf-8"))
-    judged = {row["id"]: row["within"] for row in rows}
-    assert judged["t3.mca_geomean"] is judged["t3.order"] is None
-    assert judged["t3.rs_read_formula"] is judged["t3.write_formula"] is True
-
-
-@pytest.mark.nightly
-def test_mi300x_is_predicted_and_no_claim_is_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = ran("t3_mi300x")
-    assert json.loads((folder / "claims.json").read_text("utf-8")) == []
-    table = pd.read_parquet(folder / "results.parquet")
-    best = table.groupby("schedule.name")["speedup"].max()
-    assert 1 < best["t3"] < best["t3_ideal_nmc"]

@@ -29,6 +29,8 @@ from dse.tracking.server import serve
 from dse.tracking.sync import reap, sync
 from tests.folders import finished, key, odd_table, wide_table
 
+pytestmark = pytest.mark.slow  # MLflow takes seconds to import
+
 REPOSITORY = Path(__file__).parents[1]
 ALL = SelectionRule("all")
 
@@ -126,7 +128,6 @@ def snapshot(store: TrackingStore) -> dict[str, Any]:
 # Parity
 
 
-@pytest.mark.slow
 def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     store: TrackingStore, folder: Path, empty_database: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +151,6 @@ def test_parity_a_run_written_in_bulk_equals_one_written_by_the_client(
     assert len(frames[0]) == 6
 
 
-@pytest.mark.slow
 def test_what_the_bulk_writer_does_not_know_is_written_by_the_client(store: TrackingStore, folder: Path) -> None:
     make_slow(store.uri)
     done = sync(folder, store, ALL)
@@ -307,7 +307,6 @@ def test_promoted_points_are_shown_and_marked(store: TrackingStore, tmp_path: Pa
     assert [run.data.tags["dse.point_key"] for run in promoted] == [table["key"][250]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "count"), [(SelectionRule(), 300), (SelectionRule("auto", 299), 5), (SelectionRule("none"), 0)], ids=str
 )
@@ -346,7 +345,6 @@ def test_a_deleted_database_is_restored(store: TrackingStore, folder: Path, empt
     assert everything(store) == before
 
 
-@pytest.mark.slow
 def test_more_points_are_added_when_asked_for_and_never_taken_away(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(300))
     counts = []
@@ -357,7 +355,6 @@ def test_more_points_are_added_when_asked_for_and_never_taken_away(store: Tracki
     assert len(runs(store, "dse/sweep")) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bulk", "client"])
 def test_what_was_cut_short_is_completed(store: TrackingStore, folder: Path, how: str) -> None:
     used = store if how == "bulk" else replace(store, engine=None)
@@ -413,7 +410,6 @@ def test_what_somebody_deleted_in_mlflow_stays_deleted(store: TrackingStore, fol
 # Dead processes
 
 
-@pytest.mark.slow
 def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingStore, folder: Path) -> None:
     finished_one = sync(folder, store, SelectionRule("none"))
     experiment = store.client.get_experiment_by_name("dse/sweep").experiment_id
@@ -433,7 +429,7 @@ def test_study_runs_of_dead_processes_are_marked_and_no_others(store: TrackingSt
     assert store.client.get_run(finished_one.run_id).info.status == "FINISHED"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_sync_that_was_killed_is_completed_by_the_next(store: TrackingStore, tmp_path: Path) -> None:
     folder = finished(tmp_path, wide_table(9000))
     code = "from dse.tracking.database import open_store; from dse.tracking.sync import sync\n"
@@ -470,7 +466,6 @@ def test_ctrl_c_ends_the_study_run_killed(store: TrackingStore, folder: Path) ->
 # Damage
 
 
-@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", ["garbage", "cut", "half built"])
 def test_a_damaged_database_is_told_at_once_and_can_be_moved_aside(
@@ -531,7 +526,6 @@ def test_resolve_makes_the_path_of_a_database_absolute(
     assert resolve(address) == expected.format(here=here.resolve(), above=tmp_path.resolve())
 
 
-@pytest.mark.slow
 def test_importing_the_package_does_not_import_mlflow() -> None:
     code = "import sys, dse.tracking.process; print({'mlflow', 'pandas', 'optuna'} & set(sys.modules))"
     command = [sys.executable, "-c", code]
@@ -540,7 +534,6 @@ def test_importing_the_package_does_not_import_mlflow() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_three_processes_may_build_a_store_at_once_and_do_it_in_silence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db.new").write_bytes(b"a build that was cut short")
     code = "from dse.tracking.database import open_store; open_store('sqlite:///mlflow.db')"
@@ -608,7 +601,7 @@ def descendants(parent: int) -> set[int]:
     return {int(child) for child in children}.union(*(descendants(int(child)) for child in children))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists processes the Linux way")
 def test_a_served_store_takes_the_same_runs_and_ctrl_c_leaves_no_process_behind(
     server: tuple[subprocess.Popen[str], str], store: TrackingStore, folder: Path

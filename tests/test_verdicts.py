@@ -62,6 +62,7 @@ def test_a_claim_says_what_turns_its_verdict() -> None:
     assert flips_text({"flips": [str(ConstantChange("system.gpu.x", 0.8))]}) == "flips with system.gpu.x x 0.8"
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_constants_that_are_moved_are_those_whose_source_is_uncertain(study: str) -> None:

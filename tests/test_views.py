@@ -185,7 +185,7 @@ def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
     return lines[0]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("broken", [401, 500], indirect=True, ids=str)
 def test_a_server_that_refuses_is_told_and_passed_over(
@@ -209,7 +209,7 @@ def test_a_damaged_database_is_told_with_the_way_out(here: Path, capfd: pytest.C
     assert told_of(here, capfd, "sqlite:///mlflow.db").endswith("repair=true")
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_full_disk_is_told_and_passed_over(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with sqlite3.connect(here / "mlflow.db") as connection:
         connection.execute("CREATE TRIGGER full BEFORE INSERT ON params BEGIN SELECT RAISE(ABORT, 'disk is full'); END")

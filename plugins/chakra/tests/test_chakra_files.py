@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dse_chakra.files import ExecutionTrace, TraceNode, read_chakra, write_chakra
 from dse_chakra.messages import NODE_TYPES, message
+from tests.support import drawn
 
 US = 1e-6
 
@@ -48,7 +49,7 @@ def node_values() -> st.SearchStrategy[TraceNode]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(120)
 @given(nodes=st.lists(node_values(), min_size=1, max_size=5, unique_by=lambda node: node.id))
 def test_any_node_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, nodes: list[TraceNode]) -> None:
     path = tmp_path_factory.getbasetemp() / "nodes.0.et"

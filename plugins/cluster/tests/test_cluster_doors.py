@@ -45,6 +45,7 @@ def executor_of(folder: Path, text: str) -> list[str]:
     return [*SMALL, f"--config-dir={folder}", "executor=mine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "path"),
     [
@@ -135,7 +136,7 @@ def ports_of(pids: set[int]) -> set[int]:
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_of_this_machine_is_let_into_no_port_of_a_cluster(tmp_path: Path) -> None:
     before = ports_of({os.getpid()})
@@ -196,7 +197,7 @@ def _until(stream: Any, sign: bytes) -> Iterator[bytes]:
             return
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_ctrl_c_on_a_cluster_prints_no_traceback_of_its_workers() -> None:
     words = [*QUIET, "budget.trials=1000000", "+space.system.gpu.num_cus=range(64,304,1)", "executor=dask"]
     with command(*words, "executor.jobs=2", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:

@@ -142,6 +142,7 @@ def test_vector_rates_do_not_follow_the_width_of_matrix_units() -> None:
     assert after["bf16"] == 2 * before["bf16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knob", ["num_cus", "clock", "hbm_stacks", "links", "matrix_rate"])
 def test_more_of_anything_is_not_slower_and_not_cheaper(knob: str) -> None:
     filled = machine_worth.with_numbers(judge(), Machine())
@@ -275,7 +276,7 @@ def test_a_workload_that_breaks_a_rule_is_told_with_its_name() -> None:
 # Budgets
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> None:
     plan_request = request(["study=codesign"])
     refuse_unmet(plan_request, {"area_mm2": 900.0, "cost": 12_000.0})
@@ -313,6 +314,7 @@ def test_contributions_multiply_to_the_whole_and_dollars_add_up() -> None:
     assert sum(usd for _, usd in shares.values()) == pytest.approx(after["cost_usd"] - before["cost_usd"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_contributions_of_many_knobs_are_of_drawn_orders_and_as_exact() -> None:
     changes: dict[str, Any] = {
         "num_cus": 100,
@@ -338,6 +340,7 @@ def test_a_row_with_an_empty_cell_is_of_the_base_whatever_was_typed() -> None:
     assert machines.machine({"machine.num_cus": 100}).scale_up == 16
 
 
+@pytest.mark.slow
 def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     values = {worth.name: worth for worth in machine_worth.worths(judge(), Machine())}
     before, links = metrics(), metrics(links=1.1)
@@ -350,7 +353,7 @@ def test_a_feature_pays_where_it_raises_throughput_for_a_dollar() -> None:
     assert all(0 <= worth.odds <= 1 for worth in values.values())
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_nothing_beyond_the_budget_pays_and_slopes_agree_with_worths() -> None:
     start = machine_worth.with_numbers(judge(), machine(num_cus=120, clock=0.9, links=2.0))
     now = _metrics_of(start)
@@ -400,6 +403,7 @@ def _metrics_of(start: Machine, **changes: Any) -> dict[str, float]:
     return metrics(**{**dict(start), **changes})
 
 
+@pytest.mark.slow
 def test_a_cap_is_a_kink_where_it_begins_to_bind_and_a_die_may_be_too_large() -> None:
     capped = machine(cap_w=metrics()["power_w"])
     by_number = {slope.number: slope for slope in machine_slopes.slopes(judge(), capped)}
@@ -412,6 +416,7 @@ def test_a_cap_is_a_kink_where_it_begins_to_bind_and_a_die_may_be_too_large() ->
     assert by_number["num_cus"].mean("throughput_x") == by_number["num_cus"].below["throughput_x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("price", ["cost_usd", "power_w", "area_mm2"])
 def test_a_trade_gains_speed_at_the_same_price(price: str) -> None:
     start = machine_worth.with_numbers(judge(), machine(num_cus=120, links=2.0))
@@ -435,7 +440,7 @@ def test_odds_of_a_machine_that_is_worse_in_everything_are_none() -> None:
     assert odds[0] == odds[1] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_names_machines_for_each_workload_and_a_robust_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def written(name: str, plan: Mapping[str, Any]) -> dict[str, str]:
 # Files
 
 
+@pytest.mark.slow
 @drawn(60)
 @given(plan=PLANS)
 @pytest.mark.parametrize("name", OF_PLANS)
@@ -292,7 +293,7 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
     assert "not written" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @drawn(8)
 @given(
     plan=PLANS,
@@ -847,7 +848,7 @@ def test_a_number_of_no_launch_is_refused(
     assert part in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_plans_given_back_through_every_exporter_are_judged_as_their_sites_are() -> None:
     errors = judge_errors(3, seed=1)
     assert errors.worst <= 1e-12

@@ -105,6 +105,7 @@ def test_no_bound_of_a_gather_is_above_its_optimum(seed: int) -> None:
     assert result.bound_s <= result.seconds == pytest.approx(replay_s(result.schedule))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 40))
 def test_subsets_only_make_the_bound_of_a_graph_tighter_and_no_run_is_shorter(seed: int) -> None:

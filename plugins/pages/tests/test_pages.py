@@ -227,7 +227,7 @@ def test_a_report_holds_the_command_the_sources_and_no_recollection_as_published
     assert not re.search(r'(?:src|href)="(?:https?:)?//', text.partition("<script>")[0])
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_report_of_odd_points_is_written_and_shows_those_with_a_result(tmp_path: Path) -> None:
     outputs = Outputs(run_folder(tmp_path, odd_table(), gain=""))
     shown = content(outputs)["content"]
@@ -312,8 +312,8 @@ def drag_along_first_axis(shown: Page) -> None:
     shown.mouse.up()
 
 
+@pytest.mark.more
 @needs_chromium
-@pytest.mark.slow
 def test_scenario_option_filter_and_brush_choose_the_points_of_all_charts(hostile: str) -> None:
     with browsing() as visit:
         visit.open(hostile)
@@ -333,8 +333,8 @@ def test_scenario_option_filter_and_brush_choose_the_points_of_all_charts(hostil
         assert not visit.complaints
 
 
+@pytest.mark.more
 @needs_chromium
-@pytest.mark.slow
 def test_a_printed_report_has_figures_in_place_of_what_moves(hostile: str) -> None:
     with browsing() as visit:
         visit.open(hostile)
@@ -366,8 +366,8 @@ def test_points_of_two_runs_match_by_scenario_and_knobs(tmp_path: Path) -> None:
     assert matches["energy (A)"].to_numpy() == pytest.approx(matches["energy (B)"].to_numpy())
 
 
+@pytest.mark.more
 @needs_chromium
-@pytest.mark.slow
 def test_a_browser_shows_two_runs_side_by_side_whatever_their_names(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     printed = ["A = a\nB = b", f"made otherwise: {HOSTILE}"]

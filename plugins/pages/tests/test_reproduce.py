@@ -141,7 +141,7 @@ def test_a_study_that_fails_stops_no_other_and_what_is_done_is_not_done_again(
     assert "as it was, up to date" in capfd.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_an_interrupted_reproduction_goes_on_when_it_is_typed_again(tmp_path: Path) -> None:
     conf = own_studies(tmp_path / "conf")
     (conf / "study" / "broken_own.yaml").unlink()

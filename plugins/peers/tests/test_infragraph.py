@@ -251,6 +251,7 @@ WRONG: list[tuple[Any, str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "path", "text"), WRONG, ids=[f"{path} {text}" for _, path, text in WRONG])
 def test_a_wrong_topology_is_refused_by_path(change: Any, path: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
@@ -259,6 +260,7 @@ def test_a_wrong_topology_is_refused_by_path(change: Any, path: str, text: str, 
     assert text in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_devices_in_devices_take_no_long_time(tmp_path: Path) -> None:
     names = [f"d{i}" for i in range(40)]
     pairs = zip(names[::2], names[1::2], strict=True)

@@ -95,6 +95,7 @@ def test_astra_sim_is_given_a_trace_for_each_gpu_and_the_last_one_counts(stand_i
     assert inputs["network"]["bandwidth"] == pytest.approx([2e11 / 2**30])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["sys.exit('a trace that it refuses')", "count = 3"])
 def test_a_run_that_does_not_finish_on_every_gpu_is_told(what: str, stand_in: Callable[..., Path]) -> None:
     stand_in(what)
@@ -108,6 +109,7 @@ def test_a_log_that_says_nothing_of_tasks_is_told(stand_in: Callable[..., Path])
         ENGINE.run(node_of("serial"))
 
 
+@pytest.mark.slow
 def test_a_schedule_becomes_one_program_for_all_gpus(stand_in: Callable[..., Path]) -> None:
     seen, graph = stand_in(), node_of("serial")
     timeline = ENGINE.run(graph)
@@ -124,6 +126,7 @@ def test_a_schedule_becomes_one_program_for_all_gpus(stand_in: Callable[..., Pat
     assert timeline.finished[0, gemm] == pytest.approx([3505e-9])
 
 
+@pytest.mark.slow
 def test_shards_from_one_peer_at_a_time_are_sent_and_received(stand_in: Callable[..., Path]) -> None:
     seen, graph = stand_in(), node_of("shard_p2p")
     ENGINE.run(graph)
@@ -248,7 +251,7 @@ def test_a_folder_without_the_table_is_refused(tmp_path: Path, capsys: pytest.Ca
 # Presets of user buffers
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_our_choice_for_a_preset_is_held_against_its_layers(tmp_path: Path) -> None:
     name = "userbuffers_bf16_h100_h4096_tp2_mbs1_seqlen2048"
     ours = presets.choice(name)

@@ -36,6 +36,7 @@ def flows(seed: int, parts: int = 40) -> TaskGraph:
     return build.build()
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_simgrid_finishes_every_flow_when_the_engines_do(seed: int) -> None:

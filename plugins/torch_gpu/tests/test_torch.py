@@ -29,7 +29,7 @@ from dse_torch.kernels import Absent, Copy, Gemm, Machine, OutOfMemory
 from simulators.calibration.calibrate import read_table
 from tests.support import results
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e '.[torch]'")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("torch")]
 
 GEMM = {"operation": "gemm", "m": 64, "n": 48, "k": 32, "precision": "fp32"}
 QUIET = {"device": "cpu", "samples": 6, "most_scatter": 1e6, "most_drift": 1e6}
@@ -55,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     yield times
 
 
-def test_a_gemm_and_a_copy_are_what_they_say() -> None:
+def test_a_gemm_and_a_copy_are_what_they_say(torch: Any) -> None:
     machine = Machine("cpu")
     product = Gemm(3, 2, 5, "fp32").prepare(machine)()
     assert isinstance(product, torch.Tensor)
@@ -108,7 +108,7 @@ def test_times_that_scatter_or_drift_are_failures_that_say_why(clock: list[float
     assert (hot.status, "drift by +30 %" in hot.reason) == ("failed", True)
 
 
-def test_out_of_memory_is_a_failure_of_its_point_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_a_failure_of_its_point_alone(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Gemm.prepare
 
     def prepare(self: Gemm, machine: Machine) -> Any:
@@ -139,7 +139,7 @@ def test_what_a_device_cannot_do_is_unsupported() -> None:
     assert results(simulator, [design])[0].status == "infeasible"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_collectives_run_in_a_process_for_each_gpu() -> None:
     kernel = {"operation": "collective", "collective": "all_gather", "num_bytes": 4096, "gpus": 2}
     if Machine("cpu").count < 2:
@@ -164,7 +164,7 @@ def test_a_process_of_a_collective_that_fails_is_told(monkeypatch: pytest.Monkey
     assert result.reason == "a process of the collective failed: NCCL error: unhandled system error"
 
 
-def test_without_a_gpu_or_torch_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_or_torch_the_way_out_is_told(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "sees no GPU: measure on a machine with one, or simulator.device=cpu" in TorchBackend().absence()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -178,7 +178,7 @@ def test_without_a_gpu_or_torch_the_way_out_is_told(monkeypatch: pytest.MonkeyPa
     assert TorchBackend().version == torch_gpu._VERSION
 
 
-def test_results_of_one_device_are_not_taken_for_those_of_another() -> None:
+def test_results_of_one_device_are_not_taken_for_those_of_another(torch: Any) -> None:
     assert torch.__version__ in backend().version
     assert backend().version != backend(samples=7).version
     fact = backend().facts(backend().design({"kernel": GEMM}))
@@ -250,7 +250,7 @@ def sample_of(sampler: torch_kernels.Sampler) -> tuple[float, ...]:
     return (alone[0],) if len(alone) == 1 else (*alone, *alone, max(alone))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_study_writes_tables_that_calibrate_reads_and_judges_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ def test_all_changes_together_lie_between_the_best_alone_and_the_bound(advice: A
     assert advice.recorded_s - advice.together_s.value <= gains + 0.2 * advice.recorded_s
 
 
+@pytest.mark.slow
 def test_gains_are_intervals_around_what_is_expected(advice: Advice) -> None:
     for group in advice.groups:
         for estimate in (group.gain, group.faster_link, group.waited_later):

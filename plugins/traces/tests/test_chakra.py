@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dse
@@ -24,7 +24,7 @@ from dse_traces.readers import read
 from dse_traces.replay import replay
 from simulators.taskgraph.graph import TaskGraph
 from tests import graphs
-from tests.support import damage
+from tests.support import damage, drawn
 
 US = 1e-6
 
@@ -46,7 +46,7 @@ def write(folder: Path, *nodes: TraceNode) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@drawn(120)
 @given(graph=graphs.graphs(), collective=st.sampled_from(["", *COLLECTIVES]))
 def test_what_is_written_of_a_run_is_read_again_and_takes_as_long(
     tmp_path_factory: pytest.TempPathFactory, graph: TaskGraph, collective: str
@@ -126,7 +126,7 @@ def test_nodes_without_times_begin_when_those_that_they_wait_for_have_ended(tmp_
     assert profile.kernels["launch_s"].iloc[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_many_nodes_that_are_ready_at_once_are_put_in_order_in_good_time(tmp_path: Path) -> None:
     profile = profile_of_trace(ExecutionTrace(tuple(gemm(place) for place in range(20_000))))
     assert profile.span_s == pytest.approx(0.2)
@@ -161,7 +161,8 @@ def test_a_collective_of_an_unknown_type_stays_a_collective(tmp_path: Path) -> N
     assert profile.dropped["collectives of a type that is not known"] == 1
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@drawn(100)
 @given(data=st.data())
 def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.0.et"

@@ -131,6 +131,7 @@ def test_a_machine_without_constants_is_refused() -> None:
         assumed_laws("client_lpddr5x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("latency", "of_sm", "peak"), [(3e-6, 5e9, 1e11), (2e-5, 1.2e10, 2e11), (5e-5, 4e10, 4.5e11), (1e-5, 3e10, 4e11)]
 )

@@ -90,6 +90,7 @@ def declared(draw: st.DrawFn) -> TaskGraph:
     return replace(graph, values=(*graph.values, *columns), at={**graph.at, **at})
 
 
+@pytest.mark.slow
 @given(declared(), declared())
 def test_causes_of_any_two_graphs_add_up_and_so_do_their_differences(first: TaskGraph, second: TaskGraph) -> None:
     both = []
@@ -125,6 +126,7 @@ def test_a_task_is_cut_into_what_it_would_take_whole_and_alone_and_what_is_added
     }
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_what_is_proven_of_a_run_is_no_longer_than_it_and_what_binds_adds_up(graph: TaskGraph) -> None:
     makespan = float(run(graph).makespan[0])
@@ -156,6 +158,7 @@ def test_the_path_goes_through_the_task_that_had_the_slot() -> None:
     assert sums(path)[WORK] == 3.0
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("study", [study if study in QUICK else pytest.param(study, marks=NIGHTLY) for study in RUN])
 def test_points_of_shipped_studies_add_up(study: str) -> None:
@@ -228,6 +231,7 @@ def test_waiting_on_the_critical_path_is_the_hosts_where_its_launch_came_last() 
     assert kinds[HOST] == pytest.approx(80 * US)
 
 
+@pytest.mark.slow
 def test_two_profiles_are_explained_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for place, beside in enumerate((200, 600)):
@@ -245,6 +249,7 @@ def test_two_profiles_are_explained_part_by_part(tmp_path: Path, capsys: pytest.
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {"explain.png", "explain.svg"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowed", [1.0, 1.2])
 def test_kernels_that_take_the_same_times_in_both_profiles_have_no_contention(tmp_path: Path, slowed: float) -> None:
     """All-reduces of 32 CTAs, exposed in one run, beside the next GEMM in the other, which takes `slowed` as long."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
 from dse_traces.nsys import read_nsys
 from dse_traces.readers import read, read_ranks
 from dse_traces.replay import replay
-from tests.support import damage
+from tests.support import damage, drawn
 
 US = 1e-6
 PROCESS = 41 << 24
@@ -222,7 +222,7 @@ def numbers(count: int) -> Iterable[tuple[int, int, int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@drawn(120)
 @given(data=st.data())
 def test_any_damage_is_read_in_part_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("damaged")

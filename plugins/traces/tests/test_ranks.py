@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.cli import main
@@ -21,6 +21,7 @@ from dse_traces.ranks import Ranks, match, replay_without_waiting
 from dse_traces.ranks_command import answer, ranks_summary
 from dse_traces.readers import files_of, read
 from dse_traces.replay import replay
+from tests.support import drawn
 
 US = 1e-6
 SUM = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -111,7 +112,8 @@ def test_ranks_that_share_nothing_with_the_first_are_aligned_through_others(tmp_
     assert ranks.shared["collective"].nunique() == 6
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow
+@drawn(80)
 @given(
     late=st.lists(st.tuples(*[st.integers(0, 90)] * 3), min_size=1, max_size=6),
     clocks=st.tuples(*[st.integers(0, 10**7)] * 3),
@@ -148,6 +150,7 @@ def test_ranks_without_numbers_or_with_the_same_are_numbered_by_their_files(tmp_
     assert list(ranks_of(paths).profiles) == [4, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "assumed"),
     [
@@ -173,6 +176,7 @@ def test_what_is_assumed_of_ranks_that_files_do_not_tell_apart_is_in_the_first_l
     assert bool(ranks.assumed) == bool(assumed)
 
 
+@pytest.mark.slow
 def test_a_path_through_one_of_two_files_of_the_same_rank_says_what_is_assumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_file_beside_the_trace_that_cannot_be_read_is_left_out(tmp_path: Path)
     assert any("12_hip_api_trace.csv" in reason for reason in profile.dropped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "head"),
     [

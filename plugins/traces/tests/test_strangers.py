@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
@@ -31,6 +31,7 @@ from dse_traces.json_records import JsonRecords
 from dse_traces.profile import MOST_GPUS, Profile, profile_of
 from dse_traces.readers import read, read_ranks
 from dse_traces.replay import replay
+from tests.support import drawn
 
 GEMM, SUM = "sm90_gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 KEYS = {"traceEvents": ("ph", "ts"), "distributedInfo": ()}
@@ -186,9 +187,10 @@ def use(path: Path, folder: Path) -> None:
         assert profile.device.isprintable()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JSONS)
-@settings(max_examples=60, deadline=None)
+@drawn(120)
 @given(data=st.data())
 def test_any_value_of_a_json_is_read_dropped_or_refused(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -200,9 +202,9 @@ def test_any_value_of_a_json_is_read_dropped_or_refused(
     use(write_json(folder / name, tree), folder)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", DATABASES)
-@settings(max_examples=60, deadline=None)
+@drawn(120)
 @given(data=st.data())
 def test_any_cell_of_a_database_is_read_dropped_or_refused(
     name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -214,8 +216,8 @@ def test_any_cell_of_a_database_is_read_dropped_or_refused(
     use(write_tables(folder / name, tables), folder)
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@pytest.mark.more
+@drawn(80)
 @given(data=st.data())
 def test_any_cell_of_a_table_is_read_dropped_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -245,7 +247,7 @@ BAD = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(80)
 @given(bad=st.sampled_from(BAD), at=st.integers(0, 40), chunk=st.sampled_from([101, 4096, 1 << 18]))
 def test_one_bad_event_costs_itself(bad: str, at: int, chunk: int) -> None:
     events = [json.dumps(kernel(number)) for number in range(40)]
@@ -262,7 +264,7 @@ def test_one_bad_event_costs_itself(bad: str, at: int, chunk: int) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@drawn(80)
 def test_of_any_damage_at_most_the_events_that_it_hits_are_lost(data: st.DataObject) -> None:
     events = [json.dumps(kernel(number)) for number in range(30)]
     text = '{"traceEvents": [' + ",".join(events) + "]}"
@@ -337,6 +339,7 @@ def test_a_packer_is_told_by_first_bytes(tmp_path: Path, packer: str) -> None:
     use(path, tmp_path)
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS)
 def test_what_unpacks_to_too_much_is_read_up_to_there(tmp_path: Path, packer: str) -> None:
@@ -410,6 +413,7 @@ def test_a_damaged_page_of_a_database_costs_its_rows(tmp_path: Path) -> None:
     assert len(profile) + lost == pytest.approx(20_002, abs=300)
 
 
+@pytest.mark.slow
 def test_computed_columns_of_no_table_are_read(tmp_path: Path) -> None:
     path = write_tables(tmp_path / "run.sqlite", {name: rows for name, rows in nsight().items() if name != "StringIds"})
     with closing(sqlite3.connect(path)) as connection:
@@ -422,7 +426,7 @@ def test_computed_columns_of_no_table_are_read(tmp_path: Path) -> None:
     assert time.process_time() - begin < 5
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_gpus_of_a_file_past_the_most_are_counted(tmp_path: Path) -> None:
     tables = nsight(3000)
     for number, row in enumerate(tables["CUPTI_ACTIVITY_KIND_KERNEL"][1]):

@@ -56,6 +56,7 @@ def two_groups() -> Profile:
     return profile_of(rows, "made")
 
 
+@pytest.mark.slow
 def test_a_plan_as_recorded_is_the_recorded_run(tmp_path: Path) -> None:
     backend, recorded = design(tmp_path, serial())
     (result,) = backend.evaluate([Batch(recorded)])
@@ -168,6 +169,7 @@ def test_what_waits_for_another_stream_or_follows_late_is_not_fused() -> None:
     assert runs.structure(Plan(fused=True)).fused == {}
 
 
+@pytest.mark.slow
 def test_advice_has_both_and_writes_them() -> None:
     advice = advise(made_training(120, groups=2), "h100_8")
     names = [what_if.name for what_if in advice.kernels]

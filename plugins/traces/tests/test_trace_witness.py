@@ -26,6 +26,7 @@ def test_a_witness_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "No module named 'hta'" in str(hidden_points_hta([read(path)], tmp_path, str(script)))
 
 
+@pytest.mark.slow
 def test_a_witness_that_says_otherwise_is_seen(tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho 50.0\n")
