@@ -179,7 +179,7 @@ def test_the_command_writes_table_and_figures_and_names_its_method(
         )
 
     folder = written(tmp_path, grid(SCENARIOS, KNOBS, formula), list(KNOBS))
-    assert main(["importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
     assert METHODS[method].title in output
     assert "24 infeasible" in output
@@ -198,7 +198,7 @@ def test_one_method_does_not_write_over_what_the_other_found(tmp_path: Path) -> 
     table = grid({"small": {}}, KNOBS, lambda point: {"time_s": point["a.x"], "held_bytes": 1.0 + point["a.on"]})
     folder = written(tmp_path, table, list(KNOBS))
     for method in METHODS:
-        assert main(["importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
+        assert main(["results", "importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
     assert set(json.loads((folder / "importance.json").read_text("utf-8"))) == set(METHODS)
 
 
@@ -211,7 +211,7 @@ def test_a_baseline_outside_the_space_is_not_counted(tmp_path: Path, capsys: pyt
         "a": {"x": "choice(1,2,4,8)", "noise": "range(1,5)", "kind": "choice(left,right)", "on": "choice(false,true)"}
     }
     folder = written(tmp_path, table, list(KNOBS), baseline={"a.kind": "both"}, config={"space": space})
-    assert main(["importance", "study=toy", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "importance", "study=toy", f"output_dir={tmp_path}"]) == 0
     assert f"{outside.sum()} baselines outside the space were not counted" in capsys.readouterr().out
     stored = json.loads((folder / "importance.json").read_text("utf-8"))["ped_anova"]
     assert {row["knob"]: row["levels"] for row in stored["importance"]}["a.kind"] == 2
@@ -227,13 +227,13 @@ def test_a_table_that_says_nothing_is_refused_with_the_way_out(
     with pytest.raises(ConfigError, match="no knob with two values"):
         assess(still, ONE, ["a.x"], METHODS["fanova"])
     folder = written(tmp_path, few, ["a.x"])
-    words = ["importance", "study=toy", f"output_dir={tmp_path}"]
+    words = ["results", "importance", "study=toy", f"output_dir={tmp_path}"]
     assert main(words) == 2
     assert main([*words, "method=shap"]) == 2
     (folder / "summary.json").unlink()
     assert main(words) == 2
-    assert main(["importance", "study=tyo", f"output_dir={tmp_path}"]) == 2
-    assert main(["importance", "study=toy/1999", f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "importance", "study=tyo", f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "importance", "study=toy/1999", f"output_dir={tmp_path}"]) == 2
     message = capsys.readouterr().err
     for part in (
         "rows with a result",

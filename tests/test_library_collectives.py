@@ -236,7 +236,7 @@ def test_collectives_in_the_switch_are_read_by_column(tmp_path: Path) -> None:
 def test_rows_of_another_library_are_not_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text(VIDUR + "".join(f"H100,all_reduce,8,8,{2**size},0.02\n" for size in range(10, 24)))
-    assert main(["calibrate", "system=h100_8", f"data={path}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", "system=h100_8", f"data={path}", f"out={tmp_path / 'out'}"]) == 2
     message = "system.node.library.name: is not given, and t.csv has rows of vidur (name it, in a node of its own"
     assert message in capsys.readouterr().err.replace("\n", " ")
 
@@ -260,20 +260,20 @@ def test_a_row_that_cannot_be_meant_is_told_by_line_and_column(row: list[object]
 def test_times_in_another_unit_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast = TRUE.model_copy(update={"bytes_per_s": 2.2e14, "launch_s": 1e-9, "step_s": 1e-9, "fill_s": 1e-9})
     data = nccl_table(tmp_path / "t.csv", constants=fast)
-    assert main(["calibrate", "system=h100_8", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", "system=h100_8", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "is it in seconds?" in capsys.readouterr().err
 
 
 def test_collectives_need_a_node_that_holds_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = nccl_table(tmp_path / "t.csv")
-    assert main(["calibrate", "system=mi250", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", "system=mi250", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "system.node.library: is missing" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_constants_come_back_from_times_that_they_made(tmp_path: Path) -> None:
     data, out = nccl_table(tmp_path / "t.csv"), tmp_path / "out"
-    assert main(["calibrate", "system=h100_8", f"data={data}", f"out={out}"]) == 0
+    assert main(["machine", "calibrate", "system=h100_8", f"data={data}", f"out={out}"]) == 0
     tree = yaml.safe_load((out / "h100_8.yaml").read_text("utf-8"))
     assert set(tree["node"]["library"]["protocols"]) == set(RINGS)
     for kind in RINGS:
