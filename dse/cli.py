@@ -110,13 +110,16 @@ def _named_study(words: Sequence[str]) -> list[str]:
 
 
 def _run_study(words: list[str]) -> int:
-    from dse.config.compose import request
-    from dse.run_study import run
-
     _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
-    return run(request(overrides(words), own_folder(words)))[1]
+    from dse.config.compose import request
+
+    composed = request(overrides(words), own_folder(words))
+    composed.check()  # a refusal waits for no import of what evaluates
+    from dse.run_study import run
+
+    return run(composed)[1]
 
 
 def _refuse(error: ConfigError) -> None:
