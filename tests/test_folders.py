@@ -283,7 +283,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
     shutil.rmtree(run / "figures")
     (run / "figures").symlink_to(outside)
     key = pd.read_parquet(run / "results.parquet")["key"].iloc[0]
-    message = ends(*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
+    message = ends(*COMMANDS[command][:3], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
     assert str(run / "figures") in message
     assert list(outside.iterdir()) == []
 
