@@ -106,6 +106,8 @@ clean: ## remove caches and build products (.venv and results stay)
 $(STAMP): pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml) | $(BIN)/python
 	@echo "setup: installing dse and its dependencies into $(VENV) (minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e ./%)
+	@echo "setup: compiling kernels, once"
+	@$(BIN)/python -m benchmarks.kernels
 	@touch $@
 
 # A candidate counts if it runs (a pyenv shim may not), is supported and can build an environment.

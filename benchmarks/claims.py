@@ -1,7 +1,7 @@
 """Published claims of all studies, judged again: how many predictions are within, and every miss with its cause.
 
 `python -m benchmarks.claims [<study> ...]` runs each study that has claims, without a store, and prints a table;
-`--flips` judges each again for every uncertain constant that is moved (`dse robustness claims=true`). `--record` keeps
+`--flips` judges each again for every uncertain constant (`dse results robustness claims=true`). `--record` keeps
 the rows of the studies it ran in `benchmarks/records/claims/`, and writes the table of the README from all rows there;
 `--write` writes it and runs nothing, `--show` prints the page of the documentation site from the kept rows.
 Only predicted claims test a model: those that a constant was fitted to, that are put in, or that cannot come out
@@ -61,7 +61,7 @@ one row over all of its studies: a claim that one of them misses is a miss. Only
 a constant was fitted to them. Input: the published value, or a constant taken from it, is put in. By construction: the
 model allows no other value. Errors are ours over the published value, less one. Flips: each constant that was assumed,
 derived or recalled is moved alone, within its spread or by 20 %, and the claims are judged again (`python -m dse
-robustness study=<name> claims=true`); a verdict that turns rests on that constant. Empty cells were not tested so.
+results robustness study=<name> claims=true`); a verdict that turns rests on it. Empty cells were not tested.
 """
 
 Rows = Sequence[Mapping[str, Any]]

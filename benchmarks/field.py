@@ -2,7 +2,7 @@ r"""Files from strangers, each a case with its right answer, and whether `python
 
 A case is a folder with its input, a README.md with a line `Right:` that says the right value, and a `check.yaml`:
 
-    command: [trace-import, profile=trace.json]   # words after `python -m dse`, typed in a copy of the folder
+    command: [profile import, profile=trace.json]   # words after `python -m dse`, typed in a copy of the folder
     exit: 0                                       # exit code; 0 where it is left out
     says: [2 collectives]                         # regular expressions that what is printed matches
     never: [no kernel of it communicates]         # ... and does not match

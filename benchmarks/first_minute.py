@@ -1,7 +1,7 @@
 """The first minute of a user: seconds to the first answer and to the prompt, help, the MLflow UI, size of the report.
 
 `python -m benchmarks.first_minute [--json]` runs `study=ficco_sweep` in a fresh folder with compiled kernels, then once
-more with none; `--studies` times the first answer of every study that is shipped instead.
+more with none; `--commands` measures help and refusals alone, `--studies` the first answer of every study instead.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ from dse.config.options import list_options
 
 ANSWER = "in short:"
 READY = "ready after"
+REFUSALS = (
+    ("study=ficco_swep",),
+    ("study=ficco_sweep", "sytem=h100_8"),
+    ("study=ficco_sweep", "workload.precision=bf17"),
+    ("reprot",),
+)
+"""Commands with a mistake: a study, a key, a value, a verb."""
 _DSE = (sys.executable, "-m", "dse")
 _ROOT = Path(__file__).parents[1]
 
@@ -41,10 +48,19 @@ def first_minute() -> dict[str, float]:
             "first_answer_s": answer_s,
             "prompt_s": prompt_s,
             "cold_first_answer_s": cold_s,
-            "help_cpu_s": _help_cpu_s(),
+            **commands(),
             "ui_ready_s": _ui_ready_s(place / "warm"),
             "report_mb": (run / "report.html").stat().st_size / 1e6,
         }
+
+
+def commands() -> dict[str, float]:
+    """Figures of help and refusals."""
+    return {
+        "help_lines": _help_lines(),
+        "help_cpu_s": cpu_s("--help"),
+        "refusal_cpu_s": max(cpu_s(*words) for words in REFUSALS),
+    }
 
 
 def studies() -> dict[str, float]:
@@ -71,10 +87,15 @@ def answer_and_prompt(folder: Path, study: str, variables: Mapping[str, str], *w
     return answer_s, time.monotonic() - began
 
 
-def _help_cpu_s() -> float:
-    """Seconds of CPU that `--help` takes once Python has kept the modules that it compiled."""
+def _help_lines() -> float:
+    return len(subprocess.run([*_DSE, "--help"], cwd=_ROOT, capture_output=True, check=True).stdout.splitlines())
+
+
+def cpu_s(*words: str) -> float:
+    """Seconds of CPU that a command takes once Python has kept the modules that it compiled."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    show = partial(subprocess.run, [*_DSE, "--help"], cwd=_ROOT, env=variables, stdout=subprocess.DEVNULL, check=True)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    show = partial(subprocess.run, [*_DSE, *words], cwd=_ROOT, env=variables, check=False, **quiet)
     show()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     show()
@@ -110,9 +131,10 @@ def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_minute", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--commands", action="store_true", help="measure help and refusals (seconds)")
     parser.add_argument("--studies", action="store_true", help="time the first answer of every study (minutes)")
     words = parser.parse_args()
-    figures = studies() if words.studies else first_minute()
+    figures = studies() if words.studies else commands() if words.commands else first_minute()
     print(json.dumps(figures) if words.json else "\n".join(f"{name:<24}{value:.2f}" for name, value in figures.items()))
     return 0
 

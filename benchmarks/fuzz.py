@@ -32,20 +32,35 @@ _SMALL = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=no
 _RUN = [_STUDY, *_SMALL, "store=none", "timeline=false", "budget.trials=4", "executor.jobs=1"]
 _OTHER = "2026-01-01_00-00-00"
 _COMMANDS = [
-    *(["report", _STUDY], ["rules", _STUDY], ["compare", "ficco_sweep", f"ficco_sweep/{_OTHER}"]),
-    *(["importance", _STUDY], ["robustness", _STUDY, "samples=2", "vary=system.gpu.hbm_bytes_per_s=0.1"]),
-    *(["timeline", _STUDY, "key=0"], ["timeline", _STUDY, "key=a"], ["sync", _STUDY, "optuna=trials.log"], ["check"]),
+    *(
+        ["results", "report", _STUDY],
+        ["results", "rules", _STUDY],
+        ["results", "compare", "ficco_sweep", f"ficco_sweep/{_OTHER}"],
+    ),
+    *(
+        ["results", "importance", _STUDY],
+        ["results", "robustness", _STUDY, "samples=2", "vary=system.gpu.hbm_bytes_per_s=0.1"],
+    ),
+    *(
+        ["results", "timeline", _STUDY, "key=0"],
+        ["results", "timeline", _STUDY, "key=a"],
+        ["store", "sync", _STUDY, "optuna=trials.log"],
+        ["store", "check"],
+    ),
 ]
 _READERS = [
     *(
-        ["trace-import", "profile="],
-        ["advise", "system=h100_8", "profile="],
-        ["explain", ""],
-        ["collective", "schedule="],
+        ["profile", "import", "profile="],
+        ["profile", "advise", "system=h100_8", "profile="],
+        ["profile", "explain", ""],
+        ["machine", "collective", "schedule="],
     ),
     *(["plan", "system=h100_8", "tracking=none", "model="], ["plan", "model=llama3_8b", "tracking=none", "plan="]),
-    *(["settings-import", "from=megatron", "settings="], ["settings-import", "from=vllm", "settings="]),
-    *(["calibrate", "system=h100_8", "out=fitted", "data="], ["infragraph-import", "system=h100_8", "file="]),
+    *(["settings", "import", "from=megatron", "settings="], ["settings", "import", "from=vllm", "settings="]),
+    *(
+        ["machine", "calibrate", "system=h100_8", "out=fitted", "data="],
+        ["machine", "import", "system=h100_8", "file="],
+    ),
 ]
 """Commands that read a stranger's file, whose name their last word ends in."""
 _NUMBERS = ["0", "-1", "1", "7", "1e9", "1e308", "-1e-320", "1e999", "99999999999999999999999", "nan", "inf", "0.1"]
@@ -85,7 +100,7 @@ def _overridden(draw: random.Random, folder: Path, made: Path) -> tuple[list[str
     flags = draw.choice(
         ([], [], [], ["--cfg", "job"], ["--cfg", "job", "--resolve"], ["--multirun"], ["--help"], ["-x"])
     )
-    return [*draw.choice((["dry-run"], [])), *_RUN, *extra, *flags] if not flags else [
+    return [*draw.choice((["--dry-run"], [])), *_RUN, *extra, *flags] if not flags else [
         *_RUN,
         *extra,
         *flags,
@@ -98,7 +113,7 @@ def _spanned(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], 
     words = [
         f"{draw.choice(('+', '', '++'))}space.{draw.choice(paths)}={_sweep(draw)}" for _ in range(draw.randint(1, 2))
     ]
-    return [*draw.choice((["dry-run"], ["dry-run"], [])), *_RUN, *words], "space"
+    return [*draw.choice((["--dry-run"], ["--dry-run"], [])), *_RUN, *words], "space"
 
 
 def _sweep(draw: random.Random) -> str:
@@ -130,7 +145,7 @@ def _configured(draw: random.Random, folder: Path, made: Path) -> tuple[list[str
     told = spoil(draw, path)
     words = [word for word in _RUN if not word.startswith(f"{group}=")]
     flags = draw.choice(([], [], [], ["--cfg", "job"], ["--help"], ["--multirun"]))
-    start = [] if flags else draw.choice((["dry-run"], []))
+    start = [] if flags else draw.choice((["--dry-run"], []))
     return [*start, *words, f"{group}=mine", "--config-dir=conf", *flags], f"conf/{group}: {told}"
 
 
@@ -175,7 +190,7 @@ def _stored(draw: random.Random, folder: Path, made: Path) -> tuple[list[str], s
     shutil.copy(made / "outputs" / "results.db", path)
     told = spoil(draw, path)
     store_words = [word for word in _RUN if not word.startswith("store=")]
-    return draw.choice((["check"], ["status"], [*store_words, "store=auto"])), f"results.db: {told}"
+    return draw.choice((["store", "check"], ["store", "status"], [*store_words, "store=auto"])), f"results.db: {told}"
 
 
 def _written(value: Any, draw: random.Random) -> str:

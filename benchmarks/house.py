@@ -55,7 +55,7 @@ _IMPORTED = """
 import sys
 from dse.cli import main
 try:
-    main(["compare"])
+    main(["results", "compare"])
 finally:
     roots = ("dse", "simulators", "search_spaces", "studies")
     print(sum(name.partition(".")[0] in roots for name in sys.modules))

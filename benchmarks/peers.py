@@ -8,7 +8,7 @@ nccl_a100_h100_l40s.csv below the folder): the median signed error of each, the 
     simgrid    the steps of a ring as flows through the ports of a switch at the links' nominal rate, without latency
 
 The same errors are a study, `python -m dse study=peers`, which has its own rows and no rates. exported_parse:
-share of the files of settings (`python -m dse export`) that are read back as the plan that they say.
+share of the files of settings (`python -m dse settings export`) that are read back as the plan that they say.
 """
 
 from __future__ import annotations

@@ -312,7 +312,9 @@ def _cell(text: str) -> str:
 
 def options() -> str:
     """Page of the groups of the configuration with their options."""
-    parts = ["# Options of groups\n\n`<group>=<option>` on the command line; `python -m dse --help` prints the same.\n"]
+    parts = [
+        "# Options of groups\n\n`<group>=<option>` on the command line; `python -m dse options` names the lists.\n"
+    ]
     for group, title in plugins.declarations("GROUPS").items():
         parts += [f"## {title} (`{group}=`) {{ #{group} }}\n", "| option | |", "|---|---|"]
         parts += [f"| `{name}` | {_cell(text)} |" for name, text in list_options(group).items()]
@@ -322,7 +324,7 @@ def options() -> str:
 
 def commands() -> str:
     """Page of the commands of the command line."""
-    parts = ["# Commands\n\n`python -m dse study=<name> ...` runs a study. The other commands read or write results.\n"]
+    parts = ["# Commands\n\n`python -m dse run <study> ...` runs a study, as `study=<study>` does.\n"]
     for name, command in sorted(plugins.declarations("COMMANDS").items()):
         module, _, function = command.target.partition(":")
         told = inspect.getdoc(getattr(importlib.import_module(module), function)) or ""
@@ -370,7 +372,7 @@ def _metric_table(table: Mapping[str, Metric]) -> Iterator[str]:
 def machines() -> str:
     """Page that lists the machines."""
     head = "# Machines\n\nEvery shipped machine. Its page lists each constant with its value, provenance and source; "
-    parts = [f"{head}`python -m dse systems` says which backends it serves.\n", "| system | |", "|---|---|"]
+    parts = [f"{head}`python -m dse machine list` says which backends it serves.\n", "| system | |", "|---|---|"]
     parts += [f"| [`{name}`]({name}.md) | {_cell(text)} |" for name, text in list_options("system").items()]
     return "\n".join([*parts, ""])
 

@@ -36,7 +36,7 @@ def run(
     Parameters
     ----------
     study
-        Name of a study; `python -m dse --help` lists them.
+        Name of a study; `python -m dse studies` lists them.
     overrides
         Words of the command line, such as `"+space.system.gpu.num_cus=range(64,304,16)"`.
     config_dir

@@ -1,4 +1,6 @@
-"""The command line: `python -m dse study=<name> [group=option ...] [path=value ...]`, and commands beside it.
+"""The command line: `python -m dse run <study> [group=option ...] [path=value ...]`, and the other verbs.
+
+A command is a verb (`plan`), or a verb and a word (`results compare`); `run <study>` is short for `study=<study>`.
 
 Exit codes: 0 done; 2 configuration refused, nothing evaluated; 3 too many points failed; 4 the environment failed
 (disk, database, permissions), what was recorded is kept; 130 interrupted, 129 its terminal is gone,
@@ -21,11 +23,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dse import __version__, plugins
-from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
-from dse.config.flags import OWN_FLAGS, VERBOSE, overrides, own_folder
+from dse.config.flags import DRY_RUN, OWN_FLAGS, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options, search_path
-from dse.config.spelling import flag_problem, mend
-from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, known_here, nearest
+from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
@@ -91,14 +91,35 @@ def _dispatch(words: list[str]) -> int:
         return OK
     if words[0] in VERBOSE:
         words = [*words[1:], words[0]]
-    if "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
-        return _command(words)(words[1:])
+    if DRY_RUN in words:
+        from dse.study.dry_run import command
+
+        return command(_named_study([word for word in words if word != DRY_RUN]))
+    if words == ["run"]:
+        words = ["studies"]
+    if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
+        return _run_command(words)
+    return _run_study(_named_study(words))
+
+
+def _named_study(words: Sequence[str]) -> list[str]:
+    """The words of a study, in which `run <study>` is `study=<study>`."""
+    if words[:1] != ["run"]:
+        return list(words)
+    return [word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(words[1:])]
+
+
+def _run_study(words: list[str]) -> int:
     _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
+    from dse.config.compose import request
+
+    composed = request(overrides(words), own_folder(words))
+    composed.check()  # a refusal waits for no import of what evaluates
     from dse.run_study import run
 
-    return run(request(overrides(words), own_folder(words)))[1]
+    return run(composed)[1]
 
 
 def _refuse(error: ConfigError) -> None:
@@ -108,47 +129,35 @@ def _refuse(error: ConfigError) -> None:
         print(f"  {problem}", file=sys.stderr)
 
 
-def _command(words: Sequence[str]) -> Command:
-    """The command that the first word names. Raises ConfigError where there is none."""
-    name = words[0]
-    if not plugins.target("command", name):
-        raise ConfigError(_problems_of_no_command(words))
-    command: Command = plugins.load("command", name)
-    return command
+def _run_command(words: Sequence[str]) -> int:
+    """Run the command that the first words name, or show the commands of a verb. Raises ConfigError for other words."""
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if plugins.target("command", name):
+            command: Command = plugins.load("command", name)
+            return command(words[count:])
+    from dse.shell.help import commands_of, help_text, list_text
+
+    is_verb = len(words) == 1 and commands_of(words[0])
+    text = help_text(words, None) if is_verb else list_text(words[0], words[1:], own_folder(words))
+    if not text:
+        from dse.shell.mistakes import problems_of_no_command
+
+        raise ConfigError(problems_of_no_command(words))
+    print(text)
+    return OK
 
 
 def _refuse_command_after(words: Sequence[str]) -> None:
     """Raise ConfigError for a command that does not stand first."""
-    for place, word in enumerate(words):
-        if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-") and word in plugins.names("command"):
-            way = shlex.join(["python", "-m", "dse", word, *words[:place], *words[place + 1 :]])
-            raise ConfigError([Problem(word, "is a command, which stands first", way_out=f"write `{way}`")])
-
-
-def _problems_of_no_command(words: Sequence[str]) -> list[Problem]:
-    """What somebody may have meant by a first word that is no command."""
-    name, commands = words[0], plugins.names("command")
-    program = next((n for n, word in enumerate(words) if word not in ("python", "python3", "-m", "dse")), len(words))
-    if program:
-        way = shlex.join(["python", "-m", "dse", *words[program:]])
-        return [Problem(" ".join(words[:program]), "is typed twice", way_out=f"write `{way}`")]
-    options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
-    (mended, problems), (rest, _) = mend(words, options), mend(words[1:], options)
-    way = f"{known_here(commands)}; a study is study=<name>; `python -m dse --help` lists all"
-    if near := nearest(name, commands, cutoff=0.75):
-        way = f"did you mean `{near}`?"
-    elif problems and problems[0].path != name and mended:
-        return problems  # the first word belongs to the next one
-    elif (group := nearest(name, options, cutoff=0.65)) and mended[:1] != [f"study={name}"]:
-        way = f"write {group}=<one of {len(options[group])}>: `python -m dse {group} --help` lists them"
-    elif mended and name in options.get(mended[0].partition("=")[0], ()):
-        lacks_study = not any(word.startswith("study=") for word in mended)
-        way = f"write {'study=<name> ' if lacks_study else ''}`{mended[0]}`"
-    elif any(word.startswith("study=") for word in rest):
-        way = f"leave it out: `{shlex.join(['python', '-m', 'dse', *rest])}`"
-    elif mended and problems[0].path == name:
-        way = f"did you mean `{mended[0]}`?"
-    return [Problem(name, "is no command", way_out=way)]
+    for place in range(1, len(words)):
+        if not re.fullmatch(r"[a-z]+", words[place]):
+            continue
+        names = [" ".join(words[place : place + count]) for count in (2, 1)]
+        if name := next((name for name in names if plugins.target("command", name)), ""):
+            after = words[place + len(name.split()) :]
+            way = shlex.join(["python", "-m", "dse", *name.split(), *words[:place], *after])
+            raise ConfigError([Problem(name, "is a command, which stands first", way_out=f"write `{way}`")])
 
 
 def _needs_hydra(words: Sequence[str]) -> bool:
@@ -158,6 +167,8 @@ def _needs_hydra(words: Sequence[str]) -> bool:
     known = (*OWN_FLAGS, *VERBOSE, *_HYDRA_FLAGS)
     wrong = [(word, after) for word, after in typed if word.partition("=")[0] not in known or _has_value(word)]
     if wrong:
+        from dse.config.spelling import flag_problem
+
         options = {group: list(list_options(group)) for group in plugins.declarations("GROUPS")}
         raise ConfigError([flag_problem(word, after, options, known) for word, after in wrong])
     _check_flags(flags)
@@ -199,6 +210,8 @@ def _hydra(words: Sequence[str]) -> int:
     """`--cfg`, `--info`, `--multirun`, ... as Hydra does them; each multirun job is a study."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
+
+    from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
 
     check_foreign(words, own_folder(words))
     if "--resolve" in words:

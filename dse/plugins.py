@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -63,9 +64,12 @@ _GROUPS = (OFFERED, *dict.fromkeys(kind.group for kind in KINDS.values()))
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line. target: `module:function`, of the words after it, which returns the exit code.
+    """A command of the command line, named by a verb, or a verb and a word (`results compare`).
+
+    target: `module:function`, of the words after it, which returns the exit code.
 
     options: word of the command -> what it is for, with its default. examples: words after `python -m dse`.
+    keys: path in the configuration of `study` -> what it is, which the help lists with its default.
     """
 
     target: str
@@ -73,6 +77,8 @@ class Command:
     description: str
     options: Mapping[str, str] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
+    study: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 Level = Literal["ok", "warn", "fail"]
@@ -175,7 +181,7 @@ def _collect_declarations(attribute: str) -> tuple[Mapping[str, Any], Mapping[st
     """The mappings that our packages declare under a name, and why packages cannot be imported, by package."""
     mappings: dict[str, Any] = {}
     broken: dict[str, str] = {}
-    for package in _packages():
+    for package in _packages(attribute):
         try:
             mappings |= getattr(importlib.import_module(package), attribute, {})
         except Exception as error:  # a package that is broken breaks only what it declares
@@ -204,8 +210,19 @@ def configurations() -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _packages() -> list[str]:
-    return [name for root in roots() for name in _with_packages_inside(root)]
+def _packages(attribute: str) -> list[str]:
+    """Packages that may declare a mapping: of our own those whose source names it, as imports take time."""
+    packages = [name for root in roots() for name in _with_packages_inside(root)]
+    return [name for name in packages if name in roots() or re.search(f"^{attribute}", _source(name), re.MULTILINE)]
+
+
+@cached_until_refresh
+def _source(package: str) -> str:
+    """The text of a package's `__init__`; "" where it has none. Nothing inside the package is imported."""
+    with contextlib.suppress(Exception):  # of a package around it
+        spec = find_spec(package)
+        return Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
+    return ""
 
 
 @cached_until_refresh
@@ -230,7 +247,7 @@ def _own_plugins(kind: str) -> dict[str, str]:
 
 def declaration(attribute: str, name: str) -> Any:
     """The entry `name` of the first package whose mapping `attribute` has it, or None; later ones are not imported."""
-    for package in _packages():
+    for package in _packages(attribute):
         with contextlib.suppress(Exception):  # `load` tells which package is broken, where nothing is found
             if name in (mapping := getattr(importlib.import_module(package), attribute, {})):
                 return mapping[name]

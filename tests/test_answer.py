@@ -77,7 +77,9 @@ def test_claims_are_a_line_that_names_what_is_missed_with_its_sign() -> None:
     claims = [Claim(id=f"x.{name}", kind="exact", value=1, tolerance=(0, 2), **about) for name in ("right", "wrong")]
     rows = judge(claims, {"x.right": ClaimResult(1.0), "x.wrong": ClaimResult(3.0)})
     line = claims_line(rows, "toy")
-    assert line.startswith("claims: 1 of 2 predicted claims are within; missed: wrong +200 % (python -m dse claims")
+    assert line.startswith(
+        "claims: 1 of 2 predicted claims are within; missed: wrong +200 % (python -m dse results claims"
+    )
     assert claims_line([], "toy") == "this study checks no published claims"
     untested = claims_line(judge(claims, {}, departure="another machine"), "toy")
     assert untested == "published claims were not tested: another machine"
@@ -88,7 +90,7 @@ def test_the_command_lists_the_claims_of_the_newest_run(tmp_path: Path, capsys: 
     about = {"statement": "", "metric": "error", "unit": "%", "provenance": "derived", "source": ""}
     rows = judge([Claim(id="x.right", kind="exact", value=1, tolerance=(0, 2), **about)], {"x.right": ClaimResult(1.0)})
     (outputs.folder / "claims.json").write_text(json.dumps(rows))
-    assert main(["claims", "study=sweep", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "claims", "study=sweep", f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
     assert "x.right" in output
     assert "1 of 1 predicted claims are within" in output

@@ -147,10 +147,10 @@ def test_every_command_that_reads_a_named_file_refuses_what_is_none(
         (tmp_path / name).symlink_to(path)
     for words in (
         [*S, f"workload.shapes={path}"],
-        ["seqpoint", f"data={path}"],
-        ["calibrate", "system=v100_8", f"data={path}", "out=fitted"],
-        ["trace", "data=odd.traceg.gz"],
-        ["trace", "data=odd.parquet"],
+        ["profile", "seqpoint", f"data={path}"],
+        ["machine", "calibrate", "system=v100_8", f"data={path}", "out=fitted"],
+        ["profile", "memory", "data=odd.traceg.gz"],
+        ["profile", "memory", "data=odd.parquet"],
     ):
         assert part in refused(*words)
 
@@ -174,7 +174,7 @@ def test_a_packed_line_that_never_ends_is_not_unpacked(refused: Callable[..., st
     with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
         for _ in range(64):
             file.write(b"0" * (1 << 20))
-    assert "line 1: is longer than" in refused("trace", "data=a.csv.gz")
+    assert "line 1: is longer than" in refused("profile", "memory", "data=a.csv.gz")
 
 
 # Interpolations

@@ -112,7 +112,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
     """A set-up of fused steps, too, where there is one, and there alone."""
     lines = [*lines_of_gemms(np.random.default_rng(1), 120), *lines_of_layers()]
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.01, lines=lines, true=true)
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     system = yaml.safe_load((tmp_path / "out" / "own.yaml").read_text())
     for name, value in true.model_dump(exclude_none=True).items():
         assert system["gpu"]["efficiency"]["fp32"][name] == pytest.approx(value, rel=0.15), name
@@ -137,7 +137,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
 def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Path, elsewhere: Path) -> None:
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     file = tmp_path / "out" / "own.yaml"
     words = ["study=operators", f"devices=[{file}]", f"study.data_dir={tmp_path}", "tracking=none", "store=none"]
     assert main(words) == 0
@@ -145,7 +145,7 @@ def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Pa
     report = json.loads((tmp_path / "out" / "errors.json").read_text())
     assert errors["devices"]["own"]["fp32"]["gemm"] == report["precisions"]["fp32"]["gemm"]
     again = tmp_path / "again"
-    assert main(["calibrate", f"system={file}", f"data={data}", f"out={again}"]) == 0
+    assert main(["machine", "calibrate", f"system={file}", f"data={data}", f"out={again}"]) == 0
     assert (again / "own.yaml").read_text() == file.read_text()
 
 
@@ -155,7 +155,7 @@ def test_times_that_no_device_has_are_said_to_be_a_poor_fit(
 ) -> None:
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=1.0, lines=lines)
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     assert "a poor fit: fp32 gemm is off by" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "errors.json").read_text())["poor"]
 
@@ -195,7 +195,7 @@ def test_what_is_wrong_with_a_table_is_told_by_line_and_column(
     lines: Sequence[str], parts: Sequence[str], tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = table(tmp_path / "times.csv", lines)
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     message = capsys.readouterr().err
     assert all(text in message for text in parts), message
     assert not (tmp_path / "out").exists()
@@ -205,14 +205,14 @@ def test_columns_that_are_missing_or_in_another_unit_are_named(
     tmp_path: Path, device: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = table(tmp_path / "times.csv", ["OWN,fp32,gemm,64,512"], "device,precision,op,m,n")
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     message = capsys.readouterr().err
     assert "has no column k, which gemm rows need" in message
     table(data, ["OWN,fp32,gemm,64,512,512,N,N,70"], "device,precision,op,m,n,k,ta,tb,fwd_us")
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "'fwd_us': times are in ms (did you mean `fwd_ms`?)" in capsys.readouterr().err
     table(data, ["OWN,gemm"], "device,op")
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "line 1: has no column precision" in capsys.readouterr().err
 
 
@@ -222,7 +222,7 @@ def test_all_reduces_that_are_faster_than_any_link_are_in_seconds(
     rows = [f"OWN,fp32,allreduce{',' * 19},{10**size},{gpus},0.001" for size in (6, 7, 8) for gpus in (2, 4)]
     good = [f"{line}{',' * 15}" for line in GOOD]
     data = table(tmp_path / "times.csv", [*good, *rows], f"{HEADER},floats,gpus,mean_ms")
-    assert main(["calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "GB/s a GPU: is it in seconds?" in capsys.readouterr().err
 
 
@@ -245,7 +245,7 @@ def test_a_device_file_that_cannot_be_meant_is_refused(
 ) -> None:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({**DEVICE, **change}))
     data = table(tmp_path / "times.csv", GOOD)
-    words = ["calibrate", f"system={tmp_path / 'own.yaml'}", f"data={data}", f"out={tmp_path / 'out'}"]
+    words = ["machine", "calibrate", f"system={tmp_path / 'own.yaml'}", f"data={data}", f"out={tmp_path / 'out'}"]
     assert main(words) == 2
     assert message in capsys.readouterr().err
 
@@ -256,7 +256,7 @@ def test_nothing_that_was_given_is_written_over(
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
     for out, message in ((tmp_path, "would write over"), (data, "cannot be made")):
-        assert main(["calibrate", f"system={device}", f"data={data}", f"out={out}"]) == 2
+        assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={out}"]) == 2
         assert message in capsys.readouterr().err
     assert yaml.safe_load(device.read_text()) == DEVICE
 
@@ -373,7 +373,7 @@ def test_the_shipped_tables_are_predicted_and_the_claims_of_hardware_are_judged(
         "errors_by_model",
         "allreduce",
     }
-    assert main(["report", "study=operators"]) == 0
+    assert main(["results", "report", "study=operators"]) == 0
     assert "redrew 6 figures" in capsys.readouterr().out
 
 

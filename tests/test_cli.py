@@ -22,6 +22,7 @@ import yaml
 import dse
 from dse.cli import main
 from dse.config.compose import request
+from dse.config.options import plural
 from dse.errors import ConfigError
 from dse.evaluation import local
 from dse.results import report
@@ -62,14 +63,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OF_STEPS = ("model", "kernels", "optimizer", "lengths", "iterations")
 
 
-@pytest.mark.slow
-def test_help_lists_every_study_simulator_and_search_with_its_description(tmp_path: Path) -> None:
-    done = python("-m", "dse", "--help", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    groups = (*("study", "simulator", "search", "schedule", "system", "workload", "tracking"), *OF_STEPS)
-    entries = [line.split(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1]
-    lines = {(name, text.strip()) for name, text in entries}
-    for group in groups:
+def test_help_is_a_screen_and_lists_have_every_option_with_its_description(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    screen = capsys.readouterr().out.splitlines()
+    assert len(screen) <= 40
+    assert max(map(len, screen)) <= 120
+    for group in ("study", "simulator", "search", "schedule", "system", "workload", "tracking", *OF_STEPS):
+        assert main([plural(group), "--all"]) == 0
+        entries = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1]
+        lines = {(name, text.strip()) for name, text in entries}
         for name, tree in shipped(group).items():
             assert (name, tree["study"]["question"] if group == "study" else tree["description"]) in lines
 
@@ -83,7 +85,8 @@ def test_help_lists_every_study_simulator_and_search_with_its_description(tmp_pa
         (["--study", "ficco_sweep"], "write `study=ficco_sweep`"),
         (["h100_8"], "write study=<name> `system=h100_8`"),
         (["systmes"], "did you mean `systems`?"),
-        (["nothing_like_it"], "a study is study=<name>"),
+        (["reprot", "study=ficco_sweep"], "did you mean `results report`?"),
+        (["nothing_like_it"], "a study is run <name>"),
     ],
 )
 def test_a_word_that_is_no_command_is_told_what_it_may_have_meant(
@@ -281,7 +284,7 @@ def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tupl
     for path in (run / "claims.json", *page):
         path.unlink()
     stored = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}
-    done = python("-m", "dse", "report", "study=ficco_sweep", folder=tmp_path / "copy")
+    done = python("-m", "dse", "results", "report", "study=ficco_sweep", folder=tmp_path / "copy")
     assert done.returncode == 0, done.stderr
     again = [*(run / "figures").iterdir(), run / "claims.json", *page]
     assert {path.name: path.read_bytes() for path in again} == before
@@ -296,7 +299,9 @@ def test_any_point_can_be_run_again_in_full(study: tuple[Path, str], tmp_path: P
     table = dse.load("ficco_sweep", tmp_path)
     for place in (0, len(table) // 2, len(table) - 1):
         row = table.iloc[place]
-        assert main(["timeline", "study=ficco_sweep", f"key={row['key'][:10]}", f"output_dir={tmp_path}"]) == 0
+        assert (
+            main(["results", "timeline", "study=ficco_sweep", f"key={row['key'][:10]}", f"output_dir={tmp_path}"]) == 0
+        )
         (trace,) = tmp_path.glob(f"*/latest/figures/timeline_{row['scenario']}_{row['key'][:8]}.json")
         events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
         end = max(event["ts"] + event["dur"] for event in events) / 1e6
@@ -312,7 +317,7 @@ def test_a_key_that_is_not_one_points_is_refused(
 ) -> None:
     shutil.copytree(latest(study[0]).resolve(), tmp_path / "ficco_sweep" / "latest")
     start = key or common_start(list(dse.load("ficco_sweep", tmp_path)["key"]))
-    assert main(["timeline", "study=ficco_sweep", f"key={start}", f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "timeline", "study=ficco_sweep", f"key={start}", f"output_dir={tmp_path}"]) == 2
     assert why in capsys.readouterr().err
 
 
@@ -486,11 +491,10 @@ def until(holds: Callable[[], bool], *, seconds: float) -> bool:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["reprot", "study=ficco_sweep"], ["reprot", "did you mean `report`?"]),
-        (["serve"], ["serve", "known here: ", "calibrate, ", "`python -m dse --help` lists all"]),
-        (["report"], ["study", "is missing"]),
-        (["report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
-        (["report", "stduy=x"], ["stduy=x", "did you mean `study=x`?"]),
+        (["serve"], ["serve", "known here: ", "results, ", "`python -m dse studies` lists them"]),
+        (["results", "report"], ["study", "is missing"]),
+        (["results", "report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
+        (["results", "report", "stduy=x"], ["stduy=x", "did you mean `study=x`?"]),
         (["ui", "port=no"], ["port = 'no'"]),
         (["ui", "port=0"], ["port = '0'"]),
         (["ui"], ["mlflow.db"]),
@@ -512,7 +516,7 @@ def test_a_study_without_results_is_refused_with_the_nearest_one_that_has_some(
     study: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(study[0])
-    assert main(["report", "study=fico_sweep"]) == 2
+    assert main(["results", "report", "study=fico_sweep"]) == 2
     assert "did you mean `ficco_sweep`?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="did you mean `ficco_sweep`"):
         dse.load("fico_sweep")

@@ -136,7 +136,7 @@ def test_what_made_the_runs_is_told_where_it_differs() -> None:
 @pytest.mark.slow
 def test_a_better_run_is_told_to_be_better_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = runs(tmp_path, table(), table(shift=1.0), config={"seed": 9}, made={"backend": "toy 2"})
-    assert main(["compare", str(first), "toy", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "compare", str(first), "toy", f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
     for part in ("seed", "backend toy 1 -> toy 2", "6 | 6", "6 | 0", "mean", "tells of no search"):
         assert part in output, part
@@ -167,7 +167,7 @@ def test_other_objectives_are_refused_where_they_matter_and_the_rest_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = runs(tmp_path, table(), table(), goals={"time_s": "minimize"})
-    assert main(["compare", str(first), str(second), f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "compare", str(first), str(second), f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
     assert "not compared: fronts, hypervolume and attainment: the objectives differ" in output
     assert "minimize held_bytes" in output
@@ -192,6 +192,6 @@ def test_what_cannot_be_compared_is_refused_with_the_way_out(
     words: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs(tmp_path, table(), table())
-    assert main(["compare", *words, f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "compare", *words, f"output_dir={tmp_path}"]) == 2
     assert part in capsys.readouterr().err
     assert not (tmp_path / "compare").exists()

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from dse import plugins
 from dse.cli import main
 from dse.config.options import conf_dirs
+from dse.errors import assignment
 from dse.shell.completion import candidates
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, shipped
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -32,7 +34,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "matches"),
     [
-        ("comp", ["compare ", "completion "]),
+        ("comp", ["completion "]),
+        ("results re", ["report ", "reproduce "]),
+        ("run ficco_s", ["ficco_sweep "]),
         ("study=ficco_s", ["study=ficco_sweep "]),
         ("study=nowhere", []),
         ("study=ficco_sweep simulator=ev", ["simulator=event "]),
@@ -45,10 +49,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("study=ficco_sweep system=p100 system.gpu.dr", ["system.gpu.dram."]),
         ("study=bert run.prec", ["run.precision="]),
         ("study=ficco_sweep --config", ["--config-dir="]),
-        ("report study=", ["study=ficco_sweep "]),
-        ("compare ficco", ["ficco_sweep ", "ficco_sweep/2026-01-01_00-00-00 "]),
-        ("timeline ke", ["key="]),
-        ("systems h100_8", ["h100_8 "]),
+        ("results report study=", ["study=ficco_sweep "]),
+        ("results compare ficco", ["ficco_sweep ", "ficco_sweep/2026-01-01_00-00-00 "]),
+        ("results timeline ke", ["key="]),
+        ("machine show h100_8", ["h100_8 "]),
         ("completion z", ["zsh "]),
         ("study=ficco_sweep workload.shapes='my ", []),
     ],
@@ -121,7 +125,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("python -m dse comp", ["compare ", "completion "]),
+        ("python -m dse results comp", ["compare "]),
         ("python -m dse study=ficco_s", ["ficco_sweep "]),
         ("python -m dse study=ficco_sweep timeline=", ["false ", "true "]),
         ("python -m dse study=ficco_sweep system.gpu.num_c", ["system.gpu.num_cus="]),
@@ -137,8 +141,8 @@ def test_bash_completes_the_word_at_the_cursor(line: str, offered: list[str]) ->
     "words",
     [
         ["--help"],
-        ["report", "--help"],
-        ["system", "--help"],
+        ["results", "report", "--help"],
+        ["systems"],
         ["completion", "line", "dse study=ficco_sweep system.gpu.nu"],
     ],
 )
@@ -151,16 +155,48 @@ def test_help_and_completion_import_nothing_heavy(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["report", "compare", "robustness", "doctor", "completion", "ui", "trace", "systems"]
+    "command", ["results report", "results compare", "doctor", "completion", "ui", "profile memory", "machine list"]
 )
 def test_every_command_has_help_of_its_own_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
+    assert main([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m dse {command}")
     assert f"Examples\n  python -m dse {command}" in text
     assert "Studies (study=)" not in text
 
 
-def test_help_on_a_group_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "--help"]) == 0
-    assert "nsga2" in capsys.readouterr().out
+def test_the_plural_of_a_group_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown, absent in (
+        (["searches"], "nsga2", "more:"),
+        (["studies"], "ficco_sweep", "ficco_unseen"),
+        (["studies", "--all"], "ficco_unseen", "more:"),
+        (["systems"], "h100_8", "p100"),
+        (["run"], "ficco_sweep", "nsga2"),
+        (["options"], "schedules", "nsga2"),
+    ):
+        assert main(words) == 0
+        text = capsys.readouterr().out
+        assert shown in text
+        assert absent not in text
+
+
+def test_a_verb_alone_lists_its_commands_and_a_wrong_one_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["results"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in plugins.names("command") if name.startswith("results "))
+    for words, way in (
+        (["results", "compaer"], "`results compare`"),
+        (["compare"], "`results compare`"),
+        (["reslts"], "`results`"),
+        (["studis"], "`studies`"),
+    ):
+        assert main(words) == 2
+        assert f"did you mean {way}?" in capsys.readouterr().err
+
+
+def test_help_of_plan_has_every_key_of_its_step_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--help"]) == 0
+    text = capsys.readouterr().out
+    tree = shipped("study")["plan"]
+    for section in ("run", "parallel", "layouts"):
+        assert all(assignment(f"{section}.{name}", value) in text for name, value in tree[section].items())

@@ -87,7 +87,7 @@ def test_damaged_databases_are_told_with_what_mends_them(capsys: pytest.CaptureF
         Path(name).write_bytes(b"no database" * 1000)
     lines = told(capsys, code=4)
     assert "sync repair=true" in lines["MLflow"]
-    assert "python -m dse check" in lines["results"]
+    assert "python -m dse store check" in lines["results"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,14 +197,14 @@ FEW = ["study=ficco_sweep", "workload.only=[g1,g4]", "space.schedule.num_chunks=
 def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["dry-run", *FEW, "json=true"]) == 0
+    assert main(["--dry-run", *FEW, "json=true"]) == 0
     counts = json.loads(capsys.readouterr().out)
     assert list(elsewhere.iterdir()) == []
     assert counts["in_store"] == 0
     assert main([*FEW, "tracking=none", "timeline=false", "figures=none"]) == 0
     files = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
     capsys.readouterr()
-    assert main(["dry-run", *FEW]) == 0
+    assert main(["--dry-run", *FEW]) == 0
     assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == files
     shown = capsys.readouterr().out
     assert f"the store holds results of {counts['to_evaluate']} of them" in shown
@@ -220,7 +220,7 @@ def test_a_dry_run_writes_nothing_and_its_counts_are_those_of_the_study(
 def test_a_space_beyond_the_budget_of_an_exhaustive_search_is_counted_all_the_same(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["dry-run", *FEW, "budget.trials=20", "search=exhaustive"]) == 0
+    assert main(["--dry-run", *FEW, "budget.trials=20", "search=exhaustive"]) == 0
     shown = capsys.readouterr().out
     assert "as typed it would be refused: cannot enumerate g1" in shown
     assert "enumerates all in" in shown
@@ -228,9 +228,9 @@ def test_a_space_beyond_the_budget_of_an_exhaustive_search_is_counted_all_the_sa
 
 @pytest.mark.slow
 def test_what_a_dry_run_cannot_take_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dry-run", "study=ficco_sweep", "--config-dri=x"]) == 2
+    assert main(["--dry-run", "study=ficco_sweep", "--config-dri=x"]) == 2
     assert "did you mean `--config-dir`?" in capsys.readouterr().err
-    assert main(["dry-run", "study=ficco_sweep", "system.gpu.num_cuz=3"]) == 2
+    assert main(["--dry-run", "study=ficco_sweep", "system.gpu.num_cuz=3"]) == 2
     assert "did you mean `system.gpu.num_cus=3`?" in capsys.readouterr().err
 
 

@@ -704,11 +704,11 @@ def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times
 ) -> None:
     assert main(RUN) == 0
     key = dse.load("mine")["key"].iloc[0]
-    words = ["timeline", "study=mine", f"key={key}", "config_dir=conf"]
+    words = ["results", "timeline", "study=mine", f"key={key}", "config_dir=conf"]
     for command in (
         words,
         [*words, "command=true"],
-        ["robustness", "study=mine", "vary=case.x=0.1", "config_dir=conf"],
+        ["results", "robustness", "study=mine", "vary=case.x=0.1", "config_dir=conf"],
     ):
         assert main(command) == 2
         assert "with a program that this command line does not name" in capsys.readouterr().err
@@ -716,7 +716,7 @@ def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times
     (way,) = re.findall(r"add (command=.*)\)$", capsys.readouterr().err, re.MULTILINE)
     assert main([*words, *shlex.split(way)]) == 2
     assert "tells its metrics only" in capsys.readouterr().err
-    assert main(["report", "study=mine"]) == 0
+    assert main(["results", "report", "study=mine"]) == 0
 
 
 @pytest.mark.slow

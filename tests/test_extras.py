@@ -34,8 +34,8 @@ def without(library: str, *words: str, cwd: Path) -> subprocess.CompletedProcess
     "words",
     [
         (*_STUDY, "tracking=none", f"store.url={_SERVER}"),
-        ("worker", f"store={_SERVER}"),
-        ("status", f"store={_SERVER}"),
+        ("store", "worker", f"store={_SERVER}"),
+        ("store", "status", f"store={_SERVER}"),
     ],
     ids=["study", "worker", "status"],
 )

@@ -281,12 +281,12 @@ def test_a_report_that_is_killed_half_way_leaves_the_older_one_whole(
     assert main(drawn) == 0
     latest = tmp_path / "outputs" / "ficco_sweep" / "latest"
     before, sizes = latest.resolve(), _files(latest)
-    for words in (["report", "study=ficco_sweep"], drawn)[: 2 if ALL else 1]:
+    for words in (["results", "report", "study=ficco_sweep"], drawn)[: 2 if ALL else 1]:
         done = subprocess.run([sys.executable, "-c", KILLED, "2", *words], check=False, capture_output=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert latest.resolve() == before
         assert {name: size for name, size in _files(latest).items() if name in sizes} == sizes
-    assert main(["report", "study=ficco_sweep"]) == 0
+    assert main(["results", "report", "study=ficco_sweep"]) == 0
     assert _files(latest) == sizes
 
 

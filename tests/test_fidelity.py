@@ -108,7 +108,7 @@ def test_a_ladder_changes_nothing_of_the_study_tells_how_its_levels_agree_and_is
     assert set(pictures) == {"fidelity_uncontended_analytic.png", "fidelity_analytic_node.png"}
     for figure_path in latest().glob("figures/*"):
         figure_path.unlink()
-    assert main(["report", "study=ficco_sweep"]) == 0
+    assert main(["results", "report", "study=ficco_sweep"]) == 0
     assert {picture.name: picture.read_bytes() for picture in latest().glob("figures/fidelity_*.png")} == pictures
 
 

@@ -31,14 +31,14 @@ FAST = ["study=ficco_sweep", "schedule=serial", "workload.only=[g1,g4]", "tracki
 OTHER = "2026-01-01_00-00-00"
 NAMED = "study=ficco_sweep"
 COMMANDS = {
-    "report": ["report", NAMED],
-    "rules": ["rules", NAMED],
-    "compare": ["compare", "ficco_sweep", f"ficco_sweep/{OTHER}"],
-    "importance": ["importance", NAMED],
-    "robustness": ["robustness", NAMED, "samples=2", "range=2", "vary=system.gpu.hbm_bytes_per_s=0.1"],
-    "timeline": ["timeline", NAMED, "key=0"],
-    "chakra-export": ["chakra-export", NAMED, "key=0"],
-    "sync": ["sync", NAMED],
+    "report": ["results", "report", NAMED],
+    "rules": ["results", "rules", NAMED],
+    "compare": ["results", "compare", "ficco_sweep", f"ficco_sweep/{OTHER}"],
+    "importance": ["results", "importance", NAMED],
+    "robustness": ["results", "robustness", NAMED, "samples=2", "range=2", "vary=system.gpu.hbm_bytes_per_s=0.1"],
+    "timeline": ["results", "timeline", NAMED, "key=0"],
+    "profile export": ["profile", "export", NAMED, "key=0"],
+    "sync": ["store", "sync", NAMED],
 }
 
 
@@ -283,7 +283,7 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
     shutil.rmtree(run / "figures")
     (run / "figures").symlink_to(outside)
     key = pd.read_parquet(run / "results.parquet")["key"].iloc[0]
-    message = ends(*COMMANDS[command][:2], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
+    message = ends(*COMMANDS[command][:3], *([f"key={key}"] if command == "timeline" else []), codes=(2,))
     assert str(run / "figures") in message
     assert list(outside.iterdir()) == []
 
@@ -336,7 +336,7 @@ DATABASE: dict[str, Damage] = {
 
 @pytest.mark.slow
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize("words", [["check"], FAST], ids=["check", "study"])
+@pytest.mark.parametrize("words", [["store", "check"], FAST], ids=["check", "study"])
 @pytest.mark.parametrize("kind", DATABASE)
 def test_a_damaged_store_ends_in_a_sentence(kind: str, words: list[str], run: Path, ends: Callable[..., str]) -> None:
     DATABASE[kind](Path("outputs/results.db"))
@@ -418,14 +418,14 @@ def test_a_place_that_only_a_folder_names_is_not_written_to(
     (tmp_path / "here" / "linked").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path / "here")
     folder = finished(Path("outputs"), odd_table(), tracking=tracking)
-    message = ends("sync", codes=(2,))
+    message = ends("store", "sync", codes=(2,))
     ((name, place),) = tracking.items()
     assert str(folder / "config.yaml") in message
     assert f"tracking.{name}" in message
     assert f"{name}=" in message
     assert shown == []
     if isinstance(place, str) and "***" not in place:
-        ends("sync", f"{name}={place}", codes=(0,))
+        ends("store", "sync", f"{name}={place}", codes=(0,))
         assert place in shown[-1]
 
 
@@ -441,7 +441,7 @@ def test_a_file_below_the_working_folder_is_followed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     finished(Path("outputs"), odd_table(), tracking=tracking)
-    ends("sync", codes=(0,))
+    ends("store", "sync", codes=(0,))
     assert shown[-1] == (tracking.get("uri"), tracking.get("optuna"))
 
 
@@ -455,8 +455,8 @@ def test_a_server_that_the_present_configuration_names_too_is_followed(
     (tmp_path / "conf" / "tracking" / "ours.yaml").write_text(yaml.safe_dump(tree), "utf-8")
     recorded = {"name": "ours", "uri": "http://me:***@host:5000"}
     finished(Path("outputs"), odd_table(), tracking=recorded, study="ficco_sweep")
-    assert "secret" not in ends("sync", codes=(2,))
-    ends("sync", "config_dir=conf", codes=(0,))
+    assert "secret" not in ends("store", "sync", codes=(2,))
+    ends("store", "sync", "config_dir=conf", codes=(0,))
     assert shown[-1] == (tree["uri"], None)
 
 

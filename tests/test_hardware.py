@@ -75,7 +75,7 @@ def test_everything_that_a_machine_lacks_is_told_at_once_by_its_path(view: type[
     by_path = {problem.path.removeprefix("system."): problem for problem in check.found}
     needs = set(view.needs) - set(tree)
     assert needs <= set(by_path)
-    assert all(by_path[path].rule == "is missing" and "dse systems" in by_path[path].way_out for path in needs)
+    assert all(by_path[path].rule == "is missing" and "dse machine list" in by_path[path].way_out for path in needs)
 
 
 def test_a_number_that_a_backend_takes_no_larger_is_refused_by_its_path() -> None:
@@ -154,7 +154,7 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["study=ficco_sweep", "system=p100"], "system.gpu.gemm: is missing (`python -m dse systems`"),
+        (["study=ficco_sweep", "system=p100"], "system.gpu.gemm: is missing (`python -m dse machine list`"),
         (["study=bert", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
         (["study=cache_policies", "system=h100_8"], "system.gpu.dram: is missing"),
         (["study=ficco_sweep", "system.gpu.peak_hbm_bytes_per_s=1e12"], "is not read by simulator=analytic"),
@@ -227,22 +227,22 @@ def test_what_a_machine_cannot_do_is_refused_with_path_rule_and_way_out(words: l
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_of_every_machine_can_be_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["systems", name]) == 0
+    assert main(["machine", "show", name]) == 0
     assert "gpu.num_cus" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_command_lists_machines_and_the_constants_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["systems"]) == 0
+    assert main(["machine", "list"]) == 0
     listed = capsys.readouterr().out
     assert [name for name in NAMES if name not in listed] == []
-    assert main(["systems", "p100"]) == 0
+    assert main(["machine", "show", "p100"]) == 0
     shown = capsys.readouterr().out
     assert "gpu.efficiency.fp32.compute" in shown
     assert "schedules: no (missing: gpu.matrix_flop_per_s_per_cu" in " ".join(shown.split())
     assert "iterations: fp32 fp16_storage" in shown
     assert "10.6 TFLOP/s" in shown
-    assert main(["systems", "p1000"]) == 2
+    assert main(["machine", "show", "p1000"]) == 2
     assert "did you mean `p100`" in capsys.readouterr().err
 
 

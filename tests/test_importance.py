@@ -148,7 +148,7 @@ def test_the_command_writes_table_and_figures_and_names_its_method(
         )
 
     folder = written(tmp_path, grid(SCENARIOS, KNOBS, formula), list(KNOBS))
-    assert main(["importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "importance", "study=toy", f"method={method}", f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
     assert METHODS[method].title in output
     assert "24 infeasible" in output
@@ -172,13 +172,13 @@ def test_a_table_that_says_nothing_is_refused_with_the_way_out(
     with pytest.raises(ConfigError, match="no knob with two values"):
         assess(still, ONE, ["a.x"], METHODS["fanova"])
     folder = written(tmp_path, few, ["a.x"])
-    words = ["importance", "study=toy", f"output_dir={tmp_path}"]
+    words = ["results", "importance", "study=toy", f"output_dir={tmp_path}"]
     assert main(words) == 2
     assert main([*words, "method=shap"]) == 2
     (folder / "summary.json").unlink()
     assert main(words) == 2
-    assert main(["importance", "study=tyo", f"output_dir={tmp_path}"]) == 2
-    assert main(["importance", "study=toy/1999", f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "importance", "study=tyo", f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "importance", "study=toy/1999", f"output_dir={tmp_path}"]) == 2
     message = capsys.readouterr().err
     for part in (
         "rows with a result",

@@ -37,7 +37,7 @@ def test_a_rate_that_only_another_cost_model_reads_is_refused_with_the_one_that_
 @pytest.mark.slow
 def test_a_dry_run_refuses_what_the_run_would(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*PREFILL, "system.gpu.matrix_flop_per_s_per_cu='10 TFLOP/s'", "budget.trials=4"]
-    assert main(["dry-run", *words]) == 2
+    assert main(["--dry-run", *words]) == 2
     assert "is not read by simulator=step" in capsys.readouterr().err
 
 

@@ -234,7 +234,7 @@ def test_a_wrong_section_is_named_with_a_way_out(case: str) -> None:
 
 
 def test_a_machine_without_a_data_sheet_is_refused_by_the_parts_that_it_lacks() -> None:
-    with pytest.raises(ConfigError, match=r"system.gpu.peak_flop_per_s: is missing .*dse systems"):
+    with pytest.raises(ConfigError, match=r"system.gpu.peak_flop_per_s: is missing .*dse machine list"):
         step(system="t3_ring")
 
 

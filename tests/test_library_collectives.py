@@ -191,14 +191,14 @@ def test_a_row_that_cannot_be_meant_is_told_by_line_and_column(row: list[object]
 
 def test_collectives_need_a_node_that_holds_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = nccl_table(tmp_path / "t.csv")
-    assert main(["calibrate", "system=mi250", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["machine", "calibrate", "system=mi250", f"data={data}", f"out={tmp_path / 'out'}"]) == 2
     assert "system.node.library: is missing" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_constants_come_back_from_times_that_they_made(tmp_path: Path) -> None:
     data, out = nccl_table(tmp_path / "t.csv"), tmp_path / "out"
-    assert main(["calibrate", "system=h100_8", f"data={data}", f"out={out}"]) == 0
+    assert main(["machine", "calibrate", "system=h100_8", f"data={data}", f"out={out}"]) == 0
     tree = yaml.safe_load((out / "h100_8.yaml").read_text("utf-8"))
     assert set(tree["node"]["library"]["protocols"]) == set(RINGS)
     for kind in RINGS:

@@ -109,7 +109,9 @@ def test_a_table_whose_rows_are_in_two_units_is_refused_by_line(
     times[::10] = [factor * time for time in times[::10]]
     lines = [f"H100,bf16,t,{n:.0f},{m:.0f},{k:.0f},{t:.9g}" for (m, n, k), t in zip(sizes, times, strict=True)]
     (tmp_path / "made.csv").write_text("\n".join([AITER.splitlines()[0], *lines]), encoding="utf-8")
-    assert main(["calibrate", "system=h100_8", f"data={tmp_path / 'made.csv'}", f"out={tmp_path / 'out'}"]) == 2
+    assert (
+        main(["machine", "calibrate", "system=h100_8", f"data={tmp_path / 'made.csv'}", f"out={tmp_path / 'out'}"]) == 2
+    )
     message = capsys.readouterr().err
     assert all(f"made.csv, line {line}, " in message for line in (2, 12, 22, 32))
     assert "line 3, " not in message
@@ -128,7 +130,7 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, capsys: p
     lines = [f"H100,bf16,t,{b:.0f},{a:.0f},{c:.0f},{t:.9g}" for a, b, c, t in zip(m, n, k, times, strict=True)]
     table = tmp_path / "made.csv"
     table.write_text("\n".join([AITER.splitlines()[0], *lines]), encoding="utf-8")
-    assert main(["calibrate", "system=h100_8", f"data={table}", f"out={tmp_path / 'out'}"]) == 0
+    assert main(["machine", "calibrate", "system=h100_8", f"data={table}", f"out={tmp_path / 'out'}"]) == 0
     tree = yaml.safe_load((tmp_path / "out" / "h100_8.yaml").read_text("utf-8"))
     fitted = Efficiency.model_validate(tree["gpu"]["efficiency"]["bf16"])
     assert fitted.launch_s == pytest.approx(4e-6, rel=0.1)

@@ -198,7 +198,7 @@ def test_sections_of_other_backends_are_refused_with_the_way_out() -> None:
 
 
 def test_a_machine_without_caches_is_refused_by_the_parts_that_it_lacks() -> None:
-    with pytest.raises(ConfigError, match=r"system.gpu.dram: is missing .*dse systems"):
+    with pytest.raises(ConfigError, match=r"system.gpu.dram: is missing .*dse machine list"):
         design("fw_soft", "combined", system="mi100")
 
 

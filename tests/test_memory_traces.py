@@ -343,13 +343,13 @@ def test_the_command_writes_statistics_tables_and_a_figure(
     monkeypatch.chdir(tmp_path)
     rows = [{"address": hex(256 * place), "cu": place % 64, "store": place % 4 == 3} for place in range(2000)]
     pd.DataFrame(rows).to_csv("my.csv", index=False)
-    assert main(["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]) == 0
+    assert main(["profile", "memory", "data=my.csv", "system.gpu.l2.bytes=8388608"]) == 0
     outputs = Outputs(Path("outputs/trace/my"))
     report = outputs.read_json("statistics")
     assert report["totals"]["requests"] == report["statistics"]["requests"] == report["rows"] == 2000
     assert report["system"] == "gem5_gcn3"
     assert report["constants"]["system.gpu.l2.bytes"]["value"] == 8388608
-    assert report["made"]["command"][3:] == ["trace", "data=my.csv", "system.gpu.l2.bytes=8388608"]
+    assert report["made"]["command"][3:] == ["profile", "memory", "data=my.csv", "system.gpu.l2.bytes=8388608"]
     assert len(outputs.read_table("sets")) == 8192
     assert outputs.read_table("channels")[["reads", "writes"]].sum().to_list() == [1500, 500]
     assert outputs.read_table("activity")["lines"].sum() == 2000
@@ -390,7 +390,7 @@ def test_the_command_refuses_with_the_way_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.csv").write_text("address\nx\n")
-    assert main(["trace", *words]) == 2
+    assert main(["profile", "memory", *words]) == 2
     message = capsys.readouterr().err
     for part in parts:
         assert part in message

@@ -18,6 +18,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.config.flags import overrides, own_folder
 from dse.errors import ConfigError
+from dse.shell.help import list_text
 from dse.study.plan import plan
 from tests.support import CONF, REPOSITORY
 
@@ -190,7 +191,7 @@ GROUPS: list[Mistake] = [
     (f"{S} system=MI300X", "system = 'MI300X'"),
     (f"{S} system=h100", "system = 'h100'"),
     (f"{S} gpu=h100_8", "gpu = 'h100_8'"),
-    (f"{S} gpu=rtx4090", "gpu = 'rtx4090'", "python -m dse gpu --help"),
+    (f"{S} gpu=rtx4090", "gpu = 'rtx4090'", "python -m dse gpus"),
     (f"{S} schedule=ficco", "schedule = 'ficco'"),
     (f"{S} tracking=false", "tracking = 'false'"),
     (f"{S} tracking=off", "tracking = 'off'"),
@@ -198,7 +199,7 @@ GROUPS: list[Mistake] = [
     (f"{S} store=sqllite", "store = 'sqllite'"),
     (f"{S} --config-dir=nowhere", "--config-dir = 'nowhere'", "is no folder"),
     (f"{S} --config-dir=good system=mein", "system = 'mein'"),
-    (f"{S} system=mine", "system = 'mine'", "python -m dse system --help"),
+    (f"{S} system=mine", "system = 'mine'", "python -m dse systems"),
 ]
 SPACES: list[Mistake] = [
     (f"{SPACE}=64:304:16", "space.system.gpu.num_cus = '64:304:16'"),
@@ -252,33 +253,33 @@ OF_FILES: list[Mistake] = [
     (f"{S} tracking=none output_dir=my_gemms.csv", "my_gemms.csv", "environment failed"),
 ]
 COMMANDS: list[Mistake] = [
-    ("report", "study", "write study=<name>"),
-    ("report ficco_sweep", "ficco_sweep"),
-    ("report --study ficco_sweep", "--study", "write study=<value>"),
-    ("report stduy=ficco_sweep", "stduy=ficco_sweep"),
-    ("report study=ficco_swep", "study = 'ficco_swep'"),
-    ("report study=ficco_sweep", "study = 'ficco_sweep'", "python -m dse study=ficco_sweep"),
-    ("reprot study=ficco_sweep", "reprot"),
-    ("dry_run study=ficco_sweep", "dry_run"),
-    ("dry-run ficco_sweep", "ficco_sweep"),
-    ("compare ficco_sweep", "compare", "needs two runs"),
-    ("compare a b c", "compare", "needs two runs"),
-    ("timeline study=ficco_sweep", "key", "write key=<name>"),
-    ("timeline study=ficco_sweep ky=3a", "ky=3a"),
-    ("importance study=ficco_sweep method=shap", "method = 'shap'", "known here: fanova, ped_anova"),
-    ("rules study=ficco_sweep depht=3", "depht=3"),
-    ("systems h100", "system = 'h100'"),
-    ("systems rtx4090", "system = 'rtx4090'", "known here: a100_40gb_8"),
+    ("results report", "study", "write study=<name>"),
+    ("results report ficco_sweep", "ficco_sweep"),
+    ("results report --study ficco_sweep", "--study", "write study=<value>"),
+    ("results report stduy=ficco_sweep", "stduy=ficco_sweep"),
+    ("results report study=ficco_swep", "study = 'ficco_swep'"),
+    ("results report study=ficco_sweep", "study = 'ficco_sweep'", "python -m dse study=ficco_sweep"),
+    ("reprot study=ficco_sweep", "reprot", "results report"),
+    ("--dry_run study=ficco_sweep", "--dry_run"),
+    ("--dry-run ficco_sweep", "ficco_sweep"),
+    ("results compare ficco_sweep", "compare", "needs two runs"),
+    ("results compare a b c", "compare", "needs two runs"),
+    ("results timeline study=ficco_sweep", "key", "write key=<name>"),
+    ("results timeline study=ficco_sweep ky=3a", "ky=3a"),
+    ("results importance study=ficco_sweep method=shap", "method = 'shap'", "known here: fanova, ped_anova"),
+    ("results rules study=ficco_sweep depht=3", "depht=3"),
+    ("machine show h100", "system = 'h100'"),
+    ("machine show rtx4090", "system = 'rtx4090'", "known here: a100_40gb_8"),
     ("ui 5001", "5001"),
     ("ui port=abc", "port = 'abc'", "from 1 to 65535"),
     ("ui --port=5001", "--port=5001"),
     ("ui uri=sqlite:///absent.db", "absent.db", "run a study with tracking first"),
     ("ui uri=sqlite:///no_database.db", "no_database.db", "sync repair=true"),
-    ("check output_dir=nowhere", "output_dir = 'nowhere'", "run a study first"),
-    ("trace data=other_columns.csv", "other_columns.csv, line 1", "has no column address"),
-    ("trace data=folder", "data = 'folder'", "name a .parquet, .csv, .traceg"),
-    ("seqpoint data=other_columns.csv", "other_columns.csv, line 1", "has no column sequence_length, seconds"),
-    ("calibrate system=h100_8 data=absent.csv out=x", "data = 'absent.csv'", "is no file"),
+    ("store check output_dir=nowhere", "output_dir = 'nowhere'", "run a study first"),
+    ("profile memory data=other_columns.csv", "other_columns.csv, line 1", "has no column address"),
+    ("profile memory data=folder", "data = 'folder'", "name a .parquet, .csv, .traceg"),
+    ("profile seqpoint data=other_columns.csv", "other_columns.csv, line 1", "has no column sequence_length, seconds"),
+    ("machine calibrate system=h100_8 data=absent.csv out=x", "data = 'absent.csv'", "is no file"),
 ]
 ALL = [*NO_STUDY, *PATHS, *VALUES, *GROUPS, *SPACES, *OF_FILES, *COMMANDS]
 _EVERY = 4  # of those that are composed, so many are tried in the quick half of the tests
@@ -339,15 +340,16 @@ def corrected(words: Sequence[str], message: str, suggestion: str) -> list[str]:
 
 def refusal(words: Sequence[str]) -> str:
     """Why a command line is refused, short of evaluating anything; "" where it is not."""
-    is_command = bool(plugins.target("command", words[0]))
+    typed = [word for word in words if word != "--dry-run"]
     try:
-        if is_command and words[0] != "dry-run":
+        if any(plugins.target("command", " ".join(words[:count])) for count in (1, 2)):
             return ""
-        if "--help" in words:
-            return "" if main(words) == 0 else "no help"
+        if list_text(words[0], words[1:], None):
+            return ""
+        words = typed
         if not any(word.startswith("study=") for word in words):
             words = [S, *words]
-        plan(request(overrides(words[is_command:]), own_folder(words)))
+        plan(request(overrides(words), own_folder(words)))
     except ConfigError as error:
         return str(error)
     return ""

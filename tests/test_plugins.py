@@ -143,7 +143,7 @@ def test_an_engine_and_a_schedule_take_one_module_and_one_yaml_each(start: Start
     assert set(table["schedule.name"]) == {"serial", "toy"}
     assert set(table["engine"]) == {"toy"}
     assert set(table["status"]) == {"ok"}
-    help_text = start("--help").stdout
+    help_text = start("schedules").stdout + start("simulators").stdout
     assert "a toy to add" in help_text
     assert "tasks one by one" in help_text
 
@@ -575,10 +575,10 @@ def test_the_core_runs_its_main_job_without_any_other_distribution(tmp_path: Pat
     folder = tmp_path / "outputs" / "ficco_sweep" / "latest"
     assert (folder / "results.parquet").is_file()
     assert {path.suffix for path in (folder / "figures").iterdir()} == {".png", ".svg", ".json"}
-    done = run("report", "study=ficco_sweep")
+    done = run("results", "report", "study=ficco_sweep")
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("*.html"))
-    refusal = run("compare", "ficco_sweep", "ficco_sweep", "--html")
+    refusal = run("results", "compare", "ficco_sweep", "ficco_sweep", "--html")
     assert refusal.returncode == 2
     assert "html: needs pages, which are not installed (pip install overlap-dse-pages)" in refusal.stderr
 
@@ -604,10 +604,10 @@ def test_a_package_of_another_distribution_brings_what_it_declares_and_its_confi
         )
         return done.stdout
 
-    assert "it rolls" in run("toy", "--help")
+    assert "it rolls" in run("toys")
     study = ("study=ficco_sweep", "workload.only=[g4]", "schedule=bare", "tracking=none", "fidelity=none")
     assert "name: bare" in run(*study, "--cfg", "job")  # as Hydra composes it
-    assert "g4" in run("dry-run", *study)
+    assert "g4" in run("--dry-run", *study)
 
 
 def test_an_option_that_two_folders_have_is_refused(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -615,7 +615,7 @@ def test_an_option_that_two_folders_have_is_refused(elsewhere: Path, capsys: pyt
     folder = elsewhere / "my_conf" / "schedule"
     folder.mkdir(parents=True)
     (folder / "serial.yaml").write_text((CONF / "schedule" / "serial.yaml").read_text("utf-8"), encoding="utf-8")
-    assert main(["dry-run", "study=ficco_sweep", "schedule=serial", "--config-dir=my_conf"]) == 2
+    assert main(["--dry-run", "study=ficco_sweep", "schedule=serial", "--config-dir=my_conf"]) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "schedule = 'serial': is in 2 folders of configuration" in message
     assert "rename one of them, and its `name`" in message

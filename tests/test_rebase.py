@@ -1,4 +1,4 @@
-"""Results under former names of knobs: told when a store is opened, and carried over by `dse rebase`."""
+"""Results under former names of knobs: told when a store is opened, and carried over by `dse store rebase`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_older_store_is_refused_carried_over_once_and_then_evaluates_nothing(
     take_back(store)
     former = recorded(store)
 
-    hint = f"carry them over, once: python -m dse rebase store={URL}"
+    hint = f"carry them over, once: python -m dse store rebase store={URL}"
     with pytest.raises(StoreError, match=hint):
         Store(URL)
     with pytest.raises(StoreError, match=hint):
@@ -102,7 +102,7 @@ def test_an_older_store_is_refused_carried_over_once_and_then_evaluates_nothing(
 
     command = set_command(store, '["study=ficco_sweep", "schedule.mover=dma"]')
     capsys.readouterr()
-    assert main(["rebase"]) == 3
+    assert main(["store", "rebase"]) == 3
     message = " ".join(capsys.readouterr().err.split())
     assert "study 2 (ficco_sweep) cannot be planned any more: schedule.mover: is not a known key" in message
     assert f"study 2: {sum(row[2] == 2 for row in present)} results could not be made again" in message
@@ -112,7 +112,7 @@ def test_an_older_store_is_refused_carried_over_once_and_then_evaluates_nothing(
 
     set_command(store, command)
     for count in (sum(row[2] == 2 for row in present), 0):
-        assert main(["rebase"]) == 0
+        assert main(["store", "rebase"]) == 0
         assert f"{count} results were carried over" in " ".join(capsys.readouterr().out.split())
         assert recorded(Store(URL)) == present
 

@@ -72,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def asked(folder: Path, *words: str) -> dict[str, Any]:
     """What the command writes."""
-    assert main(["robustness", "study=race", *words]) == 0
+    assert main(["results", "robustness", "study=race", *words]) == 0
     report: dict[str, Any] = json.loads((folder / "outputs/race/latest/robustness.json").read_text("utf-8"))
     return report
 
@@ -184,7 +184,7 @@ def test_samples_fill_every_constants_width_evenly() -> None:
 def test_what_cannot_vary_is_refused_with_the_reason(
     run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["robustness", "study=race", "samples=2", *words])
+    code = main(["results", "robustness", "study=race", "samples=2", *words])
     assert code == (2 if message else 0)
     assert message in capsys.readouterr().err
 
@@ -194,7 +194,7 @@ def test_a_simulator_without_axes_cannot_vary_its_constants(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Formula, "is_axis", lambda *_: False)
-    assert main(["robustness", "study=race"]) == 2
+    assert main(["results", "robustness", "study=race"]) == 2
     assert "takes no number as an axis (search it instead" in capsys.readouterr().err
 
 
@@ -204,7 +204,7 @@ def test_a_share_that_makes_a_value_illegal_is_refused(run: Path, capsys: pytest
     (high,) = {part["high"] for row in asked(run, "vary=link.share=0.5")["break_even"] for part in row["stretches"]}
     assert 0.8 < high <= 1.0
     capsys.readouterr()
-    assert main(["robustness", "study=race", "vary=link.medium=0.5,link.lanes=2"]) == 2
+    assert main(["results", "robustness", "study=race", "vary=link.medium=0.5,link.lanes=2"]) == 2
     assert "2 problems" in capsys.readouterr().err
 
 

@@ -237,7 +237,7 @@ def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run(tmp_path)
-    assert main(["rules", "study=toy", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "rules", "study=toy", f"output_dir={tmp_path}"]) == 0
     output = capsys.readouterr().out
     assert "k / m <= 0.8" in output or "k / m <= 1" in output or "k / m <= 0.9" in output
     for part in ("leave one workload out", "leave one system out", "majority", "always never"):
@@ -257,7 +257,7 @@ def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
 @pytest.mark.slow
 def test_a_sampled_space_is_said_to_be_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, method="tpe")
-    assert main(["rules", "study=toy", f"output_dir={tmp_path}", "depth=1"]) == 0
+    assert main(["results", "rules", "study=toy", f"output_dir={tmp_path}", "depth=1"]) == 0
     assert "the space was sampled (tpe)" in capsys.readouterr().out
 
 
@@ -278,7 +278,7 @@ def test_what_cannot_be_learned_is_refused_with_the_way_out(
     words: list[str], about: dict[str, Any], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run(tmp_path, about.pop("formula", ratio_decides), **about)
-    assert main(["rules", "study=toy", f"output_dir={tmp_path}", *words]) == 2
+    assert main(["results", "rules", "study=toy", f"output_dir={tmp_path}", *words]) == 2
     assert part in capsys.readouterr().err
     assert not (folder / "rules.json").exists()
 
@@ -287,7 +287,7 @@ def test_rules_are_not_judged_on_the_run_that_they_are_learned_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path)
-    assert main(["rules", "study=toy", "judge=toy", f"output_dir={tmp_path}"]) == 2
+    assert main(["results", "rules", "study=toy", "judge=toy", f"output_dir={tmp_path}"]) == 2
     assert "is the run that the rules are learned from" in capsys.readouterr().err
 
 
@@ -297,7 +297,7 @@ def test_rules_are_judged_on_another_run_beside_what_is_always_picked(
 ) -> None:
     other = run(tmp_path / "new", scenarios={"x": {"load.m": 30, "load.k": 70}, "y": {"load.m": 70, "load.k": 30}})
     run(tmp_path)
-    assert main(["rules", "study=toy", f"judge={other}", f"output_dir={tmp_path}"]) == 0
+    assert main(["results", "rules", "study=toy", f"judge={other}", f"output_dir={tmp_path}"]) == 0
     capsys.readouterr()
     stored = json.loads(next(tmp_path.glob("toy/2*/rules.json")).read_text("utf-8"))
     new = {row["rule"]: row for row in stored["scores"] if row["judged_on"].startswith("unseen: ")}

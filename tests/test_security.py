@@ -330,10 +330,10 @@ def test_a_run_tells_what_it_was_made_with(capsys: pytest.CaptureFixture[str], e
     assert {"cpu", "cores", "usable_cores", "system"} <= set(provenance_of_run["machine"])
     assert {"git", "python", "seed", "backend", "time"} <= set(provenance_of_run)
     assert f"made with git {provenance_of_run['git']['commit'][:12]}" in output
-    assert main(["report", "study=ficco_sweep"]) == 0
+    assert main(["results", "report", "study=ficco_sweep"]) == 0
     assert "made with" in capsys.readouterr().out
     assert main(provenance_of_run["command"][3:]) == 0
-    assert main(["timeline", "study=ficco_sweep", f"key={_first_key(elsewhere)}"]) == 0
+    assert main(["results", "timeline", "study=ficco_sweep", f"key={_first_key(elsewhere)}"]) == 0
 
 
 def _first_key(folder: Path) -> str:

@@ -148,7 +148,7 @@ def test_escapes_and_markup_of_a_store_are_text(elsewhere: Path) -> None:
     row |= {"name": "[/nope]\x1b[2J[red]", "state": "done"}
     store.database.write(lambda connection: connection.execute(insert(result_store.studies).values(row)))
     store.database.close()
-    code, text = said(["status"])
+    code, text = said(["store", "status"])
     assert code == 0, text
     assert r"[/nope]\x1b[2J[red]" in text
     assert "\x1b" not in text
@@ -268,7 +268,7 @@ def command(*words: str, **settings: Any) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("words", [["--help"], ["systems"]], ids=["print", "console"])
+@pytest.mark.parametrize("words", [["--help"], ["machine", "list"]], ids=["print", "console"])
 def test_a_reader_that_goes_away_ends_the_command_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

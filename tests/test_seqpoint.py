@@ -214,7 +214,7 @@ def test_a_log_is_sampled_printed_and_written(tmp_path: Path, capsys: pytest.Cap
     sizes = np.random.default_rng(0).integers(1, 100, 500)
     data = log(tmp_path / "log.csv", *(f"{size},{size * 1e-3:g},{size * 2e-3:g}" for size in sizes))
     out = tmp_path / "points.csv"
-    assert main(["seqpoint", f"data={data}", "k0=6", "error=0.005", f"out={out}"]) == 0
+    assert main(["profile", "seqpoint", f"data={data}", "k0=6", "error=0.005", f"out={out}"]) == 0
     output = capsys.readouterr().out
     assert "seconds_slow" in output
     assert "of 500 iterations" in output
@@ -250,7 +250,7 @@ def test_a_bad_log_is_told_by_line_and_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, rows: list[str], parts: list[str]
 ) -> None:
     data, out = log(tmp_path / "log.csv", *rows, columns=columns), tmp_path / "points.csv"
-    assert main(["seqpoint", f"data={data}", f"out={out}"]) == 2
+    assert main(["profile", "seqpoint", f"data={data}", f"out={out}"]) == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message
     assert all(part in message for part in parts), message
@@ -271,15 +271,15 @@ def test_a_bad_log_is_told_by_line_and_column(
 )
 def test_a_bad_word_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
     data = log(tmp_path / "log.csv", "1,1,2")
-    assert main(["seqpoint", f"data={data}", *words]) == 2
+    assert main(["profile", "seqpoint", f"data={data}", *words]) == 2
     assert part in capsys.readouterr().err
 
 
 def test_a_log_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = log(tmp_path / "log.csv", "1,1,2")
     before = data.read_bytes()
-    assert main(["seqpoint", f"data={data}", f"out={data}"]) == 2
-    assert main(["seqpoint", f"data={data}", f"out={tmp_path / 'absent' / 'points.csv'}"]) == 2
+    assert main(["profile", "seqpoint", f"data={data}", f"out={data}"]) == 2
+    assert main(["profile", "seqpoint", f"data={data}", f"out={tmp_path / 'absent' / 'points.csv'}"]) == 2
     message = capsys.readouterr().err
     assert "would write over the log" in message
     assert "cannot be written" in message

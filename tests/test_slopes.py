@@ -156,7 +156,10 @@ def test_robustness_says_what_each_number_of_the_machine_does_to_the_winners(
     monkeypatch.chdir(tmp_path)
     few = ["schedule=chunked", "workload.only=[g1,g4]", "tracking=none", "store=none", "figures=none"]
     assert main(["study=ficco_sweep", *few]) == 0
-    assert main(["robustness", "study=ficco_sweep", "samples=2", "range=2", "vary=system.gpu.dma.setup_s=0.1"]) == 0
+    assert (
+        main(["results", "robustness", "study=ficco_sweep", "samples=2", "range=2", "vary=system.gpu.dma.setup_s=0.1"])
+        == 0
+    )
     assert "what 1 % more of a number does to makespan_s of the winners [%]" in capsys.readouterr().out
     folder = tmp_path / "outputs" / "ficco_sweep" / "latest"
     rows = list(csv.DictReader((folder / "elasticities.csv").read_text("utf-8").splitlines()))
@@ -176,7 +179,7 @@ def test_a_backend_that_knows_no_derivatives_has_differences_of_the_objective(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["study=bert", "tracking=none", "figures=none"]) == 0
-    words = ["robustness", "study=bert", "samples=2", "range=2", "vary=system.gpu.peak_hbm_bytes_per_s=0.1"]
+    words = ["results", "robustness", "study=bert", "samples=2", "range=2", "vary=system.gpu.peak_hbm_bytes_per_s=0.1"]
     assert main(words) == 0
     assert "to iteration_s of the winners [%, by differences]" in capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "outputs/bert/latest/elasticities.csv").read_text("utf-8").splitlines()))

@@ -562,4 +562,4 @@ def test_a_store_that_had_to_be_mended_does_not_pass_the_check(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     Path("outputs").mkdir()
     Path("outputs/results.db").write_text("no database" * 100, encoding="utf-8")
-    assert [main(["check"]), main(["check"]), main(["check", "url=nonsense"])] == [3, 0, 2]
+    assert [main(["store", "check"]), main(["store", "check"]), main(["store", "check", "url=nonsense"])] == [3, 0, 2]

@@ -68,12 +68,12 @@ def wanted(uri: str | None = "sqlite:///mlflow.db", **more: Any) -> TrackingSett
 def test_sync_writes_what_is_missing_and_then_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(here / "outputs", odd_table())
     finished(here / "outputs", wide_table(50), study="other")
-    assert main(["sync", "study=other"]) == 0
+    assert main(["store", "sync", "study=other"]) == 0
     assert "50 runs of other/2026-11-21_07-40-12 in MLflow" in capsys.readouterr().out
-    assert main(["sync"]) == 0
+    assert main(["store", "sync"]) == 0
     assert "1 up to date, 1 written" in (output := capsys.readouterr().out)
     assert "python -m dse ui" in output
-    assert main(["sync"]) == 0
+    assert main(["store", "sync"]) == 0
     assert capsys.readouterr().out == "2 up to date\n"
     assert count(here / "mlflow.db", POINTS) == 56
 
@@ -82,12 +82,12 @@ def test_sync_writes_what_is_missing_and_then_nothing(here: Path, capsys: pytest
 def test_sync_goes_where_the_study_asked_for_unless_told_otherwise(here: Path, empty_database: Path) -> None:
     shutil.copy(empty_database, here / "own.db")
     finished(here / "outputs", wide_table(50), tracking={"uri": "sqlite:///own.db", "points": "none"})
-    assert main(["sync"]) == 0
+    assert main(["store", "sync"]) == 0
     assert [count(here / "own.db", query) for query in ("SELECT count(*) FROM runs", POINTS)] == [1, 0]
-    assert main(["sync", "points=all"]) == 0
+    assert main(["store", "sync", "points=all"]) == 0
     assert count(here / "own.db", POINTS) == 50
     assert count(here / "mlflow.db", POINTS) == 0
-    assert main(["sync", "uri=sqlite:///mlflow.db", "points=all"]) == 0
+    assert main(["store", "sync", "uri=sqlite:///mlflow.db", "points=all"]) == 0
     assert count(here / "mlflow.db", POINTS) == 50
 
 
@@ -95,7 +95,7 @@ def test_sync_goes_where_the_study_asked_for_unless_told_otherwise(here: Path, e
 def test_unfinished_runs_are_left_out(here: Path) -> None:
     folder = finished(here / "outputs", odd_table())
     (folder / "summary.json").unlink()
-    assert main(["sync"]) == 2
+    assert main(["store", "sync"]) == 2
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_damaged_folder_is_told_and_the_others_are_shown(
     finished(here / "outputs", odd_table())
     broken = finished(here / "outputs", odd_table(), "2026-11-21_08-00-00")
     (broken / name).write_text("{")
-    assert main(["sync"]) == 0
+    assert main(["store", "sync"]) == 0
     assert f"{broken} is left out" in capsys.readouterr().err
     assert count(here / "mlflow.db", POINTS) == 6
 
@@ -117,7 +117,7 @@ def test_sync_refuses_what_it_does_not_understand(
     here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     finished(here / "outputs", odd_table())
-    assert main(["sync", *words]) == 2
+    assert main(["store", "sync", *words]) == 2
     assert words[0].partition("=")[0] in capsys.readouterr().err
 
 
@@ -125,9 +125,9 @@ def test_sync_refuses_what_it_does_not_understand(
 def test_a_damaged_database_is_repaired_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(here / "outputs", odd_table())
     (here / "mlflow.db").write_bytes(b"garbage " * 1000)
-    assert main(["sync"]) == 4
-    assert "python -m dse sync study=sweep repair=true" in capsys.readouterr().err
-    assert main(["sync", "repair=true"]) == 0
+    assert main(["store", "sync"]) == 4
+    assert "python -m dse store sync study=sweep repair=true" in capsys.readouterr().err
+    assert main(["store", "sync", "repair=true"]) == 0
     assert count(here / "mlflow.db", POINTS) == 6
     assert [file.read_bytes() for file in here.glob("mlflow.db.damaged-*")] == [b"garbage " * 1000]
 
@@ -181,7 +181,7 @@ def told_of(here: Path, capfd: pytest.CaptureFixture[str], uri: str) -> str:
     lines = [line for line in capfd.readouterr().err.splitlines() if "passed over" in line]
     assert len(lines) == 1
     place = "" if uri.startswith("sqlite") else f" uri={uri}"
-    assert lines[0].endswith(f"catch up with: python -m dse sync study=sweep{place}") or "repair=true" in lines[0]
+    assert lines[0].endswith(f"catch up with: python -m dse store sync study=sweep{place}") or "repair=true" in lines[0]
     return lines[0]
 
 
@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_is_told_and_passed_over(here: Path, capfd: pyt
         os.kill(the_child(os.getpid()), signal.SIGKILL)
         shown.begin(folder)
         shown.finish()
-    assert "ended with exit code -9; catch up with: python -m dse sync study=sweep" in capfd.readouterr().err
+    assert "ended with exit code -9; catch up with: python -m dse store sync study=sweep" in capfd.readouterr().err
 
 
 def children(parent: int) -> list[int]:
@@ -293,7 +293,7 @@ def _ended_well(here: Path, *, working: bool) -> bool:
         if count(here / "mlflow.db", "SELECT count(*) FROM runs WHERE status = 'RUNNING'"):
             return False
         assert 0 < count(here / "mlflow.db", POINTS) < 20000
-        assert main(["sync", "uri=sqlite:///mlflow.db", "points=all"]) == 0
+        assert main(["store", "sync", "uri=sqlite:///mlflow.db", "points=all"]) == 0
         assert count(here / "mlflow.db", POINTS) == 20000
     return True
 
@@ -366,5 +366,5 @@ def test_a_storage_that_fails_is_told(here: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(StorageError, match=r"postgresql://me:\*\*\*@127.0.0.1:9"):
         show_in_optuna(folder, "postgresql://me:secret@127.0.0.1:9/x", ALL)
     (here / "trials.db").write_bytes(b"garbage " * 1000)
-    assert main(["sync", "optuna=sqlite:///trials.db"]) == 4
+    assert main(["store", "sync", "optuna=sqlite:///trials.db"]) == 4
     assert "Optuna's storage was passed over" in capsys.readouterr().err

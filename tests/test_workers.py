@@ -53,12 +53,12 @@ def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
         connection.execute("DELETE FROM results WHERE key > x'60'")
         connection.execute("UPDATE studies SET state = 'running'")
     assert count(database) < all_of_it
-    assert main(["status"]) == 0
+    assert main(["store", "status"]) == 0
     output = capsys.readouterr().out
     assert "1 ficco_sweep" in output
     assert "interrupted" in output
     assert "no process is at work" in output
-    words = ["worker", f"store=sqlite:///{database}", "wait=1 ms"]
+    words = ["store", "worker", f"store=sqlite:///{database}", "wait=1 ms"]
     assert main([*words, "study=t3"]) == 0
     assert count(database) < all_of_it
     assert main(words) == 0
@@ -70,7 +70,7 @@ def test_a_worker_does_what_is_left_of_a_study_and_its_status_is_told(
 
 
 def test_a_worker_makes_no_database_of_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["worker", f"store=sqlite:///{tmp_path / 'wrong.db'}", "wait=0.1 s"]) == 2
+    assert main(["store", "worker", f"store=sqlite:///{tmp_path / 'wrong.db'}", "wait=0.1 s"]) == 2
     assert "is a file that is not there (start the study first" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -85,18 +85,18 @@ def test_a_worker_passes_by_what_other_code_began(
     with sqlite3.connect(database) as connection:
         connection.execute("""UPDATE studies SET state = 'running',
             provenance = replace(provenance, '"numba": "', '"numba": "0.')""")
-    assert main(["worker", f"store=sqlite:///{database}", "wait=1 ms"]) == 0
+    assert main(["store", "worker", f"store=sqlite:///{database}", "wait=1 ms"]) == 0
     assert "study 1 (ficco_sweep) is passed by: here numba is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["worker"], "store: is missing"),
-        (["worker", "store=here"], "must be auto, null, sqlite:///<file>"),
-        (["worker", "store=sqlite:///a.db", "jobs=0"], "must be at least 1"),
-        (["status", "every=now"], "every_s"),
-        (["status"], "holds no results.db"),
+        (["store", "worker"], "store: is missing"),
+        (["store", "worker", "store=here"], "must be auto, null, sqlite:///<file>"),
+        (["store", "worker", "store=sqlite:///a.db", "jobs=0"], "must be at least 1"),
+        (["store", "status", "every=now"], "every_s"),
+        (["store", "status"], "holds no results.db"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

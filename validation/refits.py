@@ -49,7 +49,7 @@ Refitter = Callable[[Sequence[Number], Path | None], Refit]
 
 
 def operators(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Efficiency constants of GPUs: the fit of `dse calibrate` to the rows of a table."""
+    """Efficiency constants of GPUs: the fit of `dse machine calibrate` to the rows of a table."""
     assert table is not None
     values = dict[Number, float]()
     for option, own in _by_option(numbers).items():
@@ -65,7 +65,7 @@ def operators(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def collectives(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Constants of a node's collectives: the fit of `dse calibrate` to the rows of a table."""
+    """Constants of a node's collectives: the fit of `dse machine calibrate` to the rows of a table."""
     assert table is not None
     values = dict[Number, float]()
     for option, own in _by_option(numbers).items():

@@ -4,27 +4,27 @@ from dse.plugins import Command
 
 BACKENDS = {"landscape": "dse.analysis.search_benchmark:LandscapeBackend"}
 COMMANDS = {
-    "compare": Command(
+    "results compare": Command(
         "dse.analysis.compare:command",
-        "compare <run> <run> [--html]",
+        "results compare <run> <run> [--html]",
         "two finished runs side by side: <study>, <study>/<time> or a folder",
         {"output_dir": "folder of results (outputs)"},
-        ("compare ficco_sweep/2026-11-21_17-27-05 ficco_sweep",),
+        ("results compare ficco_sweep/2026-11-21_17-27-05 ficco_sweep",),
     ),
-    "importance": Command(
+    "results importance": Command(
         "dse.analysis.importance:command",
-        "importance study=<name>",
+        "results importance study=<name>",
         "which knobs matter, for each objective [method=ped_anova|fanova]",
         {
             "study": "name of the study",
             "method": "ped_anova or fanova (ped_anova)",
             "output_dir": "folder of results (outputs)",
         },
-        ("importance study=ficco_sweep method=fanova",),
+        ("results importance study=ficco_sweep method=fanova",),
     ),
-    "robustness": Command(
+    "results robustness": Command(
         "dse.analysis.robustness:command",
-        "robustness study=<name>",
+        "results robustness study=<name>",
         "does the answer hold with other constants, where does the winner flip [vary=<path>=0.1]",
         {
             "study": "name of the study",
@@ -39,13 +39,13 @@ COMMANDS = {
             "output_dir": "folder of results (outputs)",
         },
         (
-            "robustness study=ficco_sweep",
-            "robustness study=t3 claims=true",
+            "results robustness study=ficco_sweep",
+            "results robustness study=t3 claims=true",
         ),
     ),
-    "rules": Command(
+    "results rules": Command(
         "dse.analysis.rules:command",
-        "rules study=<name>",
+        "results rules study=<name>",
         "learn which option is best when, and judge it on what it has not seen",
         {
             "study": "name of the study",
@@ -57,8 +57,8 @@ COMMANDS = {
             "output_dir": "folder of results (outputs)",
         },
         (
-            "rules study=ficco_sweep",
-            "rules study=ficco_rules judge=ficco_unseen depth=7 leaves=15",
+            "results rules study=ficco_sweep",
+            "results rules study=ficco_rules judge=ficco_unseen depth=7 leaves=15",
         ),
     ),
 }

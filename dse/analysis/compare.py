@@ -316,7 +316,7 @@ def command(words: Sequence[str]) -> int:
         way = "pip install overlap-dse-pages"
         raise ConfigError([Problem("html", "needs pages, which are not installed", None, way)])
     if len(names) != 2:
-        way = "write python -m dse compare <study>/<time> <study>"
+        way = "write python -m dse results compare <study>/<time> <study>"
         raise ConfigError([Problem("compare", "needs two runs", " ".join(names) or None, way)])
     root = Path(options["output_dir"])
     first, second = (FinishedRun.find(root, name, letter) for letter, name in zip("AB", names, strict=True))

@@ -384,7 +384,7 @@ def _interactions(measures: Mapping[tuple[str, str], _ScenarioImportance]) -> di
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`importance study=<name> [method=ped_anova|fanova] [output_dir=outputs]`. Raises ConfigError."""
+    """`results importance study=<name> [method=ped_anova|fanova] [output_dir=outputs]`. Raises ConfigError."""
     options = pairs(words, {"study": "", "method": "ped_anova", "output_dir": "outputs"})
     if options["method"] not in METHODS:
         way = did_you_mean(options["method"], METHODS)

@@ -178,9 +178,9 @@ def _check_shares(request: RobustnessQuestion, nominal: Floats) -> None:
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`robustness study=<name> [vary=<path>=<share>,...] [choose=...] [objective=...] [samples=64] [seed=0] [range=8]`
+    """`results robustness study=<name> [vary=<path>=<share>,...] [choose=...] [objective=...] [samples=64] [seed=0]`
 
-    `[config_dir=...] [command=...] [output_dir=outputs]`, or `claims=true` for verdicts on published claims instead
+    `[range=8] [config_dir=...] [command=...] [output_dir=outputs]`, or `claims=true` for verdicts on published claims
     (`dse.analysis.verdicts`). Raises ConfigError.
     """
     defaults = {"study": "", "samples": "64", "seed": "0", "range": "8", "output_dir": "outputs", "claims": "false"}

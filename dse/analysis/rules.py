@@ -224,7 +224,7 @@ _LIMITS = {"depth": (1, 10), "leaves": (2, 1000)}
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`rules study=<name> [judge=<name>,...] [depth=3] [leaves=<number>] [objective=<metric>] [choose=<knob>,...]`.
+    """`results rules study=<name> [judge=<name>,...] [depth=3] [leaves=<number>] [objective=<metric>] [choose=...]`.
 
     judge: further runs to judge the tree on, unseen by it. Raises ConfigError.
     """

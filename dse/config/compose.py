@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dse import plugins
 from dse.config import expansion, spelling, sweeps
 from dse.config import options as option_files
 from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
@@ -48,6 +47,11 @@ class Request:
     problems: tuple[Problem, ...] = ()
     folder: Path | None = None
     levels: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ConfigError for words and files that are wrong: values mean nothing among options nobody asked for."""
+        if self.problems:
+            raise ConfigError(self.problems)
 
 
 @dataclass
@@ -410,9 +414,6 @@ def _set(composer: _Composer, tree: dict[str, Any], key: str, value: Any) -> Non
 
 
 def _nearest(tree: Mapping[str, Any], line: _Line) -> str:
-    for kind in ("backend", "schedule"):  # their models know what their keys were called before
-        with contextlib.suppress(ConfigError):
-            plugins.available(kind)
     typed = line.text.partition("=")[2]
     flags = {flag.strip("-").replace("-", "_"): flag for flag in OWN_FLAGS}
     if line.key in flags:

@@ -9,8 +9,8 @@ from dse.errors import ConfigError, Problem
 
 OWN_FLAGS = ("--config-dir", "-cd")
 """Flags before a folder of the user's own configuration."""
-
-
+DRY_RUN = "--dry-run"
+"""Flag to count the points of a study, and evaluate none."""
 VERBOSE = ("-v", "--verbose")
 """Flags for `verbose=true`."""
 

@@ -8,6 +8,7 @@ when a group that has one is asked for its options, or for one that no file of t
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +20,9 @@ from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import LOADER
 from dse.files import read_text
-from dse.units import amount
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_HEAD = 200  # characters of a file in which its directives are
 _NAMES = ("description", "question")  # of what an option says of itself
 
 
@@ -65,6 +66,23 @@ def list_options(group: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     files = {path.stem: path for folder in (*conf_dirs(), *folders) for path in sorted((folder / group).glob("*.yaml"))}
     described = {name: _description(path) for name, path in sorted(files.items())}
     return described | {name: text for name, text in listed(group).items() if name not in described}
+
+
+def plural(group: str) -> str:
+    """The word that lists the options of a group.
+
+    >>> plural("study"), plural("search"), plural("gpu"), plural("figures"), plural("tracking")
+    ('studies', 'searches', 'gpus', 'figures', 'tracking')
+    """
+    if re.search("[^aeiou]y$", group):
+        return f"{group[:-1]}ies"
+    return group if group.endswith(("s", "ing", "ed")) else f"{group}{'es' if group.endswith('ch') else 's'}"
+
+
+def options_marked(group: str, mark: str) -> set[str]:
+    """Shipped options whose file says, below its first lines, `# @listed <mark>`."""
+    files = (path for folder in conf_dirs() for path in (folder / group).glob("*.yaml"))
+    return {path.stem for path in files if f"# @listed {mark}\n" in path.read_text("utf-8")[:_HEAD]}
 
 
 def _description(path: Path) -> str:
@@ -175,6 +193,8 @@ def catalogued_paths(tree: Mapping[str, Any], groups: Collection[str]) -> set[st
 
 def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     """Say in the `sources` of a section that a number was typed: the source of the former value is not its own."""
+    from dse.units import amount  # a list of options needs no units
+
     section, _, path = key.partition(".")
     inner = tree.get(section)
     sources = inner.get("sources") if isinstance(inner, dict) else None

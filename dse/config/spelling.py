@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dse.config.options import plural
 from dse.errors import NO_KNOBS, Problem, assignment, did_you_mean, nearest
 from dse.units import amount, meant_number, meant_quantity, unit_of
 
@@ -249,7 +250,9 @@ def option_elsewhere(name: str, group: str, options: Options) -> str:
         if name in options[other]:
             return f"it is an option of another group: `{assignment(other, name)}`"
     way = did_you_mean(name, options[group])
-    return way.replace("mean `", f"mean `{group}=") if way.startswith("did") else f"{way}; python -m dse {group} --help"
+    return (
+        way.replace("mean `", f"mean `{group}=") if way.startswith("did") else f"{way}; python -m dse {plural(group)}"
+    )
 
 
 def grammar_problem(text: str, error: Exception, parses: Callable[[str], bool]) -> Problem:
@@ -355,7 +358,7 @@ def composition_problem(error: Exception) -> Problem:
     # Hydra takes a name without a slash as below the present group
     is_inside = missing.startswith(f"{where.partition('/')[0]}/") and missing.count("/") > 1
     way = f"a group of its own is written with a slash: - /{group}: {missing.rpartition('/')[2]}"
-    known = f"python -m dse {group} --help lists the options" if group else "write group: option"
+    known = f"python -m dse {plural(group)} lists the options" if group else "write group: option"
     return Problem(where, f"names {missing} in its defaults, which is not there", way_out=way if is_inside else known)
 
 

@@ -11,18 +11,18 @@ import errno
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args, get_origin
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from typing import TYPE_CHECKING, TypeVar
 
 from dse.errors.texts import hidden as hidden
 from dse.errors.texts import printable
 from dse.errors.texts import redact as redact
 
-Model = TypeVar("Model", bound=BaseModel)
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Model = TypeVar("Model", bound="BaseModel")
 MOST_SHOWN = 20
 """Problems of one file that are reported one by one."""
 
@@ -98,11 +98,11 @@ class Problems:
 
     def model(self, kind: type[Model], tree: object, *, path: str) -> Model | None:
         """Validate `tree` as `kind`; None, with every problem noted, where it does not hold."""
-        try:
-            return kind.model_validate(tree)
-        except ValidationError as error:
-            self.found.extend(_translate(error, kind, path))
-            return None
+        from dse.errors.validation import validated  # pydantic is a quarter of the time that a refusal takes
+
+        model, problems = validated(kind, tree, path)
+        self.found.extend(problems)
+        return model
 
     def done(self, file: str = "") -> None:
         """Raise `ConfigError` if anything was noted; of the many problems of a file, its first ones."""
@@ -191,7 +191,9 @@ def known_here(names: Sequence[str]) -> str:
     return f"known here: {text}" if names else "nothing is known here"
 
 
-_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+NO_KNOBS = ("seed", "budget", "executor", "fidelity", "figures", "output_dir", "search", "store", "study", "tracking")
+"""Sections of a configuration that say how a study runs: none of it can be searched."""
+PLAIN_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _WORD = re.compile(r"[\w@%+:,./-]+")  # of a shell, which it leaves as it is
 
 
@@ -201,17 +203,18 @@ def assignment(path: str, value: object, *, prefix: str = "") -> str:
     >>> assignment("a.b_bytes_per_s", "64 GB/s"), assignment("a.b", ["x", "y"]), assignment("a.b", False)
     ("a.b_bytes_per_s='64 GB/s'", "a.b='[x,y]'", 'a.b=false')
     """
-    text = _grammar(value)
+    text = grammar(value)
     # the shell's way of a quotation mark within quotes
     quoted = text if _WORD.fullmatch(text) or not text else "'" + text.replace("'", "'\"'\"'") + "'"
     return f"{prefix}{path}={quoted}"
 
 
-def _grammar(value: object) -> str:
+def grammar(value: object) -> str:
+    """A value as Hydra's grammar reads it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_grammar, value))}]"
+        return f"[{','.join(map(grammar, value))}]"
     return f"{value:.15g}" if isinstance(value, float) else str(value)  # without the digits that rounding adds
 
 
@@ -252,148 +255,3 @@ def _instead_of_word(word: str, values: Mapping[str, str], names: Sequence[str])
         if target := [*numeric, *missing]:
             return f"write `{assignment(target[0], name)}`"
     return known_here(sorted(names))
-
-
-def _translate(error: ValidationError, kind: type[BaseModel], path: str) -> Iterator[Problem]:
-    for item in error.errors(include_url=False):
-        keys, owner = _locate(kind, item["loc"])
-        dotted = ".".join([path, *keys] if path else keys)
-        if item["type"] == "extra_forbidden":
-            fields = list(owner.model_fields) if owner else []
-            yield Problem(dotted, "is not a known key", way_out=_other_key(dotted, fields))
-        elif item["type"] == "missing" or item["input"] is MISSING:
-            yield Problem(dotted, "is missing", way_out=getattr(owner, "missing_way_out", "give it a value"))
-        else:
-            value = item["input"] if _is_leaf(item["input"]) else None  # whole sections would fill the screen
-            way = _way_out(dotted, item) or _way_out_of_field(owner, dotted, item)
-            yield Problem(dotted or path, _sentence(item["msg"]), value, way)
-
-
-def _way_out_of_field(owner: type[BaseModel] | None, path: str, item: ErrorDetails) -> str:
-    """The way out of a value that is like no legal one: the field's default, or the key that was left out."""
-    field = owner.model_fields.get(path.rpartition(".")[2]) if owner else None
-    if field is None:
-        return ""
-    models = _models_in(field.annotation)
-    # a section was given one value
-    if item["type"] in ("model_type", "dict_type") and len(models) == 1 and _is_leaf(item["input"]):
-        keys = list(models[0].model_fields)
-        return f"write `{assignment(f'{path}.{keys[0]}', item['input'])}`" if len(keys) == 1 else known_here(keys)
-    is_choice = item["type"] in ("literal_error", "bool_parsing") and isinstance(field.default, str | bool)
-    return f"the default is `{assignment(path, field.default)}`" if is_choice else ""
-
-
-def _other_key(path: str, fields: Sequence[str]) -> str:
-    """The way out of a key that a model does not have: the nearest of its fields, as a path where that can be typed."""
-    parent, _, name = path.rpartition(".")
-    way = did_you_mean(name, fields)
-    return way.replace("mean `", f"mean `{parent}.") if _PATH.fullmatch(path) and parent else way
-
-
-def _way_out(path: str, item: ErrorDetails) -> str:
-    """The way out of a value that is not legal, as a word that can be typed where one is known."""
-    kind, value = item["type"], item["input"]
-    # a list where a list belongs: only its length is wrong
-    if isinstance(value, (list, tuple)) and kind not in ("tuple_type", "list_type", "too_short", "too_long"):
-        several = assignment(path, f"choice({','.join(map(str, value[:8]))})", prefix="+space.")
-        return "give one value" + ("" if path.partition(".")[0] in NO_KNOBS else f"; to search several: `{several}`")
-    legal = _legal_value(path, item)
-    if legal is None:
-        return ""
-    return f"write `{assignment(path, legal)}`" if _PATH.fullmatch(path) else f"write {_grammar(legal)}"
-
-
-def _legal_value(path: str, item: ErrorDetails) -> object:
-    """The legal value nearest to one that was refused; None where it cannot be told."""
-    kind, value, limits = item["type"], item["input"], item.get("ctx", {})
-    if "legal" in limits:
-        return limits["legal"]
-    if kind == "tuple_type" and _is_leaf(value):
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
-    if kind == "literal_error":
-        # among a few legal values a vague match will do
-        return nearest(_grammar(value), re.findall(r"'([^']*)'", limits["expected"]), cutoff=0.4) or None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return _legal_number(path, kind, value, limits)
-
-
-def _legal_number(path: str, kind: str, value: float, limits: Mapping[str, Any]) -> object:
-    """The legal number nearest to one out of range: with the unit that it most likely lacks, else the limit."""
-    unit = next((unit for suffix, unit in _UNITS.items() if path.endswith(suffix)), "")
-    if kind == "greater_than_equal":
-        # a small number was most likely meant in a larger unit
-        return f"{value:g} {unit}" if unit and value > 0 else limits["ge"]
-    if kind == "less_than_equal" and limits["le"] == 1 and 1 < value <= 100:  # a percentage
-        return value / 100
-    if kind == "less_than_equal":
-        # beyond 10,000 s it was hardly meant as seconds
-        return f"{value:g} us" if path.endswith("_s") and not unit else limits["le"]
-    return None
-
-
-NO_KNOBS = ("seed", "budget", "executor", "fidelity", "figures", "output_dir", "search", "store", "study", "tracking")
-"""Sections of a configuration that say how a study runs: none of it can be searched."""
-_UNITS = {"bytes_per_s": "GB/s", "bytes_per_s_per_cu": "GB/s", "flop_per_s": "TFLOP/s", "_bytes": "GB"}
-"""Endings of dotted paths -> the unit that a small number most likely lacks."""
-
-
-def _is_leaf(value: object) -> bool:
-    return not isinstance(value, (Mapping, list, tuple, BaseModel))
-
-
-_RULES = {
-    r"Input should be a valid (dictionary or instance of \w+|dictionary)": "is a section: write one of its keys",
-    r"Input should be a valid tuple": "must be a list",
-    r"Input should be a valid boolean.*": "must be true or false",
-    r"Input should be a valid integer": "must be a whole number",
-    r"Input should be (a valid )?": "must be ",
-    r"String should have at least 1 character": "must not be empty",
-}
-"""Messages of pydantic, as patterns, and the rule as a person says it."""
-
-
-def _sentence(message: str) -> str:
-    text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    for pattern, rule in _RULES.items():
-        if match := re.match(pattern, text):
-            return rule + text[match.end() :]
-    return text
-
-
-def _locate(kind: Any, location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
-    """The keys a person typed for a pydantic error location (without the tags of unions), and the last model on it."""
-    keys, owner = list[str](), None
-    for key in location:
-        models = _models_in(kind)
-        # a union's tag is no key that a person typed
-        if len(models) > 1 and (tagged := [model for model in models if _tag(model) == key]):
-            kind = tagged[0]
-            continue
-        keys.append(str(key))
-        owner = models[0] if models else None
-        field = owner.model_fields.get(str(key)) if owner and not _holds_many(kind) else None
-        kind = field.annotation if field else (_item(kind) if _holds_many(kind) else None)
-    return keys, owner
-
-
-def _holds_many(annotation: Any) -> bool:
-    """True if a location's next key is an index or a mapping's key, not a field."""
-    origin = get_origin(annotation)
-    return isinstance(origin, type) and issubclass(origin, (tuple, list, Mapping))
-
-
-def _item(annotation: Any) -> Any:
-    # the values of a mapping, not its keys
-    return next((part for part in reversed(get_args(annotation)) if part is not Ellipsis), None)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
-
-
-def _tag(model: type[BaseModel]) -> object:
-    field = model.model_fields.get("kind")
-    return field.default if field else None

@@ -3,16 +3,16 @@
 from dse.plugins import Command
 
 COMMANDS = {
-    "claims": Command(
+    "results claims": Command(
         "dse.results.answer:show_claims",
-        "claims study=<name>",
+        "results claims study=<name>",
         "published claims of the newest run, beside what came out",
         {"study": "name of the study", "output_dir": "folder of results (outputs)"},
-        ("claims study=ficco_sweep",),
+        ("results claims study=ficco_sweep",),
     ),
-    "report": Command(
+    "results report": Command(
         "dse.results.report:command",
-        "report study=<name>",
+        "results report study=<name>",
         "write figures, claims and report.html of the newest run again",
     ),
 }

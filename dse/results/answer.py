@@ -254,12 +254,12 @@ def claims_line(rows: Sequence[Mapping[str, Any]], study: str) -> str:
     names = [f"{row['id'].partition('.')[2]} {error_text(row)}".strip() for row in missed[:_MOST_MISSES]]
     more = f" and {len(missed) - _MOST_MISSES} more" if len(missed) > _MOST_MISSES else ""
     misses = f"; missed: {', '.join(names)}{more}" if missed else ""
-    return f"claims: {count}{misses} (python -m dse claims study={study}, or -v, lists them)"
+    return f"claims: {count}{misses} (python -m dse results claims study={study}, or -v, lists them)"
 
 
 @output_files.working_on_folders
 def show_claims(words: Sequence[str]) -> int:
-    """`claims study=<name> [output_dir=<folder>]`: the published claims of the newest run, beside what came out."""
+    """`results claims study=<name> [output_dir=<folder>]`: the published claims of the newest run, with our values."""
     options = pairs(words, {"study": "", "output_dir": "outputs"})
     rows = Outputs.latest(Path(options["output_dir"]), options["study"]).read_json("claims")
     terminal = console()

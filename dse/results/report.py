@@ -414,7 +414,7 @@ def write_page(outputs: Outputs, *, has_charts: bool = True) -> Path | None:
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`report study=<name> [output_dir=<folder>]`: figures, claims and the page again; nothing is evaluated."""
+    """`results report study=<name> [output_dir=<folder>]`: figures, claims and the page again; nothing is evaluated."""
     options = pairs(words, {"study": "", "output_dir": "outputs"})
     outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
     redraw(outputs)

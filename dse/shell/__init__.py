@@ -6,7 +6,7 @@ COMMANDS = {
     "completion": Command(
         "dse.shell.completion:completion",
         "completion bash|zsh|fish",
-        "print a script that completes commands, options, paths and values: eval it in the shell's start-up file",
+        "a script for the shell's start-up file that completes commands, options, paths and values",
         {"line <text>": "what may stand at the end of a command line (for the script)"},
         ('completion bash  # eval "$(python -m dse completion bash)" in ~/.bashrc',),
     ),

@@ -19,6 +19,7 @@ from dse.config.options import conf_dir, conf_dirs, is_shipped, list_options
 from dse.config.yaml_checks import unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.parsing import load
+from dse.shell.help import commands_of
 
 _SCRIPTS = {
     "bash": r"""
@@ -59,7 +60,7 @@ end
 """,
 }
 _HIDDEN = ("sources", "description", "question", "defaults")
-_HYDRAS = ("--cfg", "--help", "--hydra-help", "--info", "--multirun", "--resolve", "--verbose", "-v")
+_HYDRAS = ("--cfg", "--dry-run", "--help", "--hydra-help", "--info", "--multirun", "--resolve", "--verbose", "-v")
 _ENDS = ("=", ".", "/")  # after which something follows
 
 
@@ -103,12 +104,18 @@ def _words(line: str) -> list[str]:
 
 
 def _matches(before: Sequence[str], word: str) -> Iterator[str]:
-    command = plugins.declaration("COMMANDS", before[0]) if before else None
-    if command is not None and before[0] != "dry-run":
-        yield from _words_of_command(before[0], command, word)
+    names = plugins.names("command")
+    typed = next((name for count in (2, 1) if (name := " ".join(before[:count])) in names), "")
+    if typed:
+        yield from _words_of_command(typed, plugins.declaration("COMMANDS", typed), word)
+        return
+    if before == ["run"]:
+        yield from list_options("study")
+    elif len(before) == 1 and commands_of(before[0]):
+        yield from (name.partition(" ")[2] for name in names if name.startswith(f"{before[0]} "))
         return
     if not before:
-        yield from plugins.names("command")
+        yield from ("run", *(name.partition(" ")[0] for name in names))
     if word.startswith("-"):
         yield from _HYDRAS
     yield from _overrides(before, word)
@@ -122,8 +129,8 @@ def _words_of_command(name: str, command: plugins.Command, word: str) -> Iterato
         yield from (option if option.startswith("-") else f"{option}=" for option in names if " " not in option)
         if "<run>" in command.usage:
             yield from _runs(with_times=True)
-        if "[<name>]" in command.usage:
-            yield from list_options(name.removesuffix("s"))
+        if name == "machine show":
+            yield from list_options("system")
         if name == "completion":
             yield from _SCRIPTS
     elif key == "study":

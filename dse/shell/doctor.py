@@ -180,7 +180,7 @@ def _configuration(options: Options) -> Iterator[DoctorCheck]:
     problems = [problem for path, found in files for problem in found or accidents(path)]
     yield from (DoctorCheck("fail", problem.path, problem.rule, problem.way_out) for problem in problems)
     yield from (
-        DoctorCheck("warn", str(path), "lies in no group's folder", "see python -m dse --help") for path in strays
+        DoctorCheck("warn", str(path), "lies in no group's folder", "see python -m dse options") for path in strays
     )
     if not problems:
         yield DoctorCheck("ok", "config_dir", f"{len(files)} files in {folder} can be read")

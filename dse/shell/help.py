@@ -1,70 +1,149 @@
-"""Help texts: of the program, of one command, of one group of the configuration."""
+"""Help texts: of the program, of a verb, of one command, and lists of the options of a group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dse import plugins
-from dse.config.options import list_options
-from dse.config.spelling import rank
+from dse.config.options import conf_dirs, list_options, options_marked, plural
+from dse.errors import assignment
+from dse.errors.parsing import load
 from dse.plugins import Command
 
 _COLUMN = 30  # characters of a name before its description
+VERBS = {
+    "run": "evaluate a study: run <study>, or study=<study>",
+    "plan": "how a model's step is parallelised and overlapped on a machine",
+    "codesign": "which machine is best for workloads within area, power and cost",
+    "profile": "recorded runs",
+    "settings": "plans as settings of Megatron-LM, PyTorch, vLLM, NCCL, ...",
+    "results": "finished runs",
+    "machine": "GPUs, nodes and networks, their constants and sources",
+    "store": "the database of results, and workers that share it",
+    "ui": "MLflow in a browser",
+    "doctor": "check the installation",
+}
+"""Verb -> its purpose, in the order of the help. Plug-ins add commands to a verb, and verbs of their own."""
+_LISTS = ("study", "system", "schedule", "model", "workload", "simulator", "search")
 _FOOT = """\
 Examples
-  python -m dse study=ficco_sweep simulator=event search=nsga2 budget.trials=400
-  python -m dse study=ficco_sweep system.gpu.num_cus=228 workload.shapes=my.csv
-  python -m dse study=ficco_sweep +space.system.gpu.num_cus='range(64,304,16)'
-
-Flags: --cfg job prints the composed configuration, --config-dir adds a folder of your own configurations,
---multirun runs several, -v prints every table, --hydra-help lists the rest. `python -m dse <command> --help`
-explains a command, `python -m dse <group> --help` lists the options of a group."""
+  python -m dse run ficco_sweep system=h100_8 workload.shapes=my.csv
+  python -m dse run ficco_sweep +space.system.gpu.num_cus='range(64,304,16)' --dry-run
+  python -m dse plan model=llama3_70b system=h100_8"""
 
 
 def help_text(words: Sequence[str], folder: Path | None) -> str:
-    """Help on the command or the group that the words of a command line name, else on the whole program.
+    """Help on the command or the verb that the words of a command line name, else on the whole program.
 
     folder: of the user's own configuration.
     """
-    folders = [folder] if folder else []
-    for word in words:
-        if word in plugins.declarations("GROUPS"):
-            return _group_text(word, folders)
-        if (command := plugins.declaration("COMMANDS", word)) is not None:
-            return _command_text(command)
-    return _program_text(folders)
+    if "--all" in words:
+        return _program_text(every=True)
+    for place in range(len(words)):
+        for name in (" ".join(words[place : place + 2]), words[place]):
+            if (command := plugins.declaration("COMMANDS", name)) is not None:
+                return _command_text(command)
+        if commands := commands_of(words[place]):
+            return _verb_text(words[place], commands)
+    return _list_text("study", [folder] if folder else [], every=False) if "run" in words else _program_text()
+
+
+def commands_of(verb: str) -> dict[str, Command]:
+    """The commands of a verb that has several, by name."""
+    commands: dict[str, Command] = plugins.declarations("COMMANDS")
+    return {name: commands[name] for name in sorted(commands) if name.startswith(f"{verb} ")}
+
+
+def list_text(word: str, words: Sequence[str], folder: Path | None) -> str:
+    """The options of the group whose plural a word is, or all groups for `options`; "" for another word.
+
+    words: those after it; `--all` lists what few people need, too. folder: of the user's own configuration.
+    """
+    titles = plugins.declarations("GROUPS")
+    if word == "options":
+        groups = {plural(group): titles[group] for group in sorted(titles)}
+        return "\n".join(["Groups of options: `python -m dse <group>` lists one", *_table_lines(groups)])
+    group = next((group for group in titles if plural(group) == word), None)
+    return _list_text(group, [folder] if folder else [], every="--all" in words) if group else ""
+
+
+def _list_text(group: str, folders: Sequence[Path], *, every: bool) -> str:
+    title = plugins.declarations("GROUPS")[group]
+    options = list_options(group, folders)
+    rare = set() if every else options_marked(group, "--all")
+    shown = {name: text for name, text in options.items() if name not in rare}
+    more = [f"  ({len(rare)} more: python -m dse {plural(group)} --all)"] if rare else []
+    first = next(iter(shown), "<name>")
+    example = f"run {first}" if group == "study" else f"run <study> {group}={first}"
+    return "\n".join([f"{title} ({group}=)", *_table_lines(shown), *more, "", "Example", f"  python -m dse {example}"])
 
 
 def _command_text(command: Command) -> str:
     lines = [f"usage: python -m dse {command.usage}", "", command.description, ""]
     if command.options:
         lines += ["Options", *_table_lines(command.options), ""]
+    for section, keys in _keys(command).items():
+        lines += [f"{section}.*, with defaults", *_table_lines(keys), ""]
     examples = command.examples or (command.usage,)
     return "\n".join([*lines, "Examples", *(f"  python -m dse {example}" for example in examples)])
 
 
-def _group_text(group: str, folders: Sequence[Path]) -> str:
-    title = plugins.declarations("GROUPS")[group]
-    options = list_options(group, folders)
-    first = next(iter(options), "<name>")
-    study = "" if group == "study" else "study=<name> "
+def _keys(command: Command) -> dict[str, dict[str, str]]:
+    """Section -> `path=default` -> what the key is, for the sections of a study that a command explains."""
+    if not command.keys:
+        return {}
+    file = next(path for folder in conf_dirs() if (path := folder / "study" / f"{command.study}.yaml").is_file())
+    tree: dict[str, dict[str, object]] = load(file.read_text("utf-8"), str(file))
+    sections: dict[str, dict[str, str]] = {}
+    for key, text in command.keys.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[assignment(key, tree[section][name])] = text
+    return sections
+
+
+def _verb_text(verb: str, commands: Mapping[str, Command]) -> str:
+    lines = [f"usage: python -m dse {verb} <command> [...]", "", f"{VERBS.get(verb, verb)}:", ""]
+    table = {name: command.description for name, command in commands.items()}
+    return "\n".join([*lines, *_table_lines(table), "", f"`python -m dse {verb} <command> --help` explains one."])
+
+
+def _program_text(*, every: bool = False) -> str:
+    studies = list_options("study")
+    shown = studies if every else {name: studies[name] for name in studies if name in options_marked("study", "first")}
+    lists = " | ".join((*map(plural, _LISTS), "options"))
     return "\n".join(
-        [f"{title} ({group}=)", *_table_lines(options), "", "Example", f"  python -m dse {study}{group}={first}"]
+        [
+            "Find which way of overlapping computation and communication wins on a GPU system, by how much, how sure.",
+            "",
+            "usage: python -m dse run <study> [group=option ...] [path=value ...] [+space.path='range(a,b,step)' ...]",
+            "       python -m dse <verb> [...]              `python -m dse <verb> --help` explains a verb",
+            "",
+            "Verbs",
+            *_table_lines(dict(_verbs())),
+            "",
+            "Studies",
+            *_table_lines(shown),
+            "",
+            f"Lists: python -m dse {lists}",
+            "(options: every group; --all after a list: what few people need, too).",
+            "Flags: --dry-run counts the points and evaluates none, --config-dir adds a folder of configurations,",
+            "-m runs several, -v prints every table, --cfg job prints the configuration, --hydra-help the rest.",
+            "",
+            _FOOT,
+        ]
     )
 
 
-def _program_text(folders: Sequence[Path]) -> str:
-    lines = [
-        "usage: python -m dse study=<name> [group=option ...] [path=value ...] [+space.path='range(a,b,step)' ...]",
-        "       python -m dse <command> [...]",
-        "",
-    ]
-    titles = plugins.declarations("GROUPS")
-    for group in sorted(titles, key=rank):
-        lines += [f"{titles[group]} ({group}=)", *_table_lines(list_options(group, folders)), ""]
-    commands = {command.usage: command.description for command in plugins.declarations("COMMANDS").values()}
-    return "\n".join([*lines, "Commands", *_table_lines(commands), "", _FOOT])
+def _verbs() -> Iterator[tuple[str, str]]:
+    """Verbs with what they are for; of a verb with several commands their names, too."""
+    commands = plugins.declarations("COMMANDS")
+    for verb in (*VERBS, *sorted({name.partition(" ")[0] for name in commands} - set(VERBS))):
+        inner = ", ".join(name.partition(" ")[2] for name in sorted(commands) if name.startswith(f"{verb} "))
+        if inner:
+            yield verb, f"{VERBS.get(verb, '')}: {inner}".lstrip(": ")
+        elif verb in commands or verb == "run":
+            yield verb, VERBS.get(verb) or commands[verb].description
 
 
 def _table_lines(options: Mapping[str, str]) -> list[str]:

@@ -3,23 +3,23 @@
 from dse.plugins import Command
 
 COMMANDS = {
-    "check": Command(
+    "store check": Command(
         "dse.store.check:check",
-        "check",
+        "store check",
         "look at every recorded result: is it as it was written?",
         {"output_dir": "folder of results (outputs)", "url": "of the database (auto)"},
-        ("check", "check output_dir=outputs"),
+        ("store check", "store check output_dir=outputs"),
     ),
-    "status": Command(
+    "store status": Command(
         "dse.store.status:status",
-        "status [store=<URL>] [every=2 s]",
+        "store status [store=<URL>] [every=2 s]",
         "studies of a store: results, who works on them, how fast, what failed",
         {
             "store": "database of the studies (auto: results.db of output_dir)",
             "output_dir": "folder of results (outputs)",
             "every": "time between two looks; without it, one look",
         },
-        ("status", "status store=postgresql://me@host/database every=2s"),
+        ("store status", "store status store=postgresql://me@host/database every=2s"),
     ),
 }
 CHECKS = {"results": "dse.store.doctor:check_results"}

@@ -13,7 +13,7 @@ from dse.store.settings import StoreAt
 
 @output_files.working_on_folders
 def check(words: Sequence[str]) -> int:
-    """`check [output_dir=outputs] [url=<of a store>]`: verify every recorded result; 3 if some were damaged."""
+    """`store check [output_dir=outputs] [url=<of a store>]`: verify every recorded result; 3 if some were damaged."""
     arguments = pairs(words, {"output_dir": "outputs", "url": "auto"})
     problems = Problems()
     store_at = problems.model(StoreAt, {"name": "check", "url": arguments["url"]}, path="")

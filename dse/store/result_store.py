@@ -274,7 +274,7 @@ class Store:
         def work(connection: Connection) -> None:
             if (count := connection.execute(statement).rowcount) != 1:
                 message = f"{self.database}: {count} rows were changed where 1 was to be; nothing was changed"
-                raise StoreError(f"{message}: look with python -m dse check")  # which rolls the change back
+                raise StoreError(f"{message}: look with python -m dse store check")  # which rolls the change back
 
         self.database.write(work)
 
@@ -338,7 +338,7 @@ def wrong_schema(version: int, url: str) -> StoreError:
     place = hidden(url)
     if version == FORMER_SCHEMA:
         rule = f"{place} holds results under former names of knobs"
-        return StoreError(f"{rule}; carry them over, once: python -m dse rebase store={place}")
+        return StoreError(f"{rule}; carry them over, once: python -m dse store rebase store={place}")
     rule = f"{place} is laid out for another version of dse ({version}, not {SCHEMA})"
     return StoreError(f"{rule}; choose another output_dir or store.url")
 
@@ -361,7 +361,7 @@ def recorded_keys(url: str) -> Iterator[Keys]:
                 data = b"".join(key for (key,) in part if isinstance(key, bytes) and len(key) == 16)
                 yield np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)  # bytes were written big-endian
     except DBAPIError as error:
-        raise StoreError(f"{hidden(url)} cannot be read ({error.orig}); look at it with python -m dse check") from error
+        raise StoreError(f"{hidden(url)} cannot be read ({error.orig}): look with python -m dse store check") from error
     finally:
         engine.dispose()
 

@@ -176,7 +176,7 @@ class StoreSession:
             stored = self.store.find(keys, self._context)
         if missing := int((~stored.known).sum()):
             rule = f"{missing} of {len(keys)} results were handed over and are not there"
-            raise StoreError(f"{self.store.database}: {rule}; nothing recorded is lost: look with python -m dse check")
+            raise StoreError(f"{self.store.database}: {rule}; none is lost: look with python -m dse store check")
         ends = np.cumsum([len(part.keys) for part in parts]).tolist()
         places = [slice(end - len(part.keys), end) for part, end in zip(parts, ends, strict=True)]
         return [self._stands(part, stored.results.take(at)) for part, at in zip(parts, places, strict=True)]

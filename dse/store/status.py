@@ -67,7 +67,7 @@ class StoreSnapshot:
 
 
 def status(words: Sequence[str]) -> int:
-    """`status [store=<URL>] [output_dir=outputs] [every=2 s]`: print once, or again and again until Ctrl-C."""
+    """`store status [store=<URL>] [output_dir=outputs] [every=2 s]`: print once, or again and again until Ctrl-C."""
     options = pairs(words, {"store": "auto", "output_dir": "outputs"}, optional=["every"])
     check = Problems()
     request = check.model(StatusRequest, {"every_s": options.get("every")}, path="")

@@ -3,16 +3,9 @@
 from dse.plugins import Command
 
 COMMANDS = {
-    "dry-run": Command(
-        "dse.study.dry_run:command",
-        "dry-run study=<name> [...]",
-        "what a study would evaluate, how long that takes and how much disk [json=true]",
-        {"json": "true prints JSON"},
-        ("dry-run study=ficco_sweep +space.system.gpu.num_cus='range(64,304,16)'",),
-    ),
-    "timeline": Command(
+    "results timeline": Command(
         "dse.study.replay:timeline",
-        "timeline study=<name> key=...",
+        "results timeline study=<name> key=...",
         "run one stored point again: its timeline as a picture and as a trace",
         {
             "study": "name of the study",
@@ -20,11 +13,11 @@ COMMANDS = {
             "config_dir": "folder of your own configurations",
             "output_dir": "folder of results (outputs)",
         },
-        ("timeline study=ficco_sweep key=1a2b3c",),
+        ("results timeline study=ficco_sweep key=1a2b3c",),
     ),
-    "rebase": Command(
+    "store rebase": Command(
         "dse.study.rebase:rebase",
-        "rebase [store=<URL>]",
+        "store rebase [store=<URL>]",
         "carry results of an older store over to the present names of knobs",
         {
             "store": "database of the studies (auto: results.db of output_dir)",
@@ -32,11 +25,11 @@ COMMANDS = {
             "config_dir": "own configuration of the studies' user, if it lies elsewhere here",
             "command": "program that may be started, for simulator=external",
         },
-        ("rebase output_dir=outputs",),
+        ("store rebase output_dir=outputs",),
     ),
-    "worker": Command(
+    "store worker": Command(
         "dse.study.worker:worker",
-        "worker store=<URL> [study=]",
+        "store worker store=<URL> [study=]",
         "help with the studies of a shared store, without a scheduler",
         {
             "store": "database of the studies",
@@ -47,8 +40,8 @@ COMMANDS = {
             "command": "program that may be started, for simulator=external",
         },
         (
-            "worker store=postgresql://me@host/database",
-            "worker store=sqlite:///outputs/results.db study=ficco_sweep jobs=2",
+            "store worker store=postgresql://me@host/database",
+            "store worker store=sqlite:///outputs/results.db study=ficco_sweep jobs=2",
         ),
     ),
 }

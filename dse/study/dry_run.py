@@ -194,7 +194,7 @@ def _num_stored(planned: Plan, evaluated: SeenHashes) -> int | None:
 
 
 def command(words: Sequence[str]) -> int:
-    """`dry-run study=<name> [overrides as for a study] [json=true]`: nothing is recorded or written."""
+    """`run <study> ... --dry-run [json=true]`: count the points and their cost; nothing is recorded or written."""
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
     for wrong in (flag for flag in flags if flag not in OWN_FLAGS):  # the first
         raise ConfigError([Problem(wrong, "is no flag of a dry run", way_out=did_you_mean(wrong, OWN_FLAGS))])

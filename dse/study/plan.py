@@ -94,11 +94,9 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Validate a request. Raises ConfigError with every problem of command line, files and values."""
+    """Validate a request. Raises ConfigError with every problem of its words and files, else of its values."""
+    request.check()
     check = Problems()
-    check.found.extend(request.problems)
-    if not request.tree:  # nothing was composed: its problems are all there is
-        check.done()
     sections = {key: value for key, value in request.tree.items() if key in SECTIONS}
     settings = _settings(check, sections)
     try:

@@ -58,7 +58,7 @@ _VALUES: Mapping[str, Mapping[Any, str]] = {
 
 
 def rebase(words: Sequence[str]) -> int:
-    """`rebase [store=<URL>] [output_dir=outputs] [config_dir=] [command=]`: 3 if some results could not be carried."""
+    """`store rebase [store=<URL>] [output_dir=outputs] [config_dir=] [command=]`: 3 if some could not be carried."""
     options = pairs(words, {"store": "auto", "output_dir": "outputs"}, optional=["config_dir", "command"])
     store_at = validate_as(StoreAt, {"name": "rebase", "url": options["store"]}, path="store")
     url = store_at.database_url(Path(options["output_dir"]))

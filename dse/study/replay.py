@@ -1,4 +1,4 @@
-"""One stored point in full: `timeline study=<name> key=<its first letters>`."""
+"""One stored point in full: `results timeline study=<name> key=<its first letters>`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
 
 @output_files.working_on_folders
 def timeline(words: Sequence[str]) -> int:
-    """`timeline study=<name> key=<its first letters> [config_dir=...] [command=...] [output_dir=...]`: one point."""
+    """`results timeline study=<name> key=<its first letters> [config_dir=] [command=] [output_dir=]`: one point."""
     options = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
     outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
     for path in replay_point(outputs, options["key"], Present.of(options)):

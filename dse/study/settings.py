@@ -61,7 +61,7 @@ class Probe(Frozen):
 
 class Study(Frozen):
     """The `study` group. question: what is asked, in one sentence. module: that of `studies` which knows the claims and
-    figures. paper: whose values it checks, such as `arXiv:2512.10236`; `dse reproduce` runs all studies of one.
+    figures. paper: whose values it checks, such as `arXiv:2512.10236`; `dse results reproduce` runs all studies of one.
 
     objectives: metrics, the first decides the winner; hardware_objectives join when a knob below one of the sections
     `hardware` is searched. Claims are not judged where one of these sections, or `workload`, was changed, except below

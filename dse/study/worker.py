@@ -43,7 +43,7 @@ class WorkerRequest(Frozen):
 
 
 def worker(words: Sequence[str]) -> int:
-    """`worker store=<URL> [study=] [jobs=1] [wait=60 s] [config_dir=] [command=]`: help until nothing is left."""
+    """`store worker store=<URL> [study=] [jobs=1] [wait=60 s] [config_dir=] [command=]`: help until nothing is left."""
     defaults = {"store": "", "jobs": "1", "wait": "60 s"}
     options = pairs(words, defaults, optional=["study", "config_dir", "command"])
     store_at, executor, request = _request(options)

@@ -11,9 +11,9 @@ MLflow's list, which loads 100 runs at a time.
 from dse.plugins import Command
 
 COMMANDS = {
-    "sync": Command(
+    "store sync": Command(
         "dse.tracking.views:sync",
-        "sync [study=<name>] [uri=...]",
+        "store sync [study=<name>] [uri=...]",
         "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
         {
             "study": "name of the study (all)",
@@ -24,7 +24,7 @@ COMMANDS = {
             "config_dir": "folder of your own configurations",
             "output_dir": "folder of results (outputs)",
         },
-        ("sync", "sync study=ficco_sweep optuna=trials.log"),
+        ("store sync", "store sync study=ficco_sweep optuna=trials.log"),
     ),
     "ui": Command(
         "dse.tracking.views:ui",

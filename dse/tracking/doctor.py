@@ -20,7 +20,7 @@ def check_database(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
     if file is None or not file.exists():
         yield DoctorCheck("ok", "MLflow", f"no {file or options['uri']} to look at: the first study makes it")
         return
-    repair = f"python -m dse sync repair=true uri=sqlite:///{file}"
+    repair = f"python -m dse store sync repair=true uri=sqlite:///{file}"
     try:
         # looking makes no file
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=2)) as connection:

@@ -66,9 +66,8 @@ def _obstacle(uri: str, port: int) -> str | None:
         # a server would make an empty database there
         return f"There is no tracking database at {file}: run a study with tracking first."
     if file is not None and not _may_be_sqlite(file):
-        return (
-            f"{file} is no database, or damaged: `python -m dse sync repair=true uri=sqlite:///{file}` builds it again."
-        )
+        repair = f"python -m dse store sync repair=true uri=sqlite:///{file}"
+        return f"{file} is no database, or damaged: `{repair}` builds it again."
     if not is_sql(uri):
         return f"The MLflow UI needs a database (sqlite:/// or postgresql://), not {hidden(uri)}."
     with socket.socket() as probe:

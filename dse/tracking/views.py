@@ -110,7 +110,7 @@ def way_out(folder: Path, wanted: TrackingSettings) -> str:
         _is_below(place, Path.cwd()) for place in views.values()
     ):  # because a recorded place elsewhere is not trusted
         where += "".join(f" {name}={hidden(place).replace(':***@', '@')}" for name, place in views.items())
-    return f"catch up with: python -m dse sync study={folder.parent.name}{where}"
+    return f"catch up with: python -m dse store sync study={folder.parent.name}{where}"
 
 
 # ---------------------------------------------------------------- commands
@@ -118,7 +118,7 @@ def way_out(folder: Path, wanted: TrackingSettings) -> str:
 
 @output_files.working_on_folders
 def sync(words: Sequence[str]) -> int:
-    """`sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`
+    """`store sync [study=<name>] [uri=...] [optuna=...] [output_dir=outputs] [points=auto|all|none] [repair=true]`
     `[config_dir=...]`.
 
     Write every finished run of one study, or of all, into the views that its own configuration names, or into those

@@ -4,11 +4,11 @@ from dse.plugins import Command
 
 BACKENDS = {"measured": "simulators.calibration.backend:MeasuredBackend"}
 COMMANDS = {
-    "calibrate": Command(
+    "machine calibrate": Command(
         "simulators.calibration.calibrate:calibrate",
-        "calibrate system=<name or YAML> data=<csv> out=<folder>",
+        "machine calibrate system=<name or YAML> data=<csv> out=<folder>",
         "fit a GPU's efficiency constants on a few measured operators, test them on the rest",
         {"system": "name of a system, or a YAML file", "data": "CSV of measured times", "out": "folder to write to"},
-        ("calibrate system=my_gpu.yaml data=my_times.csv out=fitted",),
+        ("machine calibrate system=my_gpu.yaml data=my_times.csv out=fitted",),
     ),
 }

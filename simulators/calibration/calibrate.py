@@ -1,6 +1,6 @@
 """Fit of a device's efficiency constants on a few measured rows, tested on the others.
 
-    python -m dse calibrate system=<name or YAML path> data=<csv> out=<folder>
+    python -m dse machine calibrate system=<name or YAML path> data=<csv> out=<folder>
 
 The rows to fit on are chosen by their shapes alone, in the same way for every device: the choice uses no time and is
 never revised. All other rows test the fit.
@@ -76,7 +76,7 @@ class Calibration:
 
 
 def calibrate(words: Sequence[str]) -> int:
-    """Command `calibrate system=<name or YAML path> data=<csv> out=<folder>`: fit and test a device's constants."""
+    """`machine calibrate system=<name or YAML path> data=<csv> out=<folder>`: fit and test a device's constants."""
     from dse.results import report
 
     options = pairs(words, {"system": "", "data": "", "out": ""})
@@ -269,17 +269,17 @@ def _constants(fitted: FittedConstants, file: Path) -> dict[str, Any]:
         counts = {kind: len(names) for kind, names in fitted.fitted_on[precision].items() if kind != "allreduce"}
         basis = ", ".join(f"{count} {kind} rows" for kind, count in counts.items())
         gpu.setdefault("efficiency", {})[precision] = _rounded(constants.model_dump(exclude_none=True))
-        source = f"dse calibrate on {basis} of {file.name} (sha256 {content}...)"
+        source = f"dse machine calibrate on {basis} of {file.name} (sha256 {content}...)"
         gpu["sources"][f"efficiency.{precision}"] = _calibrated(source, file, by="operators")
     if fitted.library is not None:
-        source = f"dse calibrate on all-reduce rows of {file.name} (sha256 {content}...)"
+        source = f"dse machine calibrate on all-reduce rows of {file.name} (sha256 {content}...)"
         tree["node"] = {
             "library": _rounded(fitted.library.model_dump(exclude_none=True)),
             "sources": {"library": _calibrated(source, file, by="rings")},
         }
     for kind, collective in fitted.collectives.items():
         names = fitted.fitted_on[ANY_PRECISION][kind]
-        source = f"dse calibrate on {len(names)} {kind} rows of {file.name} (sha256 {content}...)"
+        source = f"dse machine calibrate on {len(names)} {kind} rows of {file.name} (sha256 {content}...)"
         origin = _calibrated(source, file, by="collectives")
         _put_collective(tree.setdefault("node", {"sources": {}}), kind, collective, names=names, origin=origin)
     gpu["fitted_on"] = {

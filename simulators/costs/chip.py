@@ -61,7 +61,9 @@ class Chip:
         peak = device.gpu.peak(precision)
         # whichever is missing, the message names the way to all of them
         if constants is None or peak is None or device.gpu.peak_hbm_bytes_per_s is None:
-            raise ValueError(f"{device.name} has no constants for {precision}: python -m dse calibrate fits them")
+            raise ValueError(
+                f"{device.name} has no constants for {precision}: python -m dse machine calibrate fits them"
+            )
         chip = cls(
             num_cus=device.gpu.num_cus,
             # a partition or a disabled CU leaves fewer than the data sheet has

@@ -21,7 +21,7 @@ has a base latency for each protocol and one for each of its steps; the form of 
 chains run inside the nodes and between them, by as many NICs as a node has GPUs in the group, so that their rates add
 up (derived). Where a host calls one collective after another, the GPU whose host is ahead waits in the kernel for the
 others, which takes no less than the time between two calls (`host`, derived; a GPU whose own host is last sees the rest
-alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse calibrate`).
+alone). Eleven or twelve constants for each collective, fitted on at most 24 rows (`dse machine calibrate`).
 
 By a switch (NVLink SHARP, multimem) a GPU orders the reduction of its share of a tensor, which the switch reads from
 all GPUs, and writes the sum once, which the switch copies to all of them:

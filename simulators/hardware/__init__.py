@@ -3,11 +3,16 @@
 from dse.plugins import Command
 
 COMMANDS = {
-    "systems": Command(
-        "simulators.hardware.systems:systems",
-        "systems [<name>]",
+    "machine list": Command(
+        "simulators.hardware.systems:list_machines",
+        "machine list",
         "every machine: which backends it serves, and how each of its constants is known",
-        examples=("systems", "systems h100_8"),
+    ),
+    "machine show": Command(
+        "simulators.hardware.systems:show_machine",
+        "machine show <name>",
+        "every constant of a machine, with its source, and what a backend misses",
+        examples=("machine show h100_8", "machine show my_conf/system/mine.yaml"),
     ),
 }
 GROUPS = {

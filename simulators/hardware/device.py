@@ -1,6 +1,6 @@
 """A machine as single operators and whole iterations see it: peaks, fitted constants, and the library of collectives.
 
-`python -m dse calibrate` writes a machine that also holds the fitted constants. Field names carry SI units.
+`python -m dse machine calibrate` writes a machine that also holds the fitted constants. Field names carry SI units.
 """
 
 from __future__ import annotations

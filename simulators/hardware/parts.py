@@ -41,7 +41,7 @@ else:
     Part = Optional[_Value]  # noqa: UP045 (a generic alias)
 """What some machines lack: it is there where a backend that reads it says that it `needs` it, else it may be None."""
 ABSENT: Any = None
-LACKS = "`python -m dse systems` shows which machines have it; or give it with its source"
+LACKS = "`python -m dse machine list` shows which machines have it; or give it with its source"
 
 
 class Grown(Frozen):

@@ -1,7 +1,4 @@
-"""Command `systems`: every machine, which backends it serves, and how its constants are known.
-
-python -m dse systems [<name or YAML path>]
-"""
+"""Machines: which backends each serves, and how its constants are known (`machine list`, `machine show`)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dse.config.options import list_options
-from dse.errors import ConfigError, Problem, Problems, validate_as
+from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.units import quantity_text
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, View, tree_of
@@ -64,22 +61,29 @@ def _missing(kind: type[BaseModel], tree: Mapping[str, Any]) -> Iterator[str]:
     yield from (problem.path for problem in check.found)
 
 
-def systems(words: Sequence[str]) -> int:
-    """Command `systems [<name or YAML path>]`: a line for every machine, or every constant of one."""
+def list_machines(words: Sequence[str]) -> int:
+    """`machine list`: a line for every machine."""
     from dse.results import report
 
-    if len(words) > 1 or any(word.startswith("-") for word in words):
-        way = "write systems, or systems h100_8"
-        raise ConfigError([Problem(" ".join(words), "is more than one system", way_out=way)])
+    pairs(words, {})
     console = report.console()
-    if words:
-        console.print(_constants(served_by(words[0])))
-        return 0
     console.print(_table([served_by(name) for name in list_options("system")]))
     console.print(
         "iterations: precisions with constants, in parentheses where they are those of another GPU. constants: by how"
-        " they are known; `systems <name>` lists them with their sources, and what a backend misses"
+        " they are known; `machine show <name>` lists them with their sources"
     )
+    return 0
+
+
+def show_machine(words: Sequence[str]) -> int:
+    """`machine show <name or YAML path>`: every constant of one machine, and what a backend misses."""
+    from dse.results import report
+
+    if len(words) != 1 or words[0].startswith("-"):
+        raise ConfigError(
+            [Problem(" ".join(words) or "machine", "is not one machine", way_out="write machine show h100_8")]
+        )
+    report.console().print(_constants(served_by(words[0])))
     return 0
 
 

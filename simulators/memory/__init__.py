@@ -4,9 +4,9 @@ from dse.plugins import Command
 
 BACKENDS = {"memory": "simulators.memory.backend:MemoryBackend"}
 COMMANDS = {
-    "trace": Command(
+    "profile memory": Command(
         "simulators.memory.statistics:trace",
-        "trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]",
+        "profile memory data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]",
         "a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM",
         {
             "data": "file of the trace",
@@ -15,7 +15,7 @@ COMMANDS = {
             "out": "folder to write to",
             "rows": "requests that are read, at most",
         },
-        ("trace data=my_trace.parquet policy=combined",),
+        ("profile memory data=my_trace.parquet policy=combined",),
     ),
 }
 GROUPS = {"application": "Applications as memory traces", "policy": "Cache policies"}

@@ -1,6 +1,6 @@
 """Statistics of a memory trace of one's own in a memory system, set by set and channel by channel.
 
-    python -m dse trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>] [rows=<n>] [system.<path>=...]
+    python -m dse profile memory data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>] [rows=<n>]
 
 Formats are those of `simulators.memory.recorded`. rows: of one replay, for traces that take longer than the engine's
 clock can tell; L1s are empty, and L2 has written back, where the next begins. Written into the folder:
@@ -84,7 +84,7 @@ class RecordingReplay:
 
 
 def trace(words: Sequence[str]) -> int:
-    """`trace data=<file> [...]`: replay a memory trace, and write what sets and channels of the memory system saw."""
+    """`profile memory data=<file> [...]`: replay a memory trace, and write what sets and channels saw."""
     from dse.results import report
 
     options, trees = _parse_words(words)

@@ -26,7 +26,7 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
         yield Rule("system.costs.gemm", True, rule, models.gemm, way_out="use system.costs.gemm=waves")
     for precision in gemm_precisions(workload):
         if models.gemm == "fitted" and gpu.constants(precision) is None:
-            way = "use system.costs.gemm=waves, or fit them: python -m dse calibrate"
+            way = "use system.costs.gemm=waves, or fit them: python -m dse machine calibrate"
             rule = "is missing: a GEMM of the workload has this precision"
             yield Rule(f"system.gpu.efficiency.{precision}", True, rule, way_out=way)
         elif models.gemm == "waves" and gpu.peak_ratio(precision) is None:

@@ -4,9 +4,9 @@ from dse.plugins import Command
 
 BACKENDS = {"step": "simulators.steps.backend:StepBackend"}
 COMMANDS = {
-    "seqpoint": Command(
+    "profile seqpoint": Command(
         "simulators.steps.epoch_log:seqpoint",
-        "seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
+        "profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",
         "which iterations of a log over sequence lengths to profile, and what they project",
         {
             "data": "CSV: sequence_length,seconds",
@@ -14,7 +14,7 @@ COMMANDS = {
             "error": "allowed error of the projection (0.01)",
             "out": "CSV to write",
         },
-        ("seqpoint data=my_epoch.csv",),
+        ("profile seqpoint data=my_epoch.csv",),
     ),
 }
 GROUPS = {

@@ -99,7 +99,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
     if run.precision not in dict(system.gpu.efficiency):  # kernels of that precision were not fitted
         rule = f"has no constants for {run.precision}"
         precisions = f"run.precision is one of {', '.join(system.gpu.efficiency)}"
-        yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse calibrate")
+        yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
     if run.products is not None and run.products not in dict(system.gpu.efficiency):
         precisions = f"run.products is null or one of {', '.join(system.gpu.efficiency)}"
         yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
@@ -276,7 +276,7 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
     yield from _link_rules(design)
     if parallel.collectives == "in_switch" and (node is None or node.in_switch is None):
         rule = "needs a switch that adds (system.node.in_switch), which the node lacks"
-        ways = "set library, or take a machine that has one: python -m dse systems"
+        ways = "set library, or take a machine that has one: python -m dse machine list"
         yield Rule("parallel.collectives", True, rule, parallel.collectives, way_out=ways)
     if parallel.split_ctas:
         yield from _split_rules(design)

@@ -1,6 +1,6 @@
 """SeqPoint on an epoch's log of one's own: which iterations to profile, and what they project.
 
-    python -m dse seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]
+    python -m dse profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]
 
 The CSV has a row for each iteration in the order of the epoch: `sequence_length`, `seconds`, and, if other
 configurations were timed, `seconds_<name>` of each. Other columns are not read. What is wrong is told by line and
@@ -41,7 +41,7 @@ _MOST_LENGTH = 2**31
 
 
 def seqpoint(words: Sequence[str]) -> int:
-    """`seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]`: iterations that stand for an epoch, and their errors."""
+    """`profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]`: iterations that stand for an epoch."""
     from dse.results import report
 
     defaults = {name: str(Iterations.model_fields[name].default) for name in ("k0", "error")}

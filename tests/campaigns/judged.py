@@ -1,6 +1,6 @@
 """Plans given back: `python -m tests.campaigns.judged [--plans 50] [--seed 0] [--json]`.
 
-Plans are drawn, written by every exporter that takes them, read back as `settings-import` reads them, and judged as
+Plans are drawn, written by every exporter that takes them, read back as `settings import` reads them, and judged as
 `python -m dse plan plan=<file>` judges them. The judged time is compared with that of a step whose sites and knobs are
 put in by hand. An exporter that refuses a plan (of another mode, of a model without experts) is counted.
 """

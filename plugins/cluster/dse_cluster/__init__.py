@@ -5,11 +5,11 @@ from dse.plugins import Command
 EVALUATORS = {"dask": "dse_cluster.evaluator:EVALUATOR"}
 GUARDS = {"executor": "dse_cluster.settings:problems_of_files"}
 COMMANDS = {
-    "certificates": Command(
+    "store certificates": Command(
         "dse_cluster.certificates:certificates",
-        "certificates [out=certificates]",
+        "store certificates [out=certificates]",
         "make the certificates with which a scheduler, its workers and clients know each other (TLS)",
         {"out": "folder, new (certificates)", "days": "for which they are valid (365)"},
-        ("certificates", "certificates out=certificates days=30"),
+        ("store certificates", "store certificates out=certificates days=30"),
     ),
 }

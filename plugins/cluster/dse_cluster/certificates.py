@@ -31,7 +31,7 @@ class CertificatesRequest(Frozen):
 
 
 def certificates(words: Sequence[str]) -> int:
-    """`certificates [out=certificates] [days=365]`: write ca.pem, cert.pem and key.pem into a new folder."""
+    """`store certificates [out=certificates] [days=365]`: write ca.pem, cert.pem and key.pem into a new folder."""
     options = pairs(words, {"out": "certificates", "days": "365"})
     request = validate_as(CertificatesRequest, {"days": typed_integer(options["days"])}, path="")
     folder = Path(options["out"])

@@ -149,11 +149,11 @@ def _security(executor: ClusterExecutor) -> Security | None:
     if files is None:
         return None
     if missing := [path for path in files if not path.is_file()]:
-        way = "make them: python -m dse certificates out=<folder>"
+        way = "make them: python -m dse store certificates out=<folder>"
         raise ConfigError([Problem("executor.tls", f"lacks {missing[0].name}", executor.tls, way)])
     if ended := expiry(files[1]):
         rule = f"holds certificates that were valid until {ended}"
-        way = "make new ones: python -m dse certificates out=<folder>, and name them: executor.tls=<folder>"
+        way = "make new ones: python -m dse store certificates out=<folder>, and name them: executor.tls=<folder>"
         raise ConfigError([Problem("executor.tls", rule, executor.tls, way)])
     authority, cert, key = map(str, files)
     roles = {f"tls_{role}_{part}": path for role in ("client", "scheduler", "worker")

@@ -220,7 +220,7 @@ def _be_oneself() -> None:
         (["executor.cluster=slurm", "executor.plain=true"], 2, ["store.url", "a file of this machine", "postgresql"]),
         (["store=none"], 2, ["keeps nothing, and a cluster needs a store"]),
         (["executor.settings={no_such_word: 1}"], 4, ["the cluster (local) was not started"]),
-        (["executor.tls=nowhere"], 2, ["executor.tls", "lacks ca.pem", "python -m dse certificates"]),
+        (["executor.tls=nowhere"], 2, ["executor.tls", "lacks ca.pem", "python -m dse store certificates"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else str(value),
 )
@@ -243,13 +243,13 @@ def test_certificates_let_a_study_in_and_nobody_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["certificates", "out=mine"]) == 0
+    assert main(["store", "certificates", "out=mine"]) == 0
     assert {path.name: path.stat().st_mode & 0o777 for path in Path("mine").iterdir()} == {
         "ca.pem": 0o600,
         "cert.pem": 0o600,
         "key.pem": 0o600,
     }
-    assert main(["certificates", "out=mine"]) == 2
+    assert main(["store", "certificates", "out=mine"]) == 2
     words = [*SMALL, "executor=dask", "executor.jobs=1", "executor.tls=mine"]
     assert main(words) == 0
     assert "Dask: tls://127.0.0.1:" in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_certificates_let_a_study_in_and_nobody_without(
 
 @pytest.mark.parametrize(("word", "part"), [("days=0", "days"), ("days=[", "must be a whole number")])
 def test_a_wrong_number_of_days_is_refused(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["certificates", word]) == 2
+    assert main(["store", "certificates", word]) == 2
     assert part in capsys.readouterr().err
 
 

@@ -101,7 +101,7 @@ def test_a_recorded_command_gives_the_executor_no_settings_that_run(elsewhere: P
     import dse
 
     key = str(dse.load("ficco_sweep")["key"].iloc[0])
-    code, text = said(["timeline", "study=ficco_sweep", f"key={key}"])
+    code, text = said(["results", "timeline", "study=ficco_sweep", f"key={key}"])
     assert code == 2
     assert "executor.settings.preload" in text
 
@@ -187,7 +187,7 @@ def test_certificates_that_have_ended_say_so_and_how_to_make_new_ones(
     code, text = said([*SMALL, "executor=dask", "executor.tls=old"])
     assert code == 2
     assert "holds certificates that were valid until" in text
-    assert "python -m dse certificates out=" in text
+    assert "python -m dse store certificates out=" in text
 
 
 def _until(stream: Any, sign: bytes) -> Iterator[bytes]:

@@ -4,9 +4,9 @@ from dse.plugins import Command
 
 FORMATS = {"msccl": "dse_collectives.schedule_files:MSCCL"}
 COMMANDS = {
-    "collective": Command(
+    "machine collective": Command(
         "dse_collectives.command:collective",
-        "collective pattern=<name> | schedule=<file> [system=mi300x_8] [bytes=64MiB] [out=<folder>]",
+        "machine collective pattern=<name> | schedule=<file> [system=mi300x_8] [bytes=64MiB] [out=<folder>]",
         "schedules of a collective: synthesised, as libraries have them, and the bound that none passes",
         {
             "pattern": "all_gather, reduce_scatter, all_reduce or all_to_all",
@@ -18,9 +18,9 @@ COMMANDS = {
             "system.<path>": "a value of the machine, such as system.fabric.num_nodes=2",
         },
         (
-            "collective pattern=all_gather bytes=256MiB",
-            "collective pattern=all_to_all system=mi210_16x4 system.fabric.num_nodes=2",
-            "collective schedule=outputs/collective/all_gather_mi300x_8/schedule.xml",
+            "machine collective pattern=all_gather bytes=256MiB",
+            "machine collective pattern=all_to_all system=mi210_16x4 system.fabric.num_nodes=2",
+            "machine collective schedule=outputs/collective/all_gather_mi300x_8/schedule.xml",
         ),
     ),
 }

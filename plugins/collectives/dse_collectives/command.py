@@ -1,4 +1,4 @@
-"""`collective pattern=<name>`: schedules of a collective on a machine, from the fastest, and the bound of all.
+"""`machine collective pattern=<name>`: schedules of a collective on a machine, from the fastest, and the bound of all.
 
 Written into the folder:
 
@@ -75,7 +75,7 @@ class Compared:
 
 
 def collective(words: Sequence[str]) -> int:
-    """`collective pattern=<name> [system=] [bytes=] [out=]`: compare schedules, print and write the synthesised one."""
+    """`machine collective pattern=<name> [system=] [bytes=] [out=]`: compare schedules, write the synthesised one."""
     from dse.results import report
 
     machine_words = [word for word in words if word.startswith("system.")]

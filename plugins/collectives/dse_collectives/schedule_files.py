@@ -98,7 +98,7 @@ def _proven(schedule: CollectiveSchedule, source: str) -> CollectiveSchedule:
         raise ConfigError([replace(problem, value=source, way_out=_MEND) for problem in error.problems]) from None
 
 
-_MEND = "mend the messages of that chunk, or start from a schedule that `dse collective` writes"
+_MEND = "mend the messages of that chunk, or start from a schedule that `dse machine collective` writes"
 
 
 def _schedule_of_steps(tree: dict[str, Any], node: Node | None, pattern: str | None) -> CollectiveSchedule:

@@ -503,7 +503,7 @@ def test_the_command_compares_writes_and_reads_back(
     ids=" ".join,
 )
 def test_a_wrong_command_is_refused(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["collective", *words]) == 2
+    assert main(["machine", "collective", *words]) == 2
     assert part in capsys.readouterr().err
 
 

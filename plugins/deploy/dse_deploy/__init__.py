@@ -8,22 +8,22 @@ user buffers of Transformer Engine, which are set layer by layer, are in `user_b
 from dse.plugins import Command
 
 COMMANDS = {
-    "settings-import": Command(
+    "settings import": Command(
         "dse_deploy.command:settings_import",
-        "settings-import settings=<file> from=<tool> [out=plan.yaml]",
+        "settings import settings=<file> from=<tool> [out=plan.yaml]",
         "settings of a tool as a plan, which `plan plan=<file>` then judges",
         {
             "settings": "file of the tool, or a folder that `export` wrote",
-            "from": "the tool, as in `export to=`",
+            "from": "the tool, as in `settings export to=`",
             "launch": "which of several launches of a script, from 1, where they differ",
             "out": "file to write (plan.yaml)",
             "parallel.<knob>": "a value that the settings leave open, such as parallel.tp=8",
         },
-        ("settings-import settings=ub_cfgs.yaml from=transformer_engine parallel.tp=8 out=theirs.yaml",),
+        ("settings import settings=ub_cfgs.yaml from=transformer_engine parallel.tp=8 out=theirs.yaml",),
     ),
-    "export": Command(
+    "settings export": Command(
         "dse_deploy.export:export",
-        "export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
+        "settings export plan=<plan.yaml> to=<tool> [out=<folder>] [model=<name> system=<name> parallel.tp=8 ...]",
         "a plan of a step as settings of a framework or library: Megatron-LM, PyTorch, vLLM, NCCL, ...",
         {
             "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
@@ -33,8 +33,8 @@ COMMANDS = {
             "...": "the step, where the plan is not in the folder of its run: overrides of study=plan",
         },
         (
-            "export plan=outputs/plan/latest/plan.yaml to=megatron",
-            "export plan=outputs/plan/latest/plan.yaml to=nccl",
+            "settings export plan=outputs/plan/latest/plan.yaml to=megatron",
+            "settings export plan=outputs/plan/latest/plan.yaml to=nccl",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""Settings of a tool as a plan (`settings-import`), files of a tool for a plan (`dse_deploy.export` prints them)."""
+"""Settings of a tool as a plan (`settings import`), files of a tool for a plan (`dse_deploy.export` prints them)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 
 
 def settings_import(words: Sequence[str]) -> int:
-    """`settings-import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
+    """`settings import settings=<file> from=<tool> [out=plan.yaml] [launch=2] [parallel.tp=8 ...]`: read settings."""
     from dse.results import report
 
     option_words, overrides = _words(words)
@@ -65,7 +65,7 @@ def _changes(unread: str, tool: Tool) -> bool:
 
 def write_all(tool: Tool, plan: Plan, name: str) -> dict[str, Written]:
     """The files of a tool for a plan, by name. Raises ConfigError."""
-    head = f"{tool.title}: settings for {name}, by python -m dse export; names as of {tool.version}"
+    head = f"{tool.title}: settings for {name}, by python -m dse settings export; names as of {tool.version}"
     return {file.name: write(file, plan, head) for file in tool.files}
 
 

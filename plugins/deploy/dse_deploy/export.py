@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def export(words: Sequence[str]) -> int:
-    """`export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
+    """`settings export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
     from dse.results import report
 
     options = pairs([word for word in words if _is_option(word)], {"plan": "", "to": ""}, optional=["out"])

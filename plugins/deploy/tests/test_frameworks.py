@@ -236,21 +236,21 @@ def test_a_plan_is_exported_and_settings_are_imported(
     monkeypatch.chdir(tmp_path)
     plan = {"sites": {"ffn_out": "uniform_fused_1d num_chunks=8"}, "parallel": {"collectives": "in_switch"}}
     Path("plan.yaml").write_text(yaml.safe_dump(plan))
-    assert main(["export", "plan=plan.yaml", "to=megatron", "parallel.tp=4"]) == 2
+    assert main(["settings", "export", "plan=plan.yaml", "to=megatron", "parallel.tp=4"]) == 2
     assert "parallel.sequence_parallel: is needed by user buffers" in capsys.readouterr().err
     words = ["plan=plan.yaml", "parallel.tp=4", "parallel.sequence_parallel=true"]
-    assert main(["export", "to=megatron", *words]) == 0
+    assert main(["settings", "export", "to=megatron", *words]) == 0
     output = capsys.readouterr().out
     assert "needs no setting there: parallel.collectives = in_switch" in output  # NCCL does so by itself
     assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in output
     arguments = Path("outputs/export/megatron/megatron_args.txt").read_text().splitlines()
     assert {"--tensor-model-parallel-size 4", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag"} <= set(arguments)
-    assert main(["settings-import", "settings=outputs/export/megatron", "from=megatron", "out=back.yaml"]) == 0
+    assert main(["settings", "import", "settings=outputs/export/megatron", "from=megatron", "out=back.yaml"]) == 0
     back = yaml.safe_load(Path("back.yaml").read_text())
     assert back["parallel"] == {"tp": 4, "sequence_parallel": True}
     assert back["sites"]["ffn_out"] == "shard_p2p"
     assert back["sites"]["ffn_in"] == "serial"
-    assert main(["export", "plan=plan.yaml", "to=nccl"]) == 0
+    assert main(["settings", "export", "plan=plan.yaml", "to=nccl"]) == 0
     assert "export NCCL_NVLS_ENABLE=1" in Path("outputs/export/nccl/nccl.env").read_text()
 
 
@@ -260,7 +260,7 @@ def test_the_launch_line_of_a_user_is_read(
     monkeypatch.chdir(tmp_path)
     words = ["--tensor-model-parallel-size=8", "\\\r\n", "--sequence-parallel", "--lr 1e-4", "--data-path @x 'a: ['"]
     Path("run.txt").write_text(" ".join([*words, "--overlap-grad-reduce go.py"]), newline="")
-    assert main(["settings-import", "settings=run.txt", "from=megatron"]) == 0
+    assert main(["settings", "import", "settings=run.txt", "from=megatron"]) == 0
     output = capsys.readouterr().out
     assert "means nothing to a plan: --lr" in output
     assert "means nothing to a plan: --data-path" in output
@@ -280,7 +280,7 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
     knobs = {"sequence_parallel": True, "collectives": "in_switch", "tp": 8}
     Path("plan.yaml").write_text(yaml.safe_dump({"sites": sites, "parallel": knobs}))
     step = ["model=llama3_8b", "system=h100_8", "run.mode=decode", "run.batch=64", "run.sequence_length=4096"]
-    assert main(["export", "plan=plan.yaml", "to=vllm", *step]) == 0
+    assert main(["settings", "export", "plan=plan.yaml", "to=vllm", *step]) == 0
     answer = capsys.readouterr().out
     assert yaml.safe_load(Path("outputs/export/vllm/vllm.yaml").read_text()) == {"tensor-parallel-size": 8}
     assert re.search(r"a step of llama3_8b: planned [\d.]+ ms, by vLLM [\d.]+ ms, serial [\d.]+ ms", answer)
@@ -288,7 +288,7 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
     assert "nearest: sites.ffn_in = serial, not signalled comm_engine=cu sender=tiles" in answer
     assert all(re.search(rf"^{site} +signalled .* [mµ]s +serial", answer, re.MULTILINE) for site in sites)
     longer = ["model=llama3_8b", "run.mode=prefill", "run.sequence_length=8192", "run.batch=8"]
-    assert main(["export", "plan=plan.yaml", "to=vllm", *longer]) == 0
+    assert main(["settings", "export", "plan=plan.yaml", "to=vllm", *longer]) == 0
     assert "fuse_gemm_comms: true" in Path("outputs/export/vllm/vllm.yaml").read_text()
     assert "not written" not in capsys.readouterr().out
 
@@ -344,7 +344,7 @@ def test_tools_that_are_not_for_a_plan_are_refused_with_those_that_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("plan.yaml").write_text("parallel: {tp: 8}\n")
-    assert main(["export", "plan=plan.yaml", *words]) == 2
+    assert main(["settings", "export", "plan=plan.yaml", *words]) == 2
     assert part in capsys.readouterr().err
 
 
@@ -372,7 +372,7 @@ def test_wrong_words_are_refused(
     Path("list.yaml").write_text("[1]\n")
     Path("site.yaml").write_text("sites: {ffn: shard_p2p}\n")
     Path("schedule.yaml").write_text("sites: {ffn_out: sharded}\n")
-    assert main(["export", *words]) == 2
+    assert main(["settings", "export", *words]) == 2
     assert part in capsys.readouterr().err
 
 
@@ -428,9 +428,11 @@ def test_a_schedule_of_a_collective_becomes_an_algorithm_of_msccl_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["collective", "pattern=all_gather", "system=mi210_4", "bytes=1MiB", "out=made"]) == 0
-    assert main(["export", "plan=made/schedule.yaml", "to=msccl"]) == 0
-    assert main(["settings-import", "settings=outputs/export/msccl/algorithm.xml", "from=msccl", "out=back.yaml"]) == 0
+    assert main(["machine", "collective", "pattern=all_gather", "system=mi210_4", "bytes=1MiB", "out=made"]) == 0
+    assert main(["settings", "export", "plan=made/schedule.yaml", "to=msccl"]) == 0
+    assert (
+        main(["settings", "import", "settings=outputs/export/msccl/algorithm.xml", "from=msccl", "out=back.yaml"]) == 0
+    )
     first, back = (yaml.safe_load(Path(name).read_text()) for name in ("made/schedule.yaml", "back.yaml"))
     assert sorted(first["messages"]) == sorted(back["messages"])
 
@@ -440,7 +442,7 @@ def test_settings_that_change_a_step_and_have_no_place_in_a_plan_are_told_before
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("serve.yaml").write_text("tensor-parallel-size: 8\nenable-eplb: true\nserved-model-name: mine\n")
-    assert main(["settings-import", "settings=serve.yaml", "from=vllm", "out=theirs.yaml"]) == 0
+    assert main(["settings", "import", "settings=serve.yaml", "from=vllm", "out=theirs.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "changes a step, and is not modelled: enable-eplb"
     assert "means nothing to a plan: served-model-name" in lines
@@ -456,9 +458,9 @@ def test_settings_that_change_a_step_and_have_no_place_in_a_plan_are_told_before
 
 
 def import_of(tool: str, text: str, *words: str, name: str = "launch.sh") -> dict[str, Any]:
-    """The plan that `settings-import` makes of a launch script."""
+    """The plan that `settings import` makes of a launch script."""
     Path(name).write_text(text)
-    assert main(["settings-import", f"settings={name}", f"from={tool}", "out=theirs.yaml", *words]) == 0
+    assert main(["settings", "import", f"settings={name}", f"from={tool}", "out=theirs.yaml", *words]) == 0
     plan: dict[str, Any] = yaml.safe_load(Path("theirs.yaml").read_text())
     return plan
 
@@ -570,7 +572,7 @@ def test_sizes_that_a_launch_leaves_open_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.sh").write_text(text)
-    assert main(["settings-import", "settings=launch.sh", f"from={tool}"]) == 2
+    assert main(["settings", "import", "settings=launch.sh", f"from={tool}"]) == 2
     assert part in capsys.readouterr().err
     assert not Path("plan.yaml").exists()
 
@@ -790,7 +792,7 @@ def test_launches_of_a_script_that_set_different_things_are_refused_by_their_lin
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.sh").write_text(text)
-    assert main(["settings-import", "settings=launch.sh", f"from={tool}"]) == 2
+    assert main(["settings", "import", "settings=launch.sh", f"from={tool}"]) == 2
     refusal = capsys.readouterr().err
     assert all(part in refusal for part in parts), refusal
     assert not Path("plan.yaml").exists()
@@ -844,7 +846,7 @@ def test_a_number_of_no_launch_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("launch.sh").write_text(TWO)
     Path("serve.yaml").write_text("tensor-parallel-size: 8\n")
-    assert main(["settings-import", f"settings={name}", "from=vllm", word]) == 2
+    assert main(["settings", "import", f"settings={name}", "from=vllm", word]) == 2
     assert part in capsys.readouterr().err
 
 

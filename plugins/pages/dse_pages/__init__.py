@@ -8,14 +8,14 @@ from dse.plugins import Command
 
 VIEWS = {"report": "dse_pages.report:write_report", "comparison": "dse_pages.comparison:write_comparison"}
 COMMANDS = {
-    "explore": Command(
+    "results show": Command(
         "dse_pages.explore:command",
-        "explore <run> [port=...]",
+        "results show <run> [port=...]",
         "look at every point of a run in a browser: zoom, filter, any two metrics",
     ),
-    "reproduce": Command(
+    "results reproduce": Command(
         "dse_pages.reproduce:command",
-        "reproduce [<paper>]",
+        "results reproduce [<paper>]",
         "run every study of a paper, or all studies; one page of published values beside ours",
     ),
 }

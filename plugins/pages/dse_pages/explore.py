@@ -163,7 +163,7 @@ def find_table(root: Path, run: str) -> ExplorerTable:
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`explore [<run>] [port=<number>] [open=auto|true|false] [output_dir=<folder>]`: serve a table until Ctrl-C.
+    """`results show [<run>] [port=<number>] [open=auto|true|false] [output_dir=<folder>]`: serve a table until Ctrl-C.
 
     Raises ConfigError.
     """

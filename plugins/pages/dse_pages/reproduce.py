@@ -104,7 +104,7 @@ def _bare(paper: str) -> str:
 
 @output_files.working_on_folders
 def command(words: Sequence[str]) -> int:
-    """`reproduce [<paper>] [output=<folder>] [config_dir=<folder>]`: run the studies of a paper, write one page.
+    """`results reproduce [<paper>] [output=<folder>] [config_dir=<folder>]`: run the studies of a paper, write a page.
 
     Returns 0, 3 where a study failed, 4 where the environment did. Raises ConfigError, Stopped.
     """

@@ -241,7 +241,7 @@ def test_a_long_table_is_shown_in_part_and_the_page_says_so(tmp_path: Path) -> N
     shown = content(outputs)
     assert len(shown["content"]["rows"]["front"]) < 6000
     assert "of 40,000 rows" in shown["note"]
-    assert "dse explore sweep" in shown["note"]
+    assert "dse results show sweep" in shown["note"]
     assert write_report(outputs).stat().st_size < 3e6
 
 
@@ -262,7 +262,7 @@ def test_a_study_ends_with_a_report_that_has_what_the_terminal_leaves_out(
     assert unsure and all(path in text for path in unsure)
     assert "Kendall tau" in text and "came onto a front" in text
     (run / NAME).unlink()
-    assert main(["report", "study=ficco_sweep"]) == 0
+    assert main(["results", "report", "study=ficco_sweep"]) == 0
     assert (run / NAME).is_file()
     assert list((run / "figures").glob("timeline_*.json"))
 

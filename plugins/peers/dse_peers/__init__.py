@@ -3,9 +3,9 @@
 from dse.plugins import Command
 
 COMMANDS = {
-    "infragraph-import": Command(
+    "machine import": Command(
         "dse_peers.infragraph:infragraph_import",
-        "infragraph-import file=<YAML, JSON or XML> system=<shipped system> out=<file.yaml>",
+        "machine import file=<YAML, JSON or XML> system=<shipped system> out=<file.yaml>",
         "a topology of InfraGraph or NCCL as a system: GPUs and links of a node, NICs and their place, number of nodes",
         {
             "file": "file of InfraGraph, YAML or JSON, or XML of NCCL_TOPO_DUMP_FILE",
@@ -14,6 +14,6 @@ COMMANDS = {
             "device": "device of the file that is a node, where several have GPUs",
             "fabric": "shipped fabric for what neither says of a network (infiniband_2)",
         },
-        ("infragraph-import file=my_cluster.yaml system=h100_8 out=my_conf/system/my_cluster.yaml",),
+        ("machine import file=my_cluster.yaml system=h100_8 out=my_conf/system/my_cluster.yaml",),
     ),
 }

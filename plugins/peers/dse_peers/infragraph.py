@@ -1,6 +1,6 @@
-"""Command `infragraph-import`: a topology of InfraGraph as a system, over a shipped one that has the constants.
+"""Command `machine import`: a topology of InfraGraph as a system, over a shipped one that has the constants.
 
-python -m dse infragraph-import file=<InfraGraph YAML or JSON> system=<shipped system> out=<file.yaml>
+python -m dse machine import file=<InfraGraph YAML or JSON> system=<shipped system> out=<file.yaml>
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Imported:
 
 
 def infragraph_import(words: Sequence[str]) -> int:
-    """`infragraph-import file=<YAML or JSON> system=<name> out=<file.yaml> [device=<name>] [fabric=<name>]`."""
+    """`machine import file=<YAML or JSON> system=<name> out=<file.yaml> [device=<name>] [fabric=<name>]`."""
     from dse.results import report
 
     names = ["device", "fabric"]
@@ -57,7 +57,7 @@ def infragraph_import(words: Sequence[str]) -> int:
             console.print(f"{name} = {value}", soft_wrap=True, highlight=False)
     for line in result.lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    console.print(f"written to {out}; see it: python -m dse systems {out}", soft_wrap=True, highlight=False)
+    console.print(f"written to {out}; see it: python -m dse machine show {out}", soft_wrap=True, highlight=False)
     return 0
 
 

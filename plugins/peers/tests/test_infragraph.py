@@ -302,7 +302,7 @@ def test_the_command_writes_a_system_that_a_study_takes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = written(tmp_path, cluster())
-    assert main(["infragraph-import", f"file={file}", "system=h100_8", "out=conf/system/mine.yaml"]) == 0
+    assert main(["machine", "import", f"file={file}", "system=h100_8", "out=conf/system/mine.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "node.topology = switch" in shown
     assert "system.fabric=null" in shown
@@ -333,7 +333,7 @@ def test_wrong_words_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, cluster())
-    assert main(["infragraph-import", "file=topology.yaml", *words]) == 2
+    assert main(["machine", "import", "file=topology.yaml", *words]) == 2
     refusal = capsys.readouterr().err
     assert all(part in refusal for part in parts), refusal
     assert not list(tmp_path.glob("a.*"))

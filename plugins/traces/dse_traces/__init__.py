@@ -46,20 +46,20 @@ PHRASES = {
 
 _KERNELS = "a YAML file that names kernels: a class, and patterns of the names of its kernels"
 COMMANDS = {
-    "trace-import": Command(
+    "profile import": Command(
         "dse_traces.trace_command:trace_import",
-        "trace-import profile=<file> [kernels=<file>] [out=<folder>]",
+        "profile import profile=<file> [kernels=<file>] [out=<folder>]",
         "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
         {
             "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
             "kernels": _KERNELS,
             "out": "folder to write to",
         },
-        ("trace-import profile=run.json.gz",),
+        ("profile import profile=run.json.gz",),
     ),
-    "explain": Command(
+    "profile explain": Command(
         "dse_traces.explain_command:explain",
-        "explain <A> <B> [kernels=<file>] [out=<folder>]",
+        "profile explain <A> <B> [kernels=<file>] [out=<folder>]",
         "where the difference between two profiles, or points (<study>:<key>), comes from, cause by cause",
         {
             "kernels": _KERNELS,
@@ -67,34 +67,34 @@ COMMANDS = {
             "output_dir": "folder of results (outputs)",
             "system": "machine whose laws of contention count where a profile tells none; default: by its GPU's name",
         },
-        ("explain before.json.gz after.json.gz", "explain ficco_sweep:1a2b3c ficco_sweep:4d5e6f"),
+        ("profile explain before.json.gz after.json.gz", "profile explain ficco_sweep:1a2b3c ficco_sweep:4d5e6f"),
     ),
-    "chakra-export": Command(
+    "profile export": Command(
         "dse_traces.export_command:chakra_export",
-        "chakra-export study=<name> key=... | profile=<file>",
+        "profile export study=<name> key=... | profile=<file>",
         "execution traces (Chakra) of a stored point or a profile, for ASTRA-sim and others [ranks=8]",
         {
             "study": "name of the study",
             "key": "of the point in results.parquet, or its start",
-            "profile": "in place of both: a file that trace-import reads",
+            "profile": "in place of both: a file that profile import reads",
             "kernels": _KERNELS,
             "ranks": "how many (those of the node; 1 of a profile)",
             "out": "folder to write to",
             "config_dir": "folder of your own configurations",
             "output_dir": "folder of results (outputs)",
         },
-        ("chakra-export study=ficco_sweep key=1a2b3c", "chakra-export profile=run.json.gz ranks=8"),
+        ("profile export study=ficco_sweep key=1a2b3c", "profile export profile=run.json.gz ranks=8"),
     ),
-    "advise": Command(
+    "profile advise": Command(
         "dse_traces.advise_command:advise_profile",
-        "advise profile=<file> [system=<machine>] [kernels=<file>] [out=<folder>]",
+        "profile advise profile=<file> [system=<machine>] [kernels=<file>] [out=<folder>]",
         "a profile: what each collective costs, which change of it gains most, and all changes together",
         {
-            "profile": "a file that trace-import reads",
+            "profile": "a file that profile import reads",
             "kernels": _KERNELS,
             "system": "machine whose constants are assumed where the profile tells none; default: by its GPU's name",
             "out": "folder to write to",
         },
-        ("advise profile=run.json.gz", "advise profile=kernels.csv system=mi300x_8"),
+        ("profile advise profile=run.json.gz", "profile advise profile=kernels.csv system=mi300x_8"),
     ),
 }

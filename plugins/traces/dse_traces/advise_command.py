@@ -1,4 +1,4 @@
-"""`advise <profile>`: which changes of collectives would make a run shorter, with intervals and what bounds them.
+"""`profile advise <profile>`: which changes of collectives would make a run shorter, with intervals and bounds.
 
 Written into the folder:
 
@@ -43,8 +43,8 @@ _HOST_BOUND = 0.9  # share of the run that remains if no kernel takes any time
 
 
 def advise_profile(words: Sequence[str]) -> int:
-    """`advise <profile> [system=<machine>] [kernels=<file>] [out=<folder>]`: run the what-ifs of a profile, print and
-    write advice.
+    """`profile advise <profile> [system=<machine>] [kernels=<file>] [out=<folder>]`: run the what-ifs of a profile, and
+    print and write advice.
     """
     from dse.results import report
 

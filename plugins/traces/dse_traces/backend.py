@@ -208,7 +208,7 @@ class ProfileBackend(Backend):
         return self._models[key]
 
 
-_WAY_OUT = "workload.path=run.json.gz, or a folder that trace-import wrote"
+_WAY_OUT = "workload.path=run.json.gz, or a folder that profile import wrote"
 
 
 def _paths(text: str) -> list[Any]:
@@ -267,7 +267,7 @@ def _plan(design: BaseModel, what_ifs: WhatIfs) -> Any:
 def _rules(design: ProfileDesign, what_ifs: WhatIfs) -> Iterator[Problem]:
     """Yield rules that a plan breaks."""
     if design.system.node is None or design.system.node.library is None:
-        way = "take a machine whose library of collectives is known: python -m dse systems"
+        way = "take a machine whose library of collectives is known: python -m dse machine list"
         yield Problem("system.node.library", "is missing: collectives of a profile need its rates", way_out=way)
         return
     if design.system.node.num_gpus < 2:

@@ -125,8 +125,8 @@ def located(text: str) -> Path:
         if is_imported(path) or path.is_file():
             return path
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
-    way = f"name the file of a profile, a folder that trace-import wrote, or one of {names}"
-    raise ConfigError([Problem(_PATH, "is no file, and no folder that trace-import wrote", text, way)])
+    way = f"name the file of a profile, a folder that profile import wrote, or one of {names}"
+    raise ConfigError([Problem(_PATH, "is no file, and no folder that profile import wrote", text, way)])
 
 
 def content_of(path: Path) -> str:

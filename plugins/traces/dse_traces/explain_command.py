@@ -1,4 +1,4 @@
-"""`explain <A> <B>`: where the difference between two points, two profiles, or one of each comes from.
+"""`profile explain <A> <B>`: where the difference between two points, two profiles, or one of each comes from.
 
 Both are cut along their critical paths into causes that add up to their times (`dse_traces.explanation`).
 Written into the folder:
@@ -44,7 +44,7 @@ _ROUNDING = 1e-9  # of a run, below which a sum of seconds is none
 
 
 def explain(words: Sequence[str]) -> int:
-    """`explain <A> <B> [out=<folder>] [output_dir=...] [system=...] [kernels=...]`: print, and draw, what differs."""
+    """`profile explain <A> <B> [out=<folder>] [output_dir=] [system=] [kernels=]`: print and draw what differs."""
     from dse.results import report
     from dse_traces.profile import classify
     from dse_traces.unknown import unused_patterns
@@ -52,7 +52,7 @@ def explain(words: Sequence[str]) -> int:
     options = {name: value for name, _, value in (word.partition("=") for word in words) if value}
     names = [word for word in words if "=" not in word]
     if len(names) != 2 or set(options) - set(_OPTIONS):
-        way = "python -m dse explain before.json.gz after.json.gz, or <study>:<key> <study>:<key>"
+        way = "python -m dse profile explain before.json.gz after.json.gz, or <study>:<key> <study>:<key>"
         raise ConfigError([Problem("explain", "takes two profiles or two points", " ".join(words), way)])
     patterns = read_patterns(options.get(OPTION, ""))
     read_profiles = {name: profile_of(name) for name in names}
@@ -149,7 +149,7 @@ def of_point(outputs: Outputs, key: str) -> Explained:
     timeline = planned.backend.timeline(design)
     if timeline is None:
         rule = f"has no critical path: its simulator ({planned.spec.name}) runs no task graph"
-        way = f"python -m dse timeline study={study} key={short}"
+        way = f"python -m dse results timeline study={study} key={short}"
         raise ConfigError([Problem("explain", rule, f"{study}:{short}", way)])
     choices = {knob: row[knob] for knob in planned.knobs if knob in row.dropna()}
     words = ", ".join(filter(None, [str(row["scenario"]), choice_in_words(row, choices)]))

@@ -1,4 +1,4 @@
-"""`chakra-export`: a point of a study, or a profile, as execution traces that other simulators run.
+"""`profile export`: a point of a study, or a profile, as execution traces that other simulators run.
 
 Written into the folder: `<name>.<rank>.et` for each rank. A design that is simulated by one GPU, which stands for all,
 gives every rank the same trace; ranks of a design that is simulated with all GPUs have their own.
@@ -31,7 +31,7 @@ _MOST_RANKS = 1 << 16
 
 @working_on_folders
 def chakra_export(words: Sequence[str]) -> int:
-    """`chakra-export study=<name> key=<its first letters>`, or `chakra-export profile=<file>`: write traces."""
+    """`profile export study=<name> key=<its first letters>`, or `profile export profile=<file>`: write traces."""
     from dse.results import report
 
     kind = "profile" if any(word.startswith("profile=") for word in words) else "study"

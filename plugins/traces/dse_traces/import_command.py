@@ -1,4 +1,4 @@
-"""`trace-import` of one rank: what a run hid and waited for, as the profiler recorded it and as it is replayed.
+"""`profile import` of one rank: what a run hid and waited for, as the profiler recorded it and as it is replayed.
 
 Written into the folder:
 

@@ -1,4 +1,4 @@
-"""Folders that `trace-import` wrote: `kernels.parquet`, with `profile.yaml` or `ranks.yaml` beside it."""
+"""Folders that `profile import` wrote: `kernels.parquet`, with `profile.yaml` or `ranks.yaml` beside it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dse.results.run_folder import Outputs
 from dse_traces.profile import COLUMNS, Profile, profile_of
 
 TABLE = "kernels"
-_WAY_OUT = "name a folder that trace-import wrote, or the file of a profile"
+_WAY_OUT = "name a folder that profile import wrote, or the file of a profile"
 
 
 def is_imported(path: Path) -> bool:
-    """Whether a folder holds what `trace-import` writes."""
+    """Whether a folder holds what `profile import` writes."""
     return (path / f"{TABLE}.parquet").is_file()
 
 

@@ -1,4 +1,4 @@
-"""`trace-import` of several ranks: what is transfer and what is waiting for late ranks.
+"""`profile import` of several ranks: what is transfer and what is waiting for late ranks.
 
 Written into the folder:
 

@@ -87,7 +87,7 @@ def read(path: Path) -> Profile:
 
 
 def read_ranks(path: Path) -> Sequence[Profile]:
-    """The profile of each GPU that a file, or a folder that `trace-import` wrote, holds. Raises ConfigError."""
+    """The profile of each GPU that a file, or a folder that `profile import` wrote, holds. Raises ConfigError."""
     if is_imported(path):
         return read_imported(path)
     return _reader(path)(path)

@@ -1,4 +1,4 @@
-"""`trace-import`: profiles of one rank or of several, read, replayed and written."""
+"""`profile import`: profiles of one rank or of several, read, replayed and written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _Job = tuple[Iterable["Table | str"], Callable[[Outputs], None], str]
 
 
 def trace_import(words: Sequence[str]) -> int:
-    """`trace-import <profile> [kernels=<file>] [out=<folder>]`: read and replay a profile, write it, and print what it
-    says.
+    """`profile import <profile> [kernels=<file>] [out=<folder>]`: read, replay and write a profile, and
+    print what it says.
 
     Several files (a folder, a pattern, a list), or GPUs of one file, are ranks of one run.
     """

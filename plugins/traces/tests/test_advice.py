@@ -231,7 +231,7 @@ def table(folder: Path, profile: Profile) -> Path:
 @pytest.mark.slow
 def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = table(tmp_path, serial()), tmp_path / "here"
-    assert main(["advise", str(path), "system=h100_8", f"out={out}"]) == 0
+    assert main(["profile", "advise", str(path), "system=h100_8", f"out={out}"]) == 0
     printed = capsys.readouterr().out
     assert "best together" in printed and "in 4 parts" in printed
     written = {name.name for name in out.rglob("*") if name.is_file()}
@@ -256,7 +256,7 @@ def test_the_command_writes_advice_what_ifs_and_timelines(tmp_path: Path, capsys
 def test_what_cannot_be_advised_on_is_refused(
     tmp_path: Path, words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["advise", str(table(tmp_path, serial())), *words]) == 2
+    assert main(["profile", "advise", str(table(tmp_path, serial())), *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 

@@ -69,7 +69,7 @@ def test_what_is_written_of_a_run_is_read_again_and_takes_as_long(
 @pytest.mark.slow
 def test_a_profile_becomes_a_trace_that_takes_as_long_and_hides_as_much(tmp_path: Path) -> None:
     (path,) = (DATA / "profiles").glob("mi300x_resnet.csv.gz")
-    assert main(["chakra-export", f"profile={path}", f"out={tmp_path}", "ranks=2"]) == 0
+    assert main(["profile", "export", f"profile={path}", f"out={tmp_path}", "ranks=2"]) == 0
     files = sorted(tmp_path.glob("*.et"))
     assert [file.name for file in files] == ["mi300x_resnet.0.et", "mi300x_resnet.1.et"]
     done = replay(read(path))
@@ -191,7 +191,7 @@ def test_the_command_writes_a_stored_point_for_every_rank(
     fast = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
     assert main(["study=ficco_sweep", *fast]) == 0
     row = dse.load("ficco_sweep", tmp_path / "outputs").iloc[-1]
-    assert main(["chakra-export", "study=ficco_sweep", f"key={row['key'][:12]}", f"out={tmp_path / 'traces'}"]) == 0
+    assert main(["profile", "export", "study=ficco_sweep", f"key={row['key'][:12]}", f"out={tmp_path / 'traces'}"]) == 0
     assert "ALL_GATHER" in capsys.readouterr().out
     files = sorted((tmp_path / "traces").glob("*.et"))
     assert len(files) == 8

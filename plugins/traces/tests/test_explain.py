@@ -238,7 +238,7 @@ def test_two_profiles_are_explained_part_by_part(tmp_path: Path, capsys: pytest.
         rows = [f"0,100,7,{GEMM}", f"100,{beside},13,{SUM}", f"{100 + beside},50,7,{GEMM}"]
         files.append(tmp_path / f"{place}.csv")
         files[-1].write_text("\n".join(["start_us,dur_us,stream,name", *rows]), "utf-8")
-    assert main(["explain", *map(str, files), f"out={tmp_path}/out"]) == 0
+    assert main(["profile", "explain", *map(str, files), f"out={tmp_path}/out"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"work +200\.00 µs +600\.00 µs +\+400\.00 µs +\+114\.3 %", printed)
     assert re.search(r"dependency +150\.00 µs +150\.00 µs +0 ", printed)
@@ -261,7 +261,7 @@ def test_kernels_that_take_the_same_times_in_both_profiles_have_no_contention(tm
     beside = [f"{begun[place]},{100 * slowed if place else 100},7,{GEMM},1056" for place in range(6)]
     hidden = [f"{begun[place + 1]},60,20,{SUM},32" for place in range(6)]
     files[1].write_text("\n".join([head, *beside, *hidden]), "utf-8")
-    assert main(["explain", *map(str, files), f"out={tmp_path}/out", "system=h100_8"]) == 0
+    assert main(["profile", "explain", *map(str, files), f"out={tmp_path}/out", "system=h100_8"]) == 0
     runs = yaml.safe_load((tmp_path / "out" / "explain.yaml").read_text())
     contention = [runs[name]["causes"][CONTENTION] for name in "AB"]
     assert contention == pytest.approx([0, (slowed - 1) * 500 * US], abs=1e-9)
@@ -289,12 +289,12 @@ def test_two_points_and_a_point_and_a_profile_are_explained(
     serial, best = table[table["schedule.name"] == "serial"].iloc[0], table.sort_values("makespan_s").iloc[0]
     names = [f"ficco_sweep:{row['key'][:12]}" for row in (serial, best)]
     capsys.readouterr()
-    assert main(["explain", *names]) == 0
+    assert main(["profile", "explain", *names]) == 0
     assert "schedule.name: serial -> " in capsys.readouterr().out
     tables = pd.read_parquet("outputs/explain/stretches.parquet").groupby("run")[list(CAUSES)].sum().sum(axis=1)
     assert tables.tolist() == pytest.approx([serial["makespan_s"], best["makespan_s"]], rel=1e-9)
     profile = DATA / "profiles" / "mi300x_resnet.csv.gz"
-    assert main(["explain", names[0], str(profile), "system=mi300x_8"]) == 0
+    assert main(["profile", "explain", names[0], str(profile), "system=mi300x_8"]) == 0
     assert "contention by laws learnt for" in capsys.readouterr().out
 
 
@@ -305,7 +305,7 @@ def test_a_point_without_a_task_graph_is_refused_with_the_way_out(
     monkeypatch.chdir(tmp_path)
     assert main(["study=operators", "tracking=none", "store=none", "timeline=false", "figures=none"]) == 0
     key = dse.load("operators")["key"].iloc[0][:12]
-    assert main(["explain", f"operators:{key}", f"operators:{key}"]) == 2
+    assert main(["profile", "explain", f"operators:{key}", f"operators:{key}"]) == 2
     assert "runs no task graph" in capsys.readouterr().err
 
 
@@ -322,5 +322,5 @@ def test_what_cannot_be_explained_is_told(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["explain", *words]) == 2
+    assert main(["profile", "explain", *words]) == 2
     assert message in capsys.readouterr().err

@@ -229,7 +229,7 @@ def test_the_study_reads_patterns_and_they_are_part_of_its_points(
     profile, kernels = tmp_path / "run.json", tmp_path / "kernels.yaml"
     profile.write_text(json.dumps({"traceEvents": events}))
     kernels.write_text("collective: acme\n")
-    words = ["dry-run", "study=trace", "system=h100_8", f"workload.path={profile}", f"output_dir={tmp_path}"]
+    words = ["--dry-run", "study=trace", "system=h100_8", f"workload.path={profile}", f"output_dir={tmp_path}"]
     assert main(words) == 2
     assert "workload.kernels=kernels.yaml" in " ".join(capsys.readouterr().err.split())
     assert main([*words, f"workload.kernels={kernels}"]) == 0

@@ -235,7 +235,7 @@ def test_the_command_writes_kernels_summary_and_a_timeline(
         for row in rows
         for times in [{"ts": row["start_s"] / US, "dur": row["seconds"] / US}]
     ]
-    assert main(["trace-import", str(chrome(tmp_path, events)), "out=here"]) == 0
+    assert main(["profile", "import", str(chrome(tmp_path, events)), "out=here"]) == 0
     assert "50.00 µs are exposed" in capsys.readouterr().out.replace("\n", " ")
     written = {path.name for path in (tmp_path / "here").rglob("*") if path.is_file()}
     assert {"kernels.parquet", "profile.yaml", "timeline.png", "timeline.json"} <= written

@@ -185,7 +185,7 @@ def test_a_path_through_one_of_two_files_of_the_same_rank_says_what_is_assumed(
         for number, begin in enumerate((100, 130)):
             rows = events([begin, 280 + later], [150, 300 + later])
             rank_file(tmp_path / folder, 0, rows, f"{folder}{number}.json")
-    assert main(["explain", f"{tmp_path / 'a'}", f"{tmp_path / 'b'}", f"out={tmp_path / 'out'}"]) == 0
+    assert main(["profile", "explain", f"{tmp_path / 'a'}", f"{tmp_path / 'b'}", f"out={tmp_path / 'out'}"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "a0.json and a1.json say rank 0: taken as ranks 0 to 1" in shown
 
@@ -222,7 +222,7 @@ def test_files_of_ranks_are_named_by_a_folder_a_pattern_or_a_list(tmp_path: Path
 def test_the_command_tells_transfer_from_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two(tmp_path)
     (tmp_path / "rank7.json").write_text('{"traceEvents": []}')
-    assert main(["trace-import", f"profile={tmp_path}", f"out={tmp_path / 'out'}"]) == 0
+    assert main(["profile", "import", f"profile={tmp_path}", f"out={tmp_path / 'out'}"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "transfer for 60.00 µs and wait for late ranks for 40.00 µs" in shown
     assert "a file that cannot be read" in shown
@@ -237,5 +237,5 @@ def test_the_command_tells_transfer_from_waiting(tmp_path: Path, capsys: pytest.
 def test_files_of_which_no_two_can_be_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rank_file(tmp_path, 0, events([100], [150]))
     (tmp_path / "rank7.json").write_text("{}")
-    assert main(["trace-import", f"profile={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
+    assert main(["profile", "import", f"profile={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
     assert "no traceEvents" in capsys.readouterr().err

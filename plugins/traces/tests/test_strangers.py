@@ -165,7 +165,7 @@ def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> None:
 
 
 def use(path: Path, folder: Path) -> None:
-    """Read a file as trace-import does, and print and write what it says; it may be refused."""
+    """Read a file as profile import does, and print and write what it says; it may be refused."""
     try:
         profiles = read_ranks(path)
     except ConfigError as error:

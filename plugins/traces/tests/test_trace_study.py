@@ -245,12 +245,12 @@ def test_a_prefill_made_of_its_times_takes_them_and_gains_by_halves(tp: int) -> 
     assert low * 1.001 >= 0.29 and low < middle < high < 0.36
 
 
-# Folders of trace-import, and the study
+# Folders of profile import, and the study
 
 
 def test_what_trace_import_wrote_is_read_again(tmp_path: Path) -> None:
     path, out = recorded_shapes(tmp_path), tmp_path / "imported"
-    assert main(["trace-import", str(path), f"out={out}"]) == 0
+    assert main(["profile", "import", str(path), f"out={out}"]) == 0
     again, first = read(out), read(path)
     pd.testing.assert_frame_equal(again.kernels, first.kernels)
     assert files_of(str(out)) == [out] and again.source == "run.json"
@@ -279,7 +279,7 @@ def test_the_study_searches_plans_and_says_what_the_best_gains(
     assert (folder / "figures" / "gains.png").is_file() and (folder / "figures" / "front.png").is_file()
     first, last = ok.sort_values("makespan_s")["key"].iloc[[0, -1]]
     names = [f"trace:{key[:12]}" for key in (first, last)]
-    assert main(["explain", *names, f"output_dir={tmp_path}", f"out={tmp_path / 'why'}"]) == 0
+    assert main(["profile", "explain", *names, f"output_dir={tmp_path}", f"out={tmp_path / 'why'}"]) == 0
     assert "dependency" in capsys.readouterr().out
     assert np.isfinite(ok["exposed_s"]).all() and ok["plan.groups.c1.sms"].nunique() == 2
 

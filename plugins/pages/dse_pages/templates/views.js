@@ -200,7 +200,7 @@ class Views {
   point(item) {
     const row = item && item.datum;
     if (!row || !row.key) return;
-    const study = this.content.study ? `python -m dse timeline study=${this.content.study} key=${row.key}` : "";
+    const study = this.content.study ? `python -m dse results timeline study=${this.content.study} key=${row.key}` : "";
     const place = document.getElementById("point");
     place.replaceChildren(`Point ${row.key}. `, ...(study ? ["Its timeline: ", element("code", {}, study)] : []));
   }
