@@ -76,6 +76,15 @@ def test_a_pick_is_right_if_no_kind_is_faster_and_near_within_two_per_cent(
     assert f"within 2 % of the best in {near} %" in found.remark
 
 
-def test_one_shape_alone_is_not_judged() -> None:
-    row = {"scenario": "g1", "schedule.name": "serial", "makespan_s": 1.0, **{f"{SIZE}.{axis}": 64 for axis in "mnk"}}
+def test_one_shape_alone_or_several_machines_are_not_judged() -> None:
+    row: dict[str, object] = {
+        "scenario": "g1",
+        "schedule.name": "serial",
+        "makespan_s": 1.0,
+        **{f"{SIZE}.{axis}": 64 for axis in "mnk"},
+    }
     assert judge_rule(pd.DataFrame([row]), SIZE).ours is None
+    kinds = [{**row, "scenario": name, "schedule.name": kind} for name in "ab" for kind in learnt_rule()["kinds"]]
+    assert judge_rule(pd.DataFrame(kinds), SIZE).ours is not None
+    machines = [{**each, "system.gpu.num_cus": count} for each in kinds for count in (152, 304)]
+    assert judge_rule(pd.DataFrame(machines), SIZE).ours is None

@@ -10,6 +10,7 @@ so that the sixteen have no part in its size either; `study=ficco` judges it on 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,9 @@ def _shapes(workload: str) -> Sequence[Any]:
 def evaluate(names: Sequence[str], folder: Path) -> Cases:
     """Evaluate every kind of schedule on shapes, and gather the contexts. Raises RuntimeError where the study fails."""
     only = f"workload.only=[{','.join(names)}]"
-    if dse_main(["study=ficco_rules", *_FIXED, only, "budget.trials=1000", f"output_dir={folder}"]):
+    with contextlib.redirect_stdout(sys.stderr):
+        code = dse_main(["study=ficco_rules", *_FIXED, only, "budget.trials=1000", f"output_dir={folder}"])
+    if code:
         raise RuntimeError("study=ficco_rules failed")
     run = FinishedRun.find(folder, "ficco_rules")
     return cases(run, ContextQuestion.of(run, "makespan_s", ",".join(CHOOSE))).distinct
