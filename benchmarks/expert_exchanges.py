@@ -1,7 +1,8 @@
 """Dispatch and combine of expert parallelism against measurements: `python -m benchmarks.expert_exchanges --data DIR`.
 
-DIR: tables as `simulators.calibration.expert_exchanges` reads them. It prints, for each table, device and direction,
-how far the times of rows that nothing was fitted on are off, and the median over SMs. --fit: constants fitted anew, as
+DIR: tables as `simulators.calibration.expert_exchanges` reads them, or a folder of measured tables with such below it.
+It prints, for each table, device, number of nodes and direction, how far the times of rows that nothing was fitted on
+are off, and the median over SMs; on stderr, the rows that are left out and why. --fit: constants fitted anew, as
 `conf/node` has them.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,31 +22,33 @@ from simulators.calibration.expert_exchanges import (
     NODES,
     KernelRow,
     constants_of,
+    count_unread,
     error_of,
     fit_all,
     is_fitted,
     node_of,
     read_rows,
+    table_of,
 )
+from validation.left_out import FITTED, report_left_out
+
+Judged = list[tuple[Path, KernelRow]]
 
 
-def ep_median(folder: Path) -> dict[str, dict[str, float]]:
-    """Errors of rows not fitted on: `<table> <device> <direction>` -> count, median, p90, signed median.
-
-    Raises FileNotFoundError where the folder has no tables.
-    """
-    errors = [(_group(path, row), _error(row)) for path, row in _judged(folder)]
+def medians_of(judged: Judged) -> dict[str, dict[str, float]]:
+    """Count, median, p90 and signed median of each table, device, number of nodes and direction."""
+    errors = [(_group(path, row), _error(row)) for path, row in judged]
     return {name: _statistics(values) for name, values in _gathered(errors).items()}
 
 
-def errors_of_rows(folder: Path) -> list[float]:
-    """Errors of all measured rows that were not fitted on, without published ones."""
-    return [_error(row) for _, row in _judged(folder) if row.table != "published"]
+def errors_of_rows(judged: Judged) -> list[float]:
+    """Errors of all measured rows, without published ones."""
+    return [_error(row) for _, row in judged if row.table != "published"]
 
 
-def over_sms(folder: Path) -> dict[str, dict[str, float]]:
+def over_sms(judged: Judged) -> dict[str, dict[str, float]]:
     """Median error by the number of SMs, of tables that vary it: `<table> <device> <direction>` -> SMs -> median."""
-    errors = [(f"{_group(path, row)}|{row.num_sms:g}", _error(row)) for path, row in _judged(folder)]
+    errors = [(f"{_group(path, row)}|{row.num_sms:g}", _error(row)) for path, row in judged]
     table: dict[str, dict[str, float]] = {}
     for name, values in _gathered(errors).items():
         group, _, sms = name.partition("|")
@@ -53,18 +57,47 @@ def over_sms(folder: Path) -> dict[str, dict[str, float]]:
     return table
 
 
-def _judged(folder: Path) -> Iterable[tuple[Path, KernelRow]]:
-    paths = sorted(folder.glob("*.csv"))
+def tables_below(folder: Path) -> list[Path]:
+    """Tables of exchanges in a folder and below it."""
+    return [path for path in sorted(folder.rglob("*.csv")) if table_of(path) is not None]
+
+
+def judged_rows(folder: Path) -> Judged:
+    """Rows that nothing was fitted on and that have constants; the others are counted on stderr.
+
+    Raises FileNotFoundError where the folder has no tables.
+    """
+    paths, judged = tables_below(folder), Judged()
     if not paths:
-        raise FileNotFoundError(f"{folder} holds no tables")
+        raise FileNotFoundError(f"{folder} holds no tables of exchanges")
     for path in paths:
+        reasons = Counter({_UNREAD: count_unread(path)})
         for row in read_rows(path):
-            if not is_fitted(row) and row.device in NODES and constants_of(row, node_of(row.device)) is not None:
-                yield path, row
+            if reason := _reason_against(row):
+                reasons[reason] += 1
+            else:
+                judged.append((path, row))
+        for reason, count in reasons.items():
+            if count:
+                report_left_out(path.name, reason, rows=count)
+    return judged
+
+
+_UNREAD = "low-latency modes and kernels without a model, or repetitions of other rows"
+
+
+def _reason_against(row: KernelRow) -> str:
+    """Why a row is not judged; empty if it is."""
+    if is_fitted(row):
+        return FITTED
+    if row.device not in NODES:
+        return f"no machine of conf/node for {row.device}"
+    return "" if constants_of(row, node_of(row.device)) else f"no constants for {row.group} on {row.device}"
 
 
 def _group(path: Path, row: KernelRow) -> str:
-    nodes = "" if row.kind == "node" else " 2 nodes" if row.table != "published" else " across nodes"
+    count: Any = row.routed.nodes
+    nodes = "" if row.kind == "node" else f" {count} nodes" if row.table != "published" else " across nodes"
     return f"{path.stem} {row.device}{nodes} {row.direction}"
 
 
@@ -94,8 +127,8 @@ def _statistics(values: list[float]) -> dict[str, float]:
 
 def fitted_constants(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Device -> constants fitted to the rows for fitting, and their names, by kernel and direction."""
-    rows = [row for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
-    devices = dict.fromkeys(row.device for row in rows if row.table != "published")
+    rows = [row for path in tables_below(folder) for row in read_rows(path)]
+    devices = dict.fromkeys(row.device for row in rows if row.table != "published" and row.device in NODES)
     return {device: fit_all([row for row in rows if row.device == device], node_of(device)) for device in devices}
 
 
@@ -106,13 +139,14 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew and print them")
     arguments = parser.parse_args()
-    if not any(arguments.data.glob("*.csv")):
-        print(f"{arguments.data} holds no tables: --data is a folder of tables (see --help)", file=sys.stderr)
+    if not tables_below(arguments.data):
+        print(f"{arguments.data} holds no tables of exchanges: see --help", file=sys.stderr)
         return 2
     if arguments.fit:
         print("\n".join(_fit_lines(arguments.data)))
         return 0
-    figures, trend = ep_median(arguments.data), over_sms(arguments.data)
+    judged = judged_rows(arguments.data)
+    figures, trend = medians_of(judged), over_sms(judged)
     if arguments.json:
         print(json.dumps({"rows": figures, "median_over_sms": trend}, indent=2))
         return 0

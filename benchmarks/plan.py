@@ -1,8 +1,9 @@
 """Whole steps and plans: how right and how fast. `python -m benchmarks.plan [--data DIR] [--json] [--quick]`.
 
-Right: published training throughput, and below DIR prefills with and without overlap, steps of GPT and Llama,
-exchanges of experts, and two micro-batches in opposite phases, each on rows that nothing was fitted on
-(`validation.steps_measured`, `validation.overlaps`, `benchmarks.expert_exchanges`, `validation.dualpipe`). Fast: a step
+Right: published training throughput (`conf/data`, whatever DIR is), and below DIR prefills with and without overlap,
+steps of GPT and Llama, exchanges of experts, and two micro-batches in opposite phases, each on rows that nothing was
+fitted on (`validation.steps_measured`, `validation.overlaps`, `benchmarks.expert_exchanges`, `validation.dualpipe`).
+What is left out is printed on stderr: rows that constants were fitted on, and figures that no table gives. Fast: a step
 of Llama-3.1-405B from its description to its metrics, steps a second of one core in a grid over numbers of sites, and
 the seconds to the answer of `study=plan`. A plan against the optimum of a space that can be enumerated. `--quick`:
 without plans, which are run from the command line.
@@ -16,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.overlap_measured.prefills import BASELINE, OVERLAPPED
 from validation import dualpipe, steps_measured
+from validation.left_out import FITTED, report_left_out
 from validation.overlaps import GAIN, judged_prefills
 
 _DENSE = ("model=llama3_70b", "system=h100_8")
@@ -47,23 +49,31 @@ _BY_CUS = "hetero_fused_1d comm_engine=cu comm_cus=8"
 
 
 def accuracy(data: Path | None) -> dict[str, float]:
-    """Errors of whole steps and of what they are made of."""
-    steps = steps_measured.by_table(steps_measured.steps(data))
-    published = [row for table, row in steps.items() if table.startswith("published")]
-    figures = {
-        "throughput_median": _mean(published, "median"),
-        "throughput_worst": max(row["worst"] for row in published),
-    }
-    on_a_node = [row for table, row in steps.items() if table.startswith("Megatron-DeepSpeed")]
-    figures |= {"steps_vtrain_median": _mean(on_a_node, "median")} if on_a_node else {}
-    if data is not None:
-        figures |= _of_overlaps(data) | _of_prefills(data) | _of_experts(data) | _of_pairs(data)
+    """Errors of whole steps and of what they are made of: published steps, and what the tables below `data` give."""
+    rows = list(steps_measured.by_table(steps_measured.published_steps()).values())
+    figures = {"throughput_median": _mean(rows, "median"), "throughput_worst": max(row["worst"] for row in rows)}
+    for name, read in _OF_TABLES.items() if data is not None else ():
+        assert data is not None
+        values = read(data)
+        if not values:
+            report_left_out(name, f"no table below {data} gives it")
+        figures |= values
     return figures
 
 
 def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
     """Mean of a number of tables, by their rows."""
     return sum(row[name] * row["count"] for row in rows) / sum(row["count"] for row in rows)
+
+
+def _of_steps(data: Path) -> dict[str, float]:
+    """Median error of steps on the GPUs of one node."""
+    file = data / steps_measured.settings()["megatron_deepspeed"]["file"]
+    measured = list(steps_measured.megatron_deepspeed(file)) if file.is_file() else []
+    if fitted := sum(step.fitted for step in measured):
+        report_left_out(file.name, FITTED, rows=fitted)
+    rows = list(steps_measured.by_table(measured).values())
+    return {"steps_vtrain_median": _mean(rows, "median")} if rows else {}
 
 
 def _of_overlaps(data: Path) -> dict[str, float]:
@@ -82,36 +92,40 @@ def _of_overlaps(data: Path) -> dict[str, float]:
 
 def _of_prefills(data: Path) -> dict[str, float]:
     file = data / "tokenweave" / "prefill_llama_70b.csv"
-    if not file.is_file():
-        return {}
-    rows = {row["kind"]: row for row in judged_prefills(file)}
-    return {
-        "prefill_median": max(rows[kind]["median"] for kind in (BASELINE, OVERLAPPED)),
-        "prefill_gain_points": 100 * rows[GAIN]["median"],
-    }
+    rows = {row["kind"]: row["median"] for row in judged_prefills(file)} if file.is_file() else {}
+    times = [rows[kind] for kind in (BASELINE, OVERLAPPED) if kind in rows]
+    figures = {"prefill_median": max(times)} if times else {}
+    return figures | ({"prefill_gain_points": 100 * rows[GAIN]} if GAIN in rows else {})
 
 
 def _of_experts(data: Path) -> dict[str, float]:
     """Median of all measured rows, and the largest of the tables of one library on one device; published rows apart."""
     folder = data / "ep_collectives"
-    if not folder.is_dir():
-        return {}
-    rows = expert_exchanges.ep_median(folder)
+    judged = expert_exchanges.judged_rows(folder) if expert_exchanges.tables_below(folder) else []
+    rows, errors = expert_exchanges.medians_of(judged), expert_exchanges.errors_of_rows(judged)
     measured, published = (
-        {name: row["median"] for name, row in rows.items() if name.startswith("published") == apart}
+        [row["median"] for name, row in rows.items() if name.startswith("published") == apart]
         for apart in (False, True)
     )
-    return {
-        "ep_median": float(np.median(np.abs(expert_exchanges.errors_of_rows(folder)))),
-        "ep_median_worst_table": max(measured.values()),
-        "ep_published_median_worst": max(published.values()),
-    }
+    figures = {"ep_median": float(np.median(np.abs(errors)))} if errors else {}
+    figures |= {"ep_median_worst_table": max(measured)} if measured else {}
+    return figures | ({"ep_published_median_worst": max(published)} if published else {})
 
 
 def _of_pairs(data: Path) -> dict[str, float]:
     """Errors with sign of a forward and a backward chunk of two micro-batches side by side."""
     folder = data / "deepseek_dualpipe"
     return dualpipe.figures(folder) if (folder / dualpipe.TABLE).is_file() else {}
+
+
+_OF_TABLES: Mapping[str, Callable[[Path], dict[str, float]]] = {
+    "steps_vtrain_...": _of_steps,
+    "steps_async_tp_...": _of_overlaps,
+    "prefill_...": _of_prefills,
+    "ep_...": _of_experts,
+    "dualpipe_...": _of_pairs,
+}
+"""Figures -> what reads them from the tables below a folder."""
 
 
 def speed() -> dict[str, float]:

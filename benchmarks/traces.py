@@ -19,8 +19,9 @@
 
 --hta names an interpreter that has HolisticTraceAnalysis (this one); without it, the reason is printed instead.
 
---data names a folder with `traces/*.csv.gz`, `deepseek_dualpipe/*.csv`, `tokenweave/*.csv` and `ep_collectives/*.csv`;
-without it the shipped profile is replayed, and the figures from `sm_law_h100` on are left out.
+--data names a folder with `traces/*.csv.gz`, `deepseek_dualpipe/*.csv`, `tokenweave/*.csv` and `ep_collectives/*.csv`,
+or some of them; figures that it does not give are named on stderr. Without it the shipped profile is replayed, and the
+figures from `sm_law_h100` on are left out.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from dse_traces.readers import read
 from dse_traces.replay import replay
 from validation import contention_laws, micro_batches
 from validation.hta import hidden_points_hta
+from validation.left_out import report_left_out
 
 _EVENTS = 150_000  # of the trace that is made
 
@@ -121,33 +123,53 @@ def advice_figures() -> dict[str, float]:
     return {"advise_s": spent, "whatifs": advice.count, "whatifs_per_s": advice.count / spent}
 
 
-def main() -> None:
+def replay_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Largest errors of the span of replays, and of the share that is hidden in those that have collectives."""
+    if not rows:
+        report_left_out("replay_worst, hidden_points_worst", "the folder has no profile")
+        return {}
+    points = np.array([abs(row["hidden"][1] - row["hidden"][0]) for row in rows])
+    figures = {"replay_worst": max(abs(row["span"]) for row in rows)}
+    return figures if np.isnan(points).all() else {**figures, "hidden_points_worst": float(np.nanmax(points))}
+
+
+def hta_figures(paths: list[Path], python: str) -> dict[str, float]:
+    """Largest difference of the hidden share from HolisticTraceAnalysis's, of an interpreter that has it."""
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        witness = hidden_points_hta([read(path) for path in paths], Path(folder), python)
+    if isinstance(witness, float):
+        return {"hidden_points_hta": witness}
+    report_left_out("hidden_points_hta", witness)
+    return {}
+
+
+def measured_figures(data: Path) -> dict[str, float]:
+    """What the tables below a folder say of laws of SMs, of DualPipe and of two micro-batches."""
+    measured = {
+        "sm_law_...": contention_laws.sm_figures(data),
+        "dualpipe_...": contention_laws.dualpipe_figures(data),
+        "micro_batches_...": micro_batches.micro_batch_figures(data),
+    }
+    for name, figures in measured.items():
+        if not figures:
+            report_left_out(name, f"no table below {data} gives it")
+    return {name: value for figures in measured.values() for name, value in figures.items()}
+
+
+def main(words: list[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--data", type=Path, help="folder of recorded profiles")
     parser.add_argument("--large", action="store_true", help="import a million kernels as well")
     parser.add_argument("--hta", default=sys.executable, metavar="PYTHON", help="interpreter with HTA")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     rows = list(replayed(profiles(options.data)))
-    points = np.array([abs(row["hidden"][1] - row["hidden"][0]) for row in rows])
-    figures = {
-        "replay_worst": max(abs(row["span"]) for row in rows),
-        "hidden_points_worst": float(np.nanmax(points)),
-        "import_mb_per_s": import_rate(),
-        **advice_figures(),
-    }
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        witness = hidden_points_hta([read(path) for path in profiles(options.data)], Path(folder), options.hta)
-    if isinstance(witness, float):
-        figures["hidden_points_hta"] = witness
-    else:
-        print(f"hidden_points_hta is skipped: {witness}", file=sys.stderr)
+    figures = {**replay_figures(rows), "import_mb_per_s": import_rate(), **advice_figures()}
+    figures |= hta_figures(profiles(options.data), options.hta)
     if options.large:
         figures["import_peak_gb_per_million"] = import_peak_gb_per_million(made_events(3_000_000))
-    if options.data is not None:
-        figures |= contention_laws.sm_figures(options.data) | contention_laws.dualpipe_figures(options.data)
-        figures |= micro_batches.micro_batch_figures(options.data)
+    figures |= measured_figures(options.data) if options.data is not None else {}
     if options.json:
         print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
         return

@@ -4,8 +4,9 @@
 `simulators.calibration.layouts`, and predicts it with the constants of conf/system as they are: nothing is fitted. A
 row is printed for each file, device and precision; errors are relative, with the median's sign beside it. Prefills of
 whole models are predicted as iterations, overlaps of a GEMM and its collective by schedules (`validation.overlaps`).
-With or without a folder: the errors of GEMM, collective and wall time on the shipped overlaps that nothing is fitted
-to.
+GEMMs beside collectives (`overlap_...`) are those of the folder; without a folder the shipped ones alone are judged.
+What is left out is printed on stderr with the reason: rows that constants were fitted on, devices without constants,
+tables of other layouts, and figures that no table of the folder gives.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,23 @@ from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
 from simulators.calibration.calibrate import plain_name, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS, LARGE_BYTES, holds_collectives
-from simulators.calibration.contention import Overlaps, median_errors
+from simulators.calibration.contention import COLUMNS, TABLE, is_sweep
 from simulators.calibration.layouts import layout_of
 from simulators.calibration.measurements import STREAM_KINDS, MeasuredRows
-from simulators.calibration.predictions import Errors, predicted_by
+from simulators.calibration.predictions import Errors, PredictedRows, predicted_by
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
-from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.model_zoo import option_tree
 from studies.overlap_measured.gemm_collective import holds_overlaps
 from studies.overlap_measured.prefills import holds_prefills
-from validation.overlaps import judged_overlaps, judged_prefills, overlap_summary
+from validation.left_out import FITTED, report_left_out
+from validation.overlaps import (
+    KINDS,
+    judged_contention,
+    judged_overlaps,
+    judged_prefills,
+    overlap_summary,
+)
 
 LARGE_TOKENS = 1024
 
@@ -52,11 +59,8 @@ def device_named(name: str, library: str = "") -> Device | None:
     return Device.of({**tree, "node": option_tree("node", node)} if node in list_options("node") else tree)
 
 
-def judged(rows: MeasuredRows, device: Device) -> dict[str, Any] | None:
-    """Errors on the rows not fitted on: median, p90, signed median, median of large ones; None without constants."""
-    predicted = predicted_by("fitted", device, rows)
-    if predicted is None:
-        return None
+def judged(rows: MeasuredRows, device: Device, predicted: PredictedRows) -> dict[str, Any]:
+    """Errors on the rows not fitted on: median, p90, signed median, medians of large and of small ones."""
     unseen = ~predicted.fitted
     ours, measured = predicted.seconds[unseen, 0], rows.seconds[unseen, 0]
     large = np.zeros(len(ours), bool)
@@ -66,8 +70,7 @@ def judged(rows: MeasuredRows, device: Device) -> dict[str, Any] | None:
         large = rows.shape["bytes"][unseen] >= LARGE_BYTES
     every, big = Errors.of(ours, measured), Errors.of(ours[large], measured[large])
     small = Errors.of(ours[~large], measured[~large])
-    if every is None:
-        return None
+    assert every is not None
     return {
         "device": device.name,
         "library": rows.library,
@@ -82,52 +85,73 @@ def judged(rows: MeasuredRows, device: Device) -> dict[str, Any] | None:
     }
 
 
+def judged_operators(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the errors of a table of operators, by device and precision."""
+    for rows in read_table(file):
+        what = f"{rows.kind} of {rows.device} at {rows.precision} in {file.name}"
+        device = device_named(rows.device, rows.library)
+        predicted = None if device is None else predicted_by("fitted", device, rows)
+        if device is None or predicted is None:
+            reason = "no such machine in conf/system" if device is None else "the machine has no constants for it"
+            report_left_out(what, reason, rows=len(rows.seconds))
+            continue
+        if predicted.fitted.any():
+            report_left_out(what, FITTED, rows=int(predicted.fitted.sum()))
+        if not predicted.fitted.all():
+            yield judged(rows, device, predicted)
+
+
+def _holds_operators(columns: tuple[str, ...]) -> bool:
+    return layout_of(columns) is not None or holds_collectives(columns)
+
+
+def _holds_contention(columns: tuple[str, ...]) -> bool:
+    return is_sweep(columns) or set(COLUMNS) <= set(columns)
+
+
+JUDGES: Mapping[Callable[[Path], Iterator[dict[str, Any]]], Callable[[tuple[str, ...]], bool]] = {
+    judged_prefills: holds_prefills,
+    judged_overlaps: holds_overlaps,
+    judged_contention: _holds_contention,
+    judged_operators: _holds_operators,
+}
+"""What yields the errors of a table -> whether a table with these columns is of its layout."""
+
+
 def tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the errors of each table below a folder, by device and precision. Raises ConfigError if there is none."""
-    found = False
+    empty = True
     for file in sorted(folder.rglob("*.csv")):
-        columns = csv_columns(file, "--data")
-        judges = {judged_prefills: holds_prefills(columns), judged_overlaps: holds_overlaps(columns)}
-        for row in (row for judge, holds in judges.items() if holds for row in judge(file)):
-            found = True
-            yield {"file": str(file.relative_to(folder)), **row}
-        if layout_of(columns) is None and not holds_collectives(columns):
-            continue
-        for rows in read_table(file):
-            device = device_named(rows.device, rows.library)
-            errors = None if device is None else judged(rows, device)
-            if errors is None:
-                told = f"{file.name}: no constants for {rows.kind} of {rows.device} at {rows.precision}"
-                print(told, file=sys.stderr)
-                continue
-            found = True
-            yield {"file": str(file.relative_to(folder)), **errors}
-    if not found:
+        columns, name = csv_columns(file, "--data"), str(file.relative_to(folder))
+        judges = [judge for judge, holds in JUDGES.items() if holds(columns)]
+        if not judges:
+            report_left_out(name, "not of a layout that this command reads")
+        for row in (row for judge in judges for row in judge(file)):
+            empty = False
+            yield {"file": name, **row}
+    if empty:
         rule = "holds no table of GEMMs of a device that has constants"
         raise ConfigError([Problem("--data", rule, str(folder), "name the folder of the measured tables")])
 
 
+WORST: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "gemm_median_worst": (("gemm",), "median"),
+    "gemm_p90_worst": (("gemm",), "p90"),
+    "gemm_large_median_worst": (("gemm",), "large_median"),
+    "elementwise_median_worst": (tuple(STREAM_KINDS), "median"),
+    "collective_large_median_worst": (tuple(COLLECTIVE_ROWS), "large_median"),
+    "collective_small_median_worst": (tuple(COLLECTIVE_ROWS), "small_median"),
+}
+"""Figure -> kinds of rows, and the statistic of which it is the worst."""
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The worst errors over files, devices and precisions."""
-    gemms = [row for row in rows if row["kind"] == "gemm"]
-    streams = [row for row in rows if row["kind"] in STREAM_KINDS]
-    collectives = [row for row in rows if row["kind"] in COLLECTIVE_ROWS]
+    """The worst errors over files, devices and precisions; medians of overlaps."""
     worst = {
-        "gemm_median_worst": [row["median"] for row in gemms],
-        "gemm_p90_worst": [row["p90"] for row in gemms],
-        "gemm_large_median_worst": [row["large_median"] for row in gemms],
-        "elementwise_median_worst": [row["median"] for row in streams],
-        "collective_large_median_worst": [row["large_median"] for row in collectives],
-        "collective_small_median_worst": [row["small_median"] for row in collectives],
+        figure: [row[name] for row in rows if row["kind"] in kinds and row[name] is not None]
+        for figure, (kinds, name) in WORST.items()
     }
-    errors = {name: [value for value in values if value is not None] for name, values in worst.items()}
-    return {name: max(values) for name, values in errors.items() if values} | overlap_summary(rows)
-
-
-def overlaps() -> dict[str, float]:
-    """Median errors on the shipped overlaps of a GEMM and a collective that nothing is fitted to."""
-    medians = median_errors(ScheduleSystem.of(tree_of("mi300x_8")), Overlaps.read())
-    return {f"overlap_{name}_median": error for name, error in medians.items()}
+    return {figure: max(values) for figure, values in worst.items() if values} | overlap_summary(rows)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -137,18 +161,21 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     typed = parser.parse_args(words)
     try:
-        rows = list(tables(typed.data)) if typed.data else []
+        rows = list(tables(typed.data) if typed.data else judged_contention(TABLE))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    figures = summary(rows)
+    for name in sorted({*WORST, *KINDS} - figures.keys()) if typed.data else ():
+        report_left_out(name, "no table of the folder gives it")
     if typed.json:
-        print(json.dumps({**summary(rows), **overlaps(), "tables": rows}, indent=2))
+        print(json.dumps({**figures, "tables": rows}, indent=2))
         return 0
     for row in rows:
         cells = f"{100 * row['median']:5.1f} % {100 * row['p90']:5.1f} % {100 * row['signed_median']:+5.1f} %"
         device = f"{row['device']} {row.get('library', '')}"
         print(f"{row['file']:<36}{device:<16}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}")
-    for name, value in (summary(rows) | overlaps()).items():
+    for name, value in figures.items():
         print(f"{name:<28}{value:.4f}")
     return 0
 

@@ -14,9 +14,12 @@ arbitration  policy of the memory controller for requests of both. fcfs: one que
              burst of reads that misses the cache waits behind the updates that the stage before it has left in this
              GPU's memory, but for the step for which the buffers of the multiplication last (`StagedGemm.queue_share`;
              links pace the updates of other GPUs, which share the HBM). fair: each has its share.
-             compute_first: the GEMM's reads and stores go first; communication issues only while fewer than
-             `occupancy_threshold` requests wait, and has no less than `guaranteed_share` of the HBM (T3's limit on
-             starvation, as a share).
+             compute_first: the GEMM's reads go first, as a multiplication waits for them. Communication issues in their
+             gaps, only while fewer than `occupancy_threshold` requests wait, and has no less than `guaranteed_share`
+             of the HBM (T3's limit on starvation, as a share). Updates of the GEMM's own output go last: nothing but
+             the forwarding of their chunk waits for them. How many may wait has no bound here.
+
+The ideal with `near_memory` orders a GEMM's own requests likewise, so that no policy beats it.
 
 A threshold of n requests lets communication use the share n / (1 + n) of the HBM that the GEMM leaves: in a queue whose
 server is busy for a share r of the time, r / (1 - r) requests are waiting or served on average (M/M/1; derived). `fair`
@@ -115,10 +118,11 @@ def _workload_rules(system: System, overlap: Overlap) -> Iterator[Rule]:
 
 
 class _Memory:
-    """HBM of one representative GPU: its bytes, its time, and the queue of a controller that serves compute first.
+    """HBM of one representative GPU: its bytes, its time, and the queue of a controller that serves reads first.
 
     busy, comm_busy: time that computation, and communication, take. update: HBM cost of an update per byte as (traffic,
     time as bytes). weight: of a flow of communication by HBM time, of which `flows` run at once; a GEMM's reads have 1.
+    store_priority: of the GEMM's stores; 1 if all else goes first.
     """
 
     def __init__(self, knobs: TriggeredSchedule, system: System, graph: GraphBuilder, *, flows: int) -> None:
@@ -130,15 +134,21 @@ class _Memory:
         self._queue: int | None = None
         self._gate: Any = 1.0  # largest share of the HBM for communication
         self.weight: Any = 1.0
+        undisturbed = knobs.reduction == "ideal" and knobs.near_memory
+        self.store_priority = int(undisturbed or knobs.arbitration == "compute_first")
         if knobs.arbitration == "compute_first":
             most, share = np.asarray(knobs.occupancy_threshold, float), np.asarray(knobs.guaranteed_share, float)
             self._gate, self.weight = most / (1 + most), share / (1 - share) / flows
             self._queue = graph.resource("hbm queue", rate * self._gate)
 
-    def computes(self, traffic: Any, busy: Any) -> dict[int, Any]:
-        """Use per byte of the GEMM's reads and stores."""
-        uses: dict[int, Any] = {self.hbm: traffic, self.busy: busy}
-        return uses | ({self._queue: busy * self._gate} if self._queue is not None else {})
+    def reads(self) -> dict[int, Any]:
+        """Use per byte of the GEMM's reads."""
+        uses: dict[int, Any] = {self.hbm: 1.0, self.busy: 1.0}
+        return uses | ({self._queue: self._gate} if self._queue is not None else {})
+
+    def stores(self, traffic: Any, busy: Any) -> dict[int, Any]:
+        """Use per byte of the GEMM's stores. They are not in the queue that communication waits for."""
+        return {self.hbm: traffic, self.busy: busy}
 
     def updates(self, reads: float) -> dict[int, Any]:
         """Use per byte of a peer's updates, with `reads` bytes read."""
@@ -218,7 +228,7 @@ class _Producer:
         delay = gpu.kernel_launch_s if index == 0 else 0.0
         common: dict[str, Any] = {"lane": "compute", "group": "gemm"}
         seconds = first / hbm
-        reads = self.memory.computes(1.0, 1.0)
+        reads = self.memory.reads()
         fetched = self.graph.task(
             f"fetch {index}", "gemm", after=after, work=first, cap=hbm, uses=reads, delay=delay, limiter="HBM",
             alone_s=seconds, wide_s=seconds, ideal_s=seconds, **common,
@@ -241,12 +251,13 @@ class _Producer:
             "store",
             after=[gemm, *self._stored[-1:]],
             work=amount,
-            uses=self.memory.computes(traffic, busy),
+            uses=self.memory.stores(traffic, busy),
             alone_s=seconds,
             wide_s=seconds,
             lane="stores",
             limiter="HBM",
             weight=1 / np.asarray(busy),
+            priority=self.memory.store_priority,
         )
         self._stored.append(task)
         return task

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.expert_exchanges import ep_median, over_sms
+from benchmarks.expert_exchanges import judged_rows, medians_of, over_sms
 from simulators.calibration.expert_exchanges import (
     DIRECTIONS,
     NODES,
@@ -79,7 +79,8 @@ def test_published_bandwidths_inside_a_node_come_out_without_a_fit_to_them() -> 
 @pytest.mark.nightly
 def test_rows_not_fitted_on_are_predicted(shared: Callable[[str], Path]) -> None:
     """Medians of all groups of more than 20 rows; the worst is dispatch across nodes of MI355X."""
-    lines = ep_median(shared(TABLES)).items()
+    judged = judged_rows(shared(TABLES))
+    lines = medians_of(judged).items()
     figures = {
         name: line for name, line in lines if line["count"] > 20 and "4_8_nodes" not in name
     }  # nothing is fitted
@@ -88,10 +89,7 @@ def test_rows_not_fitted_on_are_predicted(shared: Callable[[str], Path]) -> None
     assert max(medians) < 0.15
     assert float(np.median(medians)) < 0.08
     assert all(
-        value < 0.12
-        for group, table in over_sms(shared(TABLES)).items()
-        if "nodes" not in group
-        for value in table.values()
+        value < 0.12 for group, table in over_sms(judged).items() if "nodes" not in group for value in table.values()
     )
 
 
@@ -108,3 +106,9 @@ def test_constants_are_those_of_a_fit_to_the_rows_that_are_named(shared: Callabl
             fitted = [row for row in rows if row.device == device and row.group == group and is_fitted(row)]
             for row in fitted:
                 assert predict(shipped, row, node) == pytest.approx(predict(kernel, row, node), rel=0.01)
+
+
+def test_a_folder_without_tables_is_told(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(FileNotFoundError):
+        judged_rows(tmp_path)

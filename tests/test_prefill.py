@@ -119,7 +119,7 @@ def test_rows_of_unknown_models_are_told_and_a_table_of_them_alone_is_refused(
     head = "model,prompt_len,baseline_multimem,no_ar,overlap_fused,tp\n"
     (tmp_path / "prefill.csv").write_text(head + "Nobodys-7B,1024,10,9,9,8\n")
     assert validity.main(["--data", str(tmp_path), "--json"]) == 2
-    assert "rows of Nobodys-7B are skipped" in capsys.readouterr().err
+    assert "prefill.csv of Nobodys-7B: no such model" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -152,4 +152,4 @@ def test_overlaps_of_a_gemm_and_its_collective_gain_or_lose_as_was_measured(
     assert sum(row["rows"] for row in report["tables"]) == 61
     assert report["fused_sign"] > 0.9
     assert report["fused_median"] < 0.12
-    assert "4 rows are skipped: moe_ag_scatter_gemm" in output.err
+    assert "4 rows of overlaps.csv: moe_ag_scatter_gemm" in output.err

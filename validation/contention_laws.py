@@ -59,8 +59,9 @@ class Times:
 
 def tables(data: Path) -> Iterator[tuple[str, list[Times]]]:
     """Yield device and table, and the times of each kernel in it."""
-    for name in _BY_CTAS:
-        yield f"h100 {name}", [_by_ctas(data / "tokenweave" / f"{name}.csv")]
+    for file in (data / "tokenweave" / f"{name}.csv" for name in _BY_CTAS):
+        if file.is_file():
+            yield f"h100 {file.stem}", [_by_ctas(file)]
     for path in sorted((data / "ep_collectives").glob("*.csv")):
         rows: dict[str, dict[str, list[tuple[float, ...]]]] = {}
         for row in read_rows(path):
@@ -92,11 +93,12 @@ def sm_errors(data: Path) -> dict[str, Floats]:
 
 
 def sm_figures(data: Path) -> dict[str, float]:
-    """Largest median error of a table of H100, and of the other devices."""
-    medians = {name: float(np.median(np.abs(values))) for name, values in sm_errors(data).items()}
-    of_h100 = [value for name, value in medians.items() if name.startswith("h100")]
-    others = [value for name, value in medians.items() if not name.startswith("h100")]
-    return {"sm_law_h100": max(of_h100), "sm_law_others": max(others)}
+    """Largest median error of a table of H100, and of the other devices, of those that there are."""
+    worst = dict[str, float]()
+    for name, values in sm_errors(data).items():
+        figure, median = "sm_law_h100" if name.startswith("h100") else "sm_law_others", np.median(np.abs(values))
+        worst[figure] = max(worst.get(figure, 0.0), float(median))
+    return worst
 
 
 @dataclass(frozen=True)
@@ -269,14 +271,26 @@ def _before(part: str, layer: int) -> set[tuple[str, int]]:
     return {(before, layer) for before in PARTS[part]} | earlier
 
 
+def holds_layers(data: Path) -> bool:
+    """Return whether a folder has both layers of DualPipe, with every part of each."""
+    if not (data / TABLE).is_file():
+        return False
+    table = pd.read_csv(data / TABLE, comment="#")
+    return all(set(PARTS) <= set(table["launched_in"][table["layer"] == layer]) for layer in (0, 1))
+
+
 def dualpipe_figures(data: Path) -> dict[str, float]:
-    """Median errors of kernels beside exchanges, the error of the pair, and what the best order would gain."""
+    """Median errors of kernels beside exchanges, the error of the pair, and what the best order would gain; {} without
+    both layers.
+    """
+    if not holds_layers(data):
+        return {}
     every, alone = slowed_errors(data)
     periods = orders(data)
     recorded = next(period for period, *both in periods if tuple(both) == recorded_order(data))
+    errors = {"dualpipe_slowdown_median": every, "dualpipe_slowdown_alone_before": alone}
     return {
-        "dualpipe_slowdown_median": float(np.median(np.abs(every))),
-        "dualpipe_slowdown_alone_before": float(np.median(np.abs(alone))),
+        **{name: float(np.median(np.abs(sizes))) for name, sizes in errors.items() if sizes.size},
         "dualpipe_pair": pair_error(data),
         "dualpipe_order_gain": 1 - periods[0][0] / recorded,
     }
@@ -288,6 +302,8 @@ def lines(data: Path) -> Iterator[str]:
         sizes = np.abs(errors)
         spread = f"median {np.median(sizes):.1%}, 90 % within {np.quantile(sizes, 0.9):.1%}"
         yield f"{name:44} {len(errors):5,} rows at other SMs: {spread}"
+    if not holds_layers(data):
+        return
     every, alone = slowed_errors(data)
     yield f"DualPipe: {len(every)} kernels of layer 1 beside an exchange, {len(alone)} of them alone in layer 0"
     medians = [f"{np.median(np.abs(errors)):.1%}" for errors in slowed_errors(data, contends=False)]

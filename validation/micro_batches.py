@@ -99,13 +99,19 @@ def halved_prefills(data: Path) -> Iterator[HalvedPrefill]:
 
 
 def micro_batch_figures(data: Path) -> dict[str, float]:
-    """Median errors of times and of gains [percentage points], and the share of times that are in the interval."""
+    """Median errors of times and of gains [percentage points], and the share of times that are in the interval; {}
+    without a prefill.
+    """
     rows = list(halved_prefills(data))
-    return {
-        "micro_batches_time": float(np.median([abs(row.error) for row in rows])),
-        "micro_batches_gain_points": float(np.median([100 * abs(row.gain_error) for row in rows])),
-        "micro_batches_in_interval": float(np.mean([row.is_inside for row in rows])),
-    }
+    return (
+        {}
+        if not rows
+        else {
+            "micro_batches_time": float(np.median([abs(row.error) for row in rows])),
+            "micro_batches_gain_points": float(np.median([100 * abs(row.gain_error) for row in rows])),
+            "micro_batches_in_interval": float(np.mean([row.is_inside for row in rows])),
+        }
+    )
 
 
 def lines(data: Path) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """Rows of `benchmarks.validity` on measured overlaps: a GEMM and its collective, and prefills of whole models.
 
-Tables of the layouts of `gemm_collective` and `prefills` of `studies.overlap_measured`; rows that cannot be predicted
-are skipped, with the reason.
+Tables of the layouts of `gemm_collective` and `prefills` of `studies.overlap_measured`, and of a GEMM beside a
+collective that does not wait for it (`simulators.calibration.contention`). Rows that cannot be predicted, or that
+constants were fitted on, are left out, with the reason on stderr.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,11 +14,26 @@ from typing import Any
 
 import numpy as np
 
+from simulators.calibration.contention import Overlaps, errors
+from simulators.hardware.machine import tree_of
+from simulators.hardware.system import ScheduleSystem
 from studies.overlap_measured.gemm_collective import MeasuredOverlap, predict_overlaps
-from studies.overlap_measured.prefills import NO_SUMS, Prefill, read_prefills, settings
+from studies.overlap_measured.prefills import BASELINE, NO_SUMS, Prefill, read_prefills, settings
+from validation.left_out import FITTED, report_left_out
 
 FUSED = "speed-up of an overlap"
 GAIN = "gain of an overlapped prefill"
+BESIDE_ON = "mi300x_8"
+BESIDE = {"gemm": "GEMM beside a collective", "comm": "collective beside a GEMM", "wall": "GEMM and collective"}
+"""Time of a GEMM and a collective that do not wait for one another -> kind of row."""
+
+KINDS: Mapping[str, str] = {
+    "prefill_median": BASELINE,
+    "prefill_gain_points": GAIN,
+    "fused_median": FUSED,
+    **{f"overlap_{time}_median": kind for time, kind in BESIDE.items()},
+}
+"""Figure of `overlap_summary` -> kind of rows of which it is the median."""
 
 
 def judged_overlaps(file: Path) -> Iterator[dict[str, Any]]:
@@ -27,8 +42,10 @@ def judged_overlaps(file: Path) -> Iterator[dict[str, Any]]:
     """
     overlaps, skipped = predict_overlaps(file)
     for reason, count in skipped.items():
-        print(f"{file.name}: {count} rows are skipped: {reason}", file=sys.stderr)
+        report_left_out(file.name, reason, rows=count)
     unseen = sorted((row for row in overlaps if not row.fitted), key=_gpu)
+    if len(unseen) < len(overlaps):
+        report_left_out(file.name, FITTED, rows=len(overlaps) - len(unseen))
     for gpu, group in groupby(unseen, key=_gpu):
         rows = list(group)
         sign = float(np.mean([row.right_sign for row in rows]))
@@ -43,15 +60,26 @@ def judged_prefills(file: Path) -> Iterator[dict[str, Any]]:
     """Yield errors of times by kind, and of the gain by overlap in points, on the rows whose models are known."""
     rows, skipped = read_prefills(file)
     if skipped:
-        print(f"{file.name}: rows of {', '.join(skipped)} are skipped: no such model, or no times", file=sys.stderr)
+        report_left_out(f"{file.name} of {', '.join(skipped)}", "no such model, or no times")
     device, precision = settings()["system"], settings()["precision"]
     for kind in settings()["times"] if rows else ():
-        errors = [error for row in rows if (error := _error(row, kind)) is not None]
-        if errors:
-            yield _row(device, precision, kind, errors)
+        signed = [error for row in rows if (error := _error(row, kind)) is not None]
+        if signed:
+            yield _row(device, precision, kind, signed)
     gains = [row.gain_error for row in rows if row.gain_error is not None]
     if gains:
         yield _row(device, precision, GAIN, gains)
+
+
+def judged_contention(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield errors of the times of a GEMM beside a collective, on the rows that nothing was fitted on."""
+    rows = Overlaps.read(file)
+    unseen = rows.where(~rows.fitted)
+    if len(unseen) < len(rows):
+        report_left_out(file.name, FITTED, rows=len(rows) - len(unseen))
+    if len(unseen):
+        for name, error in errors(ScheduleSystem.of(tree_of(BESIDE_ON)), unseen).items():
+            yield _row(BESIDE_ON.rpartition("_")[0], "bf16", BESIDE[name], error.tolist())
 
 
 def _error(row: Prefill, kind: str) -> float | None:
@@ -61,33 +89,34 @@ def _error(row: Prefill, kind: str) -> float | None:
     return row.predicted[kind] / row.measured[kind] - 1
 
 
-def _row(device: str, precision: str, kind: str, errors: Sequence[float]) -> dict[str, Any]:
-    size = np.abs(errors)
+def _row(device: str, precision: str, kind: str, signed: Sequence[float]) -> dict[str, Any]:
+    size = np.abs(signed)
     return {
         "device": device,
         "library": "",
         "precision": precision,
         "kind": kind,
-        "rows": len(errors),
+        "rows": len(signed),
         "median": float(np.median(size)),
         "p90": float(np.quantile(size, 0.9)),
-        "signed_median": float(np.median(errors)),
+        "signed_median": float(np.median(signed)),
         "large_median": None,
         "small_median": None,
-        "errors": [float(error) for error in errors],
+        "errors": [float(error) for error in signed],
     }
 
 
 def overlap_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Medians over all rows of all tables, as fractions: times and gains of prefills, speed-ups and their sign."""
+    """Medians over all rows of all tables, as fractions: times and gains of prefills, speed-ups and their sign, times
+    of a GEMM and a collective beside one another.
+    """
     fused = [row for row in rows if row["kind"] == FUSED]
     counts = [row["rows"] for row in fused]
-    kinds = {"prefill_median": "prefill", "prefill_gain_points": GAIN, "fused_median": FUSED}
     summary = {}
-    for name, kind in kinds.items():
-        errors = [error for row in rows if row["kind"] == kind for error in row["errors"]]
-        if errors:
-            summary[name] = float(np.median(np.abs(errors)))
+    for name, kind in KINDS.items():
+        signed = [error for row in rows if row["kind"] == kind for error in row["errors"]]
+        if signed:
+            summary[name] = float(np.median(np.abs(signed)))
     if fused:
         summary["fused_sign"] = float(np.average([row["sign"] for row in fused], weights=counts))
     return summary

@@ -218,8 +218,13 @@ def overlapped_steps(data: Path) -> list[OverlappedStep]:
     if not file.is_file():
         return []
     what = settings()["async_tp"]["overlapped"]["what"]
-    with_schedules = {step.name: step for step in async_tp(file, what)}
-    return [OverlappedStep(step, with_schedules[step.name]) for step in async_tp(file) if step.name in with_schedules]
+    with_schedules = list(async_tp(file, what))
+    return [
+        OverlappedStep(serial, step)
+        for serial in async_tp(file)
+        for step in with_schedules
+        if (step.facts, step.design["run"]) == (serial.facts, serial.design["run"])
+    ]
 
 
 def steps(data: Path | None) -> list[Step]:
@@ -228,7 +233,12 @@ def steps(data: Path | None) -> list[Step]:
     readers = {"megatron_deepspeed": megatron_deepspeed, "async_tp": async_tp}
     files = {} if data is None else {name: data / settings()[name]["file"] for name in readers}
     measured = [step for name, file in files.items() if file.is_file() for step in readers[name](file)]
-    return [*measured, *published(conf_dir() / "data" / "training_throughput.csv")]
+    return [*measured, *published_steps()]
+
+
+def published_steps() -> list[Step]:
+    """Steps of published throughput, which are shipped."""
+    return list(published(conf_dir() / "data" / "training_throughput.csv"))
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:

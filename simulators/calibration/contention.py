@@ -12,8 +12,9 @@ W, g and c are those of the schedules: `simulators.costs.transfer.late_start_s`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,11 @@ TIMES = ("gemm", "comm", "wall")
 # below 1 would be a speed-up by contention
 _BOUNDS = {"gemm_beside_cus": (1.0, 4.0), "late_start": (0.0, 2.0), "cu_copy_beside_gemm": (1.0, 8.0)}
 _START = {"gemm_beside_cus": 1.1, "late_start": 0.3, "cu_copy_beside_gemm": 1.5}
-_TABLE = conf_dir() / "data" / "overlap" / "mi300x_gemm_allreduce.csv"
+TABLE = conf_dir() / "data" / "overlap" / "mi300x_gemm_allreduce.csv"
+_TIMES_MS = ("gemm_alone_ms", "comm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
+COLUMNS = ("size", "channels", "payload_mib", "assignment", "use", *_TIMES_MS)
+_SWEPT = {"torch": "static", "ws": "dynamic"}
+"""Prefix of the columns of a library in a sweep of ROCm/tritonBLAS -> assignment of its tiles."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,20 @@ class Overlaps:
     fitted: NDArray[np.bool_]
 
     @classmethod
-    def read(cls, path: Path = _TABLE) -> Overlaps:
+    def read(cls, path: Path = TABLE) -> Overlaps:
         """Read a CSV; lines that begin with # are comments, and without a column `pattern` all are all-reduces.
 
-        Raises ConfigError or ValueError for an invalid table.
+        A sweep of ROCm/tritonBLAS has the times of both assignments in a row, and neither payload nor `use`: rows that
+        the shipped table fits on are `fitted`. Rows without a time are left out. Raises ConfigError or ValueError for
+        an invalid table.
         """
-        times_ms = ("gemm_alone_ms", "comm_alone_ms", "gemm_ms", "comm_ms", "wall_ms")
-        needed = ("size", "channels", "payload_mib", "assignment", "use", *times_ms)
-        rows = [cells for _, cells in read_csv(path, needed=needed).rows]
-        times = {name.removesuffix("_ms"): np.array([float(row[name]) / 1e3 for row in rows]) for name in times_ms}
+        table = read_csv(path, needed=("size", "channels"))
+        if is_sweep(table.columns):
+            rows = [row for _, cells in table.rows for row in _sweep_rows(cells)]
+        else:
+            rows = [cells for _, cells in read_csv(path, needed=COLUMNS).rows]
+        rows = [row for row in rows if all(row[name] for name in _TIMES_MS)]
+        times = {name.removesuffix("_ms"): np.array([float(row[name]) / 1e3 for row in rows]) for name in _TIMES_MS}
         patterns: list[Any] = [row.get("pattern", "all_reduce") for row in rows]
         return cls(
             size=np.array([int(row["size"]) for row in rows]),
@@ -87,6 +97,32 @@ class Overlaps:
         arrays = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         assignment, pattern = (tuple(self.assignment[i] for i in places), tuple(self.pattern[i] for i in places))
         return Overlaps(assignment=assignment, pattern=pattern, **arrays)
+
+
+def is_sweep(columns: Sequence[str]) -> bool:
+    """Return whether a table with these columns is a sweep of channels in the layout of ROCm/tritonBLAS."""
+    return {"size", "channels", "comm_alone_ms", *(f"{library}_wall_ms" for library in _SWEPT)} <= set(columns)
+
+
+def _sweep_rows(cells: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the overlaps of a row of a sweep, a library each, in the columns of the shipped table."""
+    for library, assignment in _SWEPT.items():
+        times = {"gemm_alone_ms": "alone_ms", "gemm_ms": "gemm_overlap_ms", "comm_ms": "comm_overlap_ms"}
+        row = {ours: cells[f"{library}_{theirs}"] for ours, theirs in {**times, "wall_ms": "wall_ms"}.items()}
+        row |= {name: cells[name] for name in ("size", "channels", "comm_alone_ms")} | {"assignment": assignment}
+        use = "fit" if _identity(row) in _fitted_on() else "held_out"
+        yield {**row, "payload_mib": "nan", "use": use}  # a sweep does not state its payload
+
+
+def _identity(row: Mapping[str, str]) -> tuple[Any, ...]:
+    """What tells a measurement from all others, its times included."""
+    return (row["assignment"], *(row[name] and float(row[name]) for name in ("size", "channels", *_TIMES_MS)))
+
+
+@cache
+def _fitted_on() -> frozenset[tuple[Any, ...]]:
+    """Identities of the shipped rows that coefficients are fitted on."""
+    return frozenset(_identity(cells) for _, cells in read_csv(TABLE, needed=COLUMNS).rows if cells["use"] == "fit")
 
 
 def together(

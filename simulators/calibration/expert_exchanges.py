@@ -76,18 +76,34 @@ class KernelRow:
         return f"{self.kind} {self.direction}"
 
 
+_LAYOUTS: Mapping[str, Table] = {"dispatch_sms": "deepep", "block_num": "mori", "bandwidth_GBps": "published"}
+"""Column by which a table is told."""
+
+
+def table_of(path: Path) -> Table | None:
+    """Layout of a table; None for one of other columns."""
+    # comments name the source
+    columns = next(_cells(path), {}).keys()
+    return next((table for column, table in _LAYOUTS.items() if column in columns), None)
+
+
+def _cells(path: Path) -> Iterator[dict[str, str]]:
+    return csv.DictReader(line for line in path.read_text("utf-8").splitlines() if not line.startswith("#"))
+
+
 def read_rows(path: Path) -> list[KernelRow]:
     """Rows of a table; of a table of other columns none. Rows that repeat another one count once."""
-    # comments name the source
-    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
-    cells = list(csv.DictReader(lines))
-    columns = set(cells[0]) if cells else set()
-    if "dispatch_sms" in columns:
-        return [row for cell in cells for row in _deepep(cell)]
-    if "block_num" in columns:
-        # the tuner copies rows of one kind to others
-        return list({_identity(row): row for cell in cells for row in _mori(cell)}.values())
-    return [row for cell in cells for row in _published(cell)] if "bandwidth_GBps" in columns else []
+    readers = {"deepep": _deepep, "mori": _mori, "published": _published}
+    layout = table_of(path)
+    rows = [] if layout is None else [row for cell in _cells(path) for row in readers[layout](cell)]
+    # the tuner of MORI copies rows of one kind to others
+    return list({_identity(row): row for row in rows}.values()) if layout == "mori" else rows
+
+
+def count_unread(path: Path) -> int:
+    """Lines of a table of which no row is read: low-latency modes, kernels that are unknown here, repetitions."""
+    lines = sum(1 for _ in _cells(path))
+    return lines - len(read_rows(path)) // (len(DIRECTIONS) if table_of(path) == "deepep" else 1)
 
 
 def _identity(row: KernelRow) -> tuple[Any, ...]:
@@ -135,7 +151,7 @@ def _published(cell: Mapping[str, str]) -> Iterator[KernelRow]:
         return  # low-latency kernels
     gpus, direction = int(cell["ep"]), cell["phase"]
     element = _SCALED if cell["dtype"] == "fp8" else 2.0
-    nodes, tokens, token_bytes = gpus // 8, int(cell["tokens"]), element * int(cell["hidden"])
+    nodes, tokens, token_bytes = max(1, gpus // 8), int(cell["tokens"]), element * int(cell["hidden"])
     groups = (nodes, min(nodes, 4))  # top 4 groups, says their README, a group a node
     routed = RoutedTokens(tokens, token_bytes, 256, int(cell["topk"]), gpus, nodes, groups=groups)
     name = f"{direction}, ep {gpus}, {cell['tokens']} tokens"
@@ -153,7 +169,8 @@ def is_fitted(row: KernelRow) -> bool:
     if row.table == "mori":
         return int(routed.gpus) in (8, 16) and int(routed.per_token) in (8, 16)
     shape = (int(row.name.split()[0]), routed.per_token, routed.experts)
-    return shape in _FITTED_SHAPES and row.num_sms in ((4, 8, 16, 24) if routed.nodes > 1 else _FITTED_SMS)
+    of_nodes = {1: _FITTED_SMS, 2: (4, 8, 16, 24)}  # nothing is fitted on more nodes
+    return shape in _FITTED_SHAPES and row.num_sms in of_nodes.get(int(routed.nodes), ())
 
 
 def predict(kernel: TokenKernel, row: KernelRow, node: Node) -> float:

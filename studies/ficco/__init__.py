@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dse.analysis.decision_tree import Feature
-from dse.errors import ConfigError
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.canvas import MOST_PANELS
 from dse.plots.palette import label
@@ -24,6 +22,7 @@ from dse.results.claims import Claim, ClaimResult, read
 from dse.results.finished_run import FinishedRun
 from dse.results.words import choice_in_words
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
+from studies.ficco.rule import judge_rule, learnt_rule, pick, tree_lines
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _KINDS = {
     for start in ("uniform", "hetero")
     for compute in ("fused", "unfused")
 }
-_CHOSEN = ("schedule.name", "schedule.chunk_dim", "schedule.local_shard_first", "schedule.compute")
+_KIND = ("local_shard_first", "compute", "chunk_dim")
 _SCENARIOS = "GEMMs"
 _TAKEN = Axis("comm_cu_s", "CU time of communication", "CU s")
 _MOVERS = Axis("schedule.comm_cus", "CUs of the kernels that move")
@@ -52,12 +51,20 @@ _FAST_GEMM = "likely: GEMMs run at the highest sustained rate measured, so commu
 _MORE_SCHEDULES = "likely: the whole space holds more schedules than the paper's, and GEMMs are fast"
 
 
-def _by_hand(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Sequence[Any]]:
-    """Choose 2D where A is deeper than high, else 1D; local shard first; one GEMM a step (derived from the paper)."""
-    deep = inputs[_M] < inputs[_K]
-    knobs = {"name": "chunked", "local_shard_first": True, "compute": "fused", "num_chunks": 8, "comm_engine": "dma"}
-    fixed = {f"schedule.{name}": [value] * len(deep) for name, value in knobs.items()}
-    return {**fixed, "schedule.chunk_dim": np.where(deep, "k", "m").tolist()}
+def _by_rule(inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Sequence[Any]]:
+    """Choose the knobs of the kind that the learnt rule picks, of rows of inputs by path."""
+    rows = zip(*(inputs[path].tolist() for path in (_M, _N, _K)), strict=True)
+    picks = [pick(dict(zip("mnk", row, strict=True))).split("_") for row in rows]
+    knobs = [_knobs(*words) for words in picks]
+    return {f"schedule.{name}": [knob.get(name) for knob in knobs] for name in ("name", "comm_engine", *_KIND)}
+
+
+def _knobs(*words: str) -> dict[str, Any]:
+    """Knobs of a kind, such as `hetero_fused_2d`, by its words."""
+    if len(words) < 3:  # no chunks
+        return {"name": "_".join(words), "comm_engine": "dma"}
+    chosen = (words[0] == "hetero", words[1], {"1d": "m", "2d": "k"}[words[2]])
+    return {"name": "chunked", "comm_engine": "dma", **dict(zip(_KIND, chosen, strict=True))}
 
 
 class Ficco(Plain):
@@ -88,7 +95,7 @@ class Ficco(Plain):
         Feature((_K, _SHARDS), (_N,)),  # depth over columns, of B on a GPU
     )
     """Products of sizes and rates with a physical meaning, as a person would compare them (derived)."""
-    hand_rules: ClassVar[Mapping[str, Hand]] = {"by hand: 2d where m < k": _by_hand}
+    hand_rules: ClassVar[Mapping[str, Hand]] = {"rule.yaml": _by_rule}
 
     def claims(self) -> list[Claim]:
         """Published claims of the paper, retyped beside this module."""
@@ -111,28 +118,12 @@ class Ficco(Plain):
             "ficco.switch_removes_link_starvation": _starvation(everywhere),
             "ficco.limiters": _limiters(chunked),
             "ficco.dma_launch_share": _launch_share(chunked),
+            "ficco.heuristic_accuracy": judge_rule(ok, _GEMM),
         }
 
-    def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
-        """Accuracy of the rule by hand: share of picks of the best kind of schedule, each kind with its best knobs."""
-        from dse.analysis.contexts import ContextQuestion, cases
-        from dse.analysis.rules import by_hand
-
-        choose = ",".join(path for path in _CHOSEN if path in run.knobs)
-        absent = ClaimResult(None, "needs all kinds of schedules, searched in several scenarios: study=ficco")
-        try:
-            contexts = cases(run, ContextQuestion.of(run, "makespan_s", choose), to_learn=False)
-        except ConfigError:
-            return {"ficco.heuristic_accuracy": absent}
-        scores = list(by_hand(contexts, self.hand_rules, run.name))
-        # not all kinds: a pick could not be right
-        if not scores or sum(option[0] == "chunked" for option in contexts.options) < len(_KINDS):
-            return {"ficco.heuristic_accuracy": absent}
-        (score,) = scores
-        near = f"within 2 % of the best it is {100 * score.near:.0f} %"
-        cause = f"the rule by hand is ours, the paper's is not published; {near}"
-        text = f"{score.name}, in {len(score.regrets)} contexts, each kind with its best chunks, engine and CUs"
-        return {"ficco.heuristic_accuracy": ClaimResult(100 * score.accuracy, text, cause)}
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
+        """`rule`: the learnt rule that the study judges, as lines of a tree."""
+        yield "rule", {"source": learnt_rule()["source"], "tree": list(tree_lines(learnt_rule()["tree"]))}
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Yield (name, what draws): speed-ups, Pareto fronts, DIL and CIL, losses, CUs, timelines of winners.
