@@ -78,7 +78,8 @@ class ChunkCosts:
         cost = self._alone(shape, taken, accumulate=accumulate)
         if not np.any(np.asarray(self.lost_rows) > 0):
             return cost
-        return replace(cost, seconds=cost.seconds * (1 + np.asarray(self.lost_rows, float) / np.asarray(shape[0])))
+        lost = np.asarray(self.lost_rows, float)  # of few rows no more than they take
+        return replace(cost, seconds=cost.seconds * (1 + lost / np.maximum(lost, shape[0])))
 
     def _alone(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
         """Cost of a GEMM that loses no time to others."""

@@ -22,7 +22,8 @@ from simulators.workloads.operators import Workload
 class ShardP2P(CommEngineKnobs):
     """Local shard first, then peer after peer; for a reduction peer after peer, then the local shard.
 
-    lost_rows: rows of a shard whose time its GEMM loses beside that of another shard on a second stream.
+    lost_rows: rows in whose time the GEMM of a shard gets nothing done, beside that of another shard on a stream;
+    of fewer rows it takes twice the time.
     """
 
     family: Literal["shard_p2p"]

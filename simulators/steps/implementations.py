@@ -52,8 +52,10 @@ class Implementation(Frozen):
         knobs = dict(self.schedules[place])
         return {**merged(option_tree("schedule", str(knobs.pop("schedule"))), knobs), "name": self.name}
 
-    def refusal(self, gpu: str, precision: str) -> str | None:
+    def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:
         """Why it does not run on a shipped GPU at a precision; None if it does, or if the GPU is not known here."""
+        if mode not in self.modes:
+            return f"does not run in {mode}; it runs in {' and '.join(self.modes)}"
         if self.gpus and gpu in list_options("gpu") and gpu not in self.gpus:
             return f"does not run on {gpu}; it runs on {', '.join(self.gpus)}"
         if self.precisions and precision not in self.precisions:

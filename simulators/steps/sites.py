@@ -44,7 +44,7 @@ from simulators.hardware.machine import System
 from simulators.hardware.system import WholeNode, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
-from simulators.steps.implementations import Implementation, Place, implementation
+from simulators.steps.implementations import Implementation, Mode, Place, implementation
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
@@ -200,6 +200,7 @@ class SiteSchedules:
 
     schedules: Mapping[str, Any]
     group: TensorGroup
+    mode: Mode = "training"
 
     def costs(
         self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace
@@ -301,7 +302,8 @@ class SiteSchedules:
             return
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
         software = implementation(schedule.name.partition(" ")[0])
-        if software is not None and (refusal := software.refusal(self.group.system.gpu.name, self.group.format)):
+        where = self.group.system.gpu.name, self.group.format, self.mode
+        if software is not None and (refusal := software.refusal(*where)):
             yield Rule(f"sites.{at.name}", True, refusal, schedule.name, way_out="take another implementation")
         for rule in schedule.rules(self.group.system, self.workload(schedule, at.name, gemm, exchange)):
             # reported by the path that was typed

@@ -195,7 +195,7 @@ def _seconds(spreading: LayoutQuestion, layout: Layout) -> float:
 
 def ways_today(plan: StepPlan) -> list[str]:
     """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
-    families = {read_schedule(text).family for text in plan.sites.values() if text != SERIAL}
+    families = {read_schedule(text, site).family for site, text in plan.sites.items() if text != SERIAL}
     lines = list[str]()
     for entry in ways():
         if not _is_chosen(plan, entry.get("knob")) and not families.intersection(entry.get("families", ())):
