@@ -6,7 +6,7 @@ At a site the name of an implementation stands for its schedule in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -43,13 +43,13 @@ class Implementation(Frozen):
     fitted_on: tuple[Mapping[str, Any], ...] = ()
     sources: Mapping[str, Source] = {}
 
-    def tree(self, place: Place) -> dict[str, Any]:
-        """Tree of the schedule at a place. Raises ConfigError where there is none."""
+    def tree(self, place: Place, *, but: Collection[str] = ()) -> dict[str, Any]:
+        """Tree of the schedule at a place. but: knobs that stay as the schedule has them. Raises ConfigError."""
         if place not in self.schedules:
             there = " and ".join(self.schedules)
             rule, way = f"has no schedule of a collective {place} its GEMM", f"use it where the collective is {there}"
             raise ConfigError([Problem("", rule, self.name, way)])
-        knobs = dict(self.schedules[place])
+        knobs = {name: value for name, value in self.schedules[place].items() if name not in but}
         return {**merged(option_tree("schedule", str(knobs.pop("schedule"))), knobs), "name": self.name}
 
     def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:

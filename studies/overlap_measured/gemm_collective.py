@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,15 +137,20 @@ def _named(name: str) -> Implementation:
     return software
 
 
-def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None) -> MeasuredOverlap:
-    """Predict a row. changes: of the shipped machine's tree. Raises UnpredictableError where it cannot be predicted."""
+def predict_overlap(
+    cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None, unfitted: Collection[str] = ()
+) -> MeasuredOverlap:
+    """Predict a row. changes: of the shipped machine's tree. unfitted: knobs of implementations that count as ideal.
+
+    Raises UnpredictableError where it cannot be predicted.
+    """
     if reason := _unpredictable(cells):
         raise UnpredictableError(reason)
     names = ("baseline_ms", "overlapped_ms")
     baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
     machine = merged(_machine(cells), changes or {})
     # two readings of the sizes: of all GPUs, or of one
-    readings = [_times(cells, machine, whole=whole) for whole in (True, False)]
+    readings = [_times(cells, machine, whole=whole, unfitted=unfitted) for whole in (True, False)]
     times = readings[0]
     if baseline is not None:
         # ratios: half and twice are as far off
@@ -159,25 +164,27 @@ def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
     return any(
         # a name of constants, not a column
         all(str(value) == cells[name] for name, value in row.items() if name != "fits")
-        for row in _fitted_rows()
+        for row in fitted_rows()
         if fits in (None, row["fits"])
     )
 
 
 @cache
-def _fitted_rows() -> Sequence[Mapping[str, Any]]:
+def fitted_rows() -> Sequence[Mapping[str, Any]]:
     """Rows that constants of machines or of implementations were fitted on."""
     names = {_settings()["baseline"], *(method["implementation"] for method in _settings()["methods"])}
     return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _named(name).fitted_on)]
 
 
-def _times(cells: Mapping[str, str], system: Mapping[str, Any], *, whole: bool) -> tuple[float, float, float, float]:
+def _times(
+    cells: Mapping[str, str], system: Mapping[str, Any], *, whole: bool, unfitted: Collection[str]
+) -> tuple[float, float, float, float]:
     """Predicted times [s] of the baseline, of the overlap, and of GEMM and collective in the baseline."""
     workload = _workload(cells, whole=whole)
     cus = system["gpu"]["cu_copy"]["num_cus"]
     software, place = _software(cells), _OPS[cells["op"]][2]
     assert software is not None
-    schedules = [each.tree(place) for each in (_named(_settings()["baseline"]), software)]
+    schedules = [each.tree(place, but=unfitted) for each in (_named(_settings()["baseline"]), software)]
     schedules = [{**tree, **({"comm_cus": cus} if "comm_cus" in tree else {})} for tree in schedules]
     backend = OverlapBackend("fluid")
     designs = [backend.design({"system": system, "workload": workload, "schedule": knobs}) for knobs in schedules]

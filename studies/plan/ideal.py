@@ -1,8 +1,7 @@
 """What the hardware alone would give beside a plan of software that exists: the step with the best ideal schedules.
 
-Candidates are those of `candidates=ideal` (no barrier, no time of a host, kernels as fast as the library's), one of each
-family: in four chunks, moved by copy engines. Sites are decided one after the other, each with what was decided before,
-with tokens split or not.
+Candidates are those of `candidates=ideal` (no barrier, no time of a host, kernels as fast as the library's), one of a
+family: in four chunks, moved by copy engines. Sites are decided one after the other, with tokens split or not.
 """
 
 from __future__ import annotations
