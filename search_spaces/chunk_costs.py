@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.costs.gemm import GemmCost, Gemms, GemmShape, beside_cu_copies, gemm_cost, gemms_of
+from simulators.costs.gemm import GemmCost, Gemms, GemmShape, WaveGemms, beside_cu_copies, gemm_cost, gemms_of
 from simulators.costs.transfer import Mover, late_start_s
 from simulators.hardware.machine import System
+from simulators.hardware.parts import Tile
 from simulators.workloads.operators import Gemm
 
 _Size = tuple[ArrayLike, ArrayLike, ArrayLike]
@@ -48,12 +49,15 @@ class ChunkCosts:
 
     kernel_rate: of one kernel for all chunks, whose tiles signal, over the library's; None for a kernel of the library
     for each chunk. That one keeps the tile of the undivided GEMM and never splits k, so its time is that of its waves.
+    tile: rows and columns of C of this kernel's tile; None for the best. lost_rows: whose time a chunk loses.
     """
 
     system: System
     op: Gemm
     mover: Mover
     kernel_rate: ArrayLike | None
+    tile: tuple[int, int] | None = None
+    lost_rows: ArrayLike = 0.0
 
     @cached_property
     def gpu(self) -> Gemms:
@@ -65,17 +69,27 @@ class ChunkCosts:
         gpu = gemms_of(self.system, self.op.precision, model=model)
         loaded = self.system.gpu.loaded  # schedules run in models, and are measured in loops
         gpu = gpu.at_clock(loaded.gemm_clock) if loaded else gpu
+        if self.tile is not None and isinstance(gpu, WaveGemms):
+            gpu = replace(gpu, library=gpu.library.model_copy(update={"tiles": tiles_of(self.system, self.tile)}))
         return gpu if self.mover == "cu" else replace(gpu, engines=None)
 
     def cost(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
         """Cost of a chunk while so many CUs are taken: held by kernels, or withheld beside DMA engines."""
+        cost = self._alone(shape, taken, accumulate=accumulate)
+        if not np.any(np.asarray(self.lost_rows) > 0):
+            return cost
+        lost = np.asarray(self.lost_rows, float)  # of few rows no more than they take
+        return replace(cost, seconds=cost.seconds * (1 + lost / np.maximum(lost, shape[0])))
+
+    def _alone(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
+        """Cost of a GEMM that loses no time to others."""
         cost = gemm_cost(self.gpu, GemmShape.row_major(*shape, accumulate=accumulate), taken=taken)
         return cost if self.kernel_rate is None else replace(cost, seconds=cost.seconds / np.asarray(self.kernel_rate))
 
     @cached_property
     def whole(self) -> GemmCost:
         """Cost of the undivided GEMM on all CUs."""
-        return self.cost((self.op.m, self.op.local_n, self.op.local_k), 0)
+        return self._alone((self.op.m, self.op.local_n, self.op.local_k), 0)
 
     @property
     def waves(self) -> tuple[Any, Any]:
@@ -108,6 +122,12 @@ class ChunkCosts:
         full = self.cost(size, 0, accumulate=accumulate)
         law = ContentionLaw((np.ones(()),), np.zeros(()))
         return ChunkCost(full, self.system.gpu.num_cus, full.seconds, law)
+
+
+def tiles_of(system: System, tile: tuple[int, int]) -> tuple[Tile, ...]:
+    """Tiles of the GPU's library with so many rows and columns of C, in its column-major terms; none if it has none."""
+    rows, cols = tile
+    return tuple(each for each in system.gpu.gemm.tiles if (each.cols, each.rows) == (rows, cols))
 
 
 class LawGroups:

@@ -62,6 +62,16 @@ class CommEngineKnobs(ScheduleKnobs):
         """Rate of one kernel for all GEMM chunks over the library's; None for a kernel of the library for each."""
         return None
 
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of C that a workgroup of one kernel for all GEMM chunks computes; None for the best."""
+        return None
+
+    @property
+    def lost(self) -> ArrayLike:
+        """Rows whose time a GEMM chunk loses."""
+        return 0.0
+
     def bound(self, system: System, workload: Workload) -> Bound | None:
         """The bound of all schedules by pieces; None where one kernel computes all pieces."""
         return None if self.kernel is not None else piece_bound(system, workload)

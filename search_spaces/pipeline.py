@@ -71,7 +71,8 @@ class Pipeline:
         while they are there.
         """
         name = f"communication by means {len(self._movers)}" if self._movers else "communication"
-        costs = ChunkCosts(self.system, self.op, mode.engine, self._knobs.kernel)
+        knobs = self._knobs
+        costs = ChunkCosts(self.system, self.op, mode.engine, knobs.kernel, knobs.tile, knobs.lost)
         self._movers.append(Means(self.system, mode, self.routes, costs, LawGroups(name)))
         return len(self._movers) - 1
 

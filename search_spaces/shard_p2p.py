@@ -6,8 +6,12 @@ others idle (FiCCO, arXiv:2512.10236, baseline).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from numpy.typing import ArrayLike
+from pydantic import Field
+
+from dse.units import Number
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.hardware.machine import System
@@ -16,9 +20,19 @@ from simulators.workloads.operators import Workload
 
 
 class ShardP2P(CommEngineKnobs):
-    """Local shard first, then peer after peer; for a reduction peer after peer, then the local shard."""
+    """Local shard first, then peer after peer; for a reduction peer after peer, then the local shard.
+
+    lost_rows: rows in whose time the GEMM of a shard gets nothing done, beside that of another shard on a stream;
+    of fewer rows it takes twice the time.
+    """
 
     family: Literal["shard_p2p"]
+    lost_rows: Annotated[Number, Field(ge=0, le=4096)] = 0.0
+
+    @property
+    def lost(self) -> ArrayLike:
+        """Rows whose time a GEMM chunk loses."""
+        return self.lost_rows
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to num_gpus - 1 steps, each with one transfer and one GEMM on its rows."""

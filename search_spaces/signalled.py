@@ -17,6 +17,7 @@ Derived; the time of the kernel itself is that of simulators/costs/gemm/waves.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -25,25 +26,31 @@ from pydantic import Field
 
 from dse.units import Integer, Number
 from dse.values import knob
+from search_spaces.chunk_costs import tiles_of
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import Mover
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route
+from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
+
+Side = Annotated[int, Field(ge=1, le=4096)]
 
 
 class SignalledSchedule(CommEngineKnobs):
     """Knobs of the family.
 
-    kernel_rate: rate of the kernel over the library's best. sender: with comm_engine=cu, a `kernel` on CUs of its own,
+    kernel_rate: rate of the kernel over the library's best. kernel_tile: rows and columns of C of its workgroups; None
+    for the best of the library's. sender: with comm_engine=cu, a `kernel` on CUs of its own,
     or the workgroups that compute the `tiles`, which load or store them at their peers.
     """
 
     family: Literal["signalled"]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu", "sender": "kernel"}, ge=1, le=4096)]
     kernel_rate: Annotated[Number, Field(gt=0, le=16)] = 1.0
+    kernel_tile: tuple[Side, Side] | None = None
     sender: Annotated[Literal["kernel", "tiles"] | None, knob(when={"comm_engine": "cu"}, structural=True)] = "kernel"
 
     @property
@@ -55,6 +62,20 @@ class SignalledSchedule(CommEngineKnobs):
     def kernel(self) -> ArrayLike | None:
         """Rate of the kernel over the library's."""
         return self.kernel_rate
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of C that a workgroup of the kernel computes."""
+        return self.kernel_tile
+
+    def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
+        """Require a tile that the GPU's library describes."""
+        rules = list(super().rules(system, workload))
+        if self.kernel_tile is not None and not tiles_of(system, self.kernel_tile):
+            way = "one of " + ", ".join(f"[{tile.cols}, {tile.rows}]" for tile in system.gpu.gemm.tiles)
+            rule = "is no tile whose rate is known (system.gpu.gemm.tiles)"
+            rules.append(Rule("schedule.kernel_tile", True, rule, list(self.kernel_tile), way_out=way))
+        return rules
 
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to one transfer and one part of the kernel for each shard."""

@@ -64,14 +64,15 @@ def test_barriers_come_before_each_transfer_of_a_reduction_and_once_before_a_gat
         assert 0.5e-3 < late <= most * 1.001e-3
 
 
-@given(efficiency=st.floats(0.1, 0.9))
-def test_stores_of_tiles_reach_their_share_of_the_links_together(efficiency: float) -> None:
+@given(rate=st.floats(1e8, 3e9))
+def test_cus_store_tiles_at_their_rate_together(rate: float) -> None:
     small = {"workload.operators.gemm.m": 8192, "workload.operators.gemm.n": 8192, "workload.operators.gemm.k": 64}
     stores: dict[str, Any] = {"schedule.comm_engine": "cu", "schedule.sender": "tiles"}
-    stores |= {"system.gpu.cu_copy.store_efficiency": efficiency}
+    stores |= {"system.gpu.cu_copy.store_bytes_per_s_per_cu": rate}
     seconds = makespan("signalled", {**GATHER, **small, **NARROW, **stores}, pattern="reduce_scatter")
     sent = 2 * 8192 * 8192 * 7 / 8
-    assert seconds >= sent / (efficiency * 7 * 64.3e9)
+    assert seconds >= sent / min(132 * rate, 7 * 64.3e9)
+    assert seconds <= 1e-4 + sent / min(132 * rate, 0.86 * 7 * 64.3e9)
 
 
 @given(mib=st.floats(0.1, 512))

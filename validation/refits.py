@@ -108,10 +108,10 @@ def links(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def stores(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Share of the links that stores of tiles reach: speed-ups of overlaps, with the mean logarithm of errors zero."""
+    """Rate at which a CU stores tiles at peers: speed-ups of overlaps, with the mean logarithm of errors zero."""
     assert table is not None
     (number,) = numbers
-    rows = gemm_collective.calibration_rows(table, f"{number.option}: cu_copy.store_efficiency")
+    rows = gemm_collective.calibration_rows(table, f"{number.option}: cu_copy.store_bytes_per_s_per_cu")
 
     def mean_error(values: Sequence[float]) -> list[float]:
         changes = {"gpu": _tree(number.path, values[0])}

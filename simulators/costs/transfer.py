@@ -18,6 +18,7 @@ from simulators.hardware.machine import Gpu, System
 from simulators.hardware.network import Node, Pattern, Protocols, Route, links
 
 CommEngine = Literal["cu", "dma"]
+_FILLED = 0.95  # share of the links from which they count as the limit, for its name alone
 Mover = Literal["cu", "dma", "store"]
 """Engine of a transfer: kernels on CUs of their own, copy engines, or stores of the workgroups that compute."""
 
@@ -76,7 +77,7 @@ def rate(
 ) -> Rates:
     """Payload rate of `route` while the routes `active` (itself included) run at once.
 
-    Stores of a GEMM's own workgroups: `store_efficiency` of the link. DMA: min(share of the link, engines). An engine
+    Stores of a GEMM's own workgroups: `store_share` of the link. DMA: min(share of the link, engines). An engine
     serves one link (measured: engines have per-destination affinity), so a copy is split over the idle engines of its
     link: over `whole` engines, or `even`ly, as if copies could share an engine. CU kernels: c CUs that move r bytes/s
     each reach `link_utilisation(c r / B)` of the links in use, which have B in all.
@@ -98,18 +99,25 @@ def rate(
         engine = np.asarray(dma.bytes_per_s) * max(1, engines // at_once if split == "whole" else engines / at_once)
         bound = "DMA engine" if np.all(engine < link) else "link"
         return Rates(np.minimum(link, engine), bound)
-    if by.engine == "store":  # workgroups store as they compute: no engine but the links limits them
-        return Rates(np.asarray(link * store_share(system)), "link")
+    if by.engine == "store":  # workgroups store as they compute: no engine of copies limits them
+        share = store_share(system)
+        return Rates(
+            np.asarray(link * share),
+            "link" if np.all(share > _FILLED * system.gpu.cu_copy.link_efficiency) else "stores of CUs",
+        )
     full = _cu_fill(system, active, by)
-    # what counts as filled, for the name of the limit alone
-    return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > 0.95) else "copy CUs")
+    return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > _FILLED) else "copy CUs")
 
 
 def store_share(system: System) -> Any:
-    """Share of the links that all stores of a GEMM's own workgroups reach together."""
+    """Share of the links that all stores of a GEMM's own workgroups reach together: what CUs store, or links carry."""
     copy = system.gpu.cu_copy
     # not measured: as kernels of copies
-    return copy.link_efficiency if copy.store_efficiency is None else copy.store_efficiency
+    share = copy.link_efficiency if copy.store_efficiency is None else copy.store_efficiency
+    if copy.store_bytes_per_s_per_cu is None:
+        return share
+    stored = np.asarray(system.gpu.num_cus) * copy.store_bytes_per_s_per_cu
+    return np.minimum(share, stored / sum(np.asarray(rate) for rate in links(system.node).values()))
 
 
 def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:

@@ -87,8 +87,9 @@ class CuCopy(Grown):
     """Data movement by kernels that run on CUs.
 
     num_cus: CUs that a collective takes at most and by default, one for each channel (twice as many for an all-to-all
-    if `all_to_all_factor` is 1/2). store_efficiency: share of the links that the stores of a GEMM's own workgroups
-    reach; None for that of kernels.
+    if `all_to_all_factor` is 1/2). store_bytes_per_s_per_cu: rate at which the workgroups of a GEMM on a CU store at
+    peers; None where it is not known, so that the links alone limit them. store_efficiency: share of the links that
+    stores reach; None for that of kernels.
     """
 
     num_cus: Annotated[Integer, Field(ge=1, le=4096)]
@@ -96,6 +97,7 @@ class CuCopy(Grown):
     all_to_all_factor: Annotated[Number, Field(gt=0, le=1)]
     link_efficiency: Annotated[Number, Field(gt=0, le=1)]
     setup_s: Seconds
+    store_bytes_per_s_per_cu: Bandwidth | None = None
     store_efficiency: Annotated[Number, Field(gt=0, le=1)] | None = None
 
 

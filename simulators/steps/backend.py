@@ -160,7 +160,7 @@ def _scheduled(design: StepDesign) -> SiteSchedules | None:
     if not isinstance(design, ScheduledDesign) or not design.sites:
         return None
     tp, precision = int(design.parallel.tp), design.run.products or design.run.precision
-    return SiteSchedules(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision))
+    return SiteSchedules(design.sites, TensorGroup.of(design.system, tp=tp, precision=precision), design.run.mode)
 
 
 def _rules(design: StepDesign) -> Iterator[Rule]:

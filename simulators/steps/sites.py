@@ -36,7 +36,7 @@ from dse.backend import Interval, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.space import get_path
-from dse.values import AtLeast, Memo, leaves
+from dse.values import AtLeast, Frozen, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
@@ -44,6 +44,7 @@ from simulators.hardware.machine import System
 from simulators.hardware.system import WholeNode, schedules_see
 from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
+from simulators.steps.implementations import Implementation, Mode, Place, implementation
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
@@ -155,12 +156,14 @@ class TensorGroup:
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
         kernels = _with_gemms_of(schedule, self.simulated)  # compared with serial at the same cost model
-        serial = self._remembered(kernels.costs, workload, self.serial_s, lambda *_: self._serial_s(kernels, workload))
+        baseline = _serial_of(schedule)
+        name = _Baseline(costs=kernels.costs, schedule=baseline)
+        serial = self._remembered(name, workload, self.serial_s, lambda *_: self._serial_s(kernels, baseline, workload))
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
-    def _serial_s(self, system: System, workload: Workload) -> Floats:
-        return _run(read_schedule(SERIAL).lower(system, workload), self.engine)[0]
+    def _serial_s(self, system: System, baseline: Any, workload: Workload) -> Floats:
+        return _run(baseline.lower(system, workload), self.engine)[0]
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
@@ -175,6 +178,19 @@ class TensorGroup:
         return memory[name]
 
 
+class _Baseline(Frozen):
+    """What the time of a serial site depends on, beside its sizes."""
+
+    costs: Any
+    schedule: Any
+
+
+def _serial_of(schedule: Any) -> Any:
+    """The serial schedule by the same host."""
+    host = {name: getattr(schedule, name, None) for name in ("host_s", "collective_calls")}
+    return read_schedule(SERIAL).model_copy(update={name: value for name, value in host.items() if value is not None})
+
+
 _groups = Memo[TensorGroup](64)  # machines whose groups are kept
 
 
@@ -184,6 +200,7 @@ class SiteSchedules:
 
     schedules: Mapping[str, Any]
     group: TensorGroup
+    mode: Mode = "training"
 
     def costs(
         self, ops: Sequence[Op], costs: Sequence[OperatorCost], platform: Platform, at: SitePlace
@@ -284,6 +301,10 @@ class SiteSchedules:
             yield Rule(f"sites.{at.name}", True, rule, schedule.name, way_out="take another schedule")
             return
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]
+        software = implementation(schedule.name.partition(" ")[0])
+        where = self.group.system.gpu.name, self.group.format, self.mode
+        if software is not None and (refusal := software.refusal(*where)):
+            yield Rule(f"sites.{at.name}", True, refusal, schedule.name, way_out="take another implementation")
         for rule in schedule.rules(self.group.system, self.workload(schedule, at.name, gemm, exchange)):
             # reported by the path that was typed
             yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
@@ -382,8 +403,8 @@ def site_rules(scheduled: SiteSchedules, blocks: Sequence[Sequence[Op]]) -> Iter
 def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
     """Schedules by site from the section `sites`, serial ones left out; problems are noted.
 
-    A schedule is a mapping of its knobs, or a text: the name of an option of the group `schedule`, and perhaps values
-    of its knobs (`uniform_fused_1d num_chunks=4 comm_engine=dma`), which is then its name.
+    A schedule is a mapping of its knobs, or a text, which is then its name: an option of the group `schedule`, or
+    software that has one for the site (`implementation`), and perhaps values of knobs (`shard_p2p comm_engine=dma`).
     """
     schedules: dict[str, Any] = {}
     if not isinstance(tree, Mapping):
@@ -402,7 +423,7 @@ def read_sites(check: Problems, tree: Any) -> dict[str, Any]:
 def _schedule(check: Problems, site: str, chosen: Any) -> Any:
     """The schedule of one site; None with the problems noted."""
     try:
-        return read_schedule(chosen) if isinstance(chosen, str) else _validated(chosen)
+        return read_schedule(chosen, site) if isinstance(chosen, str) else _validated(chosen)
     except ConfigError as error:
         paths = (f"sites.{site}.{problem.path}".removesuffix(".") for problem in error.problems)
         # reported by the path of the site
@@ -415,12 +436,25 @@ def _validated(tree: Any) -> Any:
     return validate_as(kind, tree, path="")
 
 
+def _place(software: Implementation, site: str) -> Place:
+    """The place of the collective of a site that an implementation has a schedule of."""
+    order = SITES[site].order if site in SITES else next(iter(software.schedules))
+    return "beside" if order not in software.schedules and "beside" in software.schedules else order
+
+
+def read_schedule(text: str, site: str = "") -> Any:
+    """The schedule that a short text names, at a site where it names an implementation. Raises ConfigError."""
+    return _read_schedule((text, site))
+
+
 @plugins.cached_until_refresh
-def read_schedule(text: str) -> Any:
-    """The schedule that a short text names. Raises ConfigError."""
+def _read_schedule(named: tuple[str, str]) -> Any:
+    text, site = named
     option, *words = text.split() or [""]
+    software = implementation(option)
     try:
-        tree = {**option_tree("schedule", option), "name": text}
+        tree = option_tree("schedule", option) if software is None else software.tree(_place(software, site))
+        tree["name"] = text
     except ConfigError as error:
         # the caller knows where it was typed
         raise ConfigError([replace(problem, path="") for problem in error.problems]) from None

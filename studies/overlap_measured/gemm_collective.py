@@ -1,7 +1,7 @@
 """Measured overlaps of one GEMM and its collective held against schedules: rows of `gemm_collective.csv` and its like.
 
-A row names GPU, collective, sizes, and the software that overlaps. What this software does is said in knobs of a
-schedule (`gemm_collective.yaml`); baseline and overlap are then designs of the overlap backend on the machine of that
+A row names GPU, collective, sizes, and the software that overlaps, which is the implementation that plans take
+(`gemm_collective.yaml` says which); baseline and overlap are then designs of the overlap backend on the machine of that
 GPU, and nothing knows the row's times but the reading of its sizes: whether n (of a GEMM before a reduction: k) is of
 the whole problem or of one GPU: the reading counts whose predicted baseline is nearer to the measured one, or the whole
 problem where no baseline is given.
@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dse.backend import Batch
-from dse.config.options import conf_dir, list_options
+from dse.config.options import list_options
 from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 from simulators.calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.backend import OverlapBackend
+from simulators.steps.implementations import Implementation, Place, implementation
 from simulators.workloads.operators import ELEMENT_BYTES
 
 NEEDED = ("gpu", "gpus", "op", "m", "n", "k", "dtype", "method", "baseline_ms", "overlapped_ms", "speedup")
 _NODE = 8  # GPUs of the machines that are shipped for schedules
-_OPS = {"ag_gemm": ("all_gather", "n"), "gemm_rs": ("reduce_scatter", "k")}
+_OPS: Mapping[str, tuple[str, str, Place]] = {
+    "ag_gemm": ("all_gather", "n", "before"),
+    "gemm_rs": ("reduce_scatter", "k", "after"),
+}
 
 
 class UnpredictableError(Exception):
@@ -98,7 +102,7 @@ def _unpredictable(cells: Mapping[str, str]) -> str | None:
         "several nodes: schedules overlap a GEMM and a collective inside one": cells.get("nodes", "") in ("", "1"),
         f"no machine for GPU {cells['gpu'] or '(not named)'}": _system(cells) in list_options("system"),
         f"{gpus} GPUs: machines are of {_NODE}": gpus.isdigit() and 2 <= int(gpus) <= _NODE,
-        f"method {cells['method']}: no schedule says what it does": _method(cells) is not None,
+        f"method {cells['method']}: no implementation says what it does": _software(cells) is not None,
     }
     return next((reason for reason, holds in reasons.items() if not holds), None)
 
@@ -118,25 +122,35 @@ def _settings() -> Mapping[str, Any]:
     return settings
 
 
-def _method(cells: Mapping[str, str]) -> Mapping[str, Any] | None:
+def _software(cells: Mapping[str, str]) -> Implementation | None:
+    """The implementation of a row's method at its operator; None where there is none."""
     for method in _settings()["methods"]:
         if all(re.fullmatch(pattern, cells.get(column, "")) for column, pattern in method["match"].items()):
-            chosen: Mapping[str, Any] = method
-            return chosen
+            software = _named(method["implementation"])
+            return software if _OPS[cells["op"]][2] in software.schedules else None
     return None
 
 
-def predict_overlap(cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None) -> MeasuredOverlap:
-    """Predict a row. changes: of the shipped machine's tree. Raises UnpredictableError where it cannot be predicted."""
+def _named(name: str) -> Implementation:
+    software = implementation(name)
+    assert software is not None
+    return software
+
+
+def predict_overlap(
+    cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None, unfitted: Collection[str] = ()
+) -> MeasuredOverlap:
+    """Predict a row. changes: of the shipped machine's tree. unfitted: knobs of implementations that count as ideal.
+
+    Raises UnpredictableError where it cannot be predicted.
+    """
     if reason := _unpredictable(cells):
         raise UnpredictableError(reason)
     names = ("baseline_ms", "overlapped_ms")
     baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
-    method = _method(cells)
-    assert method is not None
     machine = merged(_machine(cells), changes or {})
     # two readings of the sizes: of all GPUs, or of one
-    readings = [_times(cells, method, machine, whole=whole) for whole in (True, False)]
+    readings = [_times(cells, machine, whole=whole, unfitted=unfitted) for whole in (True, False)]
     times = readings[0]
     if baseline is not None:
         # ratios: half and twice are as far off
@@ -150,18 +164,28 @@ def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
     return any(
         # a name of constants, not a column
         all(str(value) == cells[name] for name, value in row.items() if name != "fits")
-        for row in _settings()["calibrated_on"]
+        for row in fitted_rows()
         if fits in (None, row["fits"])
     )
 
 
+@cache
+def fitted_rows() -> Sequence[Mapping[str, Any]]:
+    """Rows that constants of machines or of implementations were fitted on."""
+    names = {_settings()["baseline"], *(method["implementation"] for method in _settings()["methods"])}
+    return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _named(name).fitted_on)]
+
+
 def _times(
-    cells: Mapping[str, str], method: Mapping[str, Any], system: Mapping[str, Any], *, whole: bool
+    cells: Mapping[str, str], system: Mapping[str, Any], *, whole: bool, unfitted: Collection[str]
 ) -> tuple[float, float, float, float]:
     """Predicted times [s] of the baseline, of the overlap, and of GEMM and collective in the baseline."""
     workload = _workload(cells, whole=whole)
     cus = system["gpu"]["cu_copy"]["num_cus"]
-    schedules = [_schedule(chosen, comm_cus=cus) for chosen in (_settings()["baseline"], method)]
+    software, place = _software(cells), _OPS[cells["op"]][2]
+    assert software is not None
+    schedules = [each.tree(place, but=unfitted) for each in (_named(_settings()["baseline"]), software)]
+    schedules = [{**tree, **({"comm_cus": cus} if "comm_cus" in tree else {})} for tree in schedules]
     backend = OverlapBackend("fluid")
     designs = [backend.design({"system": system, "workload": workload, "schedule": knobs}) for knobs in schedules]
     results = backend.evaluate([Batch(design) for design in designs])
@@ -184,13 +208,8 @@ def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
     return {**tree, "node": node, "costs": {"gemm": "fitted" if measured else "waves", "collective": "library"}}
 
 
-def _schedule(chosen: Mapping[str, Any], comm_cus: int) -> dict[str, Any]:
-    tree = load_yaml(conf_dir() / "schedule" / f"{chosen['schedule']}.yaml")
-    return merged({**tree, **({"comm_cus": comm_cus} if "comm_cus" in tree else {})}, chosen["knobs"])
-
-
 def _workload(cells: Mapping[str, str], *, whole: bool) -> dict[str, Any]:
-    pattern, split = _OPS[cells["op"]]
+    pattern, split, _ = _OPS[cells["op"]]
     size = {name: int(cells[name]) for name in ("m", "n", "k")}
     gpus = _num_gpus(cells)
     if not whole:

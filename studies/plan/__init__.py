@@ -23,6 +23,7 @@ from dse.space import get_path
 from simulators.steps.backend import StepBackend
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
+from simulators.steps.implementations import implementation
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
 from simulators.steps.sites import SERIAL, read_schedule
@@ -31,10 +32,11 @@ from studies.plain import Plain
 from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.frameworks import tool_facts, ways
+from studies.plan.ideal import ideal_line
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
-from studies.plan.step_plan import MEMORY, TIME, StepPlan, plans, rates_of_a_gpu
+from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class PlanStudy(Plain):
             yield stored_line(plan.design(plan.best), plan.best)
             if plan.choices:
                 yield _choices_table(plan)
+            if _is_of_software(plan):
+                yield ideal_line(plan)
             yield from _other_layouts(plan)
             yield from ways_today(plan)
 
@@ -89,6 +93,12 @@ class PlanStudy(Plain):
         for plan in of_scenarios[:1]:
             if plan.best.get("parallel.exchanges") != "two_micro_batches":  # whose layers are of two
                 yield "layer", partial(_layer_figure, plan)
+
+
+def _is_of_software(plan: StepPlan) -> bool:
+    """Tell whether schedules of sites that were searched are those of software."""
+    texts = {str(text) for path in SITE_PATHS if path in plan.table for text in plan.table[path].dropna()}
+    return any(implementation(text.partition(" ")[0]) for text in texts)
 
 
 def _before_and_after(plan: StepPlan) -> str:
@@ -195,7 +205,7 @@ def _seconds(spreading: LayoutQuestion, layout: Layout) -> float:
 
 def ways_today(plan: StepPlan) -> list[str]:
     """Lines on what comes nearest to a plan today, and on what needs a kernel or hardware that does not exist."""
-    families = {read_schedule(text).family for text in plan.sites.values() if text != SERIAL}
+    families = {read_schedule(text, site).family for site, text in plan.sites.items() if text != SERIAL}
     lines = list[str]()
     for entry in ways():
         if not _is_chosen(plan, entry.get("knob")) and not families.intersection(entry.get("families", ())):

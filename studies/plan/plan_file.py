@@ -101,7 +101,7 @@ def _check_site(check: Problems, path: str, name: str, value: Any) -> None:
         check.add(path, "is no site", way_out=did_you_mean(name, SITES))
         return
     try:
-        read_schedule(str(value))
+        read_schedule(str(value), name)
     except ConfigError as error:
         check.found.extend(replace(problem, path=f"{path}.{problem.path}".rstrip(".")) for problem in error.problems)
 

@@ -160,7 +160,7 @@ class _Planner:
         design, legal = self._check(plan, places)
         if not legal.any():
             return np.full(legal.shape, np.inf)
-        scheduled = SiteSchedules(design.sites or {name: None}, self._group(design.system))
+        scheduled = SiteSchedules(design.sites or {name: None}, self._group(design.system), design.run.mode)
         parts, seconds = serial_step.passes.parts, np.zeros(())
         ops, costs = [part.op for part in parts], [part.spent for part in parts]
         with np.errstate(all="ignore"):
@@ -190,7 +190,7 @@ class _Planner:
     def _check(self, plan: Mapping[str, str], places: NDArray[np.intp]) -> tuple[ScheduledDesign, NDArray[np.bool_]]:
         """The step of some machines under a plan, and on which of them it breaks no rule."""
         self.computed += len(places)
-        schedules = {name: read_schedule(text) for name, text in plan.items() if name in SITES and text != SERIAL}
+        schedules = {name: read_schedule(text, name) for name, text in plan.items() if name in SITES and text != SERIAL}
         parallel = self._design.parallel.model_copy(update={"collectives": plan["collectives"]})
         changes: dict[str, Any] = {"system": self._system(places), "parallel": parallel, "sites": schedules}
         design = self._design.model_copy(update=changes)

@@ -79,7 +79,7 @@ def _breaks_options(check: Problems, name: str, options: PlanOptions) -> bool:
             continue
         for text in texts:
             try:
-                read_schedule(text)
+                read_schedule(text, site)
             except ConfigError as error:
                 check.found.extend(replace(problem, path=path) for problem in error.problems)
     return len(check.found) > before

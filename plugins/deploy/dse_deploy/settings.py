@@ -90,14 +90,14 @@ class Setting(Frozen):
             return self.constant if overlapped else None
         if not self.knob:
             return bool(overlapped)
-        numbers = [int(getattr(read_schedule(text), self.knob) or 0) for _, text in overlapped]
+        numbers = [int(getattr(read_schedule(text, site), self.knob) or 0) for site, text in overlapped]
         return max(numbers, default=0) or None
 
     def _overlapped(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """Yield the sites with schedules that the setting is of."""
         for site, text in plan.get("sites", {}).items():
             is_mine = site in self.sites and text != SERIAL
-            if is_mine and (not self.families or read_schedule(text).family in self.families):
+            if is_mine and (not self.families or read_schedule(text, site).family in self.families):
                 yield site, text
 
     def paths(self, plan: Plan) -> list[str]:

@@ -84,7 +84,7 @@ def layers_of(sites: Mapping[str, str], tp: int, *, fp8: bool) -> dict[str, User
     """
     layers = dict[str, UserBuffer]()
     for site, text in sites.items():
-        schedule = None if text == SERIAL else read_schedule(text)
+        schedule = None if text == SERIAL else read_schedule(text, site)
         if schedule is None:
             continue
         if schedule.family == "concurrent" and site in _SUMMED and schedule.comm_engine == "cu":

@@ -1,0 +1,72 @@
+"""Software that overlaps a GEMM and its collective (`conf/implementation`): its schedules, and what they cost there.
+
+A schedule says what runs beside what; barriers, time of the host, tiles and rates belong to the software that runs it.
+At a site the name of an implementation stands for its schedule in the order of the site (`sites.ffn_in=flux`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from dse import plugins
+from dse.config.options import list_options
+from dse.errors import ConfigError, Problem, validate_as
+from dse.values import Frozen, Source
+from simulators.hardware.machine import merged
+from simulators.hardware.parts import Precision
+from simulators.workloads.model_zoo import option_tree
+
+Place = Literal["before", "after", "beside"]
+Mode = Literal["training", "prefill", "decode"]
+GROUP = "implementation"
+
+
+class Implementation(Frozen):
+    """An implementation.
+
+    schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
+    the GEMM that it belongs to, or beside another. gpus: that it runs on, and precisions; all where none is named.
+    tool: that its settings are written for. fitted_on: rows that constants were fitted on, by their cells, and which.
+    """
+
+    name: str
+    description: str
+    tool: str | None = None
+    gpus: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    modes: tuple[Mode, ...] = get_args(Mode)
+    schedules: Mapping[Place, Mapping[str, Any]] = Field(min_length=1)
+    fitted_on: tuple[Mapping[str, Any], ...] = ()
+    sources: Mapping[str, Source] = {}
+
+    def tree(self, place: Place, *, but: Collection[str] = ()) -> dict[str, Any]:
+        """Tree of the schedule at a place. but: knobs that stay as the schedule has them. Raises ConfigError."""
+        if place not in self.schedules:
+            there = " and ".join(self.schedules)
+            rule, way = f"has no schedule of a collective {place} its GEMM", f"use it where the collective is {there}"
+            raise ConfigError([Problem("", rule, self.name, way)])
+        knobs = {name: value for name, value in self.schedules[place].items() if name not in but}
+        return {**merged(option_tree("schedule", str(knobs.pop("schedule"))), knobs), "name": self.name}
+
+    def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:
+        """Why it does not run on a shipped GPU at a precision; None if it does, or if the GPU is not known here."""
+        if mode not in self.modes:
+            return f"does not run in {mode}; it runs in {' and '.join(self.modes)}"
+        if self.gpus and gpu in list_options("gpu") and gpu not in self.gpus:
+            return f"does not run on {gpu}; it runs on {', '.join(self.gpus)}"
+        if self.precisions and precision not in self.precisions:
+            return f"does not multiply {precision}; it multiplies {', '.join(self.precisions)}"
+        return None
+
+
+@plugins.cached_until_refresh
+def implementation(name: str) -> Implementation | None:
+    """The implementation of a name, or of a YAML file with `schedules`; None for another name. Raises ConfigError."""
+    if name not in list_options(GROUP) and not Path(name).is_file():
+        return None
+    tree = option_tree(GROUP, name)
+    return validate_as(Implementation, tree, path=f"{GROUP}/{name}") if "schedules" in tree else None
