@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
+from dse_synthesis.sketches import Changes, Presets, Sketch, SketchSizes, TimedSketch
+from dse_synthesis.steps import Step
 from search_spaces.bounds import piece_bound
 from search_spaces.comm_knobs import CommEngineKnobs
-from search_spaces.sketches import Changes, Presets, Sketch, SketchSizes, TimedSketch
-from search_spaces.steps import Step
 from simulators.costs.transfer import library_cus
 from simulators.hardware.machine import System
 from simulators.taskgraph.symmetry import reduce_graph

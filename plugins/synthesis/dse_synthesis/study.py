@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
@@ -19,6 +18,7 @@ from dse.results.answer import tables_of_winners
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell, gain_in_words
+from dse_synthesis import CONF
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.operators import workloads_of
 from studies.common.sentences import geometric_mean
@@ -132,7 +132,7 @@ def _schedules(run: FinishedRun, both: pd.DataFrame) -> Iterator[tuple[str, Any]
     """Yield the name of each case and the keys of `schedule` that say its steps."""
     backend, tree = OverlapBackend("fluid"), dict(run.config)
     workloads = workloads_of(Problems(), tree["workload"])
-    option = load_yaml(conf_dir() / "schedule" / f"{_FOUND}.yaml")
+    option = load_yaml(CONF / "schedule" / f"{_FOUND}.yaml")
     for row in both.to_dict("records"):
         node = {**tree["system"]["node"], "topology": row["topology"]}
         effort = {path.partition(".")[2]: int(row[path]) for path in _EFFORT}

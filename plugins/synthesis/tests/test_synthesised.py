@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dse.backend import Batch
-from search_spaces.synthesised import SynthesisedSchedule
+from dse_synthesis.schedule import SynthesisedSchedule
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
 from tests.support import shipped

@@ -1,4 +1,4 @@
-"""A schedule given step by step, or found by search (`search_spaces.synthesis`) where no steps are given.
+"""A schedule given step by step, or found by search (`dse_synthesis.search`) where no steps are given.
 
 Each shard is cut at `cuts`, in equal `parts` of its rows (`cut_dim` m) or of the depth (k). Steps follow in the order
 in which they are submitted; a range [a, b] stands for what is between cuts a and b of the shards of some peers, or all:
@@ -31,10 +31,10 @@ from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement, read_text
 from dse.units import Integer
 from dse.values import content_key, knob
+from dse_synthesis.search import VERSION, ScheduleSearch
+from dse_synthesis.steps import LOCAL, Step
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
-from search_spaces.steps import LOCAL, Step
-from search_spaces.synthesis import VERSION, ScheduleSearch
 from simulators.costs.transfer import Mover, TransferMode, library_cus
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route

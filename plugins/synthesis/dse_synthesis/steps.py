@@ -1,4 +1,4 @@
-"""A step of a schedule that is given step by step (`search_spaces.synthesised`)."""
+"""A step of a schedule that is given step by step (`dse_synthesis.schedule`)."""
 
 from __future__ import annotations
 
