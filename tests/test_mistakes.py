@@ -265,8 +265,6 @@ COMMANDS: list[Mistake] = [
     ("compare a b c", "compare", "needs two runs"),
     ("timeline study=ficco_sweep", "key", "write key=<name>"),
     ("timeline study=ficco_sweep ky=3a", "ky=3a"),
-    ("importance study=ficco_sweep method=shap", "method = 'shap'", "known here: fanova, ped_anova"),
-    ("rules study=ficco_sweep depht=3", "depht=3"),
     ("systems h100", "system = 'h100'"),
     ("systems rtx4090", "system = 'rtx4090'", "known here: a100_40gb_8"),
     ("ui 5001", "5001"),

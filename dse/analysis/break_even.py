@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.analysis.contexts import TIE
-from dse.analysis.decision_tree import Option
+from dse.analysis.contexts import TIE, Option
 from dse.analysis.perturbation import Advance, Constant, Floats, RunPoints, at, evaluate_batches, legal, one_by_one
 from dse.analysis.standings import option_text
 from dse.units import quantity_text

@@ -30,7 +30,7 @@ _LITTLE_BYTES, _LITTLE_MEMORY = 2 << 30, 2 << 30
 _OPTIONAL = {
     "torch": ("search=gp", "pip install 'overlap-dse[gp]'"),
     "psycopg": ("results in PostgreSQL", "pip install 'overlap-dse[postgresql]'"),
-    "sklearn": ("importance method=fanova and study=goldyloc", "pip install 'overlap-dse[learning]'"),
+    "sklearn": ("study=goldyloc", "pip install 'overlap-dse[learning]'"),
 }
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 Options = Mapping[str, str]

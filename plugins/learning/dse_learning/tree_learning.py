@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.analysis.contexts import Cases, Floats
-from dse.analysis.decision_tree import Feature, Leaf, Node, Split, Tree, between
+from dse.analysis.contexts import Cases, Floats, Quantity
+from dse_learning.decision_tree import Feature, Leaf, Node, Split, Tree, between
 
 Rows = NDArray[np.intp]
 # pairs grow with the square, and by chance some pair fits anything
@@ -37,7 +37,7 @@ class TreeLimits(NamedTuple):
     leaves: int | None = None
 
 
-def features(inputs: Mapping[str, NDArray[Any]], quantities: Sequence[Feature] = ()) -> list[Feature]:
+def features(inputs: Mapping[str, NDArray[Any]], quantities: Sequence[Quantity] = ()) -> list[Feature]:
     """Features that a tree may split by, the simplest first: inputs, products and ratios of pairs, products of
     sections, then the quantities, as far as their inputs are present (an absent input is the same in all contexts).
 
@@ -58,7 +58,7 @@ def features(inputs: Mapping[str, NDArray[Any]], quantities: Sequence[Feature] =
     for section in dict.fromkeys(map(_section, positive)):
         together = tuple(path for path in positive if _section(path) == section)
         candidates += [Feature(together)] if len(together) > 2 else []  # pairs are there already
-    for quantity in quantities:
+    for quantity in (Feature(*parts) for parts in quantities):
         above, below = (tuple(path for path in paths if path in positive) for paths in (quantity.paths, quantity.per))
         candidates += [Feature(above, below)] if above else []
     return list(dict.fromkeys(candidates))

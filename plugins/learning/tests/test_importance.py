@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dse.analysis.importance import FEWEST, METHODS, Assessment, assess
 from dse.cli import main
 from dse.errors import ConfigError
+from dse_learning.importance import FEWEST, METHODS, Assessment, assess
 from tests.swept import Row, grid, written
 
 SCENARIOS: dict[str, Row] = {"small": {}, "large": {}}

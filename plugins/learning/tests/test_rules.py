@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dse.analysis.contexts import Cases, ContextQuestion, cases
-from dse.analysis.decision_tree import Feature, Leaf, Node, Option, Split, Tree, between
-from dse.analysis.rules import folds, left_out, majority_learner, score, score_fixed_options, score_tree
-from dse.analysis.tree_learning import TreeLimits, features, learn
+from dse.analysis.contexts import Cases, ContextQuestion, Option, cases, score_picks
 from dse.cli import main
 from dse.errors import ConfigError
 from dse.results.finished_run import FinishedRun
+from dse_learning.decision_tree import Feature, Leaf, Node, Split, Tree, between
+from dse_learning.rules import folds, left_out, majority_learner, score_fixed_options, score_tree
+from dse_learning.tree_learning import TreeLimits, features, learn
 from tests.swept import Row, grid, written
 
 SIZES: dict[str, Row] = {
@@ -94,7 +94,7 @@ def test_an_option_without_a_legal_point_counts_as_the_worst_that_has_one(tmp_pa
     )
     assert not contexts.best[~contexts.legal].any()
     wide = contexts.options.index(("wide",))
-    fared = score(contexts, np.full(len(contexts.values), wide), "always wide", "all contexts")
+    fared = score_picks(contexts, np.full(len(contexts.values), wide), "always wide", "all contexts")
     assert fared.illegal == 8
 
 
@@ -197,17 +197,18 @@ def test_a_quantity_of_several_inputs_is_looked_at_where_the_study_names_it() ->
     random = np.random.default_rng(1)
     paths = [f"s{place}.x{place}" for place in range(9)]
     inputs = {path: random.uniform(1, 2, 300) for path in paths}
-    ratio = Feature((paths[0], paths[1]), (paths[2], paths[3]))
+    quantity = ((paths[0], paths[1]), (paths[2], paths[3]))
+    ratio = Feature(*quantity)
     first = ratio.of(inputs) <= 1.0
     values = np.where(first[:, None], [1.0, 2.0], [2.0, 1.0])
-    contexts = Cases(("way",), (("a",), ("b",)), values, inputs, np.arange(300), np.arange(300), (ratio,))
+    contexts = Cases(("way",), (("a",), ("b",)), values, inputs, np.arange(300), np.arange(300), (quantity,))
     tree = learn(contexts, TreeLimits(1))
     assert isinstance(tree.root, Split)
     assert tree.root.feature == ratio
     assert "if x0 * x1 / (x2 * x3) <= 1" in tree.text()
     assert lost(tree, contexts) == 0.0
     without = {path: column for path, column in inputs.items() if path != paths[3]}  # the same in all contexts
-    assert Feature((paths[0], paths[1]), (paths[2],)) in features(without, (ratio,))
+    assert Feature((paths[0], paths[1]), (paths[2],)) in features(without, (quantity,))
 
 
 def test_a_fold_never_learns_from_what_it_is_judged_on(tmp_path: Path) -> None:

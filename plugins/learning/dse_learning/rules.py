@@ -2,14 +2,14 @@
 
 Every context (a scenario on a system, that is one choice of hardware knobs) has a best option: the values of the chosen
 knobs whose best setting of all other knobs has the best objective. A small decision tree learns to pick it
-(`dse.analysis.tree_learning`) and is judged on workloads and systems it has not seen, by accuracy and by regret, the
+(`dse_learning.tree_learning`) and is judged on workloads and systems it has not seen, by accuracy and by regret, the
 share by which its pick is worse than the best option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,67 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
-from dse.analysis.contexts import Cases, ContextQuestion, Floats, cases, plain
-from dse.analysis.decision_tree import Leaf, Option, Tree
-from dse.analysis.tree_learning import TreeLimits, learn
+from dse.analysis.contexts import (
+    ALL_CONTEXTS,
+    Cases,
+    ContextQuestion,
+    Option,
+    Score,
+    align_options,
+    by_hand,
+    cases,
+    score_picks,
+)
 from dse.errors import ConfigError, Problem, pairs
 from dse.progress import bar
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun
+from dse_learning.decision_tree import Leaf, Tree
+from dse_learning.tree_learning import TreeLimits, learn
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_ALL = "all contexts"
-# a person would take it for as good
-_NEAR = 0.02  # largest regret that counts as near the best
 _MOST_FOLDS = 32  # of a cross-validation; with more groups, a fold leaves out several
-
-
-@dataclass(frozen=True, eq=False)
-class Score:
-    """Score of a rule over contexts. regrets [contexts]; illegal: contexts where its pick has no point."""
-
-    name: str
-    seen: str
-    accuracy: float
-    regrets: Floats
-    illegal: int
-
-    @property
-    def mean(self) -> float:
-        """Mean regret, a share of the best objective."""
-        return float(self.regrets.mean())
-
-    @property
-    def most(self) -> float:
-        """Largest regret."""
-        return float(self.regrets.max())
-
-    @property
-    def near(self) -> float:
-        """Share of the contexts in which the pick is within 2 % of the best."""
-        return float((self.regrets <= _NEAR).mean())
-
-    @property
-    def text(self) -> str:
-        """The score in one line."""
-        about = f"{self.name}, {self.seen}" if self.seen != _ALL else self.name
-        regret = f"regret {100 * self.mean:.2f} % mean, {100 * self.most:.2f} % most"
-        shares = f"accuracy {100 * self.accuracy:.0f} %, within 2 % of the best {100 * self.near:.0f} %"
-        return f"{about}: {shares}, {regret}"
-
-    def row(self) -> dict[str, Any]:
-        """Return the row of `rules.json`."""
-        row = {"rule": self.name, "judged_on": self.seen, "accuracy": self.accuracy, "within_2_percent": self.near}
-        return row | {"mean_regret": self.mean, "max_regret": self.most, "contexts_without_it": self.illegal}
-
-
-def score(contexts: Cases, picks: NDArray[np.intp], name: str, seen: str) -> Score:
-    """Score picks [C], given as places of options."""
-    every = np.arange(len(picks))
-    accuracy = float(contexts.best[every, picks].mean())
-    return Score(name, seen, accuracy, contexts.regrets[every, picks], int((~contexts.legal[every, picks]).sum()))
 
 
 Learner = Callable[[NDArray[np.intp]], Callable[[NDArray[np.intp]], NDArray[np.intp]]]
@@ -148,14 +109,14 @@ def score_tree(contexts: Cases, tree: Tree, size: TreeLimits) -> tuple[list[Scor
     """Score the tree on the contexts it learned from, and trees and majorities on unseen ones; and notes."""
     place = {option: index for index, option in enumerate(contexts.options)}
     picks = np.array([place[option] for option in tree.picks(contexts.inputs, len(contexts.values))], np.intp)
-    scores = [score(contexts, picks, "tree", "what it learned from")]
+    scores = [score_picks(contexts, picks, "tree", "what it learned from")]
     possible, notes = folds(contexts)
     learners = {"tree": tree_learner(contexts, size), "majority": majority_learner(contexts)}
     total = len(learners) * sum(len(np.unique(groups)) for _, groups in possible)
     with bar("rules: judged on what was left out", total, "fits") as advance:
         for seen, groups in possible:
             for name, learner in learners.items():
-                scores.append(score(contexts, left_out(groups, learner, advance), name, seen))
+                scores.append(score_picks(contexts, left_out(groups, learner, advance), name, seen))
     return scores, notes
 
 
@@ -163,52 +124,27 @@ def score_fixed_options(contexts: Cases) -> list[Score]:
     """Score every option as the only pick, the best first."""
     picks = [np.full(len(contexts.values), index, np.intp) for index in range(len(contexts.options))]
     scores = [
-        score(contexts, pick, _always(option), _ALL) for option, pick in zip(contexts.options, picks, strict=True)
+        score_picks(contexts, pick, _always(option), ALL_CONTEXTS)
+        for option, pick in zip(contexts.options, picks, strict=True)
     ]
     return sorted(scores, key=lambda fixed: (fixed.mean, fixed.most))
-
-
-def _align_options(contexts: Cases, options: Sequence[Option]) -> Cases:
-    """Reorder the contexts' options, these first; an option that they lack is legal in none."""
-    order = list(dict.fromkeys([*options, *contexts.options]))
-    values = np.full((len(contexts.values), len(order)), np.nan)
-    values[:, [order.index(option) for option in contexts.options]] = contexts.values
-    return replace(contexts, options=tuple(order), values=values)
-
-
-Hand = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, Sequence[Any]]]
-"""A rule that a person wrote: inputs by path [C] -> the value of each path that it chooses [C]."""
-
-
-def by_hand(contexts: Cases, hands: Mapping[str, Hand], seen: str) -> Iterator[Score]:
-    """Score hand-written rules that need recorded inputs only and pick options that the run evaluated."""
-    for name, hand in hands.items():
-        try:
-            chosen = hand(contexts.inputs)
-            picks = list(zip(*(chosen[path] for path in contexts.choose), strict=True))
-        except KeyError:  # it needs an input that was not recorded, or chooses other paths
-            continue
-        # NumPy's scalars and Python's are equal, but one form is kept
-        aligned = _align_options(contexts, list(dict.fromkeys(tuple(map(plain, pick)) for pick in picks)))
-        place = {option: index for index, option in enumerate(aligned.options)}
-        pick_places = np.array([place[tuple(map(plain, pick))] for pick in picks])
-        if aligned.legal[np.arange(len(picks)), pick_places].any():  # else the run has none of its options
-            yield score(aligned, pick_places, name, seen)
 
 
 def unseen(contexts: Cases, learned: Cases, tree: Tree, seen: str) -> list[Score]:
     """Scores on contexts of another run: the tree, the majority of its training contexts, the best fixed option."""
     picked = {leaf.option for leaf in tree.nodes if isinstance(leaf, Leaf)}
-    aligned = _align_options(contexts, [*learned.options, *picked])
+    aligned = align_options(contexts, [*learned.options, *picked])
     place, every = {option: index for index, option in enumerate(aligned.options)}, len(aligned.values)
     picks = np.array([place[option] for option in tree.picks(aligned.inputs, every)], np.intp)
     # the same option for every context: asked for one
     common = majority_learner(learned)(np.arange(len(learned.values)))(np.arange(1))[0]
     majority = np.full(every, place[learned.options[common]], np.intp)
-    fixed = [score(aligned, np.full(every, index, np.intp), _always(option), seen) for option, index in place.items()]
+    fixed = [
+        score_picks(aligned, np.full(every, index, np.intp), _always(option), seen) for option, index in place.items()
+    ]
     best = min(fixed, key=lambda fixed_score: (fixed_score.mean, fixed_score.most))
     # known in hindsight only
-    return [score(aligned, picks, "tree", seen), score(aligned, majority, "majority", seen), best]
+    return [score_picks(aligned, picks, "tree", seen), score_picks(aligned, majority, "majority", seen), best]
 
 
 def _always(option: Option) -> str:
@@ -315,7 +251,7 @@ def _notes(run: FinishedRun, question: ContextQuestion, contexts: Cases) -> list
 def _verdict(scores: Sequence[Score]) -> list[str]:
     """Compare the tree on unseen contexts with the best fixed option, known in hindsight."""
     # sorted: the first is the best
-    fixed = next(score for score in scores if score.name.startswith("always ") and score.seen == _ALL)
+    fixed = next(score for score in scores if score.name.startswith("always ") and score.seen == ALL_CONTEXTS)
     unseen = [score for score in scores if score.name == "tree" and score.seen.startswith("leave")]
     return [
         f"{score.seen}: the tree loses {100 * score.mean:.2f} % on average, "

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Option = tuple[str | int | float | bool | None, ...]
-"""A value for each chosen path; None where the knob does not count."""
+from dse.analysis.contexts import Option
 
 
 @dataclass(frozen=True)

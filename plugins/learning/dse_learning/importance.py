@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.errors import ConfigError, Problem, did_you_mean, not_installed, pairs
+from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.progress import bar
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun, read
@@ -198,10 +198,7 @@ def _fanova(trials: _Trials, place: int) -> _ScenarioImportance:
             continue
         # knobs that exist wherever this one does: no missing values
         beside = sorted(other for other, theirs in trials.present.items() if theirs[mask].all())
-        try:
-            evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=trials.seed)
-        except ImportError:
-            raise not_installed("method=fanova", "scikit-learn", "learning") from None
+        evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=trials.seed)
         try:
             importances = trials.importances(evaluator, place, beside)
         except RuntimeError:  # Optuna's word for an objective that has one value among these points
