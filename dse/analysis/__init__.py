@@ -2,7 +2,6 @@
 
 from dse.plugins import Command
 
-BACKENDS = {"landscape": "dse.analysis.search_benchmark:LandscapeBackend"}
 COMMANDS = {
     "compare": Command(
         "dse.analysis.compare:command",

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import moocore
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse.analysis.search_benchmark import (
+from benchmarks.search import quality
+from dse.backend import Batch, Result
+from dse.errors import ConfigError
+from dse.search import Search, explore
+from dse_search_benchmark.backend import (
     LandscapeBackend,
     LandscapePoints,
     Progress,
@@ -16,9 +21,6 @@ from dse.analysis.search_benchmark import (
     column,
     evaluated_points,
 )
-from dse.backend import Batch, Result
-from dse.errors import ConfigError
-from dse.search import Search, explore
 
 COMMAND = ("study=ficco_sweep", "workload.only=[g4]", "study.objectives=[makespan_s,peak_staging_bytes]")
 SHARES = [0.05, 0.2, 1.0]
@@ -133,3 +135,34 @@ def test_a_study_of_several_scenarios_is_no_landscape() -> None:
 def test_shares_must_ascend_within_the_space(shares: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"simulator\.shares"):
         LandscapeBackend(shares=shares)
+
+
+def row(scenario: str, method: str, seed: int, share: float) -> dict[str, object]:
+    """A search that ends at a share of the hypervolume."""
+    reached = {column("hypervolume", at): share for at in (0.005, 0.01, 0.02)}
+    return {
+        **{"scenario": scenario, "run.method": method, "run.seed": seed, "status": "ok"},
+        **reached,
+        **{"points_to_95": 100.0 * seed, "missed_hypervolume": 1 - share, "repeats": 0.0},
+    }
+
+
+def test_the_figures_of_the_search_are_its_worst_median_and_its_worst_gap() -> None:
+    rows = [
+        *(row("one", "auto", seed, share) for seed, share in enumerate((0.90, 0.98, 0.99))),
+        *(row("two", "auto", seed, share) for seed, share in enumerate((0.95, 0.96, 0.97))),
+        *(row("one", "tpe", seed, share) for seed, share in enumerate((0.97, 0.97, 0.97))),
+        *(row("two", "random", seed, share) for seed, share in enumerate((0.10, 0.99, 1.00))),
+    ]
+    figures = quality(pd.DataFrame(rows))
+    assert figures["spaces"] == 2
+    assert figures["auto_worst_hypervolume_at_2pct"] == pytest.approx(0.96)
+    assert figures["auto_worst_gap_to_best"] == pytest.approx(0.99 - 0.96)
+    assert figures["duplicates"] == 0
+    assert figures["auto_behind"] == []  # three seeds each are not enough to tell
+    assert figures["seeds"] == 3
+    ahead = [*rows[:6], *(row("one", "tpe", seed, 0.995) for seed in range(8))]
+    (behind, *_) = quality(pd.DataFrame(ahead))["auto_behind"]
+    assert (behind["space"], behind["method"]) == ("one", "tpe")
+    assert behind["gap"] == pytest.approx(0.995 - 0.98)
+    assert figures["points_to_95"]["one"] == {"auto": 2.0 * 100, "tpe": 100.0, "random": None}
