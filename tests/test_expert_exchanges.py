@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.expert_exchanges import ep_median, over_sms
-from simulators.calibration.expert_exchanges import (
+from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds, link_share
+from validation.expert_rows import (
     DIRECTIONS,
     NODES,
     fit_all,
@@ -22,7 +23,6 @@ from simulators.calibration.expert_exchanges import (
     predict,
     read_rows,
 )
-from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds, link_share
 
 LIBRARIES = {device: node_of(device) for device in NODES}
 DEVICES = st.sampled_from(sorted(LIBRARIES))
