@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from dse.evaluation.workers import num_cpus
 from dse.units import Bytes, Fraction, Integer, Seconds
 from dse.values import Frozen
 
@@ -40,7 +41,4 @@ class ExecutorSettings(Frozen):
     @property
     def num_jobs(self) -> int:
         """Worker processes."""
-        import joblib
-
-        # as far as affinity and control groups let this process
-        return joblib.cpu_count() if self.jobs < 0 else self.jobs
+        return num_cpus() if self.jobs < 0 else self.jobs
