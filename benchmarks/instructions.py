@@ -37,7 +37,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.recorded import ROOT, path
-from dse.progress import bar
+from dse.errors.terminal import bar
 
 MOST_RISE = 0.05
 _NAME = "instructions"

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dse.errors import ConfigError
+from dse.errors.rules import Rule
 from dse.units import Integer, Number, Seconds
 from dse.values import knob
 from search_spaces.bounds import piece_bound
@@ -18,7 +19,6 @@ from simulators.hardware.machine import System
 from simulators.hardware.parts import ShortTime
 from simulators.overlap.design import Bound, ScheduleKnobs
 from simulators.overlap.node import least_shard
-from simulators.rules import Rule
 from simulators.workloads.operators import Overlap, Workload
 
 Priority = Literal["equal", "communication", "compute"]

@@ -34,6 +34,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.errors import ConfigError
+from dse.errors.rules import Rule
 from dse.units import Integer, Number
 from dse.values import knob
 from search_spaces.comm_knobs import node_rules
@@ -42,7 +43,6 @@ from simulators.costs.transfer import TransferMode, rate, routes, setup
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern, Route, links
 from simulators.overlap.design import ScheduleKnobs
-from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Overlap, Workload
 

@@ -33,12 +33,12 @@ def all_trees() -> dict[str, ast.Module]:
 
 
 def test_few_modules_stand_at_the_root_of_a_package() -> None:
-    assert len(house.root_modules("dse")) <= 10
-    assert house.root_modules("simulators") == ["compiled", "rules"]
+    assert len(house.root_modules("dse")) <= 9
+    assert house.root_modules("simulators") == ["compiled"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("package", "most"), [("dse", 92), ("simulators", 25)])
+@pytest.mark.parametrize(("package", "most"), [("dse", 87), ("simulators", 20)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -113,7 +113,7 @@ def test_the_house_does_not_grow() -> None:
         "long classes": (len(house.long_classes()), 0),
         "homonyms": (len(house.public_homonyms()), 0),
         "classes named by participles": (len(house.participle_classes()), 2),
-        "dependencies": (len(house.dependencies()), 18),
+        "dependencies": (len(house.dependencies()), 17),
         "environment [MB]": (house.environment_mb(), 860),
         "words of documentation": (house.docs_words(), 30_000),
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 from dse.backend import Tree
 from dse.errors import ConfigError, Problem
-from dse.progress import bar, quiet
+from dse.errors.terminal import bar, quiet
 from dse.results import provenance, report
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs

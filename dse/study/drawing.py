@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dse.errors.terminal import bar
 from dse.evaluation.workers import Pool, num_cpus
 from dse.plots import Draw, save, warm
-from dse.progress import bar
 from dse.study.settings import Figures
 
 _MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplotlib

@@ -18,8 +18,8 @@ import numpy as np
 from dse.config.compose import Request, request
 from dse.config.flags import OWN_FLAGS, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors.terminal import bar
 from dse.evaluation.local import POOL_PAYS_S
-from dse.progress import bar
 from dse.results import report
 from dse.results.pareto import SeenHashes
 from dse.store.result_store import recorded_keys

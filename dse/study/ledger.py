@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.results.pareto import Contest, SeenHashes, Standings
 from dse.study.plan import Plan
 from dse.study.table import ROWS_PER_GROUP, ScenarioRows, Sheet, TableLayout

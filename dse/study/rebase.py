@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 
 from dse.errors import ConfigError, Problem, pairs, validate_as
 from dse.errors.parsing import parse_json
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.store.contract import Context
 from dse.store.database import StoreError, is_missing
 from dse.store.owner import Owner

@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Canonical, Replay, Result, Results
+from dse.errors.terminal import Advance, bar
 from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
-from dse.progress import Advance, bar
 from dse.results.pareto import SeenHashes
 from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from dse.errors.rules import Rule
 from dse.space import get_path
 from dse.units import Integer
 from dse.values import Frozen
@@ -16,7 +17,6 @@ from simulators.memory.convolutions import ConvolutionPass, kernels, layers, uns
 from simulators.memory.engine import PCS
 from simulators.memory.kernels import ELEMENT_BYTES, Application, touched_tensors
 from simulators.memory.policy import Policy
-from simulators.rules import Rule
 
 _MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized

@@ -30,7 +30,7 @@ from dse.analysis.contexts import (
     score_picks,
 )
 from dse.errors import ConfigError, Problem, pairs
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun
 from dse_learning.decision_tree import Leaf, Tree

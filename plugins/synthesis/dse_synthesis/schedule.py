@@ -28,6 +28,7 @@ from pydantic import Field
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
+from dse.errors.rules import Rule
 from dse.files import atomic_replacement, read_text
 from dse.units import Integer
 from dse.values import content_key, knob
@@ -40,7 +41,6 @@ from simulators.hardware.machine import System
 from simulators.hardware.network import Route
 from simulators.overlap.design import OverlapDesign
 from simulators.overlap.node import least_shard
-from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 
