@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dse.errors.rules import Rule
-from dse.units import Integer
 from dse.values import knob
+from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline, piece
 from simulators.hardware.machine import System

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from dse.errors import ConfigError
 from dse.errors.rules import Rule
-from dse.units import Integer, Number, Seconds
 from dse.values import knob
+from dse.values.units import Integer, Number, Seconds
 from search_spaces.bounds import piece_bound
 from simulators.costs.transfer import CommEngine, Mover, library_cus
 from simulators.hardware.machine import System

@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.errors.rules import Rule
-from dse.units import Integer
 from dse.values import knob
+from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import library_cus

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.units import Integer, Number
 from dse.values import knob
+from dse.values.units import Integer, Number
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import Mover

@@ -35,8 +35,8 @@ import numpy as np
 
 from dse.errors import ConfigError
 from dse.errors.rules import Rule
-from dse.units import Integer, Number
 from dse.values import knob
+from dse.values.units import Integer, Number
 from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
 from simulators.costs.transfer import TransferMode, rate, routes, setup

@@ -17,8 +17,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError, Problems, did_you_mean
-from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, content_key, leaves
+from dse.values.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import CommEngine, TransferMode, alone, rate, routes
 from simulators.hardware.machine import Gpu, System

@@ -30,8 +30,8 @@ from dse.search import Goal
 from dse.space import Block, KeyedBlock, Knob, Space
 from dse.store.contract import Session, StorelessSession
 from dse.study.plan import Plan, plan
-from dse.units import Integer, Number
 from dse.values import Frozen, condition, knob, put
+from dse.values.units import Integer, Number
 
 
 class Thing(Frozen):

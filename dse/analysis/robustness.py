@@ -36,7 +36,7 @@ from dse.errors.terminal import bar
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun
 from dse.study.plan_again import Present, plan_again
-from dse.units import quantity_text
+from dse.values.units import quantity_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -19,7 +19,7 @@ from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem
 from dse.errors.parsing import LOADER
 from dse.files import read_text
-from dse.units import amount
+from dse.values.units import amount
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _NAMES = ("description", "question")  # of what an option says of itself

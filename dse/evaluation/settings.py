@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from dse.evaluation.workers import num_cpus
-from dse.units import Bytes, Fraction, Integer, Seconds
 from dse.values import Frozen
+from dse.values.units import Bytes, Fraction, Integer, Seconds
 
 
 def _some(jobs: int) -> int:

@@ -11,8 +11,8 @@ from pydantic import AfterValidator
 from dse.backend import Status
 from dse.errors.texts import ambiguous
 from dse.results import output_files
-from dse.units import WallSeconds, illegal
 from dse.values import Frozen
+from dse.values.units import WallSeconds, illegal
 
 
 def _store_url(url: str) -> str:

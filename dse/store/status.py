@@ -19,8 +19,8 @@ from dse.store.database import StoreError, reader
 from dse.store.owner import Owner
 from dse.store.result_store import leases, owners, results, studies
 from dse.store.settings import StoreAt
-from dse.units import WallSeconds
 from dse.values import Frozen
+from dse.values.units import WallSeconds
 
 if TYPE_CHECKING:
     from rich.console import Group

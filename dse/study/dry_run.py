@@ -28,7 +28,7 @@ from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
 from dse.study.timing import Call, CallTimes, Estimate, RowCost, measure_row, time_calls
-from dse.units import duration_text, with_prefix
+from dse.values.units import duration_text, with_prefix
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,8 +17,8 @@ from dse.search import Limit, Search
 from dse.search.question import constraints
 from dse.store.settings import StoreAt
 from dse.study.levels import Fidelity
-from dse.units import Integer, Number, illegal
 from dse.values import Frozen
+from dse.values.units import Integer, Number, illegal
 
 SECTIONS = (
     "study",

@@ -27,8 +27,8 @@ from dse.store.settings import StoreAt
 from dse.study import resume
 from dse.study.plan_again import Present, plan_stored
 from dse.study.run import finite_points
-from dse.units import WallSeconds, typed_integer
 from dse.values import Frozen
+from dse.values.units import WallSeconds, typed_integer
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dse.errors.rules import Rule
-from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import ABSENT, LACKS, Bandwidth, Duration, Grown, Part
 from simulators.hardware.sourced import WithSources
 

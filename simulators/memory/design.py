@@ -10,8 +10,8 @@ from pydantic import Discriminator, Field, Tag
 
 from dse.errors.rules import Rule
 from dse.space import get_path
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 from simulators.hardware.memory_system import MemorySystem, whole_power
 from simulators.memory.convolutions import ConvolutionPass, kernels, layers, unsupported_reason, written_out
 from simulators.memory.engine import PCS

@@ -241,7 +241,7 @@ def _write(done: RecordingReplay, outputs: Outputs) -> None:
 def _activity_figure(machine: Simulation) -> FigureSheet:
     """Rate of each channel over time, as a share of the largest; bins of time are put together until they are few."""
     from dse.plots import Frame, tables
-    from dse.units import with_prefix
+    from dse.values.units import with_prefix
 
     table, width = activity(machine), machine.activity().seconds
     times = -(-len(table) // machine.system.gpu.dram.channels // _DRAWN) or 1

@@ -27,8 +27,8 @@ from dse.space import Assignment, get_path
 from dse.study.baselines import places
 from dse.study.plan import Plan
 from dse.study.plan_again import plan_words
-from dse.units import Integer
 from dse.values import Frozen, keys_to_hex
+from dse.values.units import Integer
 
 _VERSION = "2"
 _CALL = 65_536  # points that are evaluated together

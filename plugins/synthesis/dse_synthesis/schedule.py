@@ -30,8 +30,8 @@ from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
 from dse.errors.rules import Rule
 from dse.files import atomic_replacement, read_text
-from dse.units import Integer
 from dse.values import content_key, knob
+from dse.values.units import Integer
 from dse_synthesis.search import VERSION, ScheduleSearch
 from dse_synthesis.steps import LOCAL, Step
 from search_spaces.comm_knobs import CommEngineKnobs
