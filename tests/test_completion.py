@@ -150,9 +150,7 @@ def test_help_and_completion_import_nothing_heavy(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
-@pytest.mark.parametrize(
-    "command", ["report", "compare", "robustness", "doctor", "completion", "ui", "trace", "systems"]
-)
+@pytest.mark.parametrize("command", ["report", "compare", "robustness", "doctor", "completion", "ui", "systems"])
 def test_every_command_has_help_of_its_own_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out

@@ -273,8 +273,6 @@ COMMANDS: list[Mistake] = [
     ("ui uri=sqlite:///absent.db", "absent.db", "run a study with tracking first"),
     ("ui uri=sqlite:///no_database.db", "no_database.db", "sync repair=true"),
     ("check output_dir=nowhere", "output_dir = 'nowhere'", "run a study first"),
-    ("trace data=other_columns.csv", "other_columns.csv, line 1", "has no column address"),
-    ("trace data=folder", "data = 'folder'", "name a .parquet, .csv, .traceg"),
     ("seqpoint data=other_columns.csv", "other_columns.csv, line 1", "has no column sequence_length, seconds"),
     ("calibrate system=h100_8 data=absent.csv out=x", "data = 'absent.csv'", "is no file"),
 ]

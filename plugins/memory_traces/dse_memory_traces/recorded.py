@@ -10,7 +10,7 @@ A table (.parquet, .csv, .csv.gz) has a row for each request of a CU, in the ord
     time_ns   before which it is not made; 0
 
 A kernel of Accel-Sim (.traceg, plain, .xz or .gz), or a `kernelslist.g`, is the other format: thread blocks are dealt
-to CUs in turn (`simulators.memory.accelsim`).
+to CUs in turn (`dse_memory_traces.accelsim`).
 
 A recording is read once, chunk by chunk, into a file that has no name, and laid out by CU in another that is mapped
 into memory: what is held does not grow with the trace, and one replay makes all of it, so that chunks change nothing.
@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.files import check_columns, open_plain_file
+from dse_memory_traces import accelsim
 from simulators.hardware.memory_system import MemorySystem
-from simulators.memory import accelsim
 from simulators.memory.engine import PCS
 from simulators.memory.policy import Policy
 from simulators.memory.simulation import SimulatedCost, Simulation

@@ -2,7 +2,7 @@
 
     python -m dse trace data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>] [rows=<n>] [system.<path>=...]
 
-Formats are those of `simulators.memory.recorded`. rows: of one replay, for traces that take longer than the engine's
+Formats are those of `dse_memory_traces.recorded`. rows: of one replay, for traces that take longer than the engine's
 clock can tell; L1s are empty, and L2 has written back, where the next begins. Written into the folder:
 
     statistics.json   totals, rates and times, every constant with its source, what was made with what
@@ -28,12 +28,12 @@ from dse.errors.parsing import parse_yaml
 from dse.results import provenance
 from dse.results.run_folder import Outputs
 from dse.space import set_path
+from dse_memory_traces.recorded import RequestRecording, read, replay_recording
 from simulators.hardware.machine import tree_of
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import MemoryDesign
 from simulators.memory.measures import SimulatedApplication, measure
-from simulators.memory.recorded import RequestRecording, read, replay_recording
 from simulators.memory.simulation import Simulation
 from simulators.workloads.model_zoo import option_tree
 

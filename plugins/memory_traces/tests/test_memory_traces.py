@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +22,12 @@ from dse.cli import main
 from dse.errors import ConfigError
 from dse.results.run_folder import Outputs
 from dse.space import set_path
-from simulators.memory import accelsim, recorded
+from dse_memory_traces import accelsim, recorded
+from dse_memory_traces.recorded import ADDRESS, CU, STORE, TIME, RequestRecording, reach, read
+from dse_memory_traces.statistics import RecordingReplay, banks, channels, design_of, run, sets, statistics_record
 from simulators.memory.design import MemoryDesign
 from simulators.memory.program import Region, Touch, Writer
-from simulators.memory.recorded import ADDRESS, CU, STORE, TIME, RequestRecording, reach, read
 from simulators.memory.simulation import Simulation
-from simulators.memory.statistics import RecordingReplay, banks, channels, design_of, run, sets, statistics_record
 from tests.support import shipped
 
 LINE = 64
@@ -478,3 +479,26 @@ def test_the_command_refuses_with_the_way_out(
     message = capsys.readouterr().err
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize("name", ["odd.traceg.gz", "odd.parquet", "odd.csv"])
+def test_a_file_that_nobody_writes_to_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / name)
+    assert main(["trace", f"data={tmp_path / name}"]) == 2
+    assert "FIFO" in capsys.readouterr().err
+
+
+def test_a_packed_line_that_never_ends_is_not_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        for _ in range(64):
+            file.write(b"0" * (1 << 20))
+    assert main(["trace", f"data={tmp_path / 'a.csv.gz'}"]) == 2
+    assert "line 1: is longer than" in capsys.readouterr().err
+
+
+def test_a_table_of_other_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.csv").write_text("nm,m,n,k\nx,4096,8192,4096\n")
+    assert main(["trace", f"data={tmp_path / 'other.csv'}"]) == 2
+    message = capsys.readouterr().err
+    assert "other.csv, line 1" in message
+    assert "has no column address" in message
