@@ -24,7 +24,7 @@ from typing import Any
 
 from dse.errors import ConfigError, Problem
 from dse.errors.terminal import bar
-from dse.files import open_packed
+from dse_chakra.packed import open_packed
 from dse_traces.json_records import JsonRecords, text_parts
 from dse_traces.profile import (
     DTYPE_BYTES,
