@@ -23,7 +23,7 @@ from dse import plugins
 from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.evaluation.local import Evaluator
 from dse.evaluation.settings import ExecutorSettings
 from dse.search import Goal

@@ -14,8 +14,7 @@ import numpy as np
 
 from dse.backend import STATUSES, Batch, Result, Results
 from dse.errors import Broken
-from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
+from dse.evaluation.calls import BackendSpec, Patience, broken_error, call, difference, halve, serve
 from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, first_and_repeated, look_up, parts_of
 from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt

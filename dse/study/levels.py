@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from dse.backend import Backend, Tree
 from dse.errors import ConfigError, Problem
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.values import Frozen, leaves
 from dse.values.units import Integer, Number
 

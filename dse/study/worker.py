@@ -21,9 +21,9 @@ from dse.evaluation.local import Evaluator
 from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results.provenance import code_version, differences
+from dse.store.contract import StoreAt
 from dse.store.database import is_missing
 from dse.store.result_store import Store
-from dse.store.settings import StoreAt
 from dse.study import resume
 from dse.study.plan_again import Present, plan_stored
 from dse.study.run import finite_points
