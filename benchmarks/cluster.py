@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from benchmarks.crowd import LOCK_WAIT, crowd
 from benchmarks.kills import Case, Process, judge
 from benchmarks.recorded import ROOT
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.store.result_store import Store
 from tests.campaigns.network import Network, joined, usable
 from tests.campaigns.postgres import Server, running

@@ -27,8 +27,7 @@ from benchmarks import peers, steps
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
 from dse.backend import Batch
-from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.calls import call
+from dse.evaluation.calls import BackendSpec, call
 from dse.space import Knob, Space
 from dse.space.grids import grids
 from simulators.engines.analytic import ENGINE as ANALYTIC

@@ -1,6 +1,6 @@
 """Dispatch and combine of expert parallelism against measurements: `python -m benchmarks.expert_exchanges --data DIR`.
 
-DIR: tables as `simulators.calibration.expert_exchanges` reads them, or a folder of measured tables with such below it.
+DIR: tables as `validation.expert_rows` reads them, or a folder of measured tables with such below it.
 It prints, for each table, device, number of nodes and direction, how far the times of rows that nothing was fitted on
 are off, and the median over SMs; on stderr, the rows that are left out and why. --fit: constants fitted anew, as
 `conf/node` has them.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.calibration.expert_exchanges import (
+from validation.expert_rows import (
     NODES,
     KernelRow,
     constants_of,

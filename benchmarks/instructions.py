@@ -37,7 +37,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.recorded import ROOT, path
-from dse.progress import bar
+from dse.errors.terminal import bar
 
 MOST_RISE = 0.05
 _NAME = "instructions"
@@ -72,8 +72,7 @@ def _lowering() -> Callable[[], object]:
 def _end_to_end(engine: str, chunks: int) -> Callable[[], object]:
     """256 designs, from the search space to columns of metrics."""
     from benchmarks.engine import space_of
-    from dse.evaluation.backend_spec import BackendSpec
-    from dse.evaluation.calls import call
+    from dse.evaluation.calls import BackendSpec, call
 
     space = space_of(engine, num_chunks=chunks, designs=256, rows=16384)
     spec = BackendSpec("overlap", (("engine", engine), ("fallback", None)))

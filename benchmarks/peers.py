@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.recorded import ROOT
 from dse import plugins
 from dse.errors import ConfigError
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse_deploy.command import nearest, write_all
 from dse_deploy.settings import tools
 from simulators.calibration.collectives import constants_of, cost_of_rows, fitted_names, read_collectives

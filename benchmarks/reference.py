@@ -27,8 +27,8 @@ from dse.config.compose import request
 from dse.config.options import conf_dir, list_options
 from dse.space import get_path
 from dse.study.settings import Settings
-from dse.units import quantity_text
 from dse.values import LABELS
+from dse.values.units import quantity_text
 from simulators.hardware.machine import System, tree_of
 
 ROOT = Path(__file__).parents[1]

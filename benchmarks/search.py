@@ -24,13 +24,13 @@ import pandas as pd
 
 from benchmarks import recorded
 from dse import plots
-from dse.analysis.search_benchmark import column
 from dse.config import compose
 from dse.search import Outcome, Search, SearchQuestion, explore
 from dse.search.genes import Genes
 from dse.space import Assignment, Space
 from dse.study.plan import plan
-from studies.search_benchmark import STUDY
+from dse_search_benchmark.backend import column
+from dse_search_benchmark.study import STUDY
 
 _SHARES = (0.005, 0.01, 0.02)
 _AT = 0.02

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 import dse
-from studies.synthesis import MUCH, beside
+from dse_synthesis.study import MUCH, beside
 
 FICCO = tuple(f"g{number}" for number in range(1, 17))
 _CASES = ("scenario", "topology")

@@ -13,7 +13,7 @@ from typing import Any
 _SCRIPT = """
 import re, sys
 from pathlib import Path
-from dse.progress import quiet
+from dse.errors.terminal import quiet
 from dse_traces.readers import read
 with quiet():
     profile = read(Path(sys.argv[1]))

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.trace_memory import import_peak_gb_per_million
-from dse.progress import quiet
+from dse.errors.terminal import quiet
 from dse_traces import DATA
 from dse_traces.advice import advise
 from dse_traces.profile import Profile, profile_of

@@ -33,7 +33,6 @@ LOOKS = {
     "hetero_unfused_2d": ("hetero unfused 2d", "violet", ">"),
     "chunked": ("chunked", "blue", "8"),
     "signalled": ("signalled", "green", "8"),
-    "synthesised": ("synthesised", "vermillion", "*"),
     "c3_base": ("concurrent", "grey", "s"),
     "c3_sp": ("concurrent, priority", "sky", "^"),
     "c3_rp": ("concurrent, CUs set apart", "blue", "s"),

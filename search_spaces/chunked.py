@@ -18,14 +18,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from dse.units import Integer
+from dse.errors.rules import Rule
 from dse.values import knob
+from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline, piece
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route
 from simulators.overlap.node import least_shard
-from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

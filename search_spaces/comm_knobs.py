@@ -10,15 +10,15 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dse.errors import ConfigError
-from dse.units import Integer, Number, Seconds
+from dse.errors.rules import Rule
 from dse.values import knob
+from dse.values.units import Integer, Number, Seconds
 from search_spaces.bounds import piece_bound
 from simulators.costs.transfer import CommEngine, Mover, library_cus
 from simulators.hardware.machine import System
 from simulators.hardware.parts import ShortTime
 from simulators.overlap.design import Bound, ScheduleKnobs
 from simulators.overlap.node import least_shard
-from simulators.rules import Rule
 from simulators.workloads.operators import Overlap, Workload
 
 Priority = Literal["equal", "communication", "compute"]

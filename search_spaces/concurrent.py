@@ -15,13 +15,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dse.units import Integer
+from dse.errors.rules import Rule
 from dse.values import knob
+from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import library_cus
 from simulators.hardware.machine import System
-from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

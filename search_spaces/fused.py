@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dse.errors.rules import Rule
 from search_spaces.comm_knobs import memory_rules
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
 from search_spaces.persistent import FusedLowering
 from simulators.costs.fabric import num_gpus
 from simulators.hardware.machine import System
-from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Collective, Elementwise, Gemm, Workload
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from dse.units import Fraction, Integer
 from dse.values import knob
+from dse.values.units import Fraction, Integer
 from simulators.costs.fabric import Algorithm
 from simulators.overlap.design import ScheduleKnobs
 from simulators.workloads.operators import Collective, Embedding, Gemm, Gemv, Workload

@@ -1,4 +1,4 @@
-"""Common parts of overlap schedules: transfers in steps, GEMM chunks in one in-order stream on each GPU.
+"""Common parts of overlap schedules: transfers in steps; GEMM chunks and sums of what DMA engines moved, in one stream.
 
 A schedule is written from the view of one GPU; the system decides the GPUs that are simulated
 (`simulators/overlap/node.py`). Rows, columns and bytes may be arrays over designs, and over GPUs.
@@ -6,23 +6,26 @@ A schedule is written from the view of one GPU; the system decides the GPUs that
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from search_spaces.chunk_costs import ChunkCosts, LawGroups
+from search_spaces.chunk_costs import ChunkCost, ChunkCosts, ContentionLaw, LawGroups
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.communication import WAIT_S, WAITING, Communication, Means
-from search_spaces.computation import Computation
 from simulators.costs.transfer import TransferMode, routes
 from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph, piece
 from simulators.taskgraph.graph import TaskGraph
-from simulators.workloads.operators import Workload
+from simulators.workloads.operators import Overlap, Workload
 
 __all__ = ["Pipeline", "piece"]
+_Size = tuple[ArrayLike, ArrayLike, ArrayLike]  # rows, columns, depth
 
 
 class Pipeline:
@@ -114,3 +117,206 @@ class Pipeline:
         if np.any(np.asarray(gpu_factor) < 1):
             slowed, active = (machine.task_name(name, gpu) for name in (group, cause))
             self._node.builder.slows(slowed, while_active=active, factor=gpu_factor)
+
+
+@dataclass(frozen=True)
+class GemmChunk:
+    """A GEMM chunk, or a share `work` of one, on one GPU.
+
+    uses: of resources, by the whole chunk. rate: chunks per second. alone_s: time [s] on all CUs. share_s: its share of
+    the time of the undivided GEMM [s]. launch_s: 0 where it goes on without a launch.
+    """
+
+    uses: Mapping[int, Any]
+    launch_s: Any
+    rate: Any
+    weight: Any
+    limiter: str
+    flop: Any
+    alone_s: Any
+    share_s: Any
+    waves: Any
+    law: ContentionLaw
+    work: Any = 1.0
+
+    def part(self, share: Any) -> GemmChunk:
+        """A share of the chunk's work, under the law and launch of the whole."""
+        return replace(
+            self, work=share, flop=share * self.flop, alone_s=share * self.alone_s, share_s=share * self.share_s
+        )
+
+
+class Computation:
+    """Stream of kernels that compute, on each GPU.
+
+    masked: CUs of communication kernels are taken from a chunk whether or not data moves. laws: groups of GEMM chunks.
+    """
+
+    def __init__(
+        self, node: NodeGraph, system: System, overlap: Overlap, *, communication: Communication, masked: bool
+    ) -> None:
+        self._node, self._system, self._communication = node, system, communication
+        self._machine, self._graph, self._overlap = node.machine, node.builder, overlap
+        self._movers, self._masked, self._withheld = communication.movers, masked, np.asarray(0)
+        self._priority = int(communication.knobs.priority == "communication")
+        self.laws = LawGroups("gemm")
+        self._chunks: dict[tuple[Any, ...], list[GemmChunk]] = {}
+        self._last_kernel: list[int] = []
+
+    def withhold(self, cus: ArrayLike) -> None:
+        """Withhold CUs from all GEMMs beside DMA engines, whether or not communication uses them."""
+        self._withheld = np.asarray(cus)
+
+    @property
+    def waves(self) -> tuple[Any, Any]:
+        """Number of waves of the undivided GEMM, not rounded up, and the time of a wave [s]."""
+        return self._movers[0].costs.waves
+
+    def gemm(
+        self, label: str, size: _Size, *, after: Sequence[int] = (), overlapped: bool = True, accumulate: bool = False
+    ) -> int:
+        """Add a GEMM chunk of size (rows, columns, depth) that consumes the transfers `after`, next in the stream.
+
+        Data moved by a kernel counts as arrived when the kernel ends; each DMA copy signals its own arrival.
+        overlapped: communication kernels are resident while it runs, so masked CUs are not granted to it.
+        """
+        consumed = self._communication.transfers(after)
+        before = list(after)
+        if self._overlap.order == "before":
+            before += self._communication.kernel_ends(consumed)
+        return self._add(label, self._chunk(size, overlapped=overlapped, accumulate=accumulate), before, frees=consumed)
+
+    def gemm_in_parts(self, size: _Size, between: Callable[[int], Any]) -> None:
+        """Add a GEMM beside a collective that `between` adds, given the task that retires the first workgroups.
+
+        This task is the first wave, or the entire GEMM if workgroups persist. A late start counts from the start of the
+        GEMM, so that the first wave is a part of it.
+        """
+        chunks = self._chunk(size, overlapped=True, accumulate=False)
+        waves = chunks[self._machine.gpus[0]].waves
+        first = 1 / waves if self._system.gpu.gemm.assignment == "static" else np.ones_like(waves)
+        between(self._add("gemm, first wave", [chunk.part(first) for chunk in chunks], []))
+        remaining = [
+            replace(chunk.part(1 - first), launch_s=0.0, law=chunk.law.later(first * chunk.alone_s)) for chunk in chunks
+        ]
+        self._add("gemm", remaining, [])
+
+    def part(self, label: str, rows: Any, *, after: Sequence[int] = (), launched: bool = False) -> int:
+        """Add the part of one kernel for the whole GEMM that computes some rows, next in the stream."""
+        gemm = self._overlap.gemm
+        share = rows / np.asarray(gemm.m, float)
+        chunks = self._chunk((gemm.m, gemm.local_n, gemm.local_k), overlapped=True, accumulate=False)
+        parts = [
+            chunk.part(self._machine.for_gpu(share, gpu)) for gpu, chunk in zip(self._machine.gpus, chunks, strict=True)
+        ]
+        if not launched:
+            parts = [replace(part, launch_s=0.0) for part in parts]
+        return self._add(label, parts, after, frees=self._communication.transfers(after))
+
+    def reduce(self, label: str, arrived: Sequence[int], *, at_once: bool = False) -> int:
+        """Add a kernel that accumulates data moved by DMA engines into the local part of C, next in the stream.
+
+        at_once: all of it in one pass, else operand by operand.
+        """
+        passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
+        hbm_rate, launch_s = self._system.gpu.hbm_bytes_per_s, self._system.gpu.kernel_launch_s
+        self._node.submissions = self._node.submissions + 1
+
+        def add(gpu: int) -> int:
+            operands = self._node.on(gpu, arrived)
+            amount = sum(self._communication.moved_bytes[task] for task in operands)
+            seconds = passes * amount / hbm_rate
+            task = self._graph.task(
+                self._machine.task_name(label, gpu),
+                "reduce",
+                after=[*operands, *self._node.on(gpu, self._last_kernel)],
+                uses={self._machine.hbm[gpu]: passes},
+                work=amount,
+                delay=launch_s,
+                lane="compute",
+                limiter="HBM",
+                alone_s=seconds,
+                wide_s=seconds,
+                gpu=gpu,
+            )
+            self._graph.frees(task, operands)
+            return task
+
+        self._last_kernel = [self._node.on_each(add)]
+        return self._last_kernel[0]
+
+    def _add(self, label: str, chunks: Sequence[GemmChunk], before: Sequence[int], *, frees: Sequence[int] = ()) -> int:
+        waits = [*before, *self._last_kernel]
+        launched = bool(np.any(np.asarray(chunks[self._machine.gpus[0]].launch_s) > 0))
+        self._node.submissions = self._node.submissions + launched
+
+        def add(gpu: int) -> int:
+            chunk = chunks[gpu]
+            task = self._graph.task(
+                self._machine.task_name(label, gpu),
+                "gemm",
+                after=self._node.on(gpu, waits),
+                uses=chunk.uses,
+                work=chunk.work,
+                delay=chunk.launch_s,
+                cap=chunk.rate,
+                weight=chunk.weight,
+                priority=self._priority,
+                lane="compute",
+                limiter=chunk.limiter,
+                group=self._machine.task_name(self.laws.group(chunk.law), gpu),
+                gpu=gpu,
+                flop=chunk.flop,
+                alone_s=chunk.alone_s,
+                wide_s=chunk.share_s,
+                ideal_s=chunk.share_s,
+            )
+            self._graph.frees(task, self._node.on(gpu, frees))
+            return task
+
+        self._last_kernel = [self._node.on_each(add)]
+        return self._last_kernel[0]
+
+    def _chunk(self, size: _Size, *, overlapped: bool, accumulate: bool) -> list[GemmChunk]:
+        """GEMM chunks of one size, for each GPU."""
+        key = (overlapped, accumulate, *(np.asarray(value).tobytes() for value in size))
+        if key not in self._chunks:
+            if any(np.any(np.less_equal(value, 0)) for value in size):
+                raise ValueError("a GEMM chunk has no rows, columns or depth")
+            first, *others = self._movers
+            whole = first.costs.whole
+            if overlapped:
+                by_engines = first.mode.engine == "dma"
+                reserved = self._withheld if by_engines else np.asarray(first.mode.cus)
+                cost = first.costs.beside(size, reserved, masked=self._masked or by_engines, accumulate=accumulate)
+                # the chunk has one cost, and a law beside each mover
+                laws = [cost.law] + [
+                    means.costs.beside(size, means.mode.cus, masked=False, accumulate=accumulate).law
+                    for means in others
+                ]
+            else:
+                cost = first.costs.alone(size, accumulate=accumulate)
+                laws = [cost.law] * len(self._movers)
+            factors = tuple(factor for law in laws for factor in law.factors)
+            law = ContentionLaw(factors, functools.reduce(np.maximum, [law.late_s for law in laws]))
+            share_s = cost.cost.flop / whole.flop * whole.seconds
+            self._chunks[key] = [self._on_gpu(cost, gpu, law=law, share_s=share_s) for gpu in self._machine.gpus]
+        return self._chunks[key]
+
+    def _on_gpu(self, chunk: ChunkCost, gpu: int, *, law: ContentionLaw, share_s: Any) -> GemmChunk:
+        """A chunk as one GPU runs it. law: beside all movers. share_s: of the time of the undivided GEMM [s]."""
+        cost, of = chunk.cost, self._machine.for_gpu
+        seconds, traffic = of(cost.seconds, gpu), of(cost.kernel.hbm_bytes, gpu)
+        memory_bound = bool(np.all(traffic / self._system.gpu.hbm_bytes_per_s > 0.5 * seconds))
+        return GemmChunk(
+            uses={self._machine.hbm[gpu]: traffic, self._machine.cu[gpu]: chunk.cus * seconds},
+            launch_s=self._movers[0].costs.gpu.launch_s,
+            rate=1 / seconds,
+            weight=1 / traffic,
+            limiter="HBM" if memory_bound else "compute",
+            flop=of(cost.flop, gpu),
+            alone_s=of(chunk.alone_s, gpu),
+            share_s=of(share_s, gpu),
+            waves=of(cost.kernel.waves, gpu),
+            law=law,
+        )

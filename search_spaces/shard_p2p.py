@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.units import Number
+from dse.values.units import Number
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.hardware.machine import System

@@ -24,15 +24,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.units import Integer, Number
+from dse.errors.rules import Rule
 from dse.values import knob
+from dse.values.units import Integer, Number
 from search_spaces.chunk_costs import tiles_of
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
 from simulators.costs.transfer import Mover
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route
-from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

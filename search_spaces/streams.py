@@ -17,12 +17,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from dse.units import Integer
+from dse.errors.rules import Rule
 from dse.values import knob
+from dse.values.units import Integer
 from simulators.costs.gemm.sharing import Choice, SharedGemms, chosen, lacks
 from simulators.hardware.machine import System
 from simulators.overlap.design import ScheduleKnobs
-from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Gemm, Workload
 

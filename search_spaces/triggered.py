@@ -37,15 +37,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.errors import ConfigError
-from dse.units import Integer, Number
+from dse.errors.rules import Rule
 from dse.values import knob
+from dse.values.units import Integer, Number
 from search_spaces.comm_knobs import node_rules
 from simulators.costs.gemm.stages import StagedGemm, stage_gemm
 from simulators.costs.transfer import TransferMode, rate, routes, setup
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern, Route, links
 from simulators.overlap.design import ScheduleKnobs
-from simulators.rules import Rule
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.workloads.operators import Overlap, Workload
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from dse.backend import STATUSES, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import Problem, Problems
-from dse.units import BytesPerSecond, Integer, Seconds
 from dse.values import Frozen, put
+from dse.values.units import BytesPerSecond, Integer, Seconds
 
 
 class Way(Frozen):

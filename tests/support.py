@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result
-from dse.plugins import PACKAGES, available
+from dse.plugins import PACKAGES, available, configurations
 from dse.space import get_path, set_path
 from dse.values import leaves
 from simulators.hardware.machine import tree_of
@@ -169,7 +169,8 @@ def composing() -> Iterator[None]:
 
 @functools.cache
 def _trees(group: str) -> dict[str, Any]:
-    files = sorted((CONF / group).glob("*.yaml"))
+    folders = [CONF, *(configurations() if group == "schedule" else ())]  # plug-ins' schedules conform as ours do
+    files = [file for folder in folders for file in sorted((folder / group).glob("*.yaml"))]
     return {
         file.stem: tree_of(file.stem) if group == "system" else yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader)
         for file in files

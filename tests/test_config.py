@@ -521,7 +521,7 @@ def named_once() -> Iterator[list[str]]:
         if folder.is_dir() and folder.name in named
     }
     yield from ([f"study={name}"] for name in groups.pop("study"))
-    of_studies = ("landscape", "measured", "memory", "step")
+    of_studies = ("measured", "memory", "step")
     groups["simulator"] = [name for name in groups["simulator"] if name not in of_studies]
     gpus = {name: shipped("system")[name]["gpu"] for name in SYSTEMS if name != "mi100"}
     groups["system"] = [

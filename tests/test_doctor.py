@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dse.cli import main
+from dse.evaluation import workers
 from dse.tracking.doctor import check_database
 from tests.support import CONF, REPOSITORY
 from tests.toy import distribution
@@ -155,3 +156,18 @@ def test_a_copy_without_its_configuration_is_told(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert done.returncode == 4, done.stdout + done.stderr
     assert "config.yaml is missing" in done.stdout
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1), (None, 64)])
+def test_cpus_are_those_that_affinity_and_control_group_allow(
+    quota: str | None, cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr(workers, "_CONTROL_GROUP", tmp_path)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    (tmp_path / "memory.max").write_text(str(1 << 30))
+    assert workers.num_cpus() == cpus
+    (line,) = workers.check_machine({})
+    assert str(line) == f"machine: {cpus} cores, 1.0 GiB of memory (set executor.jobs=1 and a smaller budget.trials)"
+    assert line.level == "warn"

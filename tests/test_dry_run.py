@@ -19,8 +19,8 @@ from dse.space import Knob
 from dse.study.census import Tally, general
 from dse.study.dry_run import Outlook, outlook
 from dse.study.timing import CallTimes, spread
-from dse.units import duration_text, quantity_text
 from dse.values import content_key
+from dse.values.units import duration_text, quantity_text
 from tests import toy
 
 

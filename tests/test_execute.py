@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dse.backend import STATUSES, Batch, Metric, Result, Results, Status, check_results
 from dse.errors import Broken, ConfigError
 from dse.evaluation import local
-from dse.evaluation.backend_spec import BackendSpec, validate
+from dse.evaluation.calls import BackendSpec, validate
 from dse.store.contract import StorelessSession
 from dse.store.result_rows import Fresh
 from dse.values import Keys

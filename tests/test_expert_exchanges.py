@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.expert_exchanges import judged_rows, medians_of, over_sms
-from simulators.calibration.expert_exchanges import (
+from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds
+from validation.expert_rows import (
     DIRECTIONS,
     NODES,
     fit_all,
@@ -21,7 +22,6 @@ from simulators.calibration.expert_exchanges import (
     predict,
     read_rows,
 )
-from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds, kernel_seconds
 
 LIBRARIES = {device: node_of(device) for device in NODES}
 DEVICES = st.sampled_from(sorted(LIBRARIES))

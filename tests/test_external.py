@@ -31,8 +31,7 @@ from dse import plugins
 from dse.backend import Backend, Batch, Result, Results, check_results
 from dse.cli import main
 from dse.errors import ConfigError
-from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.calls import Patience, call, serve
+from dse.evaluation.calls import BackendSpec, Patience, call, serve
 from dse.evaluation.workers import Pool
 from simulators.external import process
 from simulators.external.backend import ExternalBackend

@@ -10,7 +10,6 @@ import pytest
 
 from dse.results.finished_run import FinishedRun
 from studies.goldyloc import STUDY
-from tests.swept import grid, written
 
 _BLOCKED = """
 import sys
@@ -44,18 +43,6 @@ def test_a_store_on_a_server_needs_a_driver(words: tuple[str, ...], tmp_path: Pa
     assert done.returncode == 2, done.stderr
     assert "needs psycopg, which is not installed (pip install 'overlap-dse[postgresql]')" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.more
-def test_importance_by_trees_needs_scikit_learn(tmp_path: Path) -> None:
-    knobs: dict[str, list[int]] = {"a.x": list(range(1, 33)), "a.on": [0, 1]}
-    table = grid({"s": {}}, knobs, lambda point: {"time_s": 50 - point["a.x"]})
-    written(tmp_path / "outputs", table, list(knobs), goals={"time_s": "minimize"})
-    done = without("sklearn", "importance", "study=toy", "method=fanova", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "needs scikit-learn, which is not installed (pip install 'overlap-dse[learning]')" in done.stderr
-    done = without("sklearn", "importance", "study=toy", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_claims_that_need_scikit_learn_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

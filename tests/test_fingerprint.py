@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dse import plugins
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.results import fingerprint as fingerprints
 from dse.results.fingerprint import fingerprint, summarise
 from simulators.external.backend import ExternalBackend

@@ -259,7 +259,7 @@ def test_a_damaged_file_ends_every_command_in_a_sentence(
 def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run: Path) -> None:
     OF["results.parquet"][kind](run / "results.parquet")
     assert (run / "results.parquet").stat().st_size < 5_000_000
-    commands = [COMMANDS[name] for name in ("importance", "rules", "compare", "report")]
+    commands = [COMMANDS[name] for name in ("robustness", "compare", "report")]
     code = (
         "import re, dse.run_study, pandas; from dse.cli import main\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10\n"
@@ -276,7 +276,7 @@ def test_a_short_table_that_stands_for_a_long_one_takes_no_memory(kind: str, run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["report", "rules", "timeline"])
+@pytest.mark.parametrize("command", ["report", "timeline"])
 def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside"
     outside.mkdir()
@@ -291,11 +291,11 @@ def test_nothing_is_written_through_a_link_of_a_folder(command: str, run: Path, 
 @pytest.mark.slow
 def test_a_link_that_waits_for_what_is_written_is_not_followed(run: Path, ends: Callable[..., str]) -> None:
     outside = run.parents[3] / "outside.json"
-    for path in (run / "rules.json", run / f".rules.json.{os.getpid()}", run / f".rules.txt.{os.getpid()}"):
-        path.symlink_to(outside)
-    ends(*COMMANDS["rules"], codes=(0,))
+    for name in ("robustness.json", f".robustness.json.{os.getpid()}", f".robustness.csv.{os.getpid()}"):
+        (run / name).symlink_to(outside)
+    ends(*COMMANDS["robustness"], codes=(0,))
     assert not outside.exists()
-    assert (run / "rules.json").is_file()
+    assert (run / "robustness.json").is_file()
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_a_link_that_leads_out_of_the_output_folder_is_refused(kind: str, run: P
     if kind == "latest":
         (run.parent / "latest").unlink()
         (run.parent / "latest").symlink_to(outside)
-        assert "leads out" in ends(*COMMANDS["rules"], codes=(2,))
+        assert "leads out" in ends(*COMMANDS["report"], codes=(2,))
     else:
         Path("outputs/compare").symlink_to(outside)
         assert "outputs/compare" in ends(*COMMANDS["compare"], codes=(2,))

@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks import expert_exchanges, plan, traces, validity
 from simulators.calibration.contention import TABLE, TIMES, Overlaps, predict_overlaps
-from simulators.calibration.expert_exchanges import constants_of, node_of, predict, read_rows
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
 from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
+from validation.expert_rows import constants_of, node_of, predict, read_rows
 
 LIBRARIES = {"static": "torch", "dynamic": "ws"}
 SWEPT = {"gemm": "gemm_overlap", "comm": "comm_overlap", "wall": "wall"}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dse.backend import Batch, Result
+from dse.errors.rules import Rule, problems, reasons
 from dse.space.grids import grids
 from dse.testing import check_screening
 from simulators.overlap.backend import OverlapBackend
 from simulators.overlap.design import OverlapDesign
-from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.graph import TaskGraph
 from tests.support import ENGINES, EXACT, FREE, SCHEDULES, backend, design, drawn, lower
 from tests.test_conformance import DISTINCT, magnitudes, points

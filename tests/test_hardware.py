@@ -14,6 +14,7 @@ from dse.cli import main
 from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problems
+from dse.errors.rules import problems
 from dse.study.plan import plan
 from simulators.hardware import machine
 from simulators.hardware.device import Device
@@ -22,7 +23,6 @@ from simulators.hardware.memory_system import MemorySystem
 from simulators.hardware.network import Node, link_rules
 from simulators.hardware.system import ScheduleSystem
 from simulators.hardware.systems import VIEWS, served_by
-from simulators.rules import problems
 from tests.support import merged, shipped
 
 TODAY = (

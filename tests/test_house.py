@@ -33,12 +33,12 @@ def all_trees() -> dict[str, ast.Module]:
 
 
 def test_few_modules_stand_at_the_root_of_a_package() -> None:
-    assert len(house.root_modules("dse")) <= 10
-    assert house.root_modules("simulators") == ["compiled", "rules"]
+    assert len(house.root_modules("dse")) <= 7
+    assert house.root_modules("simulators") == ["compiled"]
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(("package", "most"), [("dse", 92), ("simulators", 25)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "most"), [("dse", 80), ("simulators", 20)])
 def test_few_arrows_go_from_room_to_room(package: str, most: int) -> None:
     assert len(house.arrows(package)) <= most
 
@@ -114,7 +114,7 @@ def test_the_house_does_not_grow() -> None:
         "long classes": (len(house.long_classes()), 0),
         "homonyms": (len(house.public_homonyms()), 0),
         "classes named by participles": (len(house.participle_classes()), 2),
-        "dependencies": (len(house.dependencies()), 18),
+        "dependencies": (len(house.dependencies()), 17),
         "environment [MB]": (house.environment_mb(), 860),
         "words of documentation": (house.docs_words(), 30_000),
         "lines of tests per line": (house.tests_per_line(), 0.45),
@@ -137,13 +137,13 @@ def test_long_functions_are_compiled_kernels() -> None:
 
 @pytest.mark.slow
 def test_a_command_imports_what_it_needs() -> None:
-    assert house.modules_imported_by_compare() <= 36
+    assert house.modules_imported_by_compare() <= 35
 
 
 @pytest.mark.more
 def test_a_point_goes_a_short_way() -> None:
     trip = point_trip.point_trip()  # calls are not tested: the first run after a change reads the code again
-    assert trip["modules_in_a_point"] <= 135
+    assert trip["modules_in_a_point"] <= 128
     assert trip["frames_to_gemm"] <= 20
 
 

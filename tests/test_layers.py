@@ -142,7 +142,7 @@ def test_the_recorded_and_shown_paths_of_every_study_are_paths_of_its_designs() 
     by_simulator = {"fluid": (of_overlaps, metrics), "analytic": (of_overlaps, metrics), "step": (of_steps, steps)}
     by_simulator["memory"] = of_memory, requests
     studies = [(tree["study"], _simulator(tree)) for tree in shipped("study").values()]
-    assert {simulator for _, simulator in studies} == {*by_simulator, "landscape", "measured"}
+    assert {simulator for _, simulator in studies} == {*by_simulator, "measured"}
     for study, simulator in ((name_of_study, name) for name_of_study, name in studies if name in by_simulator):
         paths, named = by_simulator[simulator]
         for path in (*study.get("recorded", ()), *study.get("baseline", ())):

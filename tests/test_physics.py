@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError, Problems
-from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, content_key, leaves
+from dse.values.units import Bytes, BytesPerSecond, FlopPerSecond, Fraction, Integer, Number, Seconds
 from simulators.costs.gemm import GemmCost, GemmShape, WaveGemms, gemm_cost
 from simulators.costs.transfer import CommEngine, TransferMode, rate, routes
 from simulators.hardware.machine import Gpu, System

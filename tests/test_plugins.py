@@ -20,7 +20,7 @@ from dse.backend import Backend, Batch, Metric, Result, Results, Tree, complete
 from dse.cli import main
 from dse.config.compose import request
 from dse.errors import ConfigError
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.results import provenance
 from dse.study.plan import plan
 from dse.values import Frozen

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dse.units import FlopPerSecond
+from dse.values.units import FlopPerSecond
 from simulators.hardware.machine import tree_of
 from simulators.steps.iteration import Iteration
 from simulators.steps.projection import LAWS, Profile, Size, by_kind, project_layer, serialized_share

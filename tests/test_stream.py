@@ -25,7 +25,7 @@ from dse.evaluation.signals import SignalInterrupt
 from dse.results.pareto import Answer, Contest, SeenHashes
 from dse.results.selection import select
 from dse.space import Assignment, Knob, Space
-from dse.study import ledger, run
+from dse.study import run
 from dse.study.plan import Plan
 from dse.study.run import Support
 from dse.study.run import run as run_study
@@ -64,8 +64,7 @@ def table_of(plan: Plan, folder: Path) -> pd.DataFrame:
 
 def chunked(patch: pytest.MonkeyPatch, rows: int) -> None:
     """Hold so few rows at once that a small study takes many turns."""
-    for module in (run, ledger):
-        patch.setattr(module, "ROWS_PER_GROUP", rows)
+    patch.setattr(run, "ROWS_PER_GROUP", rows)
 
 
 def one_by_one(plan: Plan) -> pd.DataFrame:

@@ -23,15 +23,15 @@ from dse import plugins
 from dse.backend import STATUSES, Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.compose import Request
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.evaluation.local import Evaluator
 from dse.evaluation.settings import ExecutorSettings
 from dse.search import Goal
 from dse.space import Block, KeyedBlock, Knob, Space
 from dse.store.contract import Session, StorelessSession
 from dse.study.plan import Plan, plan
-from dse.units import Integer, Number
 from dse.values import Frozen, condition, knob, put
+from dse.values.units import Integer, Number
 
 
 class Thing(Frozen):

@@ -17,8 +17,8 @@ import yaml
 from dse import plugins
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.units import amount
 from dse.values import CalibrationSource, Source
+from dse.values.units import amount
 
 _DIGITS = 5  # of a number that is written
 _NOT_VALUES = ("sources", "note", "fitted_on")

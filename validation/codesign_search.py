@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.recorded import ROOT
 from dse.config.compose import request
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse_codesign.backend import Codesign, CodesignBackend, Judge, largest_die_mm2, metrics_of
 from dse_codesign.machine import Base, Machine
 from dse_codesign.plans import PlanOptions, best_plans, enumerate_plans, plan_seconds

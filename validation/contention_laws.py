@@ -27,8 +27,8 @@ from dse_traces.laws import Estimate, Laws, Penalty, assumed_laws, learn_laws, s
 from dse_traces.profile import Profile
 from dse_traces.rate_law import fit_rate_law
 from dse_traces.readers import read
-from simulators.calibration.expert_exchanges import read_rows
 from simulators.taskgraph.graph import GraphBuilder
+from validation.expert_rows import read_rows
 
 Floats = NDArray[np.float64]
 TABLE = "deepseek_dualpipe/kernels_layers_0_1.csv"

@@ -1,7 +1,7 @@
 """Learning of FiCCO's rule on drawn shapes: `python -m validation.ficco_rule [--write]`.
 
 Every kind of schedule is evaluated on the all-gathers among the drawn shapes of `workload=learning`, none of which is
-one of the paper's sixteen, on MI300X. A tree learns from them which kind is fastest (`dse.analysis.tree_learning`). It
+one of the paper's sixteen, on MI300X. A tree learns from them which kind is fastest (`dse_learning.tree_learning`). It
 has as few leaves as come within one standard error of the best accuracy on shapes that were left out (Breiman's rule),
 so that the sixteen have no part in its size either; `study=ficco` judges it on them. --write: into
 `studies/ficco/rule.yaml`.
@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dse.analysis.contexts import Cases, ContextQuestion, cases
-from dse.analysis.rules import left_out, score, tree_learner
-from dse.analysis.tree_learning import TreeLimits, learn
+from dse.analysis.contexts import Cases, ContextQuestion, cases, score_picks
 from dse.cli import main as dse_main
 from dse.results.finished_run import FinishedRun
+from dse_learning.rules import left_out, tree_learner
+from dse_learning.tree_learning import TreeLimits, learn
 from simulators.workloads.model_zoo import option_tree
 from simulators.workloads.operators import ShapeList
 from studies.ficco.rule import RULE, tree_lines
@@ -66,7 +66,7 @@ def accuracies(contexts: Cases) -> dict[int, float]:
         count: left_out(folds, tree_learner(contexts, TreeLimits(_DEPTH, count)), lambda _: None)
         for count in range(2, _MOST_LEAVES + 1)
     }
-    return {count: score(contexts, chosen, "tree", "").accuracy for count, chosen in picks.items()}
+    return {count: score_picks(contexts, chosen, "tree", "").accuracy for count, chosen in picks.items()}
 
 
 def fewest_leaves(by_count: Mapping[int, float], shapes: int) -> int:

@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.space import set_path
 from simulators.costs.fabric import capacities, latency_s
 from simulators.engines.fluid import ENGINE

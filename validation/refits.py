@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 import dse
-from simulators.calibration import expert_exchanges
 from simulators.calibration.calibrate import calibrate_rows, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS
 from simulators.calibration.contention import Overlaps, fit_contention
@@ -30,7 +29,7 @@ from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
-from validation import steps_measured
+from validation import expert_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
 
 _DECIMALS = 3  # of coefficients of contention
@@ -81,13 +80,13 @@ def collectives(numbers: Sequence[Number], table: Path | None) -> Refit:
 def experts(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Constants of dispatch and combine: the fit of `benchmarks.expert_exchanges` to the rows of a table."""
     assert table is not None
-    values, rows = dict[Number, float](), expert_exchanges.read_rows(table)
-    devices = {f"node/{node}": device for device, node in expert_exchanges.NODES.items()}
+    values, rows = dict[Number, float](), expert_rows.read_rows(table)
+    devices = {f"node/{node}": device for device, node in expert_rows.NODES.items()}
     for option, own in _by_option(numbers).items():
         device = devices[option]
         groups = {tuple(number.path.split(".")[2:4]) for number in own}
         members = [row for row in rows if row.device == device and tuple(row.group.split()) in groups]
-        fits = expert_exchanges.fit_all(members, expert_exchanges.node_of(device))
+        fits = expert_rows.fit_all(members, expert_rows.node_of(device))
         for number in own:
             kind, direction, name = number.path.split(".")[2:]
             values[number] = _rounded(getattr(fits[f"{kind} {direction}"][0], name))

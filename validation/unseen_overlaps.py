@@ -1,4 +1,4 @@
-"""Overlaps predicted without what was fitted on their GPU, or on their software: `python -m validation.unseen_overlaps DIR`.
+"""Overlaps predicted without what was fitted on their GPU, or software: `python -m validation.unseen_overlaps DIR`.
 
 In turn each GPU, and each software, counts as never seen: constants fitted on its rows of `gemm_collective` tables take
 their ideal values, everywhere, and its rows are judged. Fitted constants of GEMMs and libraries are of other tables.

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.analysis.contexts import TIE
-from dse.analysis.decision_tree import Option
+from dse.analysis.contexts import TIE, Option
 from dse.analysis.perturbation import Advance, Constant, Floats, RunPoints, at, evaluate_batches, legal, one_by_one
 from dse.analysis.standings import option_text
-from dse.units import quantity_text
+from dse.values.units import quantity_text
 
 STEPS = 25  # of a constant's range, on a logarithmic grid; odd, so that the nominal value is on the grid
 _PRECISE = 1e-9  # relative width of an interval at which the search for a flip ends

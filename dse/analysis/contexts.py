@@ -1,4 +1,4 @@
-"""Contexts of a finished run with their options: the examples that rules are learned from and judged on.
+"""Contexts of a finished run with their options: the examples that rules are judged on, and learned from.
 
 A context is a scenario on a system, that is one choice of hardware knobs; an option is a value for each chosen knob,
 as good as its best setting of all other knobs. A rule may look only at what is known before anything runs: the sizes of
@@ -7,7 +7,7 @@ the workload and the numbers of the system that the table holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse import plugins
-from dse.analysis.decision_tree import Feature, Option
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import results
@@ -24,8 +23,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
+Option = tuple[str | int | float | bool | None, ...]
+"""A value for each chosen path; None where the knob does not count."""
+Quantity = tuple[tuple[str, ...], tuple[str, ...]]
+"""A number with a meaning: paths of its factors, and of those of its divisor."""
+ALL_CONTEXTS = "all contexts"
 TIE = 1e-9
 """Options whose objectives differ by less than this share are equally good."""
+_NEAR = 0.02  # largest regret that counts as near the best: a person would take it for as good
 _MOST_EXAMPLES = 2_000_000  # contexts times options of one learning task: some 400 MB
 
 
@@ -44,7 +49,7 @@ class Cases:
     inputs: Mapping[str, NDArray[Any]]
     workloads: NDArray[np.intp]
     systems: NDArray[np.intp]
-    quantities: tuple[Feature, ...] = ()
+    quantities: tuple[Quantity, ...] = ()
 
     @property
     def distinct(self) -> Cases:
@@ -213,7 +218,7 @@ class _Gatherer:
         return replace(all_cases, values=all_cases.values[enough], inputs=inputs, workloads=workloads, systems=systems)
 
 
-def _quantities(run: FinishedRun) -> tuple[Feature, ...]:
+def _quantities(run: FinishedRun) -> tuple[Quantity, ...]:
     """Products and ratios that are meaningful according to the run's study."""
     study = plugins.load("study", run.config["study"]["module"])
     return tuple(getattr(study, "quantities", ()))
@@ -240,3 +245,80 @@ def _array(column: pd.Series[Any]) -> NDArray[Any]:
 def plain(value: Any) -> Any:
     """Convert a value of a table to a plain Python value."""
     return value.item() if hasattr(value, "item") else value
+
+
+# Scores of rules
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Score of a rule over contexts. regrets [contexts]; illegal: contexts where its pick has no point."""
+
+    name: str
+    seen: str
+    accuracy: float
+    regrets: Floats
+    illegal: int
+
+    @property
+    def mean(self) -> float:
+        """Mean regret, a share of the best objective."""
+        return float(self.regrets.mean())
+
+    @property
+    def most(self) -> float:
+        """Largest regret."""
+        return float(self.regrets.max())
+
+    @property
+    def near(self) -> float:
+        """Share of the contexts in which the pick is within 2 % of the best."""
+        return float((self.regrets <= _NEAR).mean())
+
+    @property
+    def text(self) -> str:
+        """The score in one line."""
+        about = f"{self.name}, {self.seen}" if self.seen != ALL_CONTEXTS else self.name
+        regret = f"regret {100 * self.mean:.2f} % mean, {100 * self.most:.2f} % most"
+        shares = f"accuracy {100 * self.accuracy:.0f} %, within 2 % of the best {100 * self.near:.0f} %"
+        return f"{about}: {shares}, {regret}"
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of `rules.json`."""
+        row = {"rule": self.name, "judged_on": self.seen, "accuracy": self.accuracy, "within_2_percent": self.near}
+        return row | {"mean_regret": self.mean, "max_regret": self.most, "contexts_without_it": self.illegal}
+
+
+def score_picks(contexts: Cases, picks: NDArray[np.intp], name: str, seen: str) -> Score:
+    """Score picks [C], given as places of options."""
+    every = np.arange(len(picks))
+    accuracy = float(contexts.best[every, picks].mean())
+    return Score(name, seen, accuracy, contexts.regrets[every, picks], int((~contexts.legal[every, picks]).sum()))
+
+
+def align_options(contexts: Cases, options: Sequence[Option]) -> Cases:
+    """Reorder the contexts' options, these first; an option that they lack is legal in none."""
+    order = list(dict.fromkeys([*options, *contexts.options]))
+    values = np.full((len(contexts.values), len(order)), np.nan)
+    values[:, [order.index(option) for option in contexts.options]] = contexts.values
+    return replace(contexts, options=tuple(order), values=values)
+
+
+Hand = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, Sequence[Any]]]
+"""A rule that a person wrote: inputs by path [C] -> the value of each path that it chooses [C]."""
+
+
+def by_hand(contexts: Cases, hands: Mapping[str, Hand], seen: str) -> Iterator[Score]:
+    """Score hand-written rules that need recorded inputs only and pick options that the run evaluated."""
+    for name, hand in hands.items():
+        try:
+            chosen = hand(contexts.inputs)
+            picks = list(zip(*(chosen[path] for path in contexts.choose), strict=True))
+        except KeyError:  # it needs an input that was not recorded, or chooses other paths
+            continue
+        # NumPy's scalars and Python's are equal, but one form is kept
+        aligned = align_options(contexts, list(dict.fromkeys(tuple(map(plain, pick)) for pick in picks)))
+        place = {option: index for index, option in enumerate(aligned.options)}
+        pick_places = np.array([place[tuple(map(plain, pick))] for pick in picks])
+        if aligned.legal[np.arange(len(picks)), pick_places].any():  # else the run has none of its options
+            yield score_picks(aligned, pick_places, name, seen)

@@ -20,8 +20,8 @@ from dse.analysis.perturbation import Constant, RunPoints, evaluate_batches, leg
 from dse.analysis.standings import ScenarioStanding
 from dse.backend import Batch
 from dse.space import get_path
-from dse.units import quantity_text
 from dse.values import leaves
+from dse.values.units import quantity_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from dse.analysis.decision_tree import Option
+from dse.analysis.contexts import Option
 from dse.backend import Batch, Results, check_results
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.evaluation.calls import call

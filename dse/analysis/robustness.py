@@ -32,11 +32,11 @@ from dse.analysis.perturbation import (
 )
 from dse.analysis.standings import ScenarioStanding, draw_factors, option_text, standings
 from dse.errors import ConfigError, Problem, pairs
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.results import output_files, report
 from dse.results.finished_run import FinishedRun
 from dse.study.plan_again import Present, plan_again
-from dse.units import quantity_text
+from dse.values.units import quantity_text
 
 if TYPE_CHECKING:
     from rich.table import Table

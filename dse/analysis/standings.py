@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.analysis.contexts import TIE
-from dse.analysis.decision_tree import Option
+from dse.analysis.contexts import TIE, Option
 from dse.analysis.perturbation import Constant, Floats, RunPoints
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dse.backend import Tree
 from dse.errors import ConfigError, Problem
-from dse.progress import bar, quiet
+from dse.errors.terminal import bar, quiet
 from dse.results import provenance, report
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
@@ -26,8 +26,8 @@ from dse.study.plan_again import Present, plan_again
 from dse.study.record import evaluate_probes, write_files, write_provenance
 from dse.study.run import Support
 from dse.study.run import run as search
-from dse.units import amount
 from dse.values import LABELS, Memo
+from dse.values.units import amount
 
 UNCERTAIN = ("assumed", "memory", "derived")  # measured and vendors' numbers stand
 SPREAD = 0.2

@@ -193,7 +193,7 @@ def catalogued_paths(tree: Mapping[str, Any], groups: Collection[str]) -> set[st
 
 def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     """Say in the `sources` of a section that a number was typed: the source of the former value is not its own."""
-    from dse.units import amount  # a list of options needs no units
+    from dse.values.units import amount  # a list of options needs no units
 
     section, _, path = key.partition(".")
     inner = tree.get(section)

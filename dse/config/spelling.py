@@ -9,7 +9,7 @@ from typing import Any
 
 from dse.config.options import plural
 from dse.errors import NO_KNOBS, Problem, assignment, did_you_mean, nearest
-from dse.units import amount, meant_number, meant_quantity, unit_of
+from dse.values.units import amount, meant_number, meant_quantity, unit_of
 
 _FIRST = ("study", "simulator", "search", "schedule", "system", "workload")  # what is typed most
 Options = Mapping[str, Sequence[str]]

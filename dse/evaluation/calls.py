@@ -1,19 +1,23 @@
-"""Calls of a backend: checked results, retries, halving of batches on which it fails, and when it counts as broken."""
+"""Calls of a backend: checked results, retries, halving of batches on which it fails, and when it counts as broken.
+
+A backend is given by name and parameters (`BackendSpec`), so that a worker process can make it.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results
-from dse.errors import Broken, disk_is_full, fault_text
-from dse.evaluation.backend_spec import BackendSpec
+from dse import plugins
+from dse.backend import Backend, Batch, Lawful, Result, Results, check_laws, check_results, complete
+from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full, fault_text
 from dse.evaluation.workers import Lost
+from dse.store.contract import Context
 
 _SAME = 1e-9  # relative difference of a metric, of a design alone and in a batch, that is rounding
 
@@ -130,3 +134,64 @@ def _check_answers(backend: Backend, batches: Sequence[Batch], answers: Sequence
             raise RuntimeError(f"the backend gave {wrong[0]} results for {batch.size} designs")
     laws = backend.laws if isinstance(backend, Lawful) else ()
     return [check_laws(check_results(results, backend.metrics), laws) for results in answers]
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """A backend by name and parameters: what a worker process needs to make its own."""
+
+    name: str
+    parameters: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, simulator: object) -> BackendSpec:
+        """From the `simulator` group: `backend` names it, the rest (but labels) are its parameters."""
+        if not isinstance(simulator, Mapping):
+            raise ConfigError([Problem("simulator", "is no section of keys", simulator, "choose one: simulator=event")])
+        # labels change no result
+        parameters = {key: value for key, value in simulator.items() if key not in ("name", "description", "backend")}
+        # the order in a file means nothing
+        return cls(str(simulator.get("backend")), tuple(sorted(parameters.items())))
+
+    def make(self) -> Backend:
+        """The backend, one per process. Raises ConfigError for unknown names or parameters."""
+        return _make(self)
+
+    @property
+    def context(self) -> Context:
+        """The part of this that results depend on: name, version with its code, parameters and metrics."""
+        backend = self.make()
+        return Context(self.name, self.version, repr(self.parameters), tuple(backend.metrics))
+
+    @property
+    def version(self) -> str:
+        """Version of the backend, and the fingerprint of the code and the data that it runs on."""
+        from dse.results.fingerprint import fingerprint  # commands that evaluate nothing need none
+
+        module = plugins.target("backend", self.name).partition(":")[0]
+        return f"{self.make().version}+code.{fingerprint(module)}"
+
+    def __hash__(self) -> int:
+        return hash(str(self))  # parameters may be lists
+
+
+@plugins.cached_until_refresh
+def _make(spec: BackendSpec) -> Backend:
+    kind = complete(plugins.load("backend", spec.name))
+    try:
+        backend = kind(**dict(spec.parameters))
+    except TypeError as error:  # a missing or an unknown keyword
+        rule = f"does not fit backend {spec.name}: {error}"
+        raise ConfigError([Problem("simulator", rule, dict(spec.parameters))]) from error
+    return backend
+
+
+def validate(backend: Backend, trees: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse base designs that are invalid or infeasible, all problems at once."""
+    check = Problems()
+    for tree in trees.values():
+        try:
+            check.found.extend(backend.problems(backend.design(tree)))
+        except ConfigError as error:
+            check.found.extend(error.problems)
+    check.done()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dse import plugins
 from dse.backend import Results
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.evaluation.local import Evaluator
 from dse.evaluation.settings import ExecutorSettings
 from dse.space import KeyedBlock

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
@@ -13,8 +14,7 @@ import numpy as np
 
 from dse.backend import STATUSES, Batch, Result, Results
 from dse.errors import Broken
-from dse.evaluation.backend_spec import BackendSpec
-from dse.evaluation.calls import Patience, broken_error, call, difference, halve, serve
+from dse.evaluation.calls import BackendSpec, Patience, broken_error, call, difference, halve, serve
 from dse.evaluation.parts import Part, Piece, batched_parts, call_groups, first_and_repeated, look_up, parts_of
 from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt
@@ -239,16 +239,17 @@ class _Calls:
         if self._pool is None:
             memory = self._evaluator.executor.memory_bytes
             self._pool = Pool(serve, (self._evaluator.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
-        import joblib
-
-        jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
+        threads = ThreadPoolExecutor(self._jobs)
         try:
-            for group, results in jobs(joblib.delayed(self._results_of_group)(group) for group in groups):
+            for future in as_completed([threads.submit(self._results_of_group, group) for group in groups]):
+                group, results = future.result()
                 if results is not None:
                     yield group, results
         except BaseException:  # the threads must not wait for workers
             self._pool.close()
             raise
+        finally:
+            threads.shutdown(cancel_futures=True)
         self.check()
 
     def _results_of_group(self, group: list[Piece]) -> tuple[list[Piece], list[Results] | None]:

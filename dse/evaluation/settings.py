@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from dse.units import Bytes, Fraction, Integer, Seconds
+from dse.evaluation.workers import num_cpus
 from dse.values import Frozen
+from dse.values.units import Bytes, Fraction, Integer, Seconds
 
 
 def _some(jobs: int) -> int:
@@ -40,7 +41,4 @@ class ExecutorSettings(Frozen):
     @property
     def num_jobs(self) -> int:
         """Worker processes."""
-        import joblib
-
-        # as far as affinity and control groups let this process
-        return joblib.cpu_count() if self.jobs < 0 else self.jobs
+        return num_cpus() if self.jobs < 0 else self.jobs

@@ -8,6 +8,7 @@ replaced.
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing.util
 import os
 import queue
@@ -17,7 +18,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,10 +26,13 @@ from types import ModuleType
 from typing import Any
 
 from dse.errors import Broken, disk_is_full
+from dse.plugins import DoctorCheck, Level
 
 _GRACE_S = 2.0  # from being asked to end to being made to
 # read once, when the libraries are loaded
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+_LITTLE_MEMORY = 2 << 30
 _SAID = 2000  # characters that are kept of what a lost call wrote
 
 Call = Callable[[Any], Any]
@@ -87,6 +91,25 @@ class Pool:
         self.closed = True
         while self._alive:
             self._alive.pop().end()
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use, as far as its affinity and its control group let it."""
+    allowed = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # without a limit the quota is `max`
+        quota, period = (_CONTROL_GROUP / "cpu.max").read_text("utf-8").split()
+        allowed = min(allowed, math.ceil(int(quota) / int(period)))
+    return allowed
+
+
+def check_machine(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
+    """Yield a line of `dse doctor`: cores and memory that this process may use, limits of a container included."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):
+        memory = min(memory, int((_CONTROL_GROUP / "memory.max").read_text("utf-8")))
+    level: Level = "ok" if memory >= _LITTLE_MEMORY else "warn"
+    way = "" if level == "ok" else "set executor.jobs=1 and a smaller budget.trials"
+    yield DoctorCheck(level, "machine", f"{num_cpus()} cores, {memory / 2**30:.1f} GiB of memory", way)
 
 
 def _check_room() -> None:

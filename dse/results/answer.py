@@ -18,7 +18,7 @@ from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
-from dse.units import quantity_text
+from dse.values.units import quantity_text
 
 if TYPE_CHECKING:
     import pandas as pd

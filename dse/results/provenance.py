@@ -22,7 +22,6 @@ from dse.plugins import PACKAGES, distributions, places, roots
 
 _LIBRARIES = (
     "hydra-core",
-    "joblib",
     "matplotlib",
     "mlflow",
     "moocore",

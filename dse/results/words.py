@@ -10,7 +10,7 @@ import numpy as np
 from dse import plugins
 from dse.plots.palette import label
 from dse.plots.quantities import words
-from dse.units import quantity_text, with_prefix
+from dse.values.units import quantity_text, with_prefix
 
 if TYPE_CHECKING:
     import pandas as pd

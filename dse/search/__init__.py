@@ -21,8 +21,8 @@ from dse import plugins
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.search.question import Goal, Limit, Outcome, SearchMethod, SearchQuestion
 from dse.space import Assignment
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 
 __all__ = ["Chosen", "Goal", "Limit", "Outcome", "Search", "SearchQuestion", "explore", "method"]
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from dse.space import Assignment, Space
-from dse.units import Number
 from dse.values import Frozen
+from dse.values.units import Number
 
 Goal = Literal["minimize", "maximize"]
 Outcome = Mapping[str, float] | None

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -26,13 +24,12 @@ from dse.errors import ConfigError, Problem, pairs
 from dse.plugins import DoctorCheck, Level
 
 _DEFAULTS = {"output_dir": "outputs", "uri": "sqlite:///mlflow.db", "port": "5000", "url": "auto"}
-_LITTLE_BYTES, _LITTLE_MEMORY = 2 << 30, 2 << 30
+_LITTLE_BYTES = 2 << 30
 _OPTIONAL = {
     "torch": ("search=gp", "pip install 'overlap-dse[gp]'"),
     "psycopg": ("results in PostgreSQL", "pip install 'overlap-dse[postgresql]'"),
-    "sklearn": ("importance method=fanova and study=goldyloc", "pip install 'overlap-dse[learning]'"),
+    "sklearn": ("study=goldyloc", "pip install 'overlap-dse[learning]'"),
 }
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 Options = Mapping[str, str]
 
 
@@ -50,7 +47,7 @@ def doctor(words: Sequence[str]) -> int:
 
 
 def _findings(options: Options) -> Iterator[DoctorCheck]:
-    for check in (_python, _packages, _optional, _machine, _disk, _terminal, _git, _configuration, _plugins):
+    for check in (_python, _packages, _optional, _disk, _terminal, _git, _configuration, _plugins):
         yield from _guarded(check.__name__.strip("_"), check, options)
     for name, target in plugins.declarations("CHECKS").items():
         yield from _guarded(name, partial(_call, target), options)
@@ -111,20 +108,6 @@ def _optional(options: Options) -> Iterator[DoctorCheck]:
             yield DoctorCheck("ok", name, f"is not installed; only {purpose} needs it", way)
         else:
             yield DoctorCheck("ok", name, f"is installed, for {purpose}", is_detail=True)
-
-
-def _machine(options: Options) -> Iterator[DoctorCheck]:
-    """Cores and memory that this process may use, limits of a container included."""
-    import joblib
-
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = ""
-    with suppress(OSError):
-        limit = _MEMORY_LIMIT.read_text("utf-8").strip()
-    memory = min(total, int(limit)) if limit.isdigit() else total
-    level: Level = "ok" if memory >= _LITTLE_MEMORY else "warn"
-    way = "" if level == "ok" else "set executor.jobs=1 and a smaller budget.trials"
-    yield DoctorCheck(level, "machine", f"{joblib.cpu_count()} cores, {memory / 2**30:.1f} GiB of memory", way)
 
 
 def _disk(options: Options) -> Iterator[DoctorCheck]:

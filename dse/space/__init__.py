@@ -27,12 +27,12 @@ from dse.errors import ConfigError
 from dse.space.blocks import Assignment as Assignment
 from dse.space.blocks import Block as Block
 from dse.space.blocks import KeyedBlock as KeyedBlock
+from dse.space.blocks import get_path as get_path
+from dse.space.blocks import has_path as has_path
+from dse.space.blocks import set_path as set_path
 from dse.space.blocks import settle
-from dse.space.paths import get_path as get_path
-from dse.space.paths import has_path as has_path
-from dse.space.paths import set_path as set_path
-from dse.units import amount
 from dse.values import Memo
+from dse.values.units import amount
 
 _MOST_SECTIONS = 10_000  # sections whose validated numbers are remembered
 

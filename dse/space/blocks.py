@@ -1,7 +1,7 @@
 """Blocks of points: what the walk of a space yields, and points whose idle knobs are settled.
 
 A knob that changes nothing in a design (`Canonical`) takes one value there, whatever was asked for: such points are
-one, and have one key.
+one, and have one key. At the end: values at dotted paths of trees and frozen models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Canonical, Results, Tree, along, pieces
-from dse.space.paths import get_path
 from dse.values import LABELS, Keys, content_keys, grid_content_keys, put
 
 Assignment = dict[str, Any]
@@ -188,3 +187,29 @@ def _fix_idle(block: Block, path: str, value: Any, marks: NDArray[np.bool_]) -> 
     """The same points, those that are marked with the value at the path."""
     for part, idle in block.runs(marks):
         yield part.fix(path, value) if idle else part
+
+
+def get_path(tree: Any, path: str) -> Any:
+    """The value at a dotted path of a tree or a frozen model; None where there is none."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else getattr(tree, name, None)
+    return tree
+
+
+def has_path(tree: Any, path: str) -> bool:
+    """Tell whether a tree has a value at a dotted path, be it None."""
+    for name in path.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
+def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a dotted path in place. Raises KeyError where its parent is not a mapping."""
+    *parents, last = path.split(".")
+    for name in parents:
+        tree = tree[name]
+        if not isinstance(tree, dict):
+            raise KeyError(path)
+    tree[last] = value

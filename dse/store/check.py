@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.results import output_files
+from dse.store.contract import StoreAt
 from dse.store.result_store import Store
-from dse.store.settings import StoreAt
 
 
 @output_files.working_on_folders

@@ -1,17 +1,23 @@
-"""The store as evaluation sees it: what results depend on, what is known of keys, and a session of one study."""
+"""The store as evaluation sees it: what results depend on, what is known of keys, a session of a study, its URL."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
-from dse.backend import Results
+from dse.backend import Results, Status
+from dse.errors.texts import ambiguous
+from dse.results import output_files
 from dse.store.result_rows import Fresh
-from dse.values import Keys
+from dse.values import Frozen, Keys
+from dse.values.units import WallSeconds, illegal
 
 
 @dataclass(frozen=True)
@@ -101,3 +107,40 @@ class StorelessSession:
 
     def withdraw(self, keys: Keys) -> None:
         """Do nothing: nothing is recorded."""
+
+
+def _store_url(url: str) -> str:
+    # no other database: SQLAlchemy would take some that nothing here is tested with
+    if not re.fullmatch(r"auto|sqlite:///.+|postgresql(\+psycopg)?://.+", url):
+        rule = "must be auto, null, sqlite:///<file> or postgresql://<user>@<host>/<database>"
+        raise illegal(rule, f"sqlite:///{url}" if url.endswith(".db") else None)
+    if rule := ambiguous(url):
+        raise ValueError(rule)
+    if re.search(r"[?&]plugin=", url):  # which would run its code
+        raise ValueError("must not name a plug-in of SQLAlchemy")
+    return url
+
+
+class StoreAt(Frozen):
+    """The `store` group. url: of the database; `auto` for results.db in the output folder, null for no store.
+
+    retry: statuses of recorded results to evaluate again. patience_s: time to wait for a store that does not answer.
+    """
+
+    name: str
+    description: str = ""
+    url: Annotated[str, AfterValidator(_store_url)] | None = "auto"
+    retry: tuple[Status, ...] = ()
+    patience_s: WallSeconds = 60.0
+
+    def database_url(self, folder: Path) -> str:
+        """Return the URL of the database of an output folder. Raises ConfigError if it is not a plain file."""
+        if self.url != "auto":
+            assert self.url is not None
+            return self.url
+        file = folder / "results.db"
+        for suffix in ("", "-wal", "-shm"):  # SQLite follows links of all three
+            if output_files.exists(path := file.with_name(file.name + suffix)):
+                with output_files.open_untrusted(path):
+                    pass
+        return f"sqlite:///{file}"

@@ -15,12 +15,12 @@ from sqlalchemy.exc import DBAPIError
 from dse.backend import STATUSES
 from dse.errors import ConfigError, Problem, Problems, hidden, pairs
 from dse.results.report import console
+from dse.store.contract import StoreAt
 from dse.store.database import StoreError, reader
 from dse.store.owner import Owner
 from dse.store.result_store import leases, owners, results, studies
-from dse.store.settings import StoreAt
-from dse.units import WallSeconds
 from dse.values import Frozen
+from dse.values.units import WallSeconds
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.backend import Result, Results
-from dse.progress import Advance
+from dse.errors.terminal import Advance
 from dse.results.pareto import SeenHashes
 from dse.space import Block, KeyedBlock, Knob, Space, blocks_together
 from dse.study.baselines import Baselines

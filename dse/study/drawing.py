@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dse.evaluation.workers import Pool
+from dse.errors.terminal import bar
+from dse.evaluation.workers import Pool, num_cpus
 from dse.plots import Draw, save, warm
-from dse.progress import bar
 from dse.study.settings import Figures
 
 _MOST_WORKERS = 4  # a study has a dozen figures, and each worker imports matplotlib
@@ -69,11 +69,11 @@ class FigureWorkers:
 
     @cached_property
     def _pool(self) -> Pool:
-        return Pool(_serve, None, size=_num_workers())
+        return Pool(_serve, None, size=min(_MOST_WORKERS, num_cpus()))
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_num_workers())  # a thread waits for each worker
+        return ThreadPoolExecutor(min(_MOST_WORKERS, num_cpus()))  # a thread waits for each worker
 
     def finish(self, study: str) -> int:
         """Wait until all are drawn, with a progress bar; their number. What a figure raises is raised."""
@@ -91,9 +91,3 @@ class FigureWorkers:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if "_pool" in vars(self):  # of cached properties only those that were used
             self._pool.close()
-
-
-def _num_workers() -> int:
-    import joblib
-
-    return min(_MOST_WORKERS, int(joblib.cpu_count()))

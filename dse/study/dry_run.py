@@ -18,8 +18,8 @@ import numpy as np
 from dse.config.compose import Request, request
 from dse.config.flags import OWN_FLAGS, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors.terminal import bar
 from dse.evaluation.local import POOL_PAYS_S
-from dse.progress import bar
 from dse.results import report
 from dse.results.pareto import SeenHashes
 from dse.store.result_store import recorded_keys
@@ -27,8 +27,8 @@ from dse.study.census import MOST_COUNTED, NUM_DRAWN, Census, Tally, count_point
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
-from dse.study.timing import Call, CallTimes, Estimate, RowCost, measure_row, time_calls, workers
-from dse.units import duration_text, with_prefix
+from dse.study.timing import Call, CallTimes, Estimate, RowCost, measure_row, time_calls
+from dse.values.units import duration_text, with_prefix
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,7 +114,7 @@ class Outlook:
         # draws of different scenarios cannot be compared for equal designs
         record |= {"total": _tally_record(self.total), "legal_designs": self.census.num_legal if self.counts else None}
         record |= {"to_evaluate": self.census.num_evaluated if self.counts else None, "in_store": self.known}
-        record |= {"rules": dict(self.census.rules.most_common()), "jobs": workers(self.plan.settings.executor)}
+        record |= {"rules": dict(self.census.rules.most_common()), "jobs": self.plan.settings.executor.num_jobs}
         for name, estimate in (("enumerating_s", self.enumerating), ("searching_s", self.searching)):
             record[name] = None if estimate is None else {"value": estimate.value, "interval": estimate.interval}
         record["row"] = None if self.row is None else vars(self.row)
@@ -144,7 +144,7 @@ def outlook(planned: Plan, refused: str = "") -> Outlook:
 def _with_costs(forecast: Outlook, random: np.random.Generator) -> Outlook:
     """Return the forecast with time and disk from timed calls."""
     planned, census = forecast.plan, forecast.census
-    jobs, seed, notes = workers(planned.settings.executor), planned.settings.seed, list[str]()
+    jobs, seed, notes = planned.settings.executor.num_jobs, planned.settings.seed, list[str]()
     # a call in which all break rules would take no time
     calls = [call for call in census.calls if _has_legal(planned, call)]
     if not calls:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken
+from dse.errors.terminal import bar
 from dse.evaluation.evaluators import MakeEvaluator, Services
-from dse.progress import bar
 from dse.results.agreement import compare
 from dse.results.pareto import first_best, minimized
 from dse.results.run_folder import Outputs

@@ -26,8 +26,8 @@ from dse.errors import ConfigError, Problem
 from dse.space import Knob, Space, get_path, has_path, set_path
 from dse.study.plan import Plan
 from dse.study.settings import SECTIONS
-from dse.units import amount, unit_of
 from dse.values import LABELS
+from dse.values.units import amount, unit_of
 
 TENTH = 1.1
 # small steps first; large ones reach limits that do not bind yet

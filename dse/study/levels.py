@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 
 from dse.backend import Backend, Tree
 from dse.errors import ConfigError, Problem
-from dse.evaluation.backend_spec import BackendSpec
-from dse.units import Integer, Number
+from dse.evaluation.calls import BackendSpec
 from dse.values import Frozen, leaves
+from dse.values.units import Integer, Number
 
 OWN = "study"
 """The study's own level, among names of simulators."""

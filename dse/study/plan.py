@@ -13,7 +13,7 @@ from dse.backend import Backend, Canonical, Metric, Tree
 from dse.config.compose import Request
 from dse.config.spelling import meant_sweep, nearest_key
 from dse.errors import NO_KNOBS, ConfigError, Problem, Problems, assignment, did_you_mean, nearest
-from dse.evaluation.backend_spec import BackendSpec, validate
+from dse.evaluation.calls import BackendSpec, validate
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.settings import ExecutorSettings
 from dse.results.finished_run import FinishedRun

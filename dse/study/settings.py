@@ -15,10 +15,10 @@ from dse.results.pareto import Answer
 from dse.results.selection import SelectionRule
 from dse.search import Limit, Search
 from dse.search.question import constraints
-from dse.store.settings import StoreAt
+from dse.store.contract import StoreAt
 from dse.study.levels import Fidelity
-from dse.units import Integer, Number, illegal
 from dse.values import Frozen
+from dse.values.units import Integer, Number, illegal
 
 SECTIONS = (
     "study",

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from dse.backend import Result, Results
 from dse.evaluation.calls import call
 from dse.evaluation.local import POOL_PAYS_S
-from dse.evaluation.settings import ExecutorSettings
 from dse.space import Block, KeyedBlock
 from dse.store.result_rows import Fresh
 from dse.store.result_store import Store
@@ -97,13 +96,6 @@ class CallTimes:
 def spread(work_s: float, jobs: int) -> float:
     """Return the seconds that work takes on some jobs: here until worker processes pay, then evenly on all jobs."""
     return work_s if jobs == 1 else min(work_s, POOL_PAYS_S) + max(0.0, work_s - POOL_PAYS_S) / jobs
-
-
-def workers(executor: ExecutorSettings) -> int:
-    """Return the number of jobs of an executor."""
-    import joblib
-
-    return int(joblib.cpu_count()) if executor.jobs < 0 else executor.jobs  # -1: all CPUs
 
 
 def time_calls(

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.errors.parsing import parse_json
+from dse.errors.terminal import bar
 from dse.evaluation.local import Evaluator
 from dse.evaluation.settings import ExecutorSettings
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
-from dse.progress import bar
 from dse.results.provenance import code_version, differences
+from dse.store.contract import StoreAt
 from dse.store.database import is_missing
 from dse.store.result_store import Store
-from dse.store.settings import StoreAt
 from dse.study import resume
 from dse.study.plan_again import Present, plan_stored
 from dse.study.run import finite_points
-from dse.units import WallSeconds, typed_integer
 from dse.values import Frozen
+from dse.values.units import WallSeconds, typed_integer
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

@@ -23,7 +23,7 @@ from typing import Any
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.study.settings import TrackingSettings
 from dse.tracking.study import StudyFolder
 from dse.tracking.views import News, Seen, show, total, warm, way_out

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem, hidden, pairs, validate_as
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse.results import output_files
 from dse.study.plan_again import present_value
 from dse.study.settings import TrackingSettings

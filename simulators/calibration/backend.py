@@ -14,8 +14,8 @@ from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.config.options import conf_dir
 from dse.errors import Problems, did_you_mean, nearest, validate_as
 from dse.space import get_path
-from dse.units import Bytes, BytesPerSecond, Integer, illegal
 from dse.values import Frozen
+from dse.values.units import Bytes, BytesPerSecond, Integer, illegal
 from simulators.calibration.measurements import MeasuredRows
 from simulators.calibration.predictions import MODELS, PredictedRows, peers, predicted_by, refusal
 from simulators.calibration.rows import cost_of

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from dse.units import Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number
 from simulators.hardware.number_formats import Format
 
 Stored = Literal["fp32", "bf16", "fp16"]

@@ -13,7 +13,7 @@ T tokens of a GPU, w bytes each, go to r different GPUs, and to m different node
 DeepEP and MORI send a token once to each node by the NIC, and from there to the GPUs by the links (README of
 deepseek-ai/DeepEP). The cubic sum stands for min(SMs, links), rounded as of GEMMs (`simulators.costs.gemm.library`;
 derived). The library has kernels that wait for notifications of counts: their time is in `launch`. Constants of each
-kernel and direction are fitted on some rows and judged on the others (`simulators.calibration.expert_exchanges`).
+kernel and direction are fitted on some rows and judged on the others (`validation.expert_rows`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from dse.backend import Backend, Batch, Columns, Metric, Result, Results, Tree
 from dse.errors import Problems, did_you_mean, validate_as
 from dse.space import get_path, set_path
-from dse.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from dse.values import LABELS
+from dse.values.units import Bytes, BytesPerSecond, FlopPerSecond, Seconds
 from simulators.external.outcome import complaint, judge_run, kills_for_memory, read_output
 from simulators.external.process import check_room, run, scratch
 from simulators.external.program import PLACE, ExternalProgram, ProgramCommand, hash_of_environment, improvement

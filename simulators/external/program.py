@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from dse.backend import Metric
 from dse.errors import Problems
 from dse.files import irregular, open_plain_file
-from dse.units import Bytes, Integer, Number, WallSeconds
 from dse.values import Frozen
+from dse.values.units import Bytes, Integer, Number, WallSeconds
 from simulators.external.process import Limits
 
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")

@@ -19,8 +19,8 @@ from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.space import get_path
-from dse.units import Bytes, FlopPerSecond, Integer, Number
 from dse.values import LABELS, knob
+from dse.values.units import Bytes, FlopPerSecond, Integer, Number
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
     ABSENT,

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from dse.units import Integer, Number, Seconds
+from dse.errors.rules import Rule
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import ABSENT, LACKS, Bandwidth, Duration, Grown, Part
 from simulators.hardware.sourced import WithSources
-from simulators.rules import Rule
 
 Topology = Literal["mesh", "switch", "ring", "pcie"]
 Pattern = Literal["all_gather", "all_to_all", "reduce_scatter", "all_reduce"]

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 from simulators.hardware.sourced import SourcedValue
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeV
 
 from pydantic import Field, model_validator
 
-from dse.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
 from dse.values import Frozen, knob
+from dse.values.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
 
 Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8"]
 PeakFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]

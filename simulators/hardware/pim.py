@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, field_validator
 
-from dse.units import BytesPerSecond, Integer, Number, Seconds
 from dse.values import Frozen
+from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from simulators.hardware.number_formats import Format
 from simulators.hardware.sourced import SourcedValue
 

@@ -11,8 +11,8 @@ from pydantic import Field
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import validate_as
-from dse.units import Number
 from dse.values import Frozen
+from dse.values.units import Number
 from simulators.hardware.sourced import SourcedValue
 
 Positive = Annotated[Number, Field(gt=0)]

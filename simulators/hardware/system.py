@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from dse.units import Number
 from dse.values import put
+from dse.values.units import Number
 from simulators.hardware.machine import System, View
 
 SCHEDULE_NEEDS = (

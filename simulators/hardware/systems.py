@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
-from dse.units import quantity_text
+from dse.values.units import quantity_text
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, View, tree_of
 from simulators.hardware.memory_system import MemorySystem

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.config.options import list_options
 from dse.errors import Problem, Problems, did_you_mean, validate_as
+from dse.errors.rules import problems
 from dse.space import get_path
 from dse.values import LABELS
 from simulators.hardware.machine import reads
@@ -23,7 +24,6 @@ from simulators.memory.design import SECTIONS, MemoryDesign, rules
 from simulators.memory.engine import READS, WRITES
 from simulators.memory.measured import scenarios
 from simulators.memory.measures import LAWS, METRICS, measure, simulate
-from simulators.rules import problems
 from simulators.workloads.model_zoo import option_tree
 
 _VERSION = "1"

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from dse.errors.rules import Rule
 from dse.space import get_path
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 from simulators.hardware.memory_system import MemorySystem, whole_power
 from simulators.memory.convolutions import ConvolutionPass, kernels, layers, unsupported_reason, written_out
 from simulators.memory.engine import PCS
 from simulators.memory.kernels import ELEMENT_BYTES, Application, touched_tensors
 from simulators.memory.policy import Policy
-from simulators.rules import Rule
 
 _MOST_BYTES = 2**40  # what tags of 32 bits can tell apart
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dse.units import Integer, Number
 from dse.values import Frozen
+from dse.values.units import Integer, Number
 
 Algorithm = Literal["gemm", "implicit_gemm", "fft", "fft_tiling", "winograd", "winograd_nonfused"]
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "fp64": 8, "fp16": 2}

@@ -15,8 +15,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 
 
 class Predictor(Frozen):

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
+from dse.errors.rules import Rule, problems, reasons
 from dse.space.grids import Grid, grids, results_by_batch, split
 from dse.values import leaves, put
 from simulators.hardware.network import link_rules
@@ -21,7 +22,6 @@ from simulators.overlap.design import OverlapDesign, ScheduleKnobs
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results
-from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
 _VERSION = "11"  # of the physics and the metrics; raise it with every change that alters a result

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dse.errors.rules import Rule
 from simulators.hardware.machine import System, peak_format
 from simulators.overlap.design import OverlapDesign, Schedule
-from simulators.rules import Rule
 from simulators.workloads.operators import Gemm, Mlp, Workload
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, model_validator
 
+from dse.errors.rules import Rule
 from dse.values import Frozen, condition, neutral_values
 from simulators.hardware.machine import System
 from simulators.hardware.system import ScheduleSystem
-from simulators.rules import Rule
 from simulators.taskgraph.graph import TaskGraph
 from simulators.workloads.operators import Workload
 

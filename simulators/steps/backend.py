@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from dse.backend import STATUSES, Backend, Batch, Columns, Metric, Replay, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean
+from dse.errors.rules import Rule, problems, reasons
 from dse.space import get_path
 from dse.space.grids import Grid, results_by_batch
 from dse.values import LABELS, Frozen, Memo, leaves, put
@@ -30,7 +31,6 @@ from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Precision, StreamingRates
 from simulators.hardware.pim import InstructionSet
-from simulators.rules import Rule, problems, reasons
 from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
 from simulators.steps.contention import ContendedPlatform

@@ -10,13 +10,13 @@ from pydantic import ConfigDict
 
 from dse.backend import Tree
 from dse.errors import ConfigError
+from dse.errors.rules import Rule
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.number_formats import Format
 from simulators.hardware.parts import Grown
 from simulators.hardware.pim import InstructionSet
-from simulators.rules import Rule
 from simulators.steps.groups import leaves_node
 from simulators.steps.parallel_rules import parallel_rules
 from simulators.steps.quantised import QuantisedWeights

@@ -25,8 +25,8 @@ from pydantic import Field
 from dse.backend import Tree
 from dse.errors import ConfigError, Problem, Problems
 from dse.space import get_path
-from dse.units import Integer
 from dse.values import Frozen, put
+from dse.values.units import Integer
 from simulators.steps.design import StepDesign
 from simulators.steps.iteration import Iteration
 from simulators.steps.sites import SITES, site_condition

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulators.rules import Rule
+from dse.errors.rules import Rule
 from simulators.workloads.experts import MixtureOfExperts
 from simulators.workloads.model import Parallel, Run, Transformer
 

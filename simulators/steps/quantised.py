@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dse.units import Integer, Number
 from dse.values import knob
+from dse.values.units import Integer, Number
 from simulators.costs.gemm.fitted import LARGEST_TILE
 from simulators.hardware.number_formats import Format
 from simulators.hardware.pim import Direction, InstructionSet, Pim, commands_per_word

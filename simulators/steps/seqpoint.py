@@ -24,8 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem
-from dse.units import Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

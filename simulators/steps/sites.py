@@ -35,6 +35,7 @@ from dse import plugins
 from dse.backend import Interval, Tree
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
+from dse.errors.rules import Rule
 from dse.space import get_path
 from dse.values import AtLeast, Frozen, Memo, leaves
 from simulators.costs.collective import Pattern
@@ -42,7 +43,6 @@ from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System
 from simulators.hardware.system import WholeNode, schedules_see
-from simulators.rules import Rule
 from simulators.steps.contention import ENGINE
 from simulators.steps.implementations import Implementation, Mode, Place, implementation
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from dse.units import Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number
 from simulators.hardware.parts import Grown
 
 Floats = NDArray[np.float64]

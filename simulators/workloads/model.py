@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, ValidationInfo, field_validator
 
-from dse.units import Integer, Number, Seconds
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number, Seconds
 from simulators.hardware.parts import Precision
 from simulators.hardware.sourced import SourcedValue
 from simulators.workloads.experts import LatentAttention, MixtureOfExperts

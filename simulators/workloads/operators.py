@@ -13,8 +13,8 @@ from pydantic import Field
 from dse.config.options import conf_dir
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, repeated
 from dse.files import read_csv
-from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Bytes, Integer, Number
 from simulators.hardware.network import Pattern
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}

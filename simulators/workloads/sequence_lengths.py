@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from dse.errors import ConfigError, Problem
-from dse.units import Fraction, Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Fraction, Integer, Number
 from simulators.hardware.sourced import SourcedValue
 
 Integers = NDArray[np.int64]

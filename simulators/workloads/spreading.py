@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dse.units import Integer
 from dse.values import Frozen, knob
+from dse.values.units import Integer
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "dualpipe"]
 """Schedules of a pipeline: GPipe (arXiv:1811.06965); one forward, one backward in turn, and that of several virtual

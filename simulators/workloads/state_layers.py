@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dse.units import Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number
 
 Count = Annotated[Integer, Field(ge=0, le=2**40)]
 Width = Annotated[Integer, Field(ge=1, le=2**40)]

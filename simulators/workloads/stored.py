@@ -15,8 +15,8 @@ from pydantic import Field
 
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.units import Integer, Number
 from dse.values import Frozen
+from dse.values.units import Integer, Number
 
 Part = Literal["attention", "state", "dense", "experts", "shared", "router", "output", "embedding"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
-from dse.analysis.decision_tree import Feature
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.canvas import MOST_PANELS
 from dse.plots.palette import label
@@ -28,7 +27,7 @@ from studies.plain import Plain
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dse.analysis.rules import Hand
+    from dse.analysis.contexts import Hand, Quantity
 
 _OVERLAPPED = ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 _KINDS = {
@@ -85,14 +84,14 @@ class Ficco(Plain):
         "workload.operators.gemm.k",
     )
     allows = ("space.system.node.topology",)
-    quantities: ClassVar[Sequence[Feature]] = (
-        Feature((_M, _N), (_SHARDS, _CUS)),  # of C for each CU: proportional to the waves of the GEMM
-        Feature((_N, _LINK), (_SHARDS, _CUS)),  # proportional to the time of the GEMM over that of the communication
-        Feature((_M, _N, _K), (_SHARDS,)),  # FLOP of a GPU
-        Feature((_M, _N, _K), (_SHARDS, _CUS)),  # proportional to the time of the GEMM
-        Feature((_M, _K), (_LINK,)),  # proportional to the time of the communication
-        Feature((_N,), (_SHARDS,)),  # columns of a GPU
-        Feature((_K, _SHARDS), (_N,)),  # depth over columns, of B on a GPU
+    quantities: ClassVar[Sequence[Quantity]] = (
+        ((_M, _N), (_SHARDS, _CUS)),  # of C for each CU: proportional to the waves of the GEMM
+        ((_N, _LINK), (_SHARDS, _CUS)),  # proportional to the time of the GEMM over that of the communication
+        ((_M, _N, _K), (_SHARDS,)),  # FLOP of a GPU
+        ((_M, _N, _K), (_SHARDS, _CUS)),  # proportional to the time of the GEMM
+        ((_M, _K), (_LINK,)),  # proportional to the time of the communication
+        ((_N,), (_SHARDS,)),  # columns of a GPU
+        ((_K, _SHARDS), (_N,)),  # depth over columns, of B on a GPU
     )
     """Products of sizes and rates with a physical meaning, as a person would compare them (derived)."""
     hand_rules: ClassVar[Mapping[str, Hand]] = {"rule.yaml": _by_rule}

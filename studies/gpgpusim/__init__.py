@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dse.errors.terminal import bar
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
-from dse.progress import bar
 from dse.results.answer import tables_of_winners
 from dse.results.claims import Claim, ClaimResult, read
 from dse.results.finished_run import FinishedRun

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.space import get_path
-from dse.units import quantity_text
 from dse.values import put
+from dse.values.units import quantity_text
 from simulators.steps.backend import iteration
 from simulators.steps.design import StepDesign
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from dse.backend import Batch, Columns, Interval, Metric, Replay, Result, Results, Tree
 from dse.errors import Problem, validate_as
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 
 
 class Point(Frozen):

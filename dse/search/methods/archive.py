@@ -19,8 +19,8 @@ from dse.errors import validate_as
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment
-from dse.units import Fraction, Integer
 from dse.values import Frozen
+from dse.values.units import Fraction, Integer
 
 # a space that is nearly exhausted yields few fresh points
 _ROUNDS = 8  # of children, before uniform draws; and of uniform draws

@@ -23,8 +23,8 @@ from dse.errors import ConfigError, Problem, validate_as
 from dse.search.genes import Genes, Rows
 from dse.search.question import Outcome, SearchQuestion
 from dse.space import Assignment, Space
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 
 _NONE = (np.inf, np.inf)  # (violation, objective) of a point without an outcome: behind all others
 _MOST_TOGETHER = 32  # combinations of a knob and those that it decides of, which are changed as one

@@ -19,8 +19,8 @@ from dse.errors import validate_as
 from dse.search.methods import samplers, screened
 from dse.search.question import Outcome, SearchMethod, SearchQuestion
 from dse.space import Assignment
-from dse.units import Fraction, Integer
 from dse.values import Frozen, Memo
+from dse.values.units import Fraction, Integer
 
 _BEYOND = 0.1  # distance of the reference point beyond the front, as a share of its range
 

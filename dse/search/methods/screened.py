@@ -26,7 +26,7 @@ from dse.search.genes import Rows
 from dse.search.methods import archive
 from dse.search.question import SearchQuestion
 from dse.search.surrogate import Surrogate
-from dse.units import Fraction, Integer
+from dse.values.units import Fraction, Integer
 
 _FEWEST = 8  # least number of points for the process to learn from
 _GROWN = 1.1  # growth of the number of known points after which the process's rates are tuned again

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from dse.errors import ConfigError, Problem
-from dse.files import DAMAGED, atomic_replacement, loss, open_packed
+from dse.files import atomic_replacement
 from dse_chakra.messages import COLLECTIVES, NODE_TYPES, message
+from dse_chakra.packed import DAMAGED, loss, open_packed
 
 VERSION = "1.0.0"
 """Of the schema that is written."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem, pairs, validate_as
-from dse.units import Integer, typed_integer
 from dse.values import Frozen
+from dse.values.units import Integer, typed_integer
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

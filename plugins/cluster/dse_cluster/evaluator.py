@@ -25,7 +25,7 @@ import numpy as np
 
 from dse.backend import Result, Results
 from dse.errors import Broken, ConfigError, Problem
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.evaluation.evaluators import EvaluatorKind, MakeEvaluator, Services
 from dse.evaluation.parts import Part, Piece, batched_parts, look_up, parts_of
 from dse.evaluation.settings import ExecutorSettings

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from dse.errors import Problem, assignment, known_here
 from dse.evaluation.settings import ExecutorSettings
-from dse.units import Integer, Seconds, illegal
+from dse.values.units import Integer, Seconds, illegal
 
 _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 

@@ -22,7 +22,7 @@ from distributed import Client, Future, LocalCluster
 from benchmarks import cluster as proof
 from dse.cli import main
 from dse.errors import Broken
-from dse.evaluation.backend_spec import BackendSpec
+from dse.evaluation.calls import BackendSpec
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.parts import parts_of
 from dse.results.provenance import code_version

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.errors.rules import Rule, problems, reasons
 from dse.values import Frozen, Memo, distinct, leaves, put
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.plans import METRICS, best_plans
@@ -25,7 +26,6 @@ from dse_codesign.workloads import Step, steps_of
 from simulators.hardware.device import ScheduledDevice
 from simulators.hardware.machine import SiteModel
 from simulators.hardware.network import Topology
-from simulators.rules import Rule, problems, reasons
 
 Floats = NDArray[np.float64]
 _VERSION = "3"

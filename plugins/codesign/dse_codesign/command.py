@@ -21,8 +21,8 @@ from dse.config.flags import overrides, own_folder
 from dse.errors import Problems, did_you_mean
 from dse.run_study import run
 from dse.space import Knob
-from dse.units import Number
 from dse.values import Frozen
+from dse.values.units import Number
 from dse_codesign.backend import Codesign, CodesignBackend
 from dse_codesign.machine import Base, Machine
 from dse_codesign.technology import price

@@ -25,8 +25,8 @@ from pydantic import Field
 
 from dse.config.yaml_checks import load_yaml
 from dse.errors import validate_as
-from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob, put
+from dse.values.units import Bytes, Integer, Number
 from dse_codesign import DATA
 from dse_codesign.technology import MachineKnobs, Technology, design_activity, of_system, sustained_clock
 from dse_codesign.technology.settings import Coefficient

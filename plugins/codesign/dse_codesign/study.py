@@ -22,7 +22,7 @@ from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
-from dse.units import quantity_text
+from dse.values.units import quantity_text
 from dse_codesign import figures as codesign_figures
 from dse_codesign import slopes as machine_slopes
 from dse_codesign.backend import CodesignBackend, Judge

@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field
 
 from dse.backend import Tree
 from dse.errors import ConfigError, Problems, did_you_mean
-from dse.units import Number
 from dse.values import Frozen
+from dse.values.units import Number
 from dse_codesign.plans import PlanOptions
 from simulators.steps.backend import StepBackend
 from simulators.steps.design import ScheduledDesign

@@ -25,8 +25,8 @@ from dse.errors.parsing import parse_yaml
 from dse.plots.quantities import with_unit
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import cell
-from dse.units import Bytes
 from dse.values import Frozen
+from dse.values.units import Bytes
 from dse_collectives.explicit import Collective, CollectiveSchedule, check_schedule
 from dse_collectives.msccl import xml_of
 from dse_collectives.replay import replay_schedule, seconds

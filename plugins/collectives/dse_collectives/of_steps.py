@@ -1,4 +1,4 @@
-"""The collective of an overlap schedule: the moves of `search_spaces.synthesised` as messages between GPUs.
+"""The collective of an overlap schedule: the moves of `schedule=synthesised` as messages between GPUs.
 
 A move of an interval "of peer p" is, on every GPU g at once, a message from GPU g - p with the interval's units of its
 block. On a ring it goes from neighbour to neighbour, and half of it each way where both are as long. Moves after a GEMM
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import gcd
+from typing import NamedTuple
 
 from dse.errors import ConfigError, Problem
 from dse_collectives.explicit import (
@@ -21,16 +22,22 @@ from dse_collectives.explicit import (
     check_schedule,
     reverse_gather,
 )
-from search_spaces.steps import Step
 from simulators.hardware.network import Topology
 
 _NAME = "moves of the steps"
 
 
+class StepMove(NamedTuple):
+    """Intervals first to last - 1 of the shards of peers, by distance; None: of all."""
+
+    interval: tuple[int, int]
+    peers: tuple[int, ...] | None
+
+
 def collective_of_steps(
-    collective: Collective, num_gpus: int, topology: Topology, cuts: Sequence[int], steps: Sequence[Step]
+    collective: Collective, num_gpus: int, topology: Topology, cuts: Sequence[int], moves: Sequence[StepMove]
 ) -> CollectiveSchedule:
-    """The moves among `steps`, of blocks cut at `cuts`, as a proven schedule.
+    """The moves of a schedule, of blocks cut at `cuts`, as a proven schedule.
 
     Raises ConfigError for an all-reduce, whose steps move each part both ways, and where a ring forwards what is not
     there yet.
@@ -52,12 +59,11 @@ def collective_of_steps(
     chunks = tuple(DataChunk(block, start, count, part) for block, part in blocks for start, count in pieces)
     first = {block: place * len(pieces) for place, block in enumerate(blocks)}
     scatters, messages = collective == "reduce_scatter", list[Message]()
-    for step in reversed(steps) if scatters else steps:
-        if step.move is None:
-            continue
+    for move in reversed(moves) if scatters else moves:
         sends = list[tuple[int, int, Message]]()
-        for peer, way, which in _ways(step, num_gpus, topology):
-            wanted = [place for place in range(halves * step.move[0], halves * step.move[1]) if place % halves in which]
+        for peer, way, which in _ways(move, num_gpus, topology):
+            start, end = move.interval
+            wanted = [place for place in range(halves * start, halves * end) if place % halves in which]
             for gpu in everyone:
                 origin = (gpu - peer) % num_gpus
                 hops = list(enumerate(_hops(origin, gpu, way, num_gpus)))
@@ -72,9 +78,9 @@ def collective_of_steps(
     return check_schedule(reverse_gather(schedule, _NAME) if scatters else schedule)
 
 
-def _ways(step: Step, num_gpus: int, topology: Topology) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def _ways(move: StepMove, num_gpus: int, topology: Topology) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield (peer, direction on a ring or 0 for a link of its own, halves of an interval that take it)."""
-    for peer in step.peers or range(1, num_gpus):
+    for peer in move.peers or range(1, num_gpus):
         if topology != "ring":
             yield peer, 0, (0,)
         elif 2 * peer == num_gpus:

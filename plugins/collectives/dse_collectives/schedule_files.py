@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
+from dse import plugins
 from dse.errors import ConfigError, Problems
 from dse.errors.parsing import parse_yaml
 from dse.files import read_text
@@ -39,11 +40,12 @@ from dse_collectives.explicit import (
     is_collective,
 )
 from dse_collectives.msccl import schedule_of_xml, xml_of
-from dse_collectives.of_steps import collective_of_steps
+from dse_collectives.of_steps import StepMove, collective_of_steps
 from dse_collectives.topology import MOST_GPUS
-from search_spaces.synthesised import SynthesisedSchedule
 from simulators.hardware.network import Node
 
+_FAMILY = "synthesised"
+"""Schedules step by step, which the plug-in `synthesis` brings."""
 _MOST_BYTES = 64 << 20
 _CHUNK = re.compile(r"block (\d{1,6})(?:-(\d{1,6}))? \[(\d{1,9}), (\d{1,9})\)")
 _END = r"(\d{1,6})(?::(\d{1,6}))?"
@@ -104,13 +106,15 @@ _MEND = "mend the messages of that chunk, or start from a schedule that `dse mac
 def _schedule_of_steps(tree: dict[str, Any], node: Node | None, pattern: str | None) -> CollectiveSchedule:
     """The moves among the steps of a file of the `schedule` group."""
     check = Problems()
-    plan = check.model(SynthesisedSchedule, {"name": "steps", "family": "synthesised", **tree}, path="schedule")
+    kind = plugins.load("schedule", _FAMILY)
+    plan: Any = check.model(kind, {"name": "steps", "family": _FAMILY, **tree}, path="schedule")
     if node is None or node.topology is None or pattern is None or not is_collective(pattern):
         check.add("pattern", "is missing: which collective the steps are of", way_out="write pattern=all_gather")
     else:
         check.done("schedule")
         assert plan is not None
-        return collective_of_steps(pattern, node.num_gpus, node.topology, plan.cuts, plan.steps)
+        moves = [StepMove(step.move, step.peers) for step in plan.steps if step.move is not None]
+        return collective_of_steps(pattern, node.num_gpus, node.topology, plan.cuts, moves)
     raise ConfigError(check.found)
 
 

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dse.errors import Problems, did_you_mean
-from dse.units import Integer
 from dse.values import Frozen
+from dse.values.units import Integer
 from simulators.steps.sites import SERIAL, SITES, read_schedule
 
 _USUAL_SMS = 16  # of a pipeline and in bulk

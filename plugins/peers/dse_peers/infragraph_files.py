@@ -19,8 +19,8 @@ from dse.config.yaml_checks import MOST_BYTES as MOST_YAML_BYTES
 from dse.errors import MOST_SHOWN, ConfigError, Problem, Problems, did_you_mean
 from dse.errors.parsing import parse_json, parse_yaml
 from dse.files import open_plain_file, read_text
-from dse.units import Integer, Number
 from dse.values import Frozen
+from dse.values.units import Integer, Number
 from dse_peers.nccl_topology import infrastructure_tree
 
 Kind = Literal["custom", "device", "cpu", "xpu", "nic", "memory", "port", "switch"]

@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from dse.backend import Backend, Batch, Metric, Result, Results, Tree
 from dse.errors import Problem, Problems, did_you_mean, validate_as
-from dse.units import Bytes, Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Bytes, Integer, Number
 from dse_torch.kernels import (
     COLLECTIVES,
     Absent,

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import ConfigError, Problem
-from dse.files import open_packed
-from dse.progress import bar
+from dse.errors.terminal import bar
+from dse_chakra.packed import open_packed
 from dse_traces.json_records import JsonRecords, text_parts
 from dse_traces.profile import (
     DTYPE_BYTES,

@@ -13,11 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dse_traces.kernel_classes import COMMUNICATES
-from dse_traces.kernel_names import reduce_name
-from dse_traces.profile import Floats, Profile
-from dse_traces.waits import CAUSES, OTHER_STREAM, READY, SMS, UNKNOWN, Waits
-from simulators.taskgraph.causes import (
+from dse_traces.causes import (
     COMMUNICATION,
     COMPUTE,
     CONTENTION,
@@ -27,6 +23,10 @@ from simulators.taskgraph.causes import (
     WORK,
     Stretch,
 )
+from dse_traces.kernel_classes import COMMUNICATES
+from dse_traces.kernel_names import reduce_name
+from dse_traces.profile import Floats, Profile
+from dse_traces.waits import CAUSES, OTHER_STREAM, READY, SMS, UNKNOWN, Waits
 
 HOST, GAP, LATE = "host", "gaps between kernels", "unknown waiting"
 _BETWEEN = {READY: GAP, OTHER_STREAM: GAP, SMS: GAP, UNKNOWN: LATE}

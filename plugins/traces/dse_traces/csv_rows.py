@@ -12,7 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem
-from dse.files import DAMAGED, MOST_LINE, loss, open_packed
+from dse.files import MOST_LINE
+from dse_chakra.packed import DAMAGED, loss, open_packed
 
 Row = Mapping[str, str]
 _HEAD = 64  # lines among which the one of the columns is

@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from dse.errors import ConfigError, Problem
-from dse.files import MOST_STREAMED, open_plain_file
+from dse.files import open_plain_file
+from dse_chakra.packed import MOST_STREAMED
 
 SQLITE = b"SQLite format 3\0"
 """First bytes of a database."""

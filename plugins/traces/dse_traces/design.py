@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem
-from dse.units import Integer, Number
 from dse.values import Frozen, knob
+from dse.values.units import Integer, Number
 from dse_traces import DATA
 from dse_traces.effects import Mover, Setting
 from dse_traces.imported import TABLE, is_imported

@@ -21,11 +21,11 @@ from dse.errors import ConfigError, Problem
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs, writable
 from dse.results.words import AS_FAST, cell, choice_in_words, gain_in_words
+from dse_traces.causes import CAUSES, COMPUTE, path_stretches
 from dse_traces.critical_path import critical_path
 from dse_traces.explanation import POINT, PROFILE, Difference, Explained, Limit, Pair, compare
 from dse_traces.kernel_classes import OPTION, read_patterns
 from simulators.taskgraph.bounds import bound, linear_bound
-from simulators.taskgraph.causes import CAUSES, COMPUTE, path_stretches
 from simulators.taskgraph.symmetry import reduce_graph
 
 if TYPE_CHECKING:

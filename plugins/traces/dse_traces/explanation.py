@@ -1,6 +1,6 @@
 """Where the difference of two runs comes from: their critical paths by cause, which add up, and so do the differences.
 
-Stretches have the causes of `simulators.taskgraph.causes`. What is left to say is which work the machine could have
+Stretches have the causes of `dse_traces.causes`. What is left to say is which work the machine could have
 hidden: computation and communication can run side by side, so the side that has more work on the two paths together
 *bounds* them, and work of the other side on a path is `dependency`: it stands there because something waited for it.
 Where computation bounds both, that is exposed communication. The bound is one for both runs, so that causes compare.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulators.taskgraph.causes import (
+from dse_traces.causes import (
     CAUSES,
     COMMUNICATION,
     COMPUTE,

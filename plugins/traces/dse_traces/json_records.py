@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from typing import Any
 
-from dse.files import DAMAGED, loss
+from dse_chakra.packed import DAMAGED, loss
 
 MOST_ELEMENT = 1 << 24
 """Characters of one element."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dse.errors import ConfigError, Problem
-from dse.files import DAMAGED, open_packed, packer_of
+from dse_chakra.packed import DAMAGED, open_packed, packer_of
 from dse_traces.chrome import read_chrome
 from dse_traces.databases import SQLITE
 from dse_traces.imported import is_imported, read_imported

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dse.errors import ConfigError
-from dse.files import open_packed
+from dse_chakra.packed import open_packed
 from dse_traces.chrome import damage, lost_share
 from dse_traces.json_records import JsonRecords, text_parts
 from dse_traces.profile import MOST_GPUS, KernelRows, Profile, profile_of

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.progress import bar
+from dse.errors.terminal import bar
 from dse_traces import changes
 from dse_traces.contended import EXPECTED, Contended, Numbers, Ran, Structure
 from dse_traces.effects import FIRST, LATER, LINKS, ORDERS, RECORDED, Effects, Mover, Setting

@@ -21,12 +21,7 @@ from dse.backend import Batch
 from dse.cli import main
 from dse.study.plan_again import plan_words
 from dse_traces import DATA
-from dse_traces.critical_path import HOST, critical_path
-from dse_traces.explain_command import answer, explained, limits_of, summary
-from dse_traces.explanation import POINT, Explained, compare
-from dse_traces.profile import profile_of
-from dse_traces.waits import waits
-from simulators.taskgraph.causes import (
+from dse_traces.causes import (
     CAUSES,
     CONTENTION,
     DECOMPOSITION,
@@ -37,6 +32,11 @@ from simulators.taskgraph.causes import (
     Stretch,
     path_stretches,
 )
+from dse_traces.critical_path import HOST, critical_path
+from dse_traces.explain_command import answer, explained, limits_of, summary
+from dse_traces.explanation import POINT, Explained, compare
+from dse_traces.profile import profile_of
+from dse_traces.waits import waits
 from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.timeline import Timeline
 from tests.graphs import graphs

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dse import files
 from dse.errors import ConfigError
+from dse_chakra import packed
 from dse_traces import profile as profile_module
 from dse_traces.import_command import answer
 from dse_traces.readers import files_of, read, read_ranks
@@ -174,7 +174,7 @@ def test_memory_is_bounded_where_a_gzip_unpacks_to_too_much(tmp_path: Path, name
     path = tmp_path / name
     with gzip.open(path, "wb", compresslevel=6) as file:
         file.write(head)
-        for _ in range(files.FREELY_UNPACKED // (1 << 20) + 9):
+        for _ in range(packed.FREELY_UNPACKED // (1 << 20) + 9):
             file.write(b" " * ((1 << 20) - 1) + b"\n")
     profile = read(path)
     assert len(profile) == 1
@@ -204,6 +204,6 @@ def test_iterations_of_different_lengths_are_told(tmp_path: Path) -> None:
 
 def test_a_gzip_of_one_long_word_is_no_profile(tmp_path: Path) -> None:
     path = tmp_path / "run.csv.gz"
-    path.write_bytes(gzip.compress(b"a" * (files.FREELY_UNPACKED + (8 << 20)), 1))
+    path.write_bytes(gzip.compress(b"a" * (packed.FREELY_UNPACKED + (8 << 20)), 1))
     with pytest.raises(ConfigError, match="no CSV of kernels"):
         read(path)

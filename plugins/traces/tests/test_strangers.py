@@ -23,8 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.errors import ConfigError
-from dse.files import open_packed
 from dse_chakra.files import ExecutionTrace, TraceNode, write_chakra
+from dse_chakra.packed import open_packed
 from dse_traces import import_command, ranks_command
 from dse_traces.chrome import read_chrome
 from dse_traces.json_records import JsonRecords

@@ -16,8 +16,8 @@ from pydantic import Field
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.errors import validate_as
-from dse.units import Number
 from dse.values import Frozen, Source
+from dse.values.units import Number
 from dse_codesign import DATA
 from dse_codesign.technology.knobs import KNOBS, MachineKnobs
 from dse_codesign.technology.settings import Technology

@@ -17,8 +17,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean, validate_as
-from dse.units import Number
 from dse.values import Frozen, Source
+from dse.values.units import Number
 from dse_codesign import DATA
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import PeakFormat

@@ -1,0 +1,19 @@
+"""Memory traces of one's own through caches and DRAM: what each set, channel and bank of a machine saw."""
+
+from dse.plugins import Command
+
+COMMANDS = {
+    "profile memory": Command(
+        "dse_memory_traces.statistics:trace",
+        "profile memory data=<file> [system=gem5_gcn3] [policy=combined] [out=<folder>]",
+        "a memory trace of your own (Parquet, CSV, Accel-Sim) through caches and DRAM",
+        {
+            "data": "file of the trace",
+            "system": "with caches and DRAM (gem5_gcn3)",
+            "policy": "of the caches (combined)",
+            "out": "folder to write to",
+            "rows": "requests that are read, at most",
+        },
+        ("profile memory data=my_trace.parquet policy=combined",),
+    ),
+}
