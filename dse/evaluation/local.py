@@ -6,7 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
@@ -239,17 +238,16 @@ class _Calls:
         if self._pool is None:
             memory = self._evaluator.executor.memory_bytes
             self._pool = Pool(serve, (self._evaluator.spec, (), Patience()), size=self._jobs, memory_bytes=memory)
-        threads = ThreadPoolExecutor(self._jobs)
+        import joblib
+
+        jobs = joblib.Parallel(n_jobs=self._jobs, backend="threading", return_as="generator_unordered")
         try:
-            for future in as_completed([threads.submit(self._results_of_group, group) for group in groups]):
-                group, results = future.result()
+            for group, results in jobs(joblib.delayed(self._results_of_group)(group) for group in groups):
                 if results is not None:
                     yield group, results
         except BaseException:  # the threads must not wait for workers
             self._pool.close()
             raise
-        finally:
-            threads.shutdown(cancel_futures=True)
         self.check()
 
     def _results_of_group(self, group: list[Piece]) -> tuple[list[Piece], list[Results] | None]:

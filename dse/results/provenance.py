@@ -22,6 +22,7 @@ from dse.plugins import PACKAGES, distributions, places, roots
 
 _LIBRARIES = (
     "hydra-core",
+    "joblib",
     "matplotlib",
     "mlflow",
     "moocore",
