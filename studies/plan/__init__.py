@@ -23,6 +23,7 @@ from dse.space import get_path
 from simulators.steps.backend import StepBackend
 from simulators.steps.choices import OFF
 from simulators.steps.given import AS_GIVEN
+from simulators.steps.ideal import ideal_seconds
 from simulators.steps.implementations import implementation
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
@@ -32,7 +33,6 @@ from studies.plain import Plain
 from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.frameworks import tool_facts, ways
-from studies.plan.ideal import ideal_line
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
@@ -66,7 +66,7 @@ class PlanStudy(Plain):
             if plan.choices:
                 yield _choices_table(plan)
             if _is_of_software(plan):
-                yield ideal_line(plan)
+                yield _ideal_line(plan)
             yield from _other_layouts(plan)
             yield from ways_today(plan)
 
@@ -99,6 +99,15 @@ def _is_of_software(plan: StepPlan) -> bool:
     """Tell whether schedules of sites that were searched are those of software."""
     texts = {str(text) for path in SITE_PATHS if path in plan.table for text in plan.table[path].dropna()}
     return any(implementation(text.partition(" ")[0]) for text in texts)
+
+
+def _ideal_line(plan: StepPlan) -> str:
+    """A line on the time of the step with ideal schedules."""
+    seconds, now = ideal_seconds(plan.point_tree(plan.best)), float(plan.best[TIME])
+    if seconds >= now:
+        return "with ideal schedules, limited by the hardware alone, the step is no faster"
+    gain = gain_in_words(now / seconds)
+    return f"with ideal schedules, limited by the hardware alone: {cell(seconds, 's')}, {gain} (candidates=ideal)"
 
 
 def _before_and_after(plan: StepPlan) -> str:

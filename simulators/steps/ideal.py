@@ -1,4 +1,4 @@
-"""What the hardware alone would give beside a plan of software that exists: the step with the best ideal schedules.
+"""What the hardware alone would give: the least time of a step with ideal schedules at its sites.
 
 Candidates are those of `candidates=ideal` (no barrier, no time of a host, kernels as fast as the library's), one of a
 family: in four chunks, moved by copy engines. Sites are decided one after the other, with tokens split or not.
@@ -13,29 +13,19 @@ from typing import Any
 
 from dse.backend import Batch
 from dse.errors import ConfigError
-from dse.results.words import cell, gain_in_words
 from dse.space import set_path
 from simulators.steps.backend import StepBackend
 from simulators.steps.sites import SERIAL, SITES
 from simulators.workloads.model_zoo import option_tree
-from studies.plan.step_plan import TIME, StepPlan
 
+_TIME = "iteration_s"
 _SPLIT = {"parallel.sequence_parallel": True, "parallel.split_ctas": 0}
 """Tokens split, with which sites before a GEMM exist."""
 
 
-def ideal_line(plan: StepPlan) -> str:
-    """A line on the time of the step with ideal schedules."""
-    seconds, now = ideal_seconds(plan), float(plan.best[TIME])
-    if seconds >= now:
-        return "with ideal schedules, limited by the hardware alone, the step is no faster"
-    gain = gain_in_words(now / seconds)
-    return f"with ideal schedules, limited by the hardware alone: {cell(seconds, 's')}, {gain} (candidates=ideal)"
-
-
-def ideal_seconds(plan: StepPlan) -> float:
-    """The least time of the step with ideal schedules [s]."""
-    tree, backend = plan.point_tree(plan.best), StepBackend()
+def ideal_seconds(tree: Mapping[str, Any]) -> float:
+    """The least time of a step with ideal schedules [s]. tree: of its design."""
+    backend = StepBackend()
     changes: Sequence[Mapping[str, Any]] = ({}, _SPLIT)
     return min(_least_seconds(backend, tree, changed) for changed in changes)
 
@@ -59,7 +49,7 @@ def _seconds(backend: StepBackend, tree: Mapping[str, Any]) -> float:
         (result,) = backend.evaluate([Batch(backend.design(tree))])
     except ConfigError:
         return float("inf")
-    return float(result.metrics[TIME][0]) if result.ok.all() else float("inf")
+    return float(result.metrics[_TIME][0]) if result.ok.all() else float("inf")
 
 
 @cache
