@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.costs.gemm import GemmCost, Gemms, GemmShape, beside_cu_copies, gemm_cost, gemms_of
+from simulators.costs.gemm import GemmCost, Gemms, GemmShape, beside_cu_copies, gemm_cost, gemms_of, waves_as_fast
 from simulators.costs.transfer import Mover, late_start_s
 from simulators.hardware.machine import System
 from simulators.workloads.operators import Gemm
@@ -47,7 +47,8 @@ class ChunkCosts:
     """Costs of the chunks of a GEMM whose data `mover` moves.
 
     kernel_rate: of one kernel for all chunks, whose tiles signal, over the library's; None for a kernel of the library
-    for each chunk. That one keeps the tile of the undivided GEMM and never splits k, so its time is that of its waves.
+    for each chunk. That one keeps the tile of the undivided GEMM and never splits k, so its time is that of its waves,
+    which take as long in all as the library's kernel for the undivided GEMM.
     """
 
     system: System
@@ -61,10 +62,12 @@ class ChunkCosts:
 
         Beside DMA engines no other kernel is dispatched, so that the GEMM's workgroups go to any free CU.
         """
-        model = self.system.costs.gemm if self.kernel_rate is None else "waves"
-        gpu = gemms_of(self.system, self.op.precision, model=model)
-        loaded = self.system.gpu.loaded  # schedules run in models, and are measured in loops
-        gpu = gpu.at_clock(loaded.gemm_clock) if loaded else gpu
+        gpu: Gemms
+        if self.kernel_rate is None:
+            gpu = gemms_of(self.system, self.op.precision)
+        else:
+            whole = GemmShape.row_major(self.op.m, self.op.local_n, self.op.local_k)
+            gpu = waves_as_fast(self.system, self.op.precision, whole)
         return gpu if self.mover == "cu" else replace(gpu, engines=None)
 
     def cost(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:

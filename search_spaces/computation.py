@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from search_spaces.chunk_costs import ChunkCost, ContentionLaw, LawGroups
 from search_spaces.communication import Communication
+from simulators.costs.chip import streamed_share
 from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph
 from simulators.workloads.operators import Overlap
@@ -119,18 +120,20 @@ class Computation:
         at_once: all of it in one pass, else operand by operand.
         """
         passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
-        hbm_rate, launch_s = self._system.gpu.hbm_bytes_per_s, self._system.gpu.kernel_launch_s
+        share, launch_s = streamed_share(self._system.gpu), self._system.gpu.kernel_launch_s
+        reached = share * np.asarray(self._system.gpu.hbm_bytes_per_s)
         self._node.submissions = self._node.submissions + 1
 
         def add(gpu: int) -> int:
             operands = self._node.on(gpu, arrived)
             amount = sum(self._communication.moved_bytes[task] for task in operands)
-            seconds = passes * amount / hbm_rate
+            seconds = passes * amount / reached
             task = self._graph.task(
                 self._machine.task_name(label, gpu),
                 "reduce",
                 after=[*operands, *self._node.on(gpu, self._last_kernel)],
-                uses={self._machine.hbm[gpu]: passes},
+                # it has the HBM for longer than its bytes take
+                uses={self._machine.hbm[gpu]: passes / share},
                 work=amount,
                 delay=launch_s,
                 lane="compute",

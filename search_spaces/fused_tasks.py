@@ -11,6 +11,7 @@ import numpy as np
 
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
 from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
+from simulators.costs.chip import streamed_share
 from simulators.costs.fabric import capacities, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.hardware.machine import System
@@ -268,7 +269,7 @@ class KernelTasks:
         """Add a kernel that reads and writes the whole tensor of a collective."""
         assert self._system.gpu.persistent is not None
         amount = move.load(gpu.load) * move.op.payload_bytes
-        rate = self._system.gpu.persistent.stream_efficiency * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
+        rate = streamed_share(self._system.gpu) * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
         gpu.stream = [
             self._graph.task(
                 gpu.task_name(f"{label} {move.name}"),

@@ -169,9 +169,9 @@ def _protocols(system: System, pattern: Pattern) -> Protocols | None:
     """Constants of a collective of the node's library; None on a ring of links, which GPUs forward along."""
     node = system.node
     # its constants are of machines whose GPUs reach one another directly
-    if system.costs.collective != "library" or node.library is None or node.topology == "ring" or node.num_gpus < 2:
+    if system.costs.collective != "library" or node.topology == "ring" or node.num_gpus < 2:
         return None
-    return {str(kind): constants for kind, constants in (node.library.protocols or {}).items()}.get(pattern)
+    return node.protocols().get(pattern)
 
 
 def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64]:

@@ -53,6 +53,10 @@ class Protocols(Grown):
     simple_s: Duration | None = None
     host_s: Duration | None = None
 
+    def faster(self, factor: ArrayLike) -> Protocols:
+        """The same over links `factor` times as fast."""
+        return self if np.all(factor == 1) else self.model_copy(update={"bytes_per_s": self.bytes_per_s * factor})
+
 
 class CollectiveLibrary(Grown):
     """Rates that a library of collectives reaches on a node, as its rings use the links.
@@ -60,9 +64,11 @@ class CollectiveLibrary(Grown):
     bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
     GPU once a ring leaves the node; None if it was not measured. network_nics: a ring of several GPUs of a node goes
-    through one NIC, or each GPU through its own. protocols, network: constants of collectives that were measured by
-    size inside the node and across nodes; rings describe the others. name: of the library in measured tables, where
-    several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
+    through one NIC, or each GPU through its own. link_bytes_per_s: rate of the node's links with which all rates inside
+    it were measured, and with which they grow; None: they stay as they are. protocols, network: constants of
+    collectives that were measured by size inside the node and across nodes; rings describe the others. name: of the
+    library in measured tables, where several were measured. fitted_on: kind of rows -> names of the rows that these
+    were fitted on.
     """
 
     name: str | None = None
@@ -70,7 +76,8 @@ class CollectiveLibrary(Grown):
     latency_s: Duration
     sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
     network_bytes_per_s: Bandwidth | None = None
-    network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one"
+    network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one_a_gpu"
+    link_bytes_per_s: Bandwidth | None = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
     network: Mapping[CollectiveKind, Protocols] | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
@@ -96,10 +103,11 @@ class SwitchRate(Frozen):
 class InSwitch(Grown):
     """Reductions and copies in the switch (NVLink SHARP, multimem): each GPU orders those of its share of a tensor.
 
-    collectives: by kind. fitted_on: as of `CollectiveLibrary`.
+    collectives: by kind. link_bytes_per_s, fitted_on: as of `CollectiveLibrary`.
     """
 
     collectives: Mapping[SwitchedKind, SwitchRate] = Field(min_length=1)
+    link_bytes_per_s: Bandwidth | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
 
 
@@ -166,6 +174,30 @@ class Node(WithSources, Grown):
     library: CollectiveLibrary | None = None
     in_switch: InSwitch | None = None
     experts: ExpertLibrary | None = None
+
+    def speed_of(self, part: CollectiveLibrary | InSwitch) -> Any:
+        """Rate of the links over that with which the rates of a part were measured."""
+        if part.link_bytes_per_s is None or self.link_bytes_per_s is None:
+            return 1.0
+        return np.asarray(self.link_bytes_per_s) / part.link_bytes_per_s
+
+    def protocols(self) -> dict[str, Protocols]:
+        """Constants of the library's collectives inside the node, with its links."""
+        if self.library is None:
+            return {}
+        faster = self.speed_of(self.library)
+        return {str(kind): of.faster(faster) for kind, of in (self.library.protocols or {}).items()}
+
+    def switch(self) -> InSwitch | None:
+        """What the switch computes, with the node's links."""
+        part = self.in_switch
+        if part is None or np.all((faster := self.speed_of(part)) == 1):
+            return part
+        rates = {
+            kind: rate.model_copy(update={"bytes_per_s": rate.bytes_per_s * faster})
+            for kind, rate in part.collectives.items()
+        }
+        return part.model_copy(update={"collectives": rates})
 
 
 _LINKS_NEEDED = {"ring": 2, "switch": 1}

@@ -154,13 +154,12 @@ class TensorGroup:
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
-        kernels = _with_gemms_of(schedule, self.simulated)  # compared with serial at the same cost model
-        serial = self._remembered(kernels.costs, workload, self.serial_s, lambda *_: self._serial_s(kernels, workload))
+        serial = self._remembered(self.system.costs, workload, self.serial_s, lambda *_: self._serial_s(workload))
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
-    def _serial_s(self, system: System, workload: Workload) -> Floats:
-        return _run(read_schedule(SERIAL).lower(system, workload), self.engine)[0]
+    def _serial_s(self, workload: Workload) -> Floats:
+        return _run(read_schedule(SERIAL).lower(self.simulated, workload), self.engine)[0]
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
@@ -334,13 +333,6 @@ def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
         name: value.item() if isinstance(value, np.ndarray) and not value.ndim else value
         for name, value in whole.items()
     }
-
-
-def _with_gemms_of(schedule: Any, system: System) -> System:
-    """The system whose GEMMs are costed as those of a schedule: kernels that are no library's are costed by waves."""
-    if getattr(schedule, "kernel", None) is None:  # generated kernels have no library's tiles
-        return system
-    return system.model_copy(update={"costs": system.costs.model_copy(update={"gemm": "waves"})})
 
 
 @cache
