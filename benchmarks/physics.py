@@ -45,7 +45,7 @@ Prices = Mapping[str, Floats]
 """Backend -> times [s] of the same operators."""
 _EQUAL, _SLOWER = 1e-12, 1.02
 _MORE = {
-    "CUs": ("gpu.num_cus",),
+    "CUs": ("gpu.num_cus", "gpu.active_cus"),
     "clock": ("gpu.clock",),
     "rate": ("gpu.matrix_flop_per_s_per_cu", "gpu.peak_flop_per_s"),
     "HBM": ("gpu.hbm_bytes_per_s",),
@@ -104,7 +104,7 @@ class Machine:
                 if value is not None and not (what == "clock" and view.gpu.clock is None):
                     more = {key: factor * rate for key, rate in value.items()} if isinstance(value, Mapping) else None
                     grown = factor * np.asarray(value, float) if more is None else more
-                    view = put(view, path, np.ceil(grown) if name == "num_cus" else grown)
+                    view = put(view, path, np.ceil(grown) if what == "CUs" else grown)
             return view
 
         return Machine(self.name, grow(self.schedules), grow(self.iterations))
@@ -232,7 +232,8 @@ def breaks(machine: Machine, draws: Draws) -> Counter[str]:
     for what in _MORE:
         for kind, seconds in times(machine.with_more(what, 1.1), draws).items():
             counts[f"{what}: {kind}"] = int((seconds > _SLOWER * before[kind]).sum())
-    shared = (machine.schedules or machine.iterations).node.topology != "mesh"  # whose GPUs bring links of their own
+    node = (machine.schedules or machine.iterations).node
+    shared = node is not None and node.topology != "mesh"  # whose GPUs bring links of their own
     for fewer, more in ((2, 4), (4, 8)) if shared else ():
         few, many = (before.get(f"all_reduce {gpus}") for gpus in (fewer, more))
         if few is not None and many is not None:
