@@ -142,12 +142,15 @@ TokenKernelKind = Literal["node", "network", "network_low_latency"]
 class ExpertLibrary(Grown):
     """Library of expert parallelism (DeepEP, MORI). num_sms: SMs (or workgroups) that its kernels take.
 
+    nic_bytes_per_s: of the port of a GPU to the network, which no kernel exceeds; None: not known.
+
     fp8_bytes: bytes of an element that is dispatched in fp8, with its share of the scales. fitted_on: as of
     `CollectiveLibrary`, by kernel.
     """
 
     name: str
     num_sms: Annotated[Integer, Field(ge=1, le=4096)]
+    nic_bytes_per_s: Bandwidth | None = None
     fp8_bytes: Annotated[Number, Field(ge=1, le=2)]
     kernels: Mapping[TokenKernelKind, TokenKernels] = Field(min_length=1)
     fitted_on: Mapping[str, tuple[str, ...]] | None = None

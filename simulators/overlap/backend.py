@@ -24,7 +24,7 @@ from simulators.overlap.simulation import OverlapSimulation, attributed, replace
 from simulators.rules import Rule, problems, reasons
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
-_VERSION = "10"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "11"  # of the physics and the metrics; raise it with every change that alters a result
 
 
 class OverlapBackend(Backend):
