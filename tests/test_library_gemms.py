@@ -79,7 +79,7 @@ def test_every_constant_slows_some_product(constant: str, factor: float) -> None
     worse = chip(**{constant: factor * getattr(TYPICAL_LIBRARY, constant)})
     plain, slow = seconds(chip(), *sizes), seconds(worse, *sizes)
     assert (slow >= plain * (1 - 1e-12)).all()
-    assert (slow > 1.01 * plain).any()
+    assert (slow > 1.005 * plain).any()
 
 
 def test_eight_bits_move_half_of_sixteen() -> None:
@@ -87,8 +87,8 @@ def test_eight_bits_move_half_of_sixteen() -> None:
     eight, sixteen = (FittedGemms.of(gpu, name, efficiency=TYPICAL_LIBRARY) for name in ("fp8", "bf16"))
     narrow, wide = (gemm_cost(chip, GemmShape(8192, 1, 8192)) for chip in (eight, sixteen))
     assert narrow.flop == wide.flop
-    # as exactly as the tiles that are picked for each read the short side again
-    assert float(narrow.kernel.hbm_bytes) == pytest.approx(float(wide.kernel.hbm_bytes) / 2, rel=2e-3)
+    # as exactly as the parts of K that are picked for each are written and read again
+    assert float(narrow.kernel.hbm_bytes) == pytest.approx(float(wide.kernel.hbm_bytes) / 2, rel=1e-2)
 
 
 # Tables of other projects

@@ -237,9 +237,7 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     per_node = np.asarray(node.num_gpus if together is None else together)
     nodes = np.ceil(np.asarray(gpus, float) / per_node)  # the last node may be partly filled
     sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)  # GPUs beyond two that share the node's links
-    inside = Group(
-        gpus, node.speed_of(library) * library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s
-    )
+    inside = Group(gpus, node.speed * library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
     # unknown, not unlimited: a ring that leaves the node then has no time
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
     nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0  # else one NIC serves the node

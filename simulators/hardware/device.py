@@ -43,6 +43,7 @@ class Device(View):
     )
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "gemm": dict.fromkeys(("waves", "own"), _OF_WAVES),
+        "collective": {"links": ("gpu.num_links", "gpu.dma")},
     }
 
     @model_validator(mode="before")

@@ -65,10 +65,10 @@ class CollectiveLibrary(Grown):
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
     GPU once a ring leaves the node; None if it was not measured. network_nics: a ring of several GPUs of a node goes
     through one NIC, or each GPU through its own. link_bytes_per_s: rate of the node's links with which all rates inside
-    it were measured, and with which they grow; None: they stay as they are. protocols, network: constants of
-    collectives that were measured by size inside the node and across nodes; rings describe the others. name: of the
-    library in measured tables, where several were measured. fitted_on: kind of rows -> names of the rows that these
-    were fitted on.
+    it (and in its switch) were measured, and with which they grow; None: they stay as they are. protocols, network:
+    constants of collectives that were measured by size inside the node and across nodes; rings describe the others.
+    name: of the library in measured tables, where several were measured. fitted_on: kind of rows -> names of the rows
+    that these were fitted on.
     """
 
     name: str | None = None
@@ -103,11 +103,10 @@ class SwitchRate(Frozen):
 class InSwitch(Grown):
     """Reductions and copies in the switch (NVLink SHARP, multimem): each GPU orders those of its share of a tensor.
 
-    collectives: by kind. link_bytes_per_s, fitted_on: as of `CollectiveLibrary`.
+    collectives: by kind. fitted_on: as of `CollectiveLibrary`.
     """
 
     collectives: Mapping[SwitchedKind, SwitchRate] = Field(min_length=1)
-    link_bytes_per_s: Bandwidth | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
 
 
@@ -178,23 +177,23 @@ class Node(WithSources, Grown):
     in_switch: InSwitch | None = None
     experts: ExpertLibrary | None = None
 
-    def speed_of(self, part: CollectiveLibrary | InSwitch) -> Any:
-        """Rate of the links over that with which the rates of a part were measured."""
-        if part.link_bytes_per_s is None or self.link_bytes_per_s is None:
-            return 1.0
-        return np.asarray(self.link_bytes_per_s) / part.link_bytes_per_s
+    @property
+    def speed(self) -> Any:
+        """Rate of the links over that with which collectives were measured (`library.link_bytes_per_s`)."""
+        measured = None if self.library is None else self.library.link_bytes_per_s
+        return (
+            1.0 if measured is None or self.link_bytes_per_s is None else np.asarray(self.link_bytes_per_s) / measured
+        )
 
     def protocols(self) -> dict[str, Protocols]:
         """Constants of the library's collectives inside the node, with its links."""
-        if self.library is None:
-            return {}
-        faster = self.speed_of(self.library)
-        return {str(kind): of.faster(faster) for kind, of in (self.library.protocols or {}).items()}
+        constants = {} if self.library is None else self.library.protocols or {}
+        return {str(kind): of.faster(self.speed) for kind, of in constants.items()}
 
     def switch(self) -> InSwitch | None:
         """What the switch computes, with the node's links."""
-        part = self.in_switch
-        if part is None or np.all((faster := self.speed_of(part)) == 1):
+        part, faster = self.in_switch, self.speed
+        if part is None or np.all(faster == 1):
             return part
         rates = {
             kind: rate.model_copy(update={"bytes_per_s": rate.bytes_per_s * faster})

@@ -19,7 +19,7 @@ SCHEDULE_NEEDS = (
 )
 """What schedules need of a machine."""
 
-_OF_FITTED = ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s", "gpu.loaded", "gpu.fitted_on")
+_OF_FITTED = ("gpu.efficiency", "gpu.loaded", "gpu.fitted_on")
 
 
 class ScheduleSystem(View):
@@ -32,7 +32,7 @@ class ScheduleSystem(View):
     presumes: ClassVar[Mapping[str, Any]] = {"costs": {}, "costs.gemm": "fitted", "costs.collective": "library"}
     reads: ClassVar[tuple[str, ...]] = (
         *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
-        *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.peak_hbm_bytes_per_s", "gpu.efficiency"),
+        *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.efficiency"),
         *("gpu.fitted_on", "gpu.peak_cus", "gpu.stream_efficiency", "gpu.clock"),
         *("node.num_gpus", "node.hop_latency_s", "node.library", "fabric"),
     )
@@ -68,7 +68,7 @@ def links_of(machine: System, num_gpus: int) -> System:
     """Some GPUs of a node of a machine. Raises ValueError for a machine without link rates or kernels that copy."""
     if not has_links(machine):
         raise ValueError("links need gpu.cu_copy, node.topology and node.link_bytes_per_s")
-    return _some_gpus(machine, num_gpus)
+    return machine.model_copy(update={"node": machine.node.model_copy(update={"num_gpus": num_gpus})})
 
 
 def schedules_see(machine: System, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
@@ -77,25 +77,20 @@ def schedules_see(machine: System, num_gpus: int, efficiency: Mapping[str, Any])
     The machine has all parts that schedules need (`simulators.hardware.device.ScheduledDevice`). At a switch all links
     of a GPU reach any peer, so that fewer peers have more of them each, and a copy to a peer goes as much faster.
     """
-    gpu = machine.gpu.as_described.model_copy(update={"efficiency": efficiency})
-    return _some_gpus(machine.model_copy(update={"gpu": gpu}), num_gpus)
-
-
-def _some_gpus(machine: System, num_gpus: int) -> System:
-    """Some GPUs of a node of a machine, each with all links of the node's switch."""
-    gpu, all_gpus = machine.gpu, machine.node.num_gpus
+    gpu, all_gpus = machine.gpu.as_described.model_copy(update={"efficiency": efficiency}), machine.node.num_gpus
     node = machine.node.model_copy(update={"num_gpus": num_gpus})
     if node.topology == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(all_gpus)):
         wider = np.maximum(1.0, (np.asarray(all_gpus) - 1) / (num_gpus - 1))
         node = widened(node, wider)
-        gpu = gpu if gpu.dma is None else put(gpu, "dma.bytes_per_s", wider * gpu.dma.bytes_per_s)
+        gpu = put(gpu, "dma.bytes_per_s", wider * gpu.dma.bytes_per_s)
     return machine.model_copy(update={"gpu": gpu, "node": node})
 
 
 def widened(node: Node, factor: Any) -> Node:
     """A node with more links to each peer of the same GPUs, which its library had when it was measured."""
     changes: dict[str, Any] = {"link_bytes_per_s": factor * node.link_bytes_per_s}
-    for name, part in (("library", node.library), ("in_switch", node.in_switch)):
-        if part is not None and part.link_bytes_per_s is not None:
-            changes[name] = part.model_copy(update={"link_bytes_per_s": factor * part.link_bytes_per_s})
+    library = node.library
+    if library is not None and library.link_bytes_per_s is not None:
+        links = factor * library.link_bytes_per_s
+        changes["library"] = library.model_copy(update={"link_bytes_per_s": links})
     return node.model_copy(update=changes)

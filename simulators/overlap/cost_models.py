@@ -28,7 +28,13 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
         rule = f"has no {refinement} at {', '.join(fitted)}, which schedule.family = {schedule.family} needs"
         yield Rule("system.costs.gemm", True, rule, models.gemm, way_out="use system.costs.gemm=waves")
     for precision in gemm_precisions(workload):
-        if model_of(system, precision) == "waves" and gpu.peak_ratio(precision) is None:
+        if model_of(system, precision) == "fitted" or gpu.peak_ratio(precision) is not None:
+            continue
+        if models.gemm == "fitted":
+            way = "take another precision or GPU, or fit them: python -m dse calibrate"
+            rule = "is missing: a GEMM of the workload has this precision"
+            yield Rule(f"system.gpu.efficiency.{precision}", True, rule, way_out=way)
+        else:
             rule = "is missing: a GEMM of the workload has this precision"
             way = "take another precision or GPU, or give the peak with its source"
             yield Rule(f"system.gpu.peak_flop_per_s.{peak_format(precision)}", True, rule, way_out=way)
@@ -39,11 +45,12 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
 
 def reads_fact(design: OverlapDesign, path: str) -> bool:
     """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles for waves."""
+    models = {precision: model_of(design.system, precision) for precision in gemm_precisions(design.workload)}
     if path.startswith("system.gpu.gemm."):
-        return "waves" in {model_of(design.system, precision) for precision in gemm_precisions(design.workload)}
+        return "waves" in models.values()
     if not path.startswith("system.gpu.efficiency."):
         return True
-    return path.split(".")[3] in gemm_precisions(design.workload)
+    return models.get(path.split(".")[3]) == "fitted"
 
 
 def gemm_precisions(workload: Workload) -> list[str]:

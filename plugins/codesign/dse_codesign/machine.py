@@ -277,9 +277,9 @@ class Base:
             "node.link_bytes_per_s": node.link_bytes_per_s * to_each,
             "gpu.dma.bytes_per_s": self.system.gpu.dma.bytes_per_s * to_each,
         }
-        for name, part in (("library", node.library), ("in_switch", node.in_switch)):
-            if part is not None and part.link_bytes_per_s is not None:  # as many links for fewer or more peers
-                changes[f"node.{name}.link_bytes_per_s"] = part.link_bytes_per_s * to_each / faster
+        if node.library is not None and node.library.link_bytes_per_s is not None:
+            # as many links for fewer or more peers
+            changes["node.library.link_bytes_per_s"] = node.library.link_bytes_per_s * to_each / faster
         return changes
 
     def _of_network(self, machine: Machine) -> dict[str, Any]:
