@@ -102,8 +102,11 @@ class Machine:
                 part, _, name = path.partition(".")
                 value = getattr(getattr(view, part, None), name, None) if view is not None else None
                 if value is not None and not (what == "clock" and view.gpu.clock is None):
-                    more = {key: factor * rate for key, rate in value.items()} if isinstance(value, Mapping) else None
-                    grown = factor * np.asarray(value, float) if more is None else more
+                    grown: Any = (
+                        {key: factor * rate for key, rate in value.items()}
+                        if isinstance(value, Mapping)
+                        else factor * np.asarray(value, float)
+                    )
                     view = put(view, path, np.ceil(grown) if what == "CUs" else grown)
             return view
 
@@ -122,9 +125,8 @@ def gemm_prices(machine: Machine, precision: Precision, draws: Draws) -> Prices:
     prices = dict[str, Floats]()
     system, device = machine.schedules, machine.iterations
     if system is not None and _has_gemms(system, precision):
-        op = Gemm.model_construct(
-            m=draws.m, n=draws.n, k=draws.k, shards=1, split="n", precision=precision, after=(), kind="gemm"
-        )
+        numbers: dict[str, Any] = {"m": draws.m, "n": draws.n, "k": draws.k, "precision": precision}
+        op = Gemm.model_construct(**numbers, shards=1, split="n", after=())
         prices["schedules"] = ChunkCosts(system, op, "cu", None).whole.seconds
         if _has_waves(system, precision):
             prices["fused kernels"] = ChunkCosts(system, op, "cu", 1.0).whole.seconds
@@ -167,9 +169,8 @@ def stream_prices(machine: Machine, precision: Precision, draws: Draws) -> Price
     if system is not None:
         prices["schedules"] = draws.bytes / (streamed_share(system.gpu) * np.asarray(system.gpu.hbm_bytes_per_s))
         if system.gpu.persistent is not None and precision in ELEMENT_BYTES:
-            op = Elementwise.model_construct(
-                rows=draws.bytes / 2 / ELEMENT_BYTES[precision], cols=1, reads=1, writes=1, precision=precision
-            )
+            numbers: dict[str, Any] = {"rows": draws.bytes / 2 / ELEMENT_BYTES[precision], "precision": precision}
+            op = Elementwise.model_construct(**numbers, cols=1, reads=1, writes=1)
             prices["fused operators"] = kernel_cost(system, op).seconds
     if device is not None and _has_chip(device, precision):
         chip = Chip.of(device, precision)

@@ -53,7 +53,7 @@ class Protocols(Grown):
     simple_s: Duration | None = None
     host_s: Duration | None = None
 
-    def faster(self, factor: ArrayLike) -> Protocols:
+    def faster(self, factor: Any) -> Protocols:
         """The same over links `factor` times as fast."""
         return self if np.all(factor == 1) else self.model_copy(update={"bytes_per_s": self.bytes_per_s * factor})
 
