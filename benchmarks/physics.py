@@ -25,8 +25,8 @@ from dse.config.options import list_options
 from dse.errors import ConfigError
 from dse.values import put
 from search_spaces.chunk_costs import ChunkCosts
-from simulators.costs.chip import Chip, streamed_share
-from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of, model_of
+from simulators.costs.chip import Chip
+from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.memory_bound import kernel_cost
 from simulators.costs.streaming import streaming_cost
 from simulators.costs.transfer import TransferMode, alone, library_cus
@@ -167,7 +167,7 @@ def stream_prices(machine: Machine, precision: Precision, draws: Draws) -> Price
     """Times of passes over tensors, without launches."""
     prices, system, device = dict[str, Floats](), machine.schedules, machine.iterations
     if system is not None:
-        prices["schedules"] = draws.bytes / (streamed_share(system.gpu) * np.asarray(system.gpu.hbm_bytes_per_s))
+        prices["schedules"] = draws.bytes / (system.gpu.stream_share * np.asarray(system.gpu.hbm_bytes_per_s))
         if system.gpu.persistent is not None and precision in ELEMENT_BYTES:
             numbers: dict[str, Any] = {"rows": draws.bytes / 2 / ELEMENT_BYTES[precision], "precision": precision}
             op = Elementwise.model_construct(**numbers, cols=1, reads=1, writes=1)
@@ -236,9 +236,9 @@ def breaks(machine: Machine, draws: Draws) -> Counter[str]:
     node = (machine.schedules or machine.iterations).node
     shared = node is not None and node.topology != "mesh"  # whose GPUs bring links of their own
     for fewer, more in ((2, 4), (4, 8)) if shared else ():
-        few, many = (before.get(f"all_reduce {gpus}") for gpus in (fewer, more))
-        if few is not None and many is not None:
-            counts[f"{fewer} to {more} GPUs: all_reduce"] = int((many < (1 - _EQUAL) * few).sum())
+        fewer_s, more_s = (before.get(f"all_reduce {gpus}") for gpus in (fewer, more))
+        if fewer_s is not None and more_s is not None:
+            counts[f"{fewer} to {more} GPUs: all_reduce"] = int((more_s < (1 - _EQUAL) * fewer_s).sum())
     return Counter({name: count for name, count in counts.items() if count})
 
 
@@ -255,7 +255,7 @@ def examine(names: Sequence[str], *, operators: int, draws: int) -> list[dict[st
         rows.append(
             {
                 "system": machine.name,
-                "models": {precision: model_of(view, precision) for precision in machine.precisions()},
+                "models": {precision: view.gemm_model(precision) for precision in machine.precisions()},
                 "compared": sum(operators for of in prices.values() if len(of) > 1),
                 "unequal_costs": apart.total(),
                 "monotone_breaks": broken.total(),

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 
 from search_spaces.chunk_costs import ChunkCost, ContentionLaw, LawGroups
 from search_spaces.communication import Communication
-from simulators.costs.chip import streamed_share
 from simulators.hardware.machine import System
 from simulators.overlap.node import NodeGraph
 from simulators.workloads.operators import Overlap
@@ -120,7 +119,7 @@ class Computation:
         at_once: all of it in one pass, else operand by operand.
         """
         passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
-        share, launch_s = streamed_share(self._system.gpu), self._system.gpu.kernel_launch_s
+        share, launch_s = self._system.gpu.stream_share, self._system.gpu.kernel_launch_s
         reached = share * np.asarray(self._system.gpu.hbm_bytes_per_s)
         self._node.submissions = self._node.submissions + 1
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
 from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
-from simulators.costs.chip import streamed_share
 from simulators.costs.fabric import capacities, num_gpus, phases
 from simulators.costs.memory_bound import KernelCost, kernel_cost
 from simulators.hardware.machine import System
@@ -269,7 +268,7 @@ class KernelTasks:
         """Add a kernel that reads and writes the whole tensor of a collective."""
         assert self._system.gpu.persistent is not None
         amount = move.load(gpu.load) * move.op.payload_bytes
-        rate = streamed_share(self._system.gpu) * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
+        rate = self._system.gpu.stream_share * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
         gpu.stream = [
             self._graph.task(
                 gpu.task_name(f"{label} {move.name}"),

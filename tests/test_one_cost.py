@@ -13,7 +13,7 @@ from benchmarks.physics import Draws, Machine, breaks, kinds, times, unequal
 from dse.config.options import list_options
 from dse.values import put
 from simulators.costs.collective import collective_cost, machine_ring
-from simulators.costs.gemm import GemmShape, gemms_of, model_of, waves_as_fast
+from simulators.costs.gemm import GemmShape, gemms_of, waves_as_fast
 from simulators.costs.protocols import protocol_seconds
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, tree_of
@@ -71,9 +71,12 @@ def test_every_shipped_machine_names_its_models() -> None:
 
 def test_models_count_where_their_constants_are_the_gpus_own() -> None:
     machine = System.model_validate(shipped("system")["mi300x_8"])
-    assert [model_of(machine, precision) for precision in ("bf16", "fp8")] == ["waves", "fitted"]
+    assert [machine.gemm_model(precision) for precision in ("bf16", "fp8")] == ["waves", "fitted"]
     fitted = machine.model_copy(update={"costs": machine.costs.model_copy(update={"gemm": "fitted"})})
-    assert [model_of(fitted, precision) for precision in ("bf16", "fp16")] == ["fitted", "waves"]  # it has none of fp16
+    assert [fitted.gemm_model(precision) for precision in ("bf16", "fp16")] == [
+        "fitted",
+        "waves",
+    ]  # it has none of fp16
 
 
 def test_waves_of_a_kernel_of_its_own_take_as_long_as_the_library() -> None:
@@ -90,10 +93,10 @@ def test_an_all_reduce_is_no_faster_than_its_links_and_never_with_more_gpus(name
     device, payload = Device.of(shipped("system")[name]), 2.0 ** np.arange(10, 34)
     node = device.node
     for fewer in (2, 4):
-        few, many = (
+        fewer_s, more_s = (
             protocol_seconds(node.protocols()["all_reduce"], "all_reduce", gpus, payload) for gpus in (fewer, 2 * fewer)
         )
-        assert np.all(many >= few * (1 - 1e-12))
+        assert np.all(more_s >= fewer_s * (1 - 1e-12))
     if (switch := node.switch()) is not None:
         ring = replace(machine_ring(device, 8), in_switch=switch)
         cost = collective_cost("all_reduce", "in_switch", payload, ring)

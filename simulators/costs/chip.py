@@ -17,17 +17,12 @@ Floats = NDArray[np.float64]
 _MATRIX_STEP = 8  # channels that matrix units take at once
 
 
-def streamed_share(gpu: Gpu) -> float:
-    """Share of the HBM bandwidth of a GPU that streams of a few tensors reach."""
-    return shared_constants().streamed_share if gpu.stream_efficiency is None else gpu.stream_efficiency
-
-
 @dataclass(frozen=True)
 class Chip:
     """Numbers of one device, or arrays over designs that broadcast with one another and with shapes.
 
     num_cus: of the device; cus: granted to the kernel. flop_per_s: peak of all CUs; vector_flop_per_s: that without
-    matrix units, where the peak is theirs (None: it is not). streamed: share of the HBM bandwidth that streams reach.
+    matrix units, where the peak is theirs (None: it is not). streams: share of the HBM bandwidth that streams reach.
     assignment, engines: dispatch of workgroups, where it is known. The rest as in `Efficiency`.
     """
 
@@ -46,7 +41,7 @@ class Chip:
     tiles: tuple[tuple[int, int], ...] | None = None
     prologue: ArrayLike = 0.0
     hbm_share: ArrayLike = field(default_factory=lambda: shared_constants().hbm_share)
-    streamed: ArrayLike = field(default_factory=lambda: shared_constants().streamed_share)
+    streams: ArrayLike = field(default_factory=lambda: shared_constants().streamed_share)
     split_s: ArrayLike = 0.0
     split_traffic: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
@@ -87,7 +82,7 @@ class Chip:
             # what libraries did where nothing is known
             assignment="static" if device.gpu.gemm is None else device.gpu.gemm.assignment,
             engines=device.gpu.shader_engines,
-            streamed=streamed_share(device.gpu),
+            streams=device.gpu.stream_share,
             # only where the peak is that of matrix units
             vector_flop_per_s=device.gpu.peak("fp32") if precision in ("mixed", "fp16", "bf16") else None,
             **fitted,

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.chip import streamed_share
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.machine import Gpu, System
@@ -53,7 +52,7 @@ def kernel_cost(
     if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.gpu.persistent is not None
         gathers = isinstance(op, Embedding)
-        share = system.gpu.persistent.gather_efficiency if gathers else streamed_share(system.gpu)
+        share = system.gpu.persistent.gather_efficiency if gathers else system.gpu.stream_share
         top = np.asarray(system.gpu.hbm_bytes_per_s) * share
         seconds = op.bytes / (top * rate_kept(system, top, *losses))
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)

@@ -55,7 +55,7 @@ def protocol_seconds(
     # rates grow or fall with each doubling of the GPUs beyond two, or of those in a node
     doublings = np.log2(np.where(nodes > 1, np.maximum(together, 1), np.maximum(n, 2) / 2))
     rate = constants.bytes_per_s * np.where(
-        nodes > 1, constants.scaling**doublings, _grown(constants.scaling, doublings)
+        nodes > 1, constants.scaling**doublings, _growth(constants.scaling, doublings)
     )
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
@@ -68,7 +68,7 @@ def protocol_seconds(
     return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
 
 
-def _grown(scaling: ArrayLike, doublings: Floats) -> Floats:
+def _growth(scaling: ArrayLike, doublings: Floats) -> Floats:
     """Factor on the rate inside a node after doublings of two GPUs, by which more GPUs never take less time."""
     factor = np.ones(doublings.shape)
     for step in range(1, 1 + int(np.ceil(doublings.max(initial=0.0)))):

@@ -59,7 +59,7 @@ def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, ker
     """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another."""
     moved, work = np.asarray(traffic, float), np.asarray(flop, float)
     # few streams reach more than the library's GEMMs
-    reached = np.asarray(chip.streamed) * chip.drawable_bytes_per_s
+    reached = np.asarray(chip.streams) * chip.drawable_bytes_per_s
     seconds = np.maximum(moved / reached, work / (chip.rate * np.asarray(chip.cus)))
     return Cost.of(work, moved, seconds + np.asarray(kernels) * np.asarray(chip.launch_s))
 

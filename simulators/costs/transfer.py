@@ -185,7 +185,8 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
     measured = library_s(system, received * (2 if by.pattern == "all_reduce" else 1), by=by)
     if measured is not None:  # a library's collective counts as measured
         return np.asarray(np.asarray(setup(system, by=by)) + measured, float)
-    peer_routes, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
+    peer_routes, node = routes(system.node, by.pattern), system.node
+    phases = system.gpu.dma.phases if by.engine == "dma" else None
     passes = 2 if by.pattern == "all_reduce" else 1
     seconds = np.zeros(())
     for step in sorted({route.step for route in peer_routes}):

@@ -214,6 +214,15 @@ class Gpu(WithSources, Grown):
         return sheet if sheet is None or np.all(more == 1) else cast("float", sheet * more)  # or an array of them
 
     @property
+    def stream_share(self) -> float:
+        """Share of the HBM bandwidth that streams of a few tensors reach."""
+        if self.stream_efficiency is not None:
+            return self.stream_efficiency
+        from simulators.hardware.shared import shared_constants
+
+        return shared_constants().streamed_share
+
+    @property
     def hbm_rate(self) -> Any:
         """HBM bandwidth [bytes/s] of which efficiencies are shares: as sustained, else of the data sheet."""
         return self.peak_hbm_bytes_per_s if self.hbm_bytes_per_s is None else self.hbm_bytes_per_s
@@ -287,6 +296,15 @@ class System(SourcedValue, Grown):
         if absent:
             raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
         return reference
+
+    def gemm_model(self, precision: str) -> GemmModel:
+        """Model of GEMMs at a precision, `waves` or `fitted` (`CostModels`)."""
+        gpu, named = self.gpu, self.costs.gemm
+        fitted = gpu.constants(precision) is not None
+        if named == "own":  # constants of another GPU do not count
+            rows = {str(name): of for name, of in (gpu.fitted_on or {}).items()}
+            fitted = fitted and "gemm" in rows.get(precision, {})
+        return "fitted" if fitted and named != "waves" else "waves"
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """Yield (dotted path, value, provenance, source) of every constant."""

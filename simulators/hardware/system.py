@@ -81,12 +81,12 @@ def schedules_see(machine: System, num_gpus: int, efficiency: Mapping[str, Any])
     node = machine.node.model_copy(update={"num_gpus": num_gpus})
     if node.topology == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(all_gpus)):
         wider = np.maximum(1.0, (np.asarray(all_gpus) - 1) / (num_gpus - 1))
-        node = widened(node, wider)
+        node = widen(node, wider)
         gpu = put(gpu, "dma.bytes_per_s", wider * gpu.dma.bytes_per_s)
     return machine.model_copy(update={"gpu": gpu, "node": node})
 
 
-def widened(node: Node, factor: Any) -> Node:
+def widen(node: Node, factor: Any) -> Node:
     """A node with more links to each peer of the same GPUs, which its library had when it was measured."""
     changes: dict[str, Any] = {"link_bytes_per_s": factor * node.link_bytes_per_s}
     library = node.library

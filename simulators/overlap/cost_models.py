@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simulators.costs.gemm import model_of
 from simulators.hardware.machine import System, peak_format
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.rules import Rule
@@ -14,7 +13,7 @@ from simulators.workloads.operators import Gemm, Mlp, Workload
 def model_names(design: OverlapDesign) -> Mapping[str, str]:
     """Operator -> name of the model of its cost, with what the schedule's family refines."""
     refinement = getattr(design.schedule, "gemm_refinement", "")
-    models = sorted({model_of(design.system, precision) for precision in gemm_precisions(design.workload)})
+    models = sorted({design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)})
     gemm = ", ".join(models) + (f" with {refinement}" if refinement else "")
     return {"gemm": gemm, "collective": design.system.costs.collective}
 
@@ -23,12 +22,12 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
     """Rules on what the chosen models need: constants or peaks of every precision, a measured library."""
     gpu, models = system.gpu, system.costs
     refinement = getattr(schedule, "gemm_refinement", "")
-    fitted = [precision for precision in gemm_precisions(workload) if model_of(system, precision) != "waves"]
+    fitted = [precision for precision in gemm_precisions(workload) if system.gemm_model(precision) != "waves"]
     if refinement and fitted:
         rule = f"has no {refinement} at {', '.join(fitted)}, which schedule.family = {schedule.family} needs"
         yield Rule("system.costs.gemm", True, rule, models.gemm, way_out="use system.costs.gemm=waves")
     for precision in gemm_precisions(workload):
-        if model_of(system, precision) == "fitted" or gpu.peak_ratio(precision) is not None:
+        if system.gemm_model(precision) == "fitted" or gpu.peak_ratio(precision) is not None:
             continue
         if models.gemm == "fitted":
             way = "take another precision or GPU, or fit them: python -m dse calibrate"
@@ -45,7 +44,7 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
 
 def reads_fact(design: OverlapDesign, path: str) -> bool:
     """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles for waves."""
-    models = {precision: model_of(design.system, precision) for precision in gemm_precisions(design.workload)}
+    models = {precision: design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)}
     if path.startswith("system.gpu.gemm."):
         return "waves" in models.values()
     if not path.startswith("system.gpu.efficiency."):

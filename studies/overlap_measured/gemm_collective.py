@@ -23,7 +23,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 from simulators.calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.system import ScheduleSystem, widened
+from simulators.hardware.system import ScheduleSystem, widen
 from simulators.overlap.backend import OverlapBackend
 from simulators.workloads.operators import ELEMENT_BYTES
 
@@ -181,7 +181,7 @@ def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
     tree, gpus = tree_of(_system(cells)), _num_gpus(cells)
     node = {**tree["node"], "num_gpus": gpus}
     if node["topology"] == "switch":  # whose port serves fewer peers
-        node |= widened(ScheduleSystem.of(tree).node, (_NODE - 1) / (gpus - 1)).model_dump(include=_OF_LINKS)
+        node |= widen(ScheduleSystem.of(tree).node, (_NODE - 1) / (gpus - 1)).model_dump(include=_OF_LINKS)
     return {**tree, "node": node}
 
 

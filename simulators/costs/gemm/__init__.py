@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from simulators.costs.gemm.cost import Floats, GemmCost, GemmShape
 from simulators.costs.gemm.waves import WaveGemms
-from simulators.hardware.machine import GemmModel, Gpu, System
+from simulators.hardware.machine import Gpu, System
 
 if TYPE_CHECKING:
     from simulators.costs.gemm.fitted import FittedGemms
@@ -38,7 +38,6 @@ __all__ = [
     "beside_cu_copies",
     "gemm_cost",
     "gemms_of",
-    "model_of",
     "waves_as_fast",
 ]
 
@@ -46,21 +45,12 @@ Gemms: TypeAlias = "WaveGemms | FittedGemms"
 """A GPU as a model of GEMMs reads it."""
 
 
-def model_of(machine: System, precision: str) -> GemmModel:
-    """Model of a machine's GEMMs at a precision, `waves` or `fitted` (`simulators.hardware.machine.CostModels`)."""
-    gpu, named = machine.gpu, machine.costs.gemm
-    fitted = gpu.constants(precision) is not None
-    if named == "own":  # constants of another GPU do not count
-        fitted = fitted and "gemm" in {str(name): of for name, of in (gpu.fitted_on or {}).items()}.get(precision, {})
-    return "fitted" if fitted and named != "waves" else "waves"
-
-
 def gemms_of(machine: System, precision: str, *, clock: ArrayLike | None = None) -> Gemms:
     """The GPU of a machine as its model of GEMMs reads it, at a clock over that of kernels measured one by one.
 
     clock: None for that of GEMMs under load. Raises ValueError where the GPU lacks what the model needs.
     """
-    if model_of(machine, precision) == "waves":  # whose rates are sustained
+    if machine.gemm_model(precision) == "waves":  # whose rates are sustained
         return WaveGemms.of(machine.gpu, precision)
     from simulators.costs.gemm.fitted import FittedGemms
 
