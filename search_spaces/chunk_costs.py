@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulators.costs.gemm import GemmCost, Gemms, GemmShape, WaveGemms, beside_cu_copies, gemm_cost, gemms_of
+from simulators.costs.gemm import (
+    GemmCost,
+    Gemms,
+    GemmShape,
+    WaveGemms,
+    beside_cu_copies,
+    gemm_cost,
+    gemms_of,
+    waves_as_fast,
+)
 from simulators.costs.transfer import Mover, late_start_s
 from simulators.hardware.machine import System
 from simulators.hardware.parts import Tile
@@ -48,8 +57,9 @@ class ChunkCosts:
     """Costs of the chunks of a GEMM whose data `mover` moves.
 
     kernel_rate: of one kernel for all chunks, whose tiles signal, over the library's; None for a kernel of the library
-    for each chunk. That one keeps the tile of the undivided GEMM and never splits k, so its time is that of its waves.
-    tile: rows and columns of C of this kernel's tile; None for the best. lost_rows: whose time a chunk loses.
+    for each chunk. That one keeps the tile of the undivided GEMM and never splits k, so its time is that of its waves,
+    which take as long in all as the library's kernel for the undivided GEMM.
+    tile: rows and columns of C of this kernel\'s tile; None for the best. lost_rows: whose time a chunk loses.
     """
 
     system: System
@@ -65,10 +75,12 @@ class ChunkCosts:
 
         Beside DMA engines no other kernel is dispatched, so that the GEMM's workgroups go to any free CU.
         """
-        model = self.system.costs.gemm if self.kernel_rate is None else "waves"
-        gpu = gemms_of(self.system, self.op.precision, model=model)
-        loaded = self.system.gpu.loaded  # schedules run in models, and are measured in loops
-        gpu = gpu.at_clock(loaded.gemm_clock) if loaded else gpu
+        gpu: Gemms
+        if self.kernel_rate is None:
+            gpu = gemms_of(self.system, self.op.precision)
+        else:
+            whole = GemmShape.row_major(self.op.m, self.op.local_n, self.op.local_k)
+            gpu = waves_as_fast(self.system, self.op.precision, whole)
         if self.tile is not None and isinstance(gpu, WaveGemms):
             gpu = replace(gpu, library=gpu.library.model_copy(update={"tiles": tiles_of(self.system, self.tile)}))
         return gpu if self.mover == "cu" else replace(gpu, engines=None)

@@ -268,7 +268,7 @@ class KernelTasks:
         """Add a kernel that reads and writes the whole tensor of a collective."""
         assert self._system.gpu.persistent is not None
         amount = move.load(gpu.load) * move.op.payload_bytes
-        rate = self._system.gpu.persistent.stream_efficiency * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
+        rate = self._system.gpu.stream_share * np.asarray(self._system.gpu.hbm_bytes_per_s) / 2
         gpu.stream = [
             self._graph.task(
                 gpu.task_name(f"{label} {move.name}"),

@@ -219,18 +219,20 @@ class Computation:
         at_once: all of it in one pass, else operand by operand.
         """
         passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
-        hbm_rate, launch_s = self._system.gpu.hbm_bytes_per_s, self._system.gpu.kernel_launch_s
+        share, launch_s = self._system.gpu.stream_share, self._system.gpu.kernel_launch_s
+        reached = share * np.asarray(self._system.gpu.hbm_bytes_per_s)
         self._node.submissions = self._node.submissions + 1
 
         def add(gpu: int) -> int:
             operands = self._node.on(gpu, arrived)
             amount = sum(self._communication.moved_bytes[task] for task in operands)
-            seconds = passes * amount / hbm_rate
+            seconds = passes * amount / reached
             task = self._graph.task(
                 self._machine.task_name(label, gpu),
                 "reduce",
                 after=[*operands, *self._node.on(gpu, self._last_kernel)],
-                uses={self._machine.hbm[gpu]: passes},
+                # it has the HBM for longer than its bytes take
+                uses={self._machine.hbm[gpu]: passes / share},
                 work=amount,
                 delay=launch_s,
                 lane="compute",

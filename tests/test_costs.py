@@ -49,7 +49,7 @@ def by_schedules(tree: dict[str, Any], sizes: tuple[int, int, int]) -> float:
 
 def by_iterations(device: Device, sizes: list[tuple[int, int, int]]) -> list[float]:
     """Times of linear layers as operators of an iteration."""
-    gemms = gemms_of(device, "bf16", model=device.costs.gemm)
+    gemms = gemms_of(device, "bf16")
     ops = [Op("linear", "linear", "forward", Product(n, m, k, transposed=True)) for m, n, k in sizes]
     costs = operator_costs(ops, Platform(FittedGemms.of(device, "bf16"), gemms))
     return [float(cost.seconds) for cost in costs]
@@ -91,7 +91,7 @@ def gpus(draw: st.DrawFn) -> Gemms:
     name, precision = draw(st.sampled_from([("h100_8", "bf16"), ("mi355x_8", "bf16"), ("v100_8", "fp32")]))
     model = draw(st.sampled_from(MODELS))
     tree = described(name, model)
-    return gemms_of(ScheduleSystem.of(tree), precision, model=model)  # type: ignore[arg-type]
+    return gemms_of(ScheduleSystem.of(tree), precision)
 
 
 COLLECTIVES = [

@@ -92,7 +92,7 @@ def test_what_a_backend_does_not_read_is_no_part_of_its_designs() -> None:
     assert reads(ScheduleSystem, "gpu.hbm_bytes_per_s")
     assert not reads(ScheduleSystem, "gpu.peak_hbm_bytes_per_s", tree)
     assert reads(Device, "gpu.peak_hbm_bytes_per_s", tree)
-    assert not reads(Device, "gpu.dma.num_engines", tree)
+    assert not reads(Device, "gpu.dma.num_engines", shipped("system")["h100_8"])
     assert reads(MemorySystem, "gpu.l2.bytes")
     assert not reads(MemorySystem, "node.num_gpus")
     assert reads(ScheduleSystem, "node.num_gpus")
@@ -158,7 +158,7 @@ def test_a_machine_that_cannot_be_is_told_by_path(change: dict[str, Any], messag
         (["study=bert", "system=t3_ring"], "system.gpu.peak_flop_per_s: is missing"),
         (["study=cache_policies", "system=h100_8"], "system.gpu.dram: is missing"),
         (["study=ficco_sweep", "system.gpu.peak_hbm_bytes_per_s=1e12"], "is not read by simulator=analytic"),
-        (["study=bert", "system.gpu.hbm_bytes_per_s=1e12"], "is not read by simulator=step"),
+        (["study=bert", "system.gpu.dma.num_engines=3"], "is not read by simulator=step"),
         (
             ["study=ficco_sweep", "+space.system.gpu.peak_hbm_bytes_per_s=choice(1e12,2e12)"],
             "did you mean `space.system.gpu.hbm_bytes",

@@ -278,5 +278,5 @@ def test_collectives_in_the_switch_are_predicted_by_size_and_ctas(
         rows = {kind: row for (_, _, kind), row in judged(tmp_path, capsys).items()}
         switched = [kind for kind in rows if kind.endswith("_in_switch")]
         assert all(rows[kind]["median"] < 0.02 and rows[kind]["p90"] < 0.04 for kind in switched)
-        assert 0.10 < rows["all_reduce"]["median"] < 0.15  # as PyTorch calls them: constants are of nccl-tests
+        assert 0.03 < rows["all_reduce"]["median"] < 0.15  # as PyTorch calls them: constants are of nccl-tests
         (tmp_path / f"{name}.csv").unlink()

@@ -198,6 +198,9 @@ def fit(rows: Sequence[KernelRow], node: Node) -> TokenKernel:
 
     # constants are positive, and span decades
     low, typical, high = (np.log([bounds[place] for bounds in _BOUNDS.values()]) for place in range(3))
+    nic = None if node.experts is None else node.experts.nic_bytes_per_s
+    if nic is not None and rows[0].kind != "node":  # the rate across nodes is that of a port at most
+        high[-1], typical[-1] = np.log(nic), np.log(0.9 * nic)
     times = np.log([row.seconds for row in rows])
     weight = 0.01  # of a prior: a factor of e away from what is typical counts as 1 % of one row
 

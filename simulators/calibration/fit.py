@@ -104,6 +104,9 @@ LIBRARY_PRIORS: Mapping[str, Prior] = {
 }
 """Priors of the constants of GEMMs by a library of today (`simulators.costs.gemm.library`); sustained: over compute."""
 
+CACHE_PRIOR = Prior(2.5, 0.5, 1.0, 15.0)
+"""Prior of `cache_speed`, of a GPU whose cache keeps activations from kernel to kernel."""
+
 
 def typical_library(tiles: Tiles) -> Efficiency:
     """Constants of a library of today, with these tiles, on a GPU without measurements."""
@@ -247,14 +250,17 @@ def _fit_recurrent(device: Device, chosen: Chosen, constants: Mapping[str, float
 
 def _fit_library(device: Device, precision: str, chosen: Chosen) -> Efficiency:
     """Fit the constants of a library of today to GEMMs."""
-    tiles = library_tiles(device, precision)
+    tiles, known = library_tiles(device, precision), device.gpu.constants(precision)
     assert tiles is not None
-    typical = typical_library(tiles)
+    # a cache that keeps activations is given, its rate is fitted
+    cache = None if known is None else known.cache_bytes
+    typical = typical_library(tiles).model_copy(update={"cache_bytes": cache})
+    priors = LIBRARY_PRIORS if cache is None else {**LIBRARY_PRIORS, "cache_speed": CACHE_PRIOR}
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         return on_device(device, typical.model_copy(update=_of_library(values)), rows).seconds
 
-    return typical.model_copy(update=_of_library(_least(LIBRARY_PRIORS, predict, [chosen])))
+    return typical.model_copy(update=_of_library(_least(priors, predict, [chosen])))
 
 
 def _fit_stream(device: Device, chosen: Chosen) -> StreamingRates:
@@ -262,7 +268,7 @@ def _fit_stream(device: Device, chosen: Chosen) -> StreamingRates:
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         constants = TYPICAL_STREAMING.model_copy(update=dict(values))
-        return streamed(constants, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"]).seconds[:, None]
+        return streamed(constants, device.gpu.hbm_rate, rows.shape["bytes"]).seconds[:, None]
 
     return TYPICAL_STREAMING.model_copy(update=_least(STREAM_PRIORS, predict, [chosen]))
 

@@ -32,7 +32,7 @@ def on_device(device: Device, constants: Efficiency, rows: MeasuredRows) -> Cost
     """Costs [R, passes] of rows of a kernel, with any constants."""
     if rows.kind in STREAM_KINDS:
         fitted = {str(kind): stream for kind, stream in (constants.streaming or {}).items()}[rows.kind]
-        cost = streamed(fitted, device.gpu.peak_hbm_bytes_per_s, rows.shape["bytes"])
+        cost = streamed(fitted, device.gpu.hbm_rate, rows.shape["bytes"])
         return Cost.of(cost.flop[:, None], cost.bytes[:, None], cost.seconds[:, None])
     chip, shape = FittedGemms.of(device, rows.precision, efficiency=constants), rows.shape
     if rows.kind == "gemm":

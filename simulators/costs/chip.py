@@ -22,8 +22,8 @@ class Chip:
     """Numbers of one device, or arrays over designs that broadcast with one another and with shapes.
 
     num_cus: of the device; cus: granted to the kernel. flop_per_s: peak of all CUs; vector_flop_per_s: that without
-    matrix units, where the peak is theirs (None: it is not). assignment, engines: dispatch of workgroups, where it is
-    known. The rest as in `Efficiency`.
+    matrix units, where the peak is theirs (None: it is not). streams: share of the HBM bandwidth that streams reach.
+    assignment, engines: dispatch of workgroups, where it is known. The rest as in `Efficiency`.
     """
 
     num_cus: ArrayLike
@@ -41,9 +41,12 @@ class Chip:
     tiles: tuple[tuple[int, int], ...] | None = None
     prologue: ArrayLike = 0.0
     hbm_share: ArrayLike = field(default_factory=lambda: shared_constants().hbm_share)
+    streams: ArrayLike = field(default_factory=lambda: shared_constants().streamed_share)
     split_s: ArrayLike = 0.0
     split_traffic: ArrayLike = 0.0
     sustained: ArrayLike = np.inf
+    cache_bytes: ArrayLike | None = None
+    cache_speed: ArrayLike = 1.0
     camping: ArrayLike = 0.0
     assignment: Assignment = "static"
     engines: ShaderEngines | None = None
@@ -60,27 +63,31 @@ class Chip:
         constants = efficiency or device.gpu.constants(precision)
         peak = device.gpu.peak(precision)
         # whichever is missing, the message names the way to all of them
-        if constants is None or peak is None or device.gpu.peak_hbm_bytes_per_s is None:
+        if constants is None or peak is None or device.gpu.hbm_rate is None:
             raise ValueError(
                 f"{device.name} has no constants for {precision}: python -m dse machine calibrate fits them"
             )
+        fitted = {
+            name: value  # a number, or an array over a grid
+            for name in Efficiency.model_fields
+            if name != "streaming" and (value := getattr(constants, name)) is not None
+        }
+        # sustained rates are what kernels reach
+        fitted.setdefault("hbm_share", shared_constants().hbm_share if device.gpu.hbm_bytes_per_s is None else 1.0)
         chip = cls(
             num_cus=device.gpu.num_cus,
             # a partition or a disabled CU leaves fewer than the data sheet has
             cus=device.gpu.working_cus if cus is None else cus,
             flop_per_s=peak,
-            hbm_bytes_per_s=device.gpu.peak_hbm_bytes_per_s,
+            hbm_bytes_per_s=device.gpu.hbm_rate,
             element_bytes=ELEMENT_BYTES[precision],
             # what libraries did where nothing is known
             assignment="static" if device.gpu.gemm is None else device.gpu.gemm.assignment,
             engines=device.gpu.shader_engines,
+            streams=device.gpu.stream_share,
             # only where the peak is that of matrix units
             vector_flop_per_s=device.gpu.peak("fp32") if precision in ("mixed", "fp16", "bf16") else None,
-            **{
-                name: value  # a number, or an array over a grid
-                for name in Efficiency.model_fields
-                if name != "streaming" and (value := getattr(constants, name)) is not None
-            },
+            **fitted,
         )
         return chip._running_as(device.gpu)
 
@@ -141,7 +148,7 @@ class Chip:
 
     @property
     def drawable_bytes_per_s(self) -> Floats:
-        """HBM bandwidth of the data sheet, as far as the granted CUs can draw it [bytes/s]."""
+        """HBM bandwidth, as far as the granted CUs can draw it [bytes/s]."""
         # few CUs cannot have enough requests in flight for all of the HBM
         share = np.minimum(1.0, shared_constants().hbm_draw * np.asarray(self.cus) / np.asarray(self.num_cus))
         return np.asarray(np.asarray(self.hbm_bytes_per_s) * share, float)

@@ -41,7 +41,7 @@ from simulators.hardware.machine import System
 from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.parts import CopyTimes
-from simulators.hardware.system import links_of
+from simulators.hardware.system import has_links, links_of
 
 Floats = NDArray[np.float64]
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
@@ -59,7 +59,8 @@ class Group:
     computes: whether the engine can add, as CUs can and DMA engines cannot. short_messages: whether it has a protocol
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
-    links: the machine whose links carry it, by kernels on the library's CUs, in place of all of these inside a node.
+    links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
+    protocols.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
     """
 
@@ -157,14 +158,13 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
     """Time [s] over links, or by fitted constants where a library has them; `seconds` elsewhere."""
     if pattern == "broadcast":  # no constants are fitted for it
         return seconds
-    if group.links is not None and pattern != "send_recv":
-        here = _over_links(group.links, pattern, payload, group.num_gpus)
-        # across nodes, links inside still carry their part
-        return np.where(np.asarray(group.num_nodes) > 1, np.maximum(seconds, here), here)
     inside, across = ((constants or {}).get(pattern) for constants in (group.protocols, group.network))
-    leaves = np.asarray(group.num_nodes) > 1
-    if inside is not None:  # what leaves a node is no faster than inside it
+    leaves, here = np.asarray(group.num_nodes) > 1, None
+    if inside is not None:
         here = protocol_seconds(inside, pattern, group.num_gpus, payload)
+    elif group.links is not None and pattern != "send_recv":
+        here = _over_links(group.links, pattern, payload, group.num_gpus)
+    if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
@@ -237,13 +237,21 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     per_node = np.asarray(node.num_gpus if together is None else together)
     nodes = np.ceil(np.asarray(gpus, float) / per_node)  # the last node may be partly filled
     sharers = np.maximum(np.minimum(gpus, per_node) - 2.0, 0.0)  # GPUs beyond two that share the node's links
-    inside = Group(gpus, library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
+    inside = Group(gpus, node.speed * library.bytes_per_s / (1 + library.sharing * sharers), library.latency_s)
     # unknown, not unlimited: a ring that leaves the node then has no time
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
     nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0  # else one NIC serves the node
     ring = flat_ring(inside, Group(nodes, nics * network, library.latency_s), np.asarray(gpus) / nodes)
     # fitted constants count instead of the ring where the library has them
-    return replace(ring, protocols=_by_name(library.protocols), network=_by_name(library.network), num_nodes=nodes)
+    return replace(ring, protocols=node.protocols() or None, network=_by_name(library.network), num_nodes=nodes)
+
+
+def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
+    """Ring of GPUs of a machine (`node_ring`), as its model of collectives has it."""
+    ring = node_ring(machine.node, gpus, together)
+    # schedules and iterations alike: what the library was measured to reach, else what links carry
+    protocols = ring.protocols if machine.costs.collective == "library" else None
+    return replace(ring, protocols=protocols, links=machine if has_links(machine) else None)
 
 
 def _by_name(constants: Mapping[CollectiveKind, Protocols] | None) -> Mapping[str, Protocols] | None:

@@ -52,19 +52,18 @@ def kernel_cost(
     if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.gpu.persistent is not None
         gathers = isinstance(op, Embedding)
-        share = system.gpu.persistent.gather_efficiency if gathers else system.gpu.persistent.stream_efficiency
+        share = system.gpu.persistent.gather_efficiency if gathers else system.gpu.stream_share
         top = np.asarray(system.gpu.hbm_bytes_per_s) * share
         seconds = op.bytes / (top * rate_kept(system, top, *losses))
         return KernelCost(np.asarray(seconds), np.asarray(op.bytes, float), np.asarray(op.flop, float), 1.0)
     count, shape = (
         (1.0, (op.m, op.local_n, op.local_k)) if isinstance(op, Gemm) else (op.num_gemms, (op.rows,) + 2 * (op.width,))
     )
-    costs = system.costs.gemm
-    cost = gemm_cost(gemms_of(system, op.precision, model=costs), GemmShape(*shape))
+    cost = gemm_cost(gemms_of(system, op.precision), GemmShape(*shape))
     kernel = cost.kernel
     taken_in = cost.flop / kernel.compute_s * ELEMENT_BYTES[op.precision] * (1 / kernel.rows + 1 / kernel.cols) / 2
     slower = _derate(system.gpu, rate_kept(system, taken_in, *losses))
-    slower_gpu = gemms_of(system.model_copy(update={"gpu": slower}), op.precision, model=costs)
+    slower_gpu = gemms_of(system.model_copy(update={"gpu": slower}), op.precision)
     cost = gemm_cost(slower_gpu, GemmShape(*shape))
     return KernelCost(count * cost.seconds, count * cost.kernel.hbm_bytes, count * cost.flop, count)
 

@@ -9,7 +9,8 @@ A collective of S bytes among n GPUs on N nodes takes s dependent steps, in whic
     all_to_all       what a GPU sends to all, itself included   as all_gather
     send_recv        the message                     1                  S
 
-    B      = bytes_per_s scaling^d      d = log2(n / 2) inside a node, log2(n / N) across nodes
+    B      = bytes_per_s scaling^d      d = log2(n / 2) inside a node, log2(n / N) across nodes;
+                                        inside a node each doubling to n by (n-1) / (n-2) at most, as w grows
     LL     = launch + s ll_step    + w / (ll_share B)
     LL128  = launch + s ll128_step + w / (ll128_share B)
     Simple = launch + simple + s step + w / B + s fill min(1, w / fill_bytes)
@@ -53,7 +54,9 @@ def protocol_seconds(
         steps, wire = np.ones(()), size
     # rates grow or fall with each doubling of the GPUs beyond two, or of those in a node
     doublings = np.log2(np.where(nodes > 1, np.maximum(together, 1), np.maximum(n, 2) / 2))
-    rate = constants.bytes_per_s * constants.scaling**doublings
+    rate = constants.bytes_per_s * np.where(
+        nodes > 1, constants.scaling**doublings, _growth(constants.scaling, doublings)
+    )
     low_latency = steps * constants.ll_step_s + wire / (constants.ll_share * rate)
     flag_of_128 = steps * constants.ll128_step_s + wire / (constants.ll128_share * rate)
     filling = constants.fill_s * np.minimum(1.0, wire / constants.fill_bytes)  # chunks grow until the buffers are full
@@ -63,6 +66,17 @@ def protocol_seconds(
     seconds = constants.launch_s + np.minimum(np.minimum(low_latency, flag_of_128), simple)
     # the GPU whose host is ahead waits for the others
     return np.asarray(np.where(n > 1, np.maximum(seconds, host_s), 0.0), float)
+
+
+def _growth(scaling: ArrayLike, doublings: Floats) -> Floats:
+    """Factor on the rate inside a node after doublings of two GPUs, by which more GPUs never take less time."""
+    factor = np.ones(doublings.shape)
+    for step in range(1, 1 + int(np.ceil(doublings.max(initial=0.0)))):
+        gpus = 2.0 ** (step + 1)
+        # bytes that each GPU sends grow by as much
+        growth = np.minimum(scaling, (gpus - 1) / (gpus - 2))
+        factor = factor * growth ** np.clip(doublings - (step - 1), 0.0, 1.0)
+    return np.asarray(factor)
 
 
 def in_switch_seconds(

@@ -2,7 +2,7 @@
 
     T = max(bytes / (f W), FLOP / P) + launch
 
-W: HBM bandwidth of the data sheet, f: share that streams of a few tensors reach, P: peak rate of the granted CUs. A
+W: HBM bandwidth, f: share that streams of a few tensors reach, P: peak rate of the granted CUs. A
 lookup reads whole sectors: a row of d elements costs ceil(b d / 32) 32 bytes (numbers: conf/data/operators.yaml). Where
 constants of an operator were fitted (`streamed`),
 
@@ -59,7 +59,7 @@ def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, ker
     """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another."""
     moved, work = np.asarray(traffic, float), np.asarray(flop, float)
     # few streams reach more than the library's GEMMs
-    reached = shared_constants().streamed_share * chip.drawable_bytes_per_s
+    reached = np.asarray(chip.streams) * chip.drawable_bytes_per_s
     seconds = np.maximum(moved / reached, work / (chip.rate * np.asarray(chip.cus)))
     return Cost.of(work, moved, seconds + np.asarray(kernels) * np.asarray(chip.launch_s))
 

@@ -177,9 +177,9 @@ def _protocols(system: System, pattern: Pattern) -> Protocols | None:
     """Constants of a collective of the node's library; None on a ring of links, which GPUs forward along."""
     node = system.node
     # its constants are of machines whose GPUs reach one another directly
-    if system.costs.collective != "library" or node.library is None or node.topology == "ring" or node.num_gpus < 2:
+    if system.costs.collective != "library" or node.topology == "ring" or node.num_gpus < 2:
         return None
-    return {str(kind): constants for kind, constants in (node.library.protocols or {}).items()}.get(pattern)
+    return node.protocols().get(pattern)
 
 
 def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDArray[np.float64]:
@@ -193,7 +193,8 @@ def alone(system: System, payload_bytes: ArrayLike, *, by: TransferMode) -> NDAr
     measured = library_s(system, received * (2 if by.pattern == "all_reduce" else 1), by=by)
     if measured is not None:  # a library's collective counts as measured
         return np.asarray(np.asarray(setup(system, by=by)) + measured, float)
-    peer_routes, node, phases = routes(system.node, by.pattern), system.node, system.gpu.dma.phases
+    peer_routes, node = routes(system.node, by.pattern), system.node
+    phases = system.gpu.dma.phases if by.engine == "dma" else None
     passes = 2 if by.pattern == "all_reduce" else 1
     seconds = np.zeros(())
     for step in sorted({route.step for route in peer_routes}):

@@ -14,7 +14,7 @@ from simulators.hardware.machine import View
 from simulators.hardware.system import SCHEDULE_NEEDS
 
 _OF_WAVES = (
-    *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.kernel_launch_s"),
+    *("gpu.matrix_flop_per_s_per_cu", "gpu.kernel_launch_s"),
     *("gpu.gemm", "gpu.shader_engines"),
 )
 _OF_LINKS = ("gpu.num_links", "gpu.dma", "node.topology", "node.link_bytes_per_s")
@@ -36,13 +36,14 @@ class Device(View):
         "gpu.fitted_on": {},
     }
     reads: ClassVar[tuple[str, ...]] = (
+        *("gpu.hbm_bytes_per_s", "gpu.stream_efficiency", "gpu.peak_cus"),
         *(*_OF_WAVES, *_OF_LINKS, "gpu.num_cus", "gpu.active_cus", "gpu.disabled_cache"),
         *("gpu.without_cache", "gpu.hbm_bytes", "gpu.staged_bytes", "gpu.pim", "gpu.loaded", "gpu.contention"),
         *("gpu.cu_copy", "node.num_gpus", "node.library", "node.in_switch", "node.experts"),
     )
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-        "gemm": {"waves": _OF_WAVES},
-        "collective": {"links": _OF_LINKS},
+        "gemm": dict.fromkeys(("waves", "own"), _OF_WAVES),
+        "collective": {"links": ("gpu.num_links", "gpu.dma")},
     }
 
     @model_validator(mode="before")

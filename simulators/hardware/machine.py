@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
+import numpy as np
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
@@ -20,7 +21,7 @@ from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.space import get_path
 from dse.values import LABELS, knob
-from dse.values.units import Bytes, FlopPerSecond, Integer, Number
+from dse.values.units import Bytes, FlopPerSecond, Fraction, Integer, Number
 from simulators.hardware.network import Fabric, Node
 from simulators.hardware.parts import (
     ABSENT,
@@ -61,7 +62,7 @@ Cus = Annotated[Integer, Field(ge=1, le=4096)]
 Clock = Annotated[Number, Field(gt=0, le=4)]
 Speed = Annotated[Number, Field(gt=0, le=1e3)]
 Rates = Mapping[str, Annotated[FlopPerSecond, Field(ge=1e9)]]
-GemmModel = Literal["waves", "fitted"]
+GemmModel = Literal["waves", "fitted", "own"]
 CollectiveModel = Literal["links", "library"]
 SiteModel = Literal["uncontended", "fluid", "node"]
 """Models of a schedule at a site, from the coarsest to the finest."""
@@ -76,10 +77,11 @@ def peak_format(precision: str) -> str:
 
 
 class CostModels(Grown):
-    """Names of the models of operators' costs; a view of a machine presumes those of its backend.
+    """Names of the models of operators' costs, the same for all backends.
 
-    gemm: `waves` (`simulators.costs.gemm.waves`: tiles of the library, sustained rates) or `fitted`
-    (`simulators.costs.gemm.fitted`: constants fitted to measured GEMMs). collective: `links`
+    gemm: `waves` (`simulators.costs.gemm.waves`: tiles of the library, sustained rates), `fitted`
+    (`simulators.costs.gemm.fitted`: constants fitted to measured GEMMs, at precisions that have some, else waves) or
+    `own` (likewise, constants that were fitted on this GPU alone). collective: `links`
     (`simulators.costs.transfer`: what CUs or copy engines move over the node's links) or `library`
     (`simulators.costs.collective`: what the library of collectives was measured to reach). sites: of a schedule at a
     site (`simulators.steps.sites`): the longest path without contention, one GPU that stands for all, or every GPU of a
@@ -94,11 +96,13 @@ class CostModels(Grown):
 class Gpu(WithSources, Grown):
     """One GPU. A part of None is one that it lacks, or of which nothing is known.
 
-    Data sheet: num_cus, num_links (to other GPUs), peak_flop_per_s (by the format of inputs, all CUs, dense),
-    peak_hbm_bytes_per_s, hbm_bytes.
+    Data sheet: num_cus, num_links (to other GPUs), peak_flop_per_s (by the format of inputs, dense, of all of the
+    peak_cus CUs; None: of num_cus), peak_hbm_bytes_per_s, hbm_bytes.
 
     Sustained, as kernels reach it: matrix_flop_per_s_per_cu (of one CU while all CUs are busy), flop_per_s (of all CUs,
-    by the precision of an application that is simulated request by request), hbm_bytes_per_s; kernel_launch_s.
+    by the precision of an application that is simulated request by request), hbm_bytes_per_s (of which fitted constants
+    are shares; None: of the data sheet's), stream_efficiency (share of it that streams of a few tensors reach; None:
+    that of all devices); kernel_launch_s.
 
     As it runs: active_cus (None for all), clock (of the CUs and the last-level cache over the nominal one),
     disabled_cache, with the factors without_cache, and flop_vs_bw (speedup of everything on the GPU, arithmetic and
@@ -127,12 +131,14 @@ class Gpu(WithSources, Grown):
     disabled_cache: Annotated[SwitchableCache | None, knob(structural=True)] = None
     without_cache: Mapping[SwitchableCache, WithoutCache] | None = None
     flop_vs_bw: Part[Speed] = ABSENT
+    peak_cus: Cus | None = None
     peak_flop_per_s: Part[Mapping[PeakFormat, Annotated[FlopPerSecond, Field(ge=1e9)]]] = ABSENT
     peak_hbm_bytes_per_s: Part[Bandwidth] = ABSENT
     hbm_bytes: Part[Capacity] = ABSENT
     matrix_flop_per_s_per_cu: Part[FlopPerSecond] = ABSENT
     flop_per_s: Part[Rates] = ABSENT
     hbm_bytes_per_s: Part[Bandwidth] = ABSENT
+    stream_efficiency: Annotated[Fraction, Field(gt=0)] | None = None
     kernel_launch_s: Part[LaunchTime] = ABSENT
     measured_as: Part[str] = ABSENT
     efficiency: Part[Mapping[Precision, Efficiency]] = ABSENT
@@ -201,8 +207,25 @@ class Gpu(WithSources, Grown):
         return self.overall_speed if self.clock is None else self.clock * self.overall_speed
 
     def peak(self, precision: str) -> float | None:
-        """Peak rate [FLOP/s] at a precision; None if the data sheet does not give it."""
-        return {str(key): rate for key, rate in (self.peak_flop_per_s or {}).items()}.get(peak_format(precision))
+        """Peak rate [FLOP/s] of all CUs at a precision; None if the data sheet does not give it."""
+        sheet = {str(key): rate for key, rate in (self.peak_flop_per_s or {}).items()}.get(peak_format(precision))
+        # each CU has its rate, however many there are
+        more = 1.0 if self.peak_cus is None else np.asarray(self.num_cus) / self.peak_cus
+        return sheet if sheet is None or np.all(more == 1) else cast("float", sheet * more)  # or an array of them
+
+    @property
+    def stream_share(self) -> float:
+        """Share of the HBM bandwidth that streams of a few tensors reach."""
+        if self.stream_efficiency is not None:
+            return self.stream_efficiency
+        from simulators.hardware.shared import shared_constants
+
+        return shared_constants().streamed_share
+
+    @property
+    def hbm_rate(self) -> Any:
+        """HBM bandwidth [bytes/s] of which efficiencies are shares: as sustained, else of the data sheet."""
+        return self.peak_hbm_bytes_per_s if self.hbm_bytes_per_s is None else self.hbm_bytes_per_s
 
     def peak_ratio(self, precision: str) -> float | None:
         """Peak rate at a precision over that at 16 bits; 1 if no peaks are known, None if those of one of both are."""
@@ -273,6 +296,15 @@ class System(SourcedValue, Grown):
         if absent:
             raise ValueError(f"has no value for {', '.join(sorted(absent))}, which cost_weights names")
         return reference
+
+    def gemm_model(self, precision: str) -> GemmModel:
+        """Model of GEMMs at a precision, `waves` or `fitted` (`CostModels`)."""
+        gpu, named = self.gpu, self.costs.gemm
+        fitted = gpu.constants(precision) is not None
+        if named == "own":  # constants of another GPU do not count
+            rows = {str(name): of for name, of in (gpu.fitted_on or {}).items()}
+            fitted = fitted and "gemm" in rows.get(precision, {})
+        return "fitted" if fitted and named != "waves" else "waves"
 
     def facts(self) -> Iterator[tuple[str, Any, str, str]]:
         """Yield (dotted path, value, provenance, source) of every constant."""
@@ -353,7 +385,7 @@ def _of_other_models(kind: type[View], tree: Mapping[str, Any]) -> list[str]:
     for name, models in kind.only_for.items():
         named = chosen.get(name) if isinstance(chosen, Mapping) else getattr(chosen, name, None)
         model = named or kind.presumes[f"costs.{name}"]
-        paths += [path for other, read in models.items() if other != model for path in read]
+        paths += [path for read in models.values() for path in read if path not in models.get(model, ())]
     return paths
 
 

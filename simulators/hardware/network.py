@@ -53,6 +53,10 @@ class Protocols(Grown):
     simple_s: Duration | None = None
     host_s: Duration | None = None
 
+    def faster(self, factor: Any) -> Protocols:
+        """The same over links `factor` times as fast."""
+        return self if np.all(factor == 1) else self.model_copy(update={"bytes_per_s": self.bytes_per_s * factor})
+
 
 class CollectiveLibrary(Grown):
     """Rates that a library of collectives reaches on a node, as its rings use the links.
@@ -60,9 +64,11 @@ class CollectiveLibrary(Grown):
     bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
     GPU once a ring leaves the node; None if it was not measured. network_nics: a ring of several GPUs of a node goes
-    through one NIC, or each GPU through its own. protocols, network: constants of collectives that were measured by
-    size inside the node and across nodes; rings describe the others. name: of the library in measured tables, where
-    several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
+    through one NIC, or each GPU through its own. link_bytes_per_s: rate of the node's links with which all rates inside
+    it (and in its switch) were measured, and with which they grow; None: they stay as they are. protocols, network:
+    constants of collectives that were measured by size inside the node and across nodes; rings describe the others.
+    name: of the library in measured tables, where several were measured. fitted_on: kind of rows -> names of the rows
+    that these were fitted on.
     """
 
     name: str | None = None
@@ -70,7 +76,8 @@ class CollectiveLibrary(Grown):
     latency_s: Duration
     sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
     network_bytes_per_s: Bandwidth | None = None
-    network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one"
+    network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one_a_gpu"
+    link_bytes_per_s: Bandwidth | None = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
     network: Mapping[CollectiveKind, Protocols] | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
@@ -134,12 +141,15 @@ TokenKernelKind = Literal["node", "network", "network_low_latency"]
 class ExpertLibrary(Grown):
     """Library of expert parallelism (DeepEP, MORI). num_sms: SMs (or workgroups) that its kernels take.
 
+    nic_bytes_per_s: of the port of a GPU to the network, which no kernel exceeds; None: not known.
+
     fp8_bytes: bytes of an element that is dispatched in fp8, with its share of the scales. fitted_on: as of
     `CollectiveLibrary`, by kernel.
     """
 
     name: str
     num_sms: Annotated[Integer, Field(ge=1, le=4096)]
+    nic_bytes_per_s: Bandwidth | None = None
     fp8_bytes: Annotated[Number, Field(ge=1, le=2)]
     kernels: Mapping[TokenKernelKind, TokenKernels] = Field(min_length=1)
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
@@ -166,6 +176,30 @@ class Node(WithSources, Grown):
     library: CollectiveLibrary | None = None
     in_switch: InSwitch | None = None
     experts: ExpertLibrary | None = None
+
+    @property
+    def speed(self) -> Any:
+        """Rate of the links over that with which collectives were measured (`library.link_bytes_per_s`)."""
+        measured = None if self.library is None else self.library.link_bytes_per_s
+        return (
+            1.0 if measured is None or self.link_bytes_per_s is None else np.asarray(self.link_bytes_per_s) / measured
+        )
+
+    def protocols(self) -> dict[str, Protocols]:
+        """Constants of the library's collectives inside the node, with its links."""
+        constants = {} if self.library is None else self.library.protocols or {}
+        return {str(kind): of.faster(self.speed) for kind, of in constants.items()}
+
+    def switch(self) -> InSwitch | None:
+        """What the switch computes, with the node's links."""
+        part, faster = self.in_switch, self.speed
+        if part is None or np.all(faster == 1):
+            return part
+        rates = {
+            kind: rate.model_copy(update={"bytes_per_s": rate.bytes_per_s * faster})
+            for kind, rate in part.collectives.items()
+        }
+        return part.model_copy(update={"collectives": rates})
 
 
 _LINKS_NEEDED = {"ring": 2, "switch": 1}

@@ -175,18 +175,17 @@ class Tracker(Frozen):
 
 
 class Persistent(Frozen):
-    """Constants of persistent kernels that communicate by themselves, and of streaming kernels.
+    """Constants of persistent kernels that communicate by themselves, and of gathers.
 
     post_s: time of a put by one thread, from the end of a slice to the network. poll_s: time from a flag's arrival
-    until the waiting thread continues. gather_efficiency, stream_efficiency: share of the HBM rate that random rows and
-    long rows reach. in_flight_bytes_per_cu: outstanding requests at the occupancy of a kernel that does not
-    communicate. memory_latency_s: latency of a request.
+    until the waiting thread continues. gather_efficiency: share of the HBM rate that random rows reach.
+    in_flight_bytes_per_cu: outstanding requests at the occupancy of a kernel that does not communicate.
+    memory_latency_s: latency of a request.
     """
 
     post_s: Seconds
     poll_s: Seconds
     gather_efficiency: Annotated[Fraction, Field(gt=0)]
-    stream_efficiency: Annotated[Fraction, Field(gt=0)]
     in_flight_bytes_per_cu: Annotated[Bytes, Field(gt=0)]
     memory_latency_s: Annotated[Seconds, Field(gt=0)]
 
@@ -223,10 +222,11 @@ class Efficiency(Grown):
 
     Of libraries of today (`simulators.costs.gemm.library`): tiles: (rows, columns) of a tile of the output, of each
     kernel (None: the library is older). prologue: elements of K that take as long as a workgroup needs to begin and to
-    end. hbm_share: share of the HBM bandwidth of the data sheet that is reached. split_s: time to add the parts of a
+    end. hbm_share: share of the GPU's HBM bandwidth that is reached. split_s: time to add the parts of a
     split K. split_traffic: traffic of a part over the bytes of its sums. sustained: share of the peak rate that power
     and clock allow for long. camping: slowdown of the multiplication for each doubling of the power of two in the
-    stride of K. streaming: by operator that memory bounds.
+    stride of K. cache_bytes, cache_speed: activations that the last-level cache holds from kernel to kernel, and their
+    rate over that of the HBM (None: of no account). streaming: by operator that memory bounds.
     """
 
     launch_s: Duration
@@ -243,6 +243,8 @@ class Efficiency(Grown):
     split_traffic: Annotated[Number, Field(gt=0, le=100)] | None = None
     sustained: Factor | None = None
     camping: Annotated[Number, Field(ge=0, le=1)] | None = None
+    cache_bytes: Annotated[Bytes, Field(ge=1e6)] | None = None
+    cache_speed: Annotated[Number, Field(ge=1, le=20)] | None = None
     streaming: Mapping[StreamKind, StreamingRates] | None = None
 
     @model_validator(mode="after")

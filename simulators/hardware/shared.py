@@ -74,8 +74,8 @@ class SharedConvolution(Frozen):
 class SharedConstants(SourcedValue):
     """Numbers that all devices share.
 
-    hbm_share: of the data sheet's HBM bandwidth, that kernels reach where it was not fitted. hbm_draw: times its even
-    share of the bandwidth that a CU can draw. streamed_share: of the data sheet's HBM bandwidth, of streams.
+    hbm_share: of the HBM bandwidth, that kernels reach where it was not fitted. hbm_draw: times its even
+    share of the bandwidth that a CU can draw. streamed_share: likewise, of streams.
     sector_bytes: what a memory access moves at least. index_bytes: of an index of a lookup.
     """
 

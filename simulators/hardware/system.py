@@ -11,12 +11,15 @@ from pydantic import Field
 from dse.values import put
 from dse.values.units import Number
 from simulators.hardware.machine import System, View
+from simulators.hardware.network import Node
 
 SCHEDULE_NEEDS = (
     *("gpu.matrix_flop_per_s_per_cu", "gpu.hbm_bytes_per_s", "gpu.hbm_bytes", "gpu.kernel_launch_s", "gpu.gemm"),
     *("gpu.cu_copy", "gpu.dma", "gpu.contention", "node", "node.topology", "node.link_bytes_per_s"),
 )
 """What schedules need of a machine."""
+
+_OF_FITTED = ("gpu.efficiency", "gpu.loaded", "gpu.fitted_on")
 
 
 class ScheduleSystem(View):
@@ -26,15 +29,16 @@ class ScheduleSystem(View):
     """
 
     needs: ClassVar[tuple[str, ...]] = (*SCHEDULE_NEEDS, "cost_weights", "cost_reference")
-    presumes: ClassVar[Mapping[str, Any]] = {"costs": {}, "costs.gemm": "waves", "costs.collective": "links"}
+    presumes: ClassVar[Mapping[str, Any]] = {"costs": {}, "costs.gemm": "fitted", "costs.collective": "library"}
     reads: ClassVar[tuple[str, ...]] = (
         *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
-        *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.peak_hbm_bytes_per_s", "gpu.efficiency"),
+        *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.efficiency"),
+        *("gpu.fitted_on", "gpu.peak_cus", "gpu.stream_efficiency", "gpu.clock"),
         *("node.num_gpus", "node.hop_latency_s", "node.library", "fabric"),
     )
     most: ClassVar[Mapping[str, int]] = {"node.num_gpus": 64}
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-        "gemm": {"fitted": ("gpu.efficiency", "gpu.peak_hbm_bytes_per_s", "gpu.loaded")},
+        "gemm": dict.fromkeys(("fitted", "own"), _OF_FITTED),
         "collective": {"library": ("node.library",)},
     }
 
@@ -54,12 +58,17 @@ class WholeNode(System):
         return cls.model_construct(**dict(system), imbalance=imbalance)
 
 
+def has_links(machine: System) -> bool:
+    """Return whether the rates of a machine's links and of kernels that copy over them are known."""
+    gpu, node = machine.gpu, machine.node
+    return not (gpu.cu_copy is None or node is None or node.topology is None or node.link_bytes_per_s is None)
+
+
 def links_of(machine: System, num_gpus: int) -> System:
     """Some GPUs of a node of a machine. Raises ValueError for a machine without link rates or kernels that copy."""
-    gpu, node = machine.gpu, machine.node
-    if gpu.cu_copy is None or node is None or node.topology is None or node.link_bytes_per_s is None:
+    if not has_links(machine):
         raise ValueError("links need gpu.cu_copy, node.topology and node.link_bytes_per_s")
-    return machine.model_copy(update={"node": node.model_copy(update={"num_gpus": num_gpus})})
+    return machine.model_copy(update={"node": machine.node.model_copy(update={"num_gpus": num_gpus})})
 
 
 def schedules_see(machine: System, num_gpus: int, efficiency: Mapping[str, Any]) -> System:
@@ -72,6 +81,16 @@ def schedules_see(machine: System, num_gpus: int, efficiency: Mapping[str, Any])
     node = machine.node.model_copy(update={"num_gpus": num_gpus})
     if node.topology == "switch" and num_gpus > 1 and np.any(num_gpus < np.asarray(all_gpus)):
         wider = np.maximum(1.0, (np.asarray(all_gpus) - 1) / (num_gpus - 1))
-        node = node.model_copy(update={"link_bytes_per_s": wider * node.link_bytes_per_s})
+        node = widen(node, wider)
         gpu = put(gpu, "dma.bytes_per_s", wider * gpu.dma.bytes_per_s)
     return machine.model_copy(update={"gpu": gpu, "node": node})
+
+
+def widen(node: Node, factor: Any) -> Node:
+    """A node with more links to each peer of the same GPUs, which its library had when it was measured."""
+    changes: dict[str, Any] = {"link_bytes_per_s": factor * node.link_bytes_per_s}
+    library = node.library
+    if library is not None and library.link_bytes_per_s is not None:
+        links = factor * library.link_bytes_per_s
+        changes["library"] = library.model_copy(update={"link_bytes_per_s": links})
+    return node.model_copy(update=changes)

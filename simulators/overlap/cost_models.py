@@ -13,7 +13,8 @@ from simulators.workloads.operators import Gemm, Mlp, Workload
 def model_names(design: OverlapDesign) -> Mapping[str, str]:
     """Operator -> name of the model of its cost, with what the schedule's family refines."""
     refinement = getattr(design.schedule, "gemm_refinement", "")
-    gemm = design.system.costs.gemm + (f" with {refinement}" if refinement else "")
+    models = sorted({design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)})
+    gemm = ", ".join(models) + (f" with {refinement}" if refinement else "")
     return {"gemm": gemm, "collective": design.system.costs.collective}
 
 
@@ -21,15 +22,18 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
     """Rules on what the chosen models need: constants or peaks of every precision, a measured library."""
     gpu, models = system.gpu, system.costs
     refinement = getattr(schedule, "gemm_refinement", "")
-    if refinement and models.gemm != "waves":
-        rule = f"has no {refinement}, which schedule.family = {schedule.family} needs"
+    fitted = [precision for precision in gemm_precisions(workload) if system.gemm_model(precision) != "waves"]
+    if refinement and fitted:
+        rule = f"has no {refinement} at {', '.join(fitted)}, which schedule.family = {schedule.family} needs"
         yield Rule("system.costs.gemm", True, rule, models.gemm, way_out="use system.costs.gemm=waves")
     for precision in gemm_precisions(workload):
-        if models.gemm == "fitted" and gpu.constants(precision) is None:
-            way = "use system.costs.gemm=waves, or fit them: python -m dse machine calibrate"
+        if system.gemm_model(precision) == "fitted" or gpu.peak_ratio(precision) is not None:
+            continue
+        if models.gemm == "fitted":
+            way = "take another precision or GPU, or fit them: python -m dse machine calibrate"
             rule = "is missing: a GEMM of the workload has this precision"
             yield Rule(f"system.gpu.efficiency.{precision}", True, rule, way_out=way)
-        elif models.gemm == "waves" and gpu.peak_ratio(precision) is None:
+        else:
             rule = "is missing: a GEMM of the workload has this precision"
             way = "take another precision or GPU, or give the peak with its source"
             yield Rule(f"system.gpu.peak_flop_per_s.{peak_format(precision)}", True, rule, way_out=way)
@@ -40,11 +44,12 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
 
 def reads_fact(design: OverlapDesign, path: str) -> bool:
     """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles for waves."""
+    models = {precision: design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)}
     if path.startswith("system.gpu.gemm."):
-        return design.system.costs.gemm == "waves"
+        return "waves" in models.values()
     if not path.startswith("system.gpu.efficiency."):
         return True
-    return path.split(".")[3] in gemm_precisions(design.workload)
+    return models.get(path.split(".")[3]) == "fitted"
 
 
 def gemm_precisions(workload: Workload) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from simulators.costs.collective import Group, node_ring
+from simulators.costs.collective import Group, machine_ring
 from simulators.costs.expert_exchange import link_share
 from simulators.hardware.device import Device
 from simulators.hardware.network import Node
@@ -27,30 +27,31 @@ _NOBODY = Group(1, 1.0, 0.0)  # never exchanges: its rate and latency do not cou
 
 def groups(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     """The group that a GPU exchanges with along each axis; without a library of collectives, a GPU that is alone."""
-    node, links = machine.node, machine if machine.costs.collective == "links" else None
+    node = machine.node
     if node is None or node.library is None:
         return dict.fromkeys(get_args(Axis), _NOBODY)
     tp, dp, pp = (np.asarray(degree, float) for degree in (parallel.tp, parallel.replicas, parallel.pp))
     together = np.maximum(1.0, node.num_gpus // tp)  # GPUs of a dp group in one node
     stages = np.where(leaves_node(node, parallel), 1.0, 2.0)  # of neighbours in a pipeline, one in each node
-    switch = node.in_switch if parallel.collectives == "in_switch" else None
+    switch = node.switch() if parallel.collectives == "in_switch" else None
     return {
-        "tp": replace(node_ring(node, tp), in_switch=switch, links=links),
-        "dp": replace(node_ring(node, dp, together), in_switch=switch, links=links),
-        "pp": node_ring(node, np.minimum(pp, 2.0), stages),  # a message between two neighbours
-        **_of_experts(node, parallel),
-        "cp": node_ring(node, float(parallel.cp), together),  # GPUs of one cp group are tp apart, as those of dp
+        "tp": replace(machine_ring(machine, tp), in_switch=switch),
+        "dp": replace(machine_ring(machine, dp, together), in_switch=switch),
+        "pp": machine_ring(machine, np.minimum(pp, 2.0), stages),  # a message between two neighbours
+        **_of_experts(machine, parallel),
+        "cp": machine_ring(machine, float(parallel.cp), together),  # GPUs of one cp group are tp apart, as those of dp
     }
 
 
-def _of_experts(node: Node, parallel: Parallel) -> Mapping[Axis, Group]:
+def _of_experts(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     """GPUs that share the experts of a layer, and those that have the same ones."""
-    ep, inside = float(parallel.ep), np.minimum(float(parallel.ep), node.num_gpus)
-    shared = replace(node_ring(node, ep, inside), experts=node.experts, link_share=link_share(node, inside))
+    node, ep = machine.node, float(parallel.ep)
+    inside = np.minimum(ep, node.num_gpus)
+    shared = replace(machine_ring(machine, ep, inside), experts=node.experts, link_share=link_share(node, inside))
     same = np.maximum(1.0, np.asarray(parallel.expert_replicas, float))
     # without ep, replicas of experts are replicas of all
     apart = ep if parallel.ep > 1 else np.asarray(parallel.tp, float)
-    return {"ep": shared, "edp": node_ring(node, same, np.maximum(1.0, node.num_gpus // apart))}
+    return {"ep": shared, "edp": machine_ring(machine, same, np.maximum(1.0, node.num_gpus // apart))}
 
 
 def leaves_node(node: Node, parallel: Parallel) -> Any:

@@ -37,7 +37,7 @@ from dse.errors import ConfigError, Problem, Problems, did_you_mean, validate_as
 from dse.errors.parsing import parse_yaml
 from dse.errors.rules import Rule
 from dse.space import get_path
-from dse.values import AtLeast, Frozen, Memo, leaves
+from dse.values import AtLeast, Memo, leaves
 from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
@@ -155,15 +155,13 @@ class TensorGroup:
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
-        kernels = _with_gemms_of(schedule, self.simulated)  # compared with serial at the same cost model
         baseline = _serial_of(schedule)
-        name = _Baseline(costs=kernels.costs, schedule=baseline)
-        serial = self._remembered(name, workload, self.serial_s, lambda *_: self._serial_s(kernels, baseline, workload))
+        serial = self._remembered(baseline, workload, self.serial_s, lambda *_: self._serial_s(baseline, workload))
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
-    def _serial_s(self, system: System, baseline: Any, workload: Workload) -> Floats:
-        return _run(baseline.lower(system, workload), self.engine)[0]
+    def _serial_s(self, baseline: Any, workload: Workload) -> Floats:
+        return _run(baseline.lower(self.simulated, workload), self.engine)[0]
 
     @staticmethod
     def _remembered(chosen: BaseModel, workload: Workload, memory: dict[Any, Any], compute: Any) -> Any:
@@ -176,13 +174,6 @@ class TensorGroup:
         if name not in memory:
             memory[name] = compute(chosen, workload)
         return memory[name]
-
-
-class _Baseline(Frozen):
-    """What the time of a serial site depends on, beside its sizes."""
-
-    costs: Any
-    schedule: Any
 
 
 def _serial_of(schedule: Any) -> Any:
@@ -355,13 +346,6 @@ def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
         name: value.item() if isinstance(value, np.ndarray) and not value.ndim else value
         for name, value in whole.items()
     }
-
-
-def _with_gemms_of(schedule: Any, system: System) -> System:
-    """The system whose GEMMs are costed as those of a schedule: kernels that are no library's are costed by waves."""
-    if getattr(schedule, "kernel", None) is None:  # generated kernels have no library's tiles
-        return system
-    return system.model_copy(update={"costs": system.costs.model_copy(update={"gemm": "waves"})})
 
 
 @cache

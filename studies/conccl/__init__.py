@@ -363,7 +363,7 @@ def _grids(system: System, ok: pd.DataFrame, precision: str) -> pd.DataFrame:
     scenarios = ok.groupby("scenario").first()
     m, k = (scenarios[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
     n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))  # of what was simulated, so that shards are counted
-    cost = gemm_cost(gemms_of(system, precision, model=system.costs.gemm), GemmShape(m, n, k))
+    cost = gemm_cost(gemms_of(system, precision), GemmShape(m, n, k))
     moved = [int(library_cus(system, pattern)) for pattern in scenarios["pattern"]]
     return scenarios.assign(gemm=cost.kernel.workgroups, collective=moved)[["gemm", "collective"]]
 

@@ -23,7 +23,7 @@ from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 from simulators.calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
-from simulators.hardware.system import ScheduleSystem
+from simulators.hardware.system import ScheduleSystem, widen
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.implementations import Implementation, Place, implementation
 from simulators.workloads.operators import ELEMENT_BYTES
@@ -38,6 +38,9 @@ _OPS: Mapping[str, tuple[str, str, Place]] = {
 
 class UnpredictableError(Exception):
     """A row that cannot be predicted, with the reason."""
+
+
+_OF_LINKS = {"link_bytes_per_s", "library"}  # of a node
 
 
 @dataclass(frozen=True)
@@ -200,12 +203,10 @@ def _times(
 def _machine(cells: Mapping[str, str]) -> dict[str, Any]:
     """The machine of a row, with what was measured of it: its GEMMs (if at this precision) and its collectives."""
     tree, gpus = tree_of(_system(cells)), _num_gpus(cells)
-    # fitted constants hold for precisions that were measured
-    measured = cells["dtype"] in tree["gpu"].get("efficiency", {})
     node = {**tree["node"], "num_gpus": gpus}
     if node["topology"] == "switch":  # whose port serves fewer peers
-        node["link_bytes_per_s"] = ScheduleSystem.of(tree).node.link_bytes_per_s * (_NODE - 1) / (gpus - 1)
-    return {**tree, "node": node, "costs": {"gemm": "fitted" if measured else "waves", "collective": "library"}}
+        node |= widen(ScheduleSystem.of(tree).node, (_NODE - 1) / (gpus - 1)).model_dump(include=_OF_LINKS)
+    return {**tree, "node": node}
 
 
 def _workload(cells: Mapping[str, str], *, whole: bool) -> dict[str, Any]:

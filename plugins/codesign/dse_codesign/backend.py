@@ -28,7 +28,7 @@ from simulators.hardware.machine import SiteModel
 from simulators.hardware.network import Topology
 
 Floats = NDArray[np.float64]
-_VERSION = "3"
+_VERSION = "4"
 _MOST_JUDGES = 64
 _STRUCTURES = ("copy_engines", "tracked", "topology", "pim")
 _OF_STEPS = (

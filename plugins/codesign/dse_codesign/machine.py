@@ -239,7 +239,7 @@ class Base:
         hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s)
         gpu = self.system.gpu
         peaks = {
-            name: rate * cus * (1.0 if name in _VECTOR else np.asarray(machine.matrix_rate))
+            name: rate * (1.0 if name in _VECTOR else np.asarray(machine.matrix_rate))
             for name, rate in gpu.peak_flop_per_s.items()
         }
         changes: dict[str, Any] = {
@@ -247,7 +247,6 @@ class Base:
             "gpu.clock": np.asarray(gpu.clock) * clock,
             "gpu.peak_flop_per_s": peaks,
             "gpu.matrix_flop_per_s_per_cu": gpu.matrix_flop_per_s_per_cu * clock * np.asarray(machine.matrix_rate),
-            "gpu.peak_hbm_bytes_per_s": gpu.peak_hbm_bytes_per_s * hbm,
             "gpu.hbm_bytes_per_s": gpu.hbm_bytes_per_s * hbm,
             "gpu.hbm_bytes": knobs.hbm_bytes,
             "gpu.dma.num_engines": gpu.dma.num_engines if machine.copy_engines is None else machine.copy_engines,
@@ -278,11 +277,9 @@ class Base:
             "node.link_bytes_per_s": node.link_bytes_per_s * to_each,
             "gpu.dma.bytes_per_s": self.system.gpu.dma.bytes_per_s * to_each,
         }
-        if node.library is not None:
-            changes["node.library.bytes_per_s"] = node.library.bytes_per_s * faster
-            changes |= _rates("node.library.protocols", node.library.protocols, faster)
-        if node.in_switch is not None:
-            changes |= _rates("node.in_switch.collectives", node.in_switch.collectives, faster)
+        if node.library is not None and node.library.link_bytes_per_s is not None:
+            # as many links for fewer or more peers
+            changes["node.library.link_bytes_per_s"] = node.library.link_bytes_per_s * to_each / faster
         return changes
 
     def _of_network(self, machine: Machine) -> dict[str, Any]:

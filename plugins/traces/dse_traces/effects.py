@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dse_traces.contended import EXPECTED, Contended
 from dse_traces.machine import ProfiledMachine
-from simulators.costs.collective import Pattern, collective_cost, node_ring
+from simulators.costs.collective import Pattern, collective_cost, machine_ring
 from simulators.hardware.network import Node
 
 Floats = NDArray[np.float64]
@@ -180,7 +180,7 @@ class Effects:
         )
 
     def _seconds(self, pattern: Pattern, payload: float) -> float:
-        ring = node_ring(self.node, self.node.num_gpus)
+        ring = machine_ring(self.machine, self.node.num_gpus)
         return float(collective_cost(pattern, "ring", payload, ring).seconds)
 
     def _engines(self, pattern: Pattern | None, of_byte: float) -> float | None:
@@ -190,12 +190,12 @@ class Effects:
         return 1 / (dma.bytes_per_s * min(dma.num_engines, self.node.num_gpus - 1)) / of_byte
 
     def _switch(self, pattern: Pattern | None, payload: float) -> Switched | None:
-        switch = self.node.in_switch
+        switch = self.node.switch()
         rates = {} if switch is None else {str(of): rate for of, rate in switch.collectives.items()}
         rate = rates.get(str(pattern))
         if rate is None or pattern is None:
             return None
-        group = replace(node_ring(self.node, self.node.num_gpus), in_switch=switch)
+        group = replace(machine_ring(self.machine, self.node.num_gpus), in_switch=switch)
         seconds = float(collective_cost(pattern, "in_switch", payload, group).seconds)
         sms = np.ceil(rate.bytes_per_s / rate.bytes_per_s_per_cta) if rate.bytes_per_s_per_cta else 8.0
         return Switched(seconds / self._seconds(pattern, payload), float(sms))

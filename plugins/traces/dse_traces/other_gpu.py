@@ -25,13 +25,11 @@ from dse_traces.shapes import OperatorShape, parse_shape
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.streaming import streaming_cost
-from simulators.hardware.machine import GemmModel
 
 Floats = NDArray[np.float64]
 WAYS = ("operator costs", "waves of CTAs", "peak rates")
 """How the time of a kernel on another GPU is known."""
 _PRODUCTS = ("GEMM", "grouped GEMM")
-_MODELS: tuple[GemmModel, ...] = ("fitted", "waves")
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,12 @@ class _Ratios:
         if product is None:
             return None
         sizes = GemmShape(product.n, product.m, product.k, product.batch, transposed_a=True)
-        for model in _MODELS:
-            try:
-                gpus = [gemms_of(machine, shape.precision, model=model) for machine in self._machines]
-            except ValueError:
-                continue
-            times = [float(gemm_cost(gpu, sizes).seconds) for gpu in gpus]
-            return times[1] / times[0]
-        return None
+        try:
+            gpus = [gemms_of(machine, shape.precision) for machine in self._machines]
+        except ValueError:
+            return None
+        times = [float(gemm_cost(gpu, sizes).seconds) for gpu in gpus]
+        return times[1] / times[0]
 
 
 def _peaks(machine: ProfiledMachine) -> tuple[float, float]:

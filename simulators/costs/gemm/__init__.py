@@ -1,4 +1,4 @@
-"""GEMMs on one GPU, alone and beside other kernels: one cost, by the model that the machine names (`costs.gemm`).
+"""GEMMs on one GPU, alone and beside other kernels: one cost for all backends, by the machine's model (`costs.gemm`).
 
     waves       the library's tiles at sustained rates; derived
     fitted      the library's tiles, constants fitted to measured GEMMs of the device:
@@ -7,12 +7,17 @@
     sharing     occupancy, and kernels that share a cache, after `waves`
     stages      waves of workgroups before a last-level cache, after `waves`
 
+`gemms_of` is the way to all of them: it picks the model of a precision and the clock under load. Kernels that no
+library has (fused ones) take the waves of `waves_as_fast`: as the model `waves` divides the work, in the time of the
+machine's model.
+
 All count workgroups on the tile that the library picks for all CUs of the GPU, which other kernels beside it do not
 change.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -20,24 +25,48 @@ from numpy.typing import ArrayLike
 
 from simulators.costs.gemm.cost import Floats, GemmCost, GemmShape
 from simulators.costs.gemm.waves import WaveGemms
-from simulators.hardware.machine import GemmModel, Gpu, System
+from simulators.hardware.machine import Gpu, System
 
 if TYPE_CHECKING:
     from simulators.costs.gemm.fitted import FittedGemms
 
-__all__ = ["GemmCost", "GemmShape", "Gemms", "WaveGemms", "beside_cu_copies", "gemm_cost", "gemms_of"]
+__all__ = [
+    "GemmCost",
+    "GemmShape",
+    "Gemms",
+    "WaveGemms",
+    "beside_cu_copies",
+    "gemm_cost",
+    "gemms_of",
+    "waves_as_fast",
+]
 
 Gemms: TypeAlias = "WaveGemms | FittedGemms"
 """A GPU as a model of GEMMs reads it."""
 
 
-def gemms_of(machine: System, precision: str, *, model: GemmModel) -> Gemms:
-    """The GPU of a machine as a model of GEMMs reads it. Raises ValueError where it lacks what the model needs."""
-    if model == "waves":
+def gemms_of(machine: System, precision: str, *, clock: ArrayLike | None = None) -> Gemms:
+    """The GPU of a machine as its model of GEMMs reads it, at a clock over that of kernels measured one by one.
+
+    clock: None for that of GEMMs under load. Raises ValueError where the GPU lacks what the model needs.
+    """
+    if machine.gemm_model(precision) == "waves":  # whose rates are sustained
         return WaveGemms.of(machine.gpu, precision)
     from simulators.costs.gemm.fitted import FittedGemms
 
-    return FittedGemms.of(machine, precision)
+    loaded = machine.gpu.loaded
+    if clock is None:  # models run for seconds
+        clock = 1.0 if loaded is None else loaded.gemm_clock
+    return FittedGemms.of(machine, precision).at_clock(clock)
+
+
+def waves_as_fast(machine: System, precision: str, whole: GemmShape) -> WaveGemms:
+    """The model `waves` of a GPU, slowed or sped up so that a whole GEMM takes the time of the machine's model."""
+    waves, model = WaveGemms.of(machine.gpu, precision), gemms_of(machine, precision)
+    if isinstance(model, WaveGemms):
+        return waves
+    slower = model.cost(whole).seconds / waves.cost(whole).seconds
+    return replace(waves.slower(slower), launch_s=model.launch_s)
 
 
 def gemm_cost(gpu: Gemms, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost:

@@ -11,16 +11,18 @@ on one CU:
     T     = (core^3 + reads^3)^(1/3) + C / H + [z > 1] split
 
 Cubes are a soft maximum: multiplication, operands from the caches and from the HBM overlap. A tile is written when it
-is complete, which nothing hides. The library splits K in the z at which a further part saves as much as adding it
-costs, z = sqrt(k max(2 r s f, (r + s) u) H / (4 y m n g)), in whole parts of at least 64 elements, 32 at most, that
-fill the CUs at most twice (bounds: conf/data/operators.yaml). Power and clock sustain a share of the peak rate F for
-long:
+is complete, which nothing hides. The library splits K in the z of least T among 2, 3, 4, 6, 8, 12 ... 32, in parts of
+64 elements or more that fill the CUs at most twice (bounds: conf/data/operators.yaml). Power and clock sustain a share
+of the peak rate F for long:
 
     seconds = launch + (T^8 + (2 m n k g v / (sustained F))^8)^(1/8)
     f = v / (e p),   u = 16 b / (feed p),   v = 1 + camping max(0, log2 d(b k) - 10)
 
 e: `compute`, p: peak rate of one CU, b: element bytes, d(x): the largest power of two that divides x. Operands are read
 along K in rows that are b k bytes apart; strides of many powers of two meet few channels.
+
+Where a last-level cache holds what one kernel writes until the next one reads it (`cache_bytes`), as much of B and C as
+it has room for moves `cache_speed` times as fast; A, the weights, does not.
 
 Derived. launch, e, feed, prologue, H, y, split, sustained and camping are fitted for each device and precision; chosen
 having seen rows of four GPUs: the powers, the bounds of z, and each library's tiles.
@@ -75,7 +77,7 @@ def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
     """GEMMs on a chip; those that accumulate move C twice more, beside the operands."""
     m, n, k, batch = shape.sizes
     element = np.asarray(chip.element_bytes, float) * batch
-    outputs = element * m * n
+    outputs, share = element * m * n, _from_hbm(chip, element * n * (m + k))
     return LibraryGemms(
         m=m,
         n=n,
@@ -85,12 +87,20 @@ def library_gemms(chip: Chip, shape: GemmShape) -> LibraryGemms:
         flop_s=_camped(chip, k) / (np.asarray(chip.compute) * chip.rate),
         operand_s=16 * np.asarray(chip.element_bytes) / (np.asarray(chip.feed) * chip.rate),
         byte_s=1 / chip.bandwidth,
-        read_bytes=element * (m * k + n * k) + (2 * outputs if shape.accumulate else 0.0),
+        read_bytes=element * (m * k + share * n * k) + (2 * outputs if shape.accumulate else 0.0),
         part_bytes=np.asarray(chip.split_traffic) * _SUM_BYTES * m * n * batch,
-        write_bytes=outputs,
+        write_bytes=share * outputs,
         prologue=chip.prologue,
         split_s=chip.split_s,
     )
+
+
+def _from_hbm(chip: Chip, activations: Floats) -> Floats | float:
+    """Time of activations [bytes] over that from the HBM: what the cache holds comes from it."""
+    if chip.cache_bytes is None:
+        return 1.0
+    inside = np.minimum(activations, np.asarray(chip.cache_bytes)) / activations
+    return np.asarray(1 - inside * (1 - 1 / np.asarray(chip.cache_speed)))
 
 
 def pick_kernels(gemms: LibraryGemms, tiles: tuple[tuple[int, int], ...]) -> tuple[Floats, TileShape]:
@@ -168,16 +178,15 @@ def _pick(table: Any, menu: Any, limits: Any, picks: Any) -> None:
                 whole, tile = total, t
             if waves > 0.5 * most_waves or deepest < 2.0:  # two parts would fill the CUs more often than the bound
                 continue
-            # where a further part saves as much as adding it costs
-            z = np.floor(min(np.sqrt(k * max(flop, feed) / part_s), most_waves / waves + _ROUNDING, deepest))
-            if z < 2.0:
-                continue
-            depth = np.ceil(k / z)
-            steps = np.ceil(waves * z - _ROUNDING) * (depth + min(prologue, k))
-            moved = read_s + z * part_s
-            total = steps * steps * steps * cube + moved * moved * moved
-            if total < parted:
-                parted, split_tile, split = total, t, z
+            z, most = 2.0, min(most_waves / waves + _ROUNDING, deepest)
+            while z <= most:
+                steps = np.ceil(waves * z - _ROUNDING) * (np.ceil(k / z) + min(prologue, k))
+                moved = read_s + z * part_s
+                total = steps * steps * steps * cube + moved * moved * moved
+                if total < parted:
+                    parted, split_tile, split = total, t, z
+                # 2, 3, 4, 6, 8, 12: half as much again, then a third
+                z = z * 1.5 if np.log2(z) % 1.0 == 0.0 else z / 0.75
         seconds, parted = whole ** (1.0 / 3.0), parted ** (1.0 / 3.0) + table[12, i]  # once for the best
         if parted < seconds:
             seconds, tile = parted, split_tile

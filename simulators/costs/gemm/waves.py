@@ -23,7 +23,7 @@ evenly over the E shader engines (GPCs), so the engine with the fewest free CUs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,9 +70,15 @@ class WaveGemms:
             engines=gpu.shader_engines,
         )
 
-    def at_clock(self, clock: ArrayLike) -> WaveGemms:
-        """The same GPU: its rates are sustained already."""
-        return self
+    def slower(self, factor: ArrayLike) -> WaveGemms:
+        """The same GPU on which every GEMM takes `factor` times as long."""
+        prologue_s = np.asarray(self.library.prologue_s) * factor
+        return replace(
+            self,
+            flop_per_s_per_cu=np.asarray(self.flop_per_s_per_cu) / factor,
+            hbm_bytes_per_s=np.asarray(self.hbm_bytes_per_s) / factor,
+            library=self.library.model_copy(update={"prologue_s": prologue_s}),
+        )
 
     def cost(self, shape: GemmShape, *, taken: ArrayLike = 0) -> GemmCost:
         """Cost of GEMMs while other kernels hold `taken` CUs, for the tile picked for all CUs."""
