@@ -57,9 +57,9 @@ class ChunkCosts:
     """Costs of the chunks of a GEMM whose data `mover` moves.
 
     kernel_rate: of one kernel for all chunks, whose tiles signal, over the library's; None for a kernel of the library
-    for each chunk. That one keeps the tile of the undivided GEMM and never splits k, so its time is that of its waves,
-    which take as long in all as the library's kernel for the undivided GEMM.
-    tile: rows and columns of C of this kernel\'s tile; None for the best. lost_rows: whose time a chunk loses.
+    for each chunk. That one keeps the tile of the undivided GEMM and never splits k: its time is that of its waves, of
+    tiles as fast as the library's.
+    tile: rows and columns of C of this kernel's tile; None for the best. lost_rows: whose time a chunk loses.
     """
 
     system: System
@@ -79,8 +79,7 @@ class ChunkCosts:
         if self.kernel_rate is None:
             gpu = gemms_of(self.system, self.op.precision)
         else:
-            whole = GemmShape.row_major(self.op.m, self.op.local_n, self.op.local_k)
-            gpu = waves_as_fast(self.system, self.op.precision, whole)
+            gpu = waves_as_fast(self.system, self.op.precision)
         if self.tile is not None and isinstance(gpu, WaveGemms):
             gpu = replace(gpu, library=gpu.library.model_copy(update={"tiles": tiles_of(self.system, self.tile)}))
         return gpu if self.mover == "cu" else replace(gpu, engines=None)

@@ -60,12 +60,19 @@ def gemms_of(machine: System, precision: str, *, clock: ArrayLike | None = None)
     return FittedGemms.of(machine, precision).at_clock(clock)
 
 
-def waves_as_fast(machine: System, precision: str, whole: GemmShape) -> WaveGemms:
-    """The model `waves` of a GPU, slowed or sped up so that a whole GEMM takes the time of the machine's model."""
+_MANY_WAVES = GemmShape(8192, 8192, 8192)
+"""Of which the tiles fill all CUs many times, so that its time tells the rate of a tile."""
+
+
+def waves_as_fast(machine: System, precision: str) -> WaveGemms:
+    """The model `waves` of a GPU, whose tiles are as fast as those of the machine's model where waves are many.
+
+    A kernel that no library has then keeps its own tiles, and what they leave idle of a last wave.
+    """
     waves, model = WaveGemms.of(machine.gpu, precision), gemms_of(machine, precision)
     if isinstance(model, WaveGemms):
         return waves
-    slower = model.cost(whole).seconds / waves.cost(whole).seconds
+    slower = model.cost(_MANY_WAVES).seconds / waves.cost(_MANY_WAVES).seconds
     return replace(waves.slower(slower), launch_s=model.launch_s)
 
 
