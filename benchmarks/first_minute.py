@@ -7,6 +7,8 @@ more with none; `--studies` times the first answer of every study that is shippe
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
 import os
 import resource
@@ -16,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from dse.config.options import list_options
+from dse import plugins
+from dse.config.options import conf_dir, list_options
+from dse.config.yaml_checks import load_yaml
+from dse.results.published import values_of
 
 ANSWER = "in short:"
 READY = "ready after"
@@ -44,7 +49,52 @@ def first_minute() -> dict[str, float]:
             "help_cpu_s": _help_cpu_s(),
             "ui_ready_s": _ui_ready_s(place / "warm"),
             "report_mb": (run / "report.html").stat().st_size / 1e6,
+            "figures_without_published": len(figures_without_published()),
         }
+
+
+def figures_without_published() -> list[str]:
+    """Figures of papers' studies, as `module.figure`, that show no published value and have no reason for it."""
+    studies = [load_yaml(path)["study"] for path in (conf_dir() / "study").glob("*.yaml")]
+    modules = sorted({study["module"] for study in studies if study.get("paper")} - {"plain"})
+    return [f"{module}.{name}" for module in modules for name in sorted(_unlisted(module))]
+
+
+def _unlisted(module: str) -> set[str]:
+    study = plugins.load("study", module)
+    file = Path(inspect.getfile(type(study)))
+    sources = file.parent.glob("*.py") if file.name == "__init__.py" else [file]
+    names = {name for source in sources for name in figure_names(source.read_text("utf-8"))}
+    listed = study.published()
+    known = {name: values_of(listed, name) for name in names}
+    return {name for name, figure in known.items() if not (figure.references or figure.reason)}
+
+
+def figure_names(source: str) -> set[str]:
+    """Names of the figures that a module of a study yields: pairs of a name and what draws.
+
+    >>> sorted(figure_names('yield "a", partial(f, x); yield f"{b}_c", draw_figure; yield "table", rows()'))
+    ['_c', 'a']
+    """
+    pairs = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Yield))
+    drawn = [pair.elts for pair in _choices(pairs) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
+    return {text for name, make in drawn if _draws(make) and (text := _constant(name)).strip("_")}
+
+
+def _choices(nodes: Iterable[ast.expr | None]) -> Iterator[ast.expr]:
+    for node in nodes:
+        yield from _choices([node.body, node.orelse]) if isinstance(node, ast.IfExp) else [node] if node else []
+
+
+def _draws(node: ast.expr) -> bool:
+    is_partial = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "partial"
+    return is_partial or (isinstance(node, ast.Name) and "figure" in node.id)
+
+
+def _constant(node: ast.expr) -> str:
+    """The text of a name; its constant parts where others are known at run time alone."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
 
 
 def studies() -> dict[str, float]:

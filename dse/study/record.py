@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from dse.files import read_text
 from dse.results.run_folder import Outputs
 from dse.space import get_path
 from dse.study.plan import Plan
@@ -28,6 +30,8 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
     settings = planned.settings
     outputs.write_table("timelines", findings.timelines)
     outputs.write_config(planned.request.tree)
+    if settings.beside is not None:
+        outputs.write_text("beside.csv", read_text(Path(settings.beside), "beside"))
     outputs.write_json(
         "summary",
         {

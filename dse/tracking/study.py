@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
-_NOT_ASKED: Final = ("tracking", "executor", "figures", "output_dir")  # no result depends on them
+_NOT_ASKED: Final = ("tracking", "executor", "figures", "output_dir", "beside")  # no result depends on them
 _STEPS: Final = 100  # of a curve
 _MOST_CURVES: Final = 64  # scenarios; a chart of more is unreadable
 
