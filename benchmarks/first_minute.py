@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,8 +50,36 @@ def first_minute() -> dict[str, float]:
             "help_cpu_s": _help_cpu_s(),
             "ui_ready_s": _ui_ready_s(place / "warm"),
             "report_mb": (run / "report.html").stat().st_size / 1e6,
+            "page_overflow_px": page_overflow_px(run / "report.html"),
             "figures_without_published": len(figures_without_published()),
         }
+
+
+def page_overflow_px(report: Path) -> float:
+    """Pixels that a report is too wide, at 1,280 and at 400 px: the page itself, and any of its tables, details open.
+
+    NaN without Chromium.
+    """
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        return float("nan")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        pages = [browser.new_page(viewport={"width": width, "height": 900}) for width in (1280, 400)]
+        for page in pages:
+            page.goto(report.resolve().as_uri(), wait_until="networkidle")
+        widest = max(int(page.evaluate(_OVERFLOW)) for page in pages)
+        browser.close()
+    return widest
+
+
+_OVERFLOW = """() => {
+  document.querySelectorAll("details").forEach((part) => { part.open = true; });
+  const boxes = [document.documentElement, ...document.querySelectorAll(".sheet, pre, figure")];
+  return Math.max(...boxes.map((box) => box.scrollWidth - box.clientWidth));
+}"""
 
 
 def figures_without_published() -> list[str]:
