@@ -86,15 +86,15 @@ def figures_without_published() -> list[str]:
     """Figures of papers' studies, as `module.figure`, that show no published value and have no reason for it."""
     studies = [load_yaml(path)["study"] for path in (conf_dir() / "study").glob("*.yaml")]
     modules = sorted({study["module"] for study in studies if study.get("paper")} - {"plain"})
-    return [f"{module}.{name}" for module in modules for name in sorted(_unlisted(module))]
+    return [f"{module}.{name}" for module in modules for name in sorted(_missing_values(module))]
 
 
-def _unlisted(module: str) -> set[str]:
+def _missing_values(module: str) -> set[str]:
     study = plugins.load("study", module)
     file = Path(inspect.getfile(type(study)))
     sources = file.parent.glob("*.py") if file.name == "__init__.py" else [file]
     names = {name for source in sources for name in figure_names(source.read_text("utf-8"))}
-    listed = study.published()
+    listed = study.published_values()
     known = {name: values_of(listed, name) for name in names}
     return {name for name, figure in known.items() if not (figure.references or figure.reason)}
 

@@ -72,7 +72,7 @@ def communication(tasks: pd.DataFrame) -> tuple[list[Span], list[Span]]:
 
 
 def times(tasks: pd.DataFrame) -> dict[str, float]:
-    """What the picture says of a timeline [ms]."""
+    """Numbers that the picture gives for a timeline [ms]."""
     exposed = sum(end - start for start, end in communication(tasks)[1])
     return {"total_ms": round(1e3 * float(tasks["finish_s"].max()), 1), "exposed_ms": round(exposed, 1)}
 

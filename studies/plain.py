@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.results import claims, published
+from dse.results import claims
 from dse.results.claims import Claim, ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dse.plots import Draw
+    from dse.results.published import PublishedFigure
 
 
 class Plain:
@@ -33,10 +34,14 @@ class Plain:
         path = self._folder / "claims.yaml"
         return claims.read(path) if path.is_file() else []
 
-    def published(self) -> list[published.PublishedFigure]:
+    def published_values(self) -> list[PublishedFigure]:
         """Published values by figure: those of `published.yaml` in the study's folder; none without one."""
         path = self._folder / "published.yaml"
-        return published.read(path, self.claims()) if path.is_file() else []
+        if not path.is_file():
+            return []
+        from dse.results import published
+
+        return published.read(path, self.claims())
 
     @property
     def _folder(self) -> Path:

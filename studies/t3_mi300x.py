@@ -29,7 +29,7 @@ class T3OnMI300X(Plain):
         "system.node.link_bytes_per_s",
     )
 
-    def published(self) -> list[PublishedFigure]:
+    def published_values(self) -> list[PublishedFigure]:
         """Published values are of the GPU that the paper simulates."""
         return [PublishedFigure("*", reason="the paper simulates another GPU")]
 

@@ -12,7 +12,8 @@ import pytest
 from benchmarks.first_minute import figure_names, figures_without_published
 from dse import plots
 from dse.errors import ConfigError
-from dse.plots import Axis, Frame, Reference, tables, with_references
+from dse.plots import Axis, Frame, tables
+from dse.plots.references import Reference, with_references
 from dse.results import measured, published
 from dse.results.claims import Claim
 from tests.figures import overlaps

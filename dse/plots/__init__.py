@@ -16,5 +16,3 @@ from dse.plots.canvas import save as save
 from dse.plots.canvas import title as title
 from dse.plots.canvas import warm as warm
 from dse.plots.quantities import Axis as Axis
-from dse.plots.references import Reference as Reference
-from dse.plots.references import with_references as with_references

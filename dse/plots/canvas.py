@@ -82,7 +82,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Measure:
+class ValueAxis:
     """An axis with values of a column. side: `x` or `y`; other: factor of the scale of the other axis; rows: names
     along it, from top to bottom.
     """
@@ -95,7 +95,7 @@ class Measure:
 
 @dataclass
 class FigureSheet:
-    """A figure under construction. height: of a panel [inch]; columns: panels in a row; measures: axes by column, the
+    """A figure under construction. height: of a panel [inch]; columns: panels in a row; axes: by column, the
     one that the figure is about first.
     """
 
@@ -107,7 +107,7 @@ class FigureSheet:
     note: str
     legends: list[Any] = field(default_factory=list)
     names: dict[int, Text] = field(default_factory=dict)
-    measures: dict[str, Measure] = field(default_factory=dict)
+    axes: dict[str, ValueAxis] = field(default_factory=dict)
     xlabel: str = ""
     ylabel: str = ""
     arranged: bool = False

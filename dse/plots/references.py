@@ -8,7 +8,7 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from dse.plots.canvas import Draw, FigureSheet, Measure, mark_handle
+from dse.plots.canvas import Draw, FigureSheet, ValueAxis, mark_handle
 from dse.plots.quantities import number
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class Reference:
 
     @property
     def is_mark(self) -> bool:
-        """Whether it has a place on the other axis, too."""
+        """True if it has a place on the other axis, too."""
         return bool(self.row) or self.at is not None
 
-    def numbers(self, measure: Measure) -> tuple[float, float]:
+    def numbers(self, measure: ValueAxis) -> tuple[float, float]:
         """Ends on the axis."""
         factor = 1.0 if self.shown else measure.scale.factor
         return self.low * factor, self.high * factor
@@ -60,19 +60,19 @@ class Reference:
 
 def with_references(make: Draw, references: Iterable[Reference], *, note: str = "") -> Draw:
     """Return what draws a figure with values of others, and with a note on where they are from."""
-    chosen = tuple(references)
-    return partial(_draw, make, chosen, note) if chosen or note else make
+    values = tuple(references)
+    return partial(_draw, make, values, note) if values or note else make
 
 
 def _draw(make: Draw, references: Sequence[Reference], note: str) -> FigureSheet:
-    drawn = make()
+    sheet = make()
     words = dict.fromkeys(reference.text for reference in references if reference.in_words)
-    drawn.note = "; ".join(filter(None, (drawn.note, *words, note)))
-    placed = [(reference, place) for reference in references for place in _places(drawn, reference)]
-    labels = dict.fromkeys(reference.label for reference, _ in placed)
+    sheet.note = "; ".join(filter(None, (sheet.note, *words, note)))
+    places = [(reference, place) for reference in references for place in _places(sheet, reference)]
+    labels = dict.fromkeys(reference.label for reference, _ in places)
     looks = dict(zip(labels, zip(cycle(_DASHES), cycle(_MARKS), strict=False), strict=False))
     handles: dict[str, Any] = {}
-    for reference, (panel, measure) in placed:
+    for reference, (panel, measure) in places:
         dashes, mark = looks[reference.label]
         style = {"ls": "", "marker": mark, "mfc": "none", "ms": 5.0} if reference.is_mark else {"ls": dashes, "lw": 1.1}
         style |= {"color": _COLOUR}
@@ -80,22 +80,22 @@ def _draw(make: Draw, references: Sequence[Reference], note: str) -> FigureSheet
         if reference.low != reference.high and not reference.is_mark:
             style = {"color": _COLOUR, "alpha": 0.25, "marker": "s", "ms": 6.0}
         handles.setdefault(reference.label, mark_handle(reference.text, **style))
-    drawn.legend(list(handles.values()))
-    return drawn
+    sheet.legend(list(handles.values()))
+    return sheet
 
 
-def _places(drawn: FigureSheet, reference: Reference) -> Iterable[tuple[Axes, Measure]]:
+def _places(sheet: FigureSheet, reference: Reference) -> Iterable[tuple[Axes, ValueAxis]]:
     """Yield the panels that a reference belongs to, each with its axis."""
-    measure = drawn.measures.get(reference.of or next(iter(drawn.measures), ""))
+    measure = sheet.axes.get(reference.of or next(iter(sheet.axes), ""))
     if measure is None or reference.in_words or (reference.row and reference.row not in measure.rows):
         return
-    names = {place: text.get_text().replace("\n", " ") for place, text in drawn.names.items()}
-    for place, panel in enumerate(drawn.panels):
+    names = {place: text.get_text().replace("\n", " ") for place, text in sheet.names.items()}
+    for place, panel in enumerate(sheet.panels):
         if not reference.panel or names.get(place) == reference.panel:
             yield panel, measure
 
 
-def _draw_value(panel: Axes, reference: Reference, measure: Measure, style: dict[str, Any]) -> None:
+def _draw_value(panel: Axes, reference: Reference, measure: ValueAxis, style: dict[str, Any]) -> None:
     """Draw a line, a band or a mark, and make the axis hold it."""
     low, high = reference.numbers(measure)
     along_x = measure.side == "x"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dse.plots.canvas import (
     FigureSheet,
     Frame,
-    Measure,
+    ValueAxis,
     boxes,
     handles_of,
     inches_of_text,
@@ -64,7 +64,7 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
         plain_ticks(panel.xaxis, unit)
         drawn.name(drawn.panels.index(panel), name)
     _same_axes(drawn.panels, rows[value.column] * unit.factor, unit)
-    drawn.xlabel, drawn.measures = unit.title, {value.column: Measure("x", unit, rows=tuple(order))}
+    drawn.xlabel, drawn.axes = unit.title, {value.column: ValueAxis("x", unit, rows=tuple(order))}
     bars = [mark_handle(text, **style) for text, style in (_LIMITS[limit] for limit in limits)]
     drawn.legend([*(handles_of(chosen) if len(chosen) > 1 else []), *bars])
     return drawn
@@ -151,7 +151,7 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, f
         panel.axvline(0.0, color=INK, lw=0.6)
         plain_ticks(panel.xaxis, unit)
         drawn.name(place, name)
-    drawn.xlabel, drawn.measures = unit.title, {label: Measure("x", unit, rows=tuple(bars))}
+    drawn.xlabel, drawn.axes = unit.title, {label: ValueAxis("x", unit, rows=tuple(bars))}
     drawn.legend(handles_of(chosen, style="patch"))
     return drawn
 
@@ -370,7 +370,7 @@ def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Fi
         plain_ticks(panel.yaxis, units[1], values=group[y.column] * units[1].factor if linear else None)
         drawn.name(place, name)
     drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
-    drawn.measures = {y.column: Measure("y", units[1], units[0].factor), x.column: Measure("x", units[0])}
+    drawn.axes = {y.column: ValueAxis("y", units[1], units[0].factor), x.column: ValueAxis("x", units[0])}
     extra = [mark_handle("marks: measured", marker="o", color="#8c8c8c"), mark_handle("lines: predicted", ls="-")]
     drawn.legend([*handles_of(chosen, style="line" if not marks else "marker"), *(extra if marks else [])])
     return drawn

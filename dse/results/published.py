@@ -12,7 +12,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, model_validator
 
 from dse.errors import Problems, did_you_mean
 from dse.errors.parsing import load
-from dse.plots import Reference
+from dse.plots.references import Reference
 from dse.results.claims import Claim
 from dse.values import Frozen
 
@@ -20,7 +20,7 @@ _WORDS: Mapping[str, str] = {"memory": "recalled, unverified", "derived": "deriv
 
 
 class _Place(Frozen):
-    """Where a figure shows the value of a claim.
+    """Place of the value of a claim in a figure.
 
     label: words for it. as_gain: a share in percent that the axis shows as a ratio, 43 % as 1.43. in_words: in the note
     of the figure, which has no axis for it. of, panel, row, at: of `dse.plots.Reference`.
@@ -36,7 +36,7 @@ class _Place(Frozen):
     at: StrictInt | StrictFloat | None = None
 
     def reference(self, claim: Claim) -> Reference:
-        """The value with its provenance; one from memory is never called published."""
+        """Return the value with its provenance; one from memory is never called published."""
         value = claim.value if isinstance(claim.value, tuple) else (claim.value,)
         low, high = (1 + number / 100 if self.as_gain else float(number) for number in (value[0], value[-1]))
         unit = {"%": " %", "x": "x"}.get("x" if self.as_gain else claim.unit, "")
@@ -65,8 +65,10 @@ class _Entry(Frozen):
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """What others published of a figure. figure: its name, with wildcards; references: values that it shows; reason:
-    why it shows none; origin: the number of the paper's own figure where it is known, and the sources of the values.
+    """Values that others published of a figure.
+
+    figure: its name, with wildcards; references: the values; reason: why there are none; origin: number of the paper's
+    own figure, if known, and sources of the values.
     """
 
     figure: str
@@ -77,21 +79,21 @@ class PublishedFigure:
 
 def read(path: Path, claims: Sequence[Claim]) -> list[PublishedFigure]:
     """Figures of a study. Raises ConfigError, also for a claim that does not exist or has no number."""
-    check, known = Problems(), {claim.id: claim for claim in claims}
+    check, by_id = Problems(), {claim.id: claim for claim in claims}
     rows = load(path.read_text(encoding="utf-8"), path.name)
     entries = [check.model(_Entry, row, path=f"{path.name}[{index}]") for index, row in enumerate(rows)]
     for place in (place for entry in entries if entry for place in entry.values):
-        if place.claim not in known:
-            way = did_you_mean(place.claim, known)
+        if place.claim not in by_id:
+            way = did_you_mean(place.claim, by_id)
             check.add(path.name, "names no claim of this study", value=place.claim, way_out=way)
-        elif isinstance(known[place.claim].value, bool):
+        elif isinstance(by_id[place.claim].value, bool):
             check.add(path.name, "names a claim without a number", value=place.claim)
     check.done()
-    return [_resolved(entry, known) for entry in entries if entry]
+    return [_figure(entry, by_id) for entry in entries if entry]
 
 
-def _resolved(entry: _Entry, known: Mapping[str, Claim]) -> PublishedFigure:
-    claims = [known[place.claim] for place in entry.values]
+def _figure(entry: _Entry, by_id: Mapping[str, Claim]) -> PublishedFigure:
+    claims = [by_id[place.claim] for place in entry.values]
     sources = "; ".join(dict.fromkeys(claim.source for claim in claims))
     origin = ": ".join(filter(None, (entry.number and f"{entry.number} of the paper", sources)))
     references = tuple(place.reference(claim) for place, claim in zip(entry.values, claims, strict=True))
@@ -99,5 +101,5 @@ def _resolved(entry: _Entry, known: Mapping[str, Claim]) -> PublishedFigure:
 
 
 def values_of(figures: Sequence[PublishedFigure], name: str) -> PublishedFigure:
-    """What is published of a figure; nothing, and no reason, where it is not listed."""
+    """Return what is published of a figure; nothing, and no reason, where it is not listed."""
     return next((figure for figure in figures if fnmatchcase(name, figure.figure)), PublishedFigure(name))

@@ -20,7 +20,6 @@ from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.results.words import cell, choice_in_words
-from dse.space.paths import get_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,24 +51,27 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
 
     Each has the published values that it can show, where the study's hardware and workload are those of its claims.
     """
-    from dse.results import measured
-
     if not (table["status"] == "ok").any():
         return
     drawn = iter(plugins.load("study", module).figures(table, outputs.read_table("timelines")))
     first = next(drawn, None)
     own = front_figure(outputs, table) if first is None else chain([first], drawn)
-    yield from measured.add_figures(outputs, table, _with_published(outputs, module, own))
+    figures = _with_published(outputs, module, own)
+    if (outputs.folder / "beside.csv").is_file():
+        from dse.results import measured
+
+        figures = measured.add_figures(outputs, table, figures)
+    yield from figures
 
 
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
     """Write the files that a study has beside its claims; yield (name, what draws) of the figures among them."""
     study = plugins.load("study", module)
     content = getattr(study, "extras", lambda run: ())(FinishedRun(outputs.folder))  # most studies have none
-    yield from _with_published(outputs, module, _written(outputs, content))
+    yield from _with_published(outputs, module, _figures_of(outputs, content))
 
 
-def _written(outputs: Outputs, content: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Draw]]:
+def _figures_of(outputs: Outputs, content: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Draw]]:
     """Write what is no figure; yield what draws one."""
     for name, extra in content:
         if callable(extra):
@@ -84,22 +86,25 @@ def _written(outputs: Outputs, content: Iterable[tuple[str, Any]]) -> Iterator[t
             outputs.write_json(name, extra)
 
 
-def _with_published(outputs: Outputs, module: str, drawn: Iterable[tuple[str, Draw]]) -> Iterator[tuple[str, Draw]]:
+def _with_published(outputs: Outputs, module: str, own: Iterable[tuple[str, Draw]]) -> Iterator[tuple[str, Draw]]:
     """Add published values to figures; for a paper (`figures=paper`) also where they are from."""
-    from dse.plots import with_references
+    study = plugins.load("study", module)
+    entries = [] if _departure(outputs, study) or not hasattr(study, "published_values") else study.published_values()
+    if not entries:
+        yield from own
+        return
+    from dse.plots.references import with_references
     from dse.results.published import values_of
 
-    study = plugins.load("study", module)
-    listed = [] if _departure(outputs, study) or not hasattr(study, "published") else study.published()
-    for_paper = get_path(outputs.read_config(), "figures.name") == "paper"
-    for name, make in drawn:
-        known = values_of(listed, name)
-        note = f"published values: {known.origin}" if for_paper and known.references else ""
-        yield name, with_references(make, known.references, note=note)
+    for_paper = (outputs.read_config().get("figures") or {}).get("name") == "paper"
+    for name, make in own:
+        values = values_of(entries, name)
+        note = f"published values: {values.origin}" if for_paper and values.references else ""
+        yield name, with_references(make, values.references, note=note)
 
 
 def _departure(outputs: Outputs, study: Any) -> str:
-    """How the hardware or workload differs from that of the study's claims, "" where it does not."""
+    """Describe how the hardware or workload differs from that of the study's claims, "" where it does not."""
     changed = [
         text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
     ]

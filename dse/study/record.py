@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dse.files import read_text
 from dse.results.run_folder import Outputs
 from dse.space import get_path
 from dse.study.plan import Plan
@@ -31,7 +30,9 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
     outputs.write_table("timelines", findings.timelines)
     outputs.write_config(planned.request.tree)
     if settings.beside is not None:
-        outputs.write_text("beside.csv", read_text(Path(settings.beside), "beside"))
+        from dse.results import measured
+
+        measured.copy(Path(settings.beside), outputs)
     outputs.write_json(
         "summary",
         {

@@ -40,7 +40,7 @@ class ScaleOut(Plain):
         "system.fabric.nic.placement",
     )
 
-    def published(self) -> list[PublishedFigure]:
+    def published_values(self) -> list[PublishedFigure]:
         """Published values by figure; their claims are those of `study=fused_ops`."""
         return read(Path(__file__).with_name("published.yaml"), FUSED_OPS.claims())
 

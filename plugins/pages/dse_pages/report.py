@@ -71,7 +71,7 @@ def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
 
 
 def _baseline(outputs: Outputs, summary: Mapping[str, Any]) -> str:
-    """What speed-ups are over, in words or where it stands; "" where nothing is relative to a baseline."""
+    """Baseline of the speed-ups, in words or where it stands; "" where nothing is relative to a baseline."""
     import pandas as pd
 
     values = outputs.read_config()["study"].get("baseline") or {}

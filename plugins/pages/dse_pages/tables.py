@@ -32,7 +32,7 @@ def sheet(table: Table) -> TextTable:
 
 
 def in_order(parts: Iterable[Any]) -> list[TextTable | str]:
-    """What a command prints, in its order: tables as plain rows, sentences as texts."""
+    """Return what a command prints, in its order: tables as plain rows, sentences as texts."""
     return [sheet(part) if hasattr(part, "columns") else str(part) for part in parts]
 
 
