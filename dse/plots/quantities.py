@@ -85,8 +85,8 @@ class Scale:
 def words(path: str) -> str:
     """Words for a column: what packages declare in `WORDS`, else its name without section and unit.
 
-    >>> words("system.gpu.num_things"), words("exposed_comm_s"), words("tokens_per_s"), words("power_w")
-    ('things', 'exposed communication', 'tokens per second', 'power')
+    >>> words("system.gpu.num_things"), words("exposed_comm_s"), words("tokens_per_s"), words("idle_w")
+    ('things', 'exposed communication', 'tokens per second', 'idle')
     """
     section, _, name = path.rpartition(".")
     declared = plugins.declarations("WORDS")
