@@ -7,21 +7,27 @@ more with none; `--commands` measures help and refusals alone, `--studies` the f
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from dse.config.options import list_options
+from dse import plugins
+from dse.config.options import conf_dir, list_options
+from dse.config.yaml_checks import load_yaml
+from dse.results.published import values_of
 
 ANSWER = "in short:"
 READY = "ready after"
@@ -51,6 +57,8 @@ def first_minute() -> dict[str, float]:
             **commands(),
             "ui_ready_s": _ui_ready_s(place / "warm"),
             "report_mb": (run / "report.html").stat().st_size / 1e6,
+            "page_overflow_px": page_overflow_px(run / "report.html"),
+            "figures_without_published": len(figures_without_published()),
         }
 
 
@@ -61,6 +69,77 @@ def commands() -> dict[str, float]:
         "help_cpu_s": cpu_s("--help"),
         "refusal_cpu_s": max(cpu_s(*words) for words in REFUSALS),
     }
+
+
+def page_overflow_px(report: Path) -> float:
+    """Pixels that a report is too wide, at 1,280 and at 400 px: the page itself, and any of its tables, details open.
+
+    NaN without Chromium.
+    """
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        return float("nan")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        pages = [browser.new_page(viewport={"width": width, "height": 900}) for width in (1280, 400)]
+        for page in pages:
+            page.goto(report.resolve().as_uri(), wait_until="networkidle")
+        widest = max(int(page.evaluate(_OVERFLOW)) for page in pages)
+        browser.close()
+    return widest
+
+
+_OVERFLOW = """() => {
+  document.querySelectorAll("details").forEach((part) => { part.open = true; });
+  const boxes = [document.documentElement, ...document.querySelectorAll(".sheet, pre, figure")];
+  return Math.max(...boxes.map((box) => box.scrollWidth - box.clientWidth));
+}"""
+
+
+def figures_without_published() -> list[str]:
+    """Figures of papers' studies, as `module.figure`, that show no published value and have no reason for it."""
+    studies = [load_yaml(path)["study"] for path in (conf_dir() / "study").glob("*.yaml")]
+    modules = sorted({study["module"] for study in studies if study.get("paper")} - {"plain"})
+    return [f"{module}.{name}" for module in modules for name in sorted(_missing_values(module))]
+
+
+def _missing_values(module: str) -> set[str]:
+    study = plugins.load("study", module)
+    file = Path(inspect.getfile(type(study)))
+    sources = file.parent.glob("*.py") if file.name == "__init__.py" else [file]
+    names = {name for source in sources for name in figure_names(source.read_text("utf-8"))}
+    listed = study.published_values()
+    known = {name: values_of(listed, name) for name in names}
+    return {name for name, figure in known.items() if not (figure.references or figure.reason)}
+
+
+def figure_names(source: str) -> set[str]:
+    """Names of the figures that a module of a study yields: pairs of a name and what draws.
+
+    >>> sorted(figure_names('yield "a", partial(f, x); yield f"{b}_c", draw_figure; yield "table", rows()'))
+    ['_c', 'a']
+    """
+    pairs = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Yield))
+    drawn = [pair.elts for pair in _choices(pairs) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
+    return {text for name, make in drawn if _draws(make) and (text := _constant(name)).strip("_")}
+
+
+def _choices(nodes: Iterable[ast.expr | None]) -> Iterator[ast.expr]:
+    for node in nodes:
+        yield from _choices([node.body, node.orelse]) if isinstance(node, ast.IfExp) else [node] if node else []
+
+
+def _draws(node: ast.expr) -> bool:
+    is_partial = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "partial"
+    return is_partial or (isinstance(node, ast.Name) and "figure" in node.id)
+
+
+def _constant(node: ast.expr) -> str:
+    """The text of a name; its constant parts where others are known at run time alone."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
 
 
 def studies() -> dict[str, float]:

@@ -6,6 +6,7 @@ and draws both timelines into `docs/images/overlap.png`.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -63,39 +64,48 @@ def without(spans: list[Span], covers: list[Span]) -> list[Span]:
     return [(begin, end) for begin, end in parts if end > begin]
 
 
+def communication(tasks: pd.DataFrame) -> tuple[list[Span], list[Span]]:
+    """Spans of all communication and of its exposed part [ms]."""
+    ends = {kind: (1e3 * rows[["start_s", "finish_s"]]).to_numpy().tolist() for kind, rows in tasks.groupby("kind")}
+    computing, moving = (union([tuple(span) for span in ends[kind]]) for kind in ("gemm", "transfer"))
+    return moving, without(moving, computing)
+
+
+def times(tasks: pd.DataFrame) -> dict[str, float]:
+    """Numbers that the picture gives for a timeline [ms]."""
+    exposed = sum(end - start for start, end in communication(tasks)[1])
+    return {"total_ms": round(1e3 * float(tasks["finish_s"].max()), 1), "exposed_ms": round(exposed, 1)}
+
+
 def draw_panel(panel: Axes, tasks: pd.DataFrame, title: str) -> None:
     """Draw computation over communication, its exposed part in red [ms]."""
-    ends = {kind: (1e3 * rows[["start_s", "finish_s"]]).to_numpy().tolist() for kind, rows in tasks.groupby("kind")}
-    computing = union([tuple(span) for span in ends["gemm"]])
-    moving = union([tuple(span) for span in ends["transfer"]])
-    exposed = without(moving, computing)
-    bars = [(1, [tuple(span) for span in ends["gemm"]], "compute"), (0, moving, "hidden"), (0, exposed, "exposed")]
-    for height, spans, look in bars:
+    moving, exposed = communication(tasks)
+    pieces = (1e3 * tasks.loc[tasks["kind"] == "gemm", ["start_s", "finish_s"]]).to_numpy().tolist()
+    for height, spans, look in ((1, pieces, "compute"), (0, moving, "hidden"), (0, exposed, "exposed")):
         widths = [(start, end - start) for start, end in spans]
         panel.broken_barh(widths, (height - 0.36, 0.72), facecolor=_COLOURS[look], edgecolor="white", linewidth=0.6)
-    exposed_ms = sum(end - start for start, end in exposed)
-    makespan_ms = 1e3 * tasks["finish_s"].max()
-    panel.set_title(f"{title}: {makespan_ms:.1f} ms, {exposed_ms:.1f} ms exposed", loc="left", fontsize=10)
-    panel.set(yticks=[0, 1], yticklabels=["communication", "GEMM"])
+    shown = times(tasks)
+    title = f"{title}: {shown['total_ms']} ms, {shown['exposed_ms']} ms of them waiting for communication"
+    panel.set_title(title, loc="left", fontsize=10)
+    panel.set(yticks=[0, 1], yticklabels=["communication", "computation"])
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
 
 def main() -> int:
-    """Run both and draw them."""
+    """Run both and draw them; the file says in its metadata what it shows."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
     before, after = timeline(**BASELINE), timeline()
     figure, panels = plt.subplots(2, 1, figsize=(8, 3.4), sharex=True, layout="constrained")
-    draw_panel(panels[0], before, "all-gather, then GEMM")
-    pieces = int((after["kind"] == "gemm").sum())
-    draw_panel(panels[1], after, f"best schedule: {pieces} GEMM pieces, copies by DMA engines")
+    draw_panel(panels[0], before, "before, one after the other")
+    draw_panel(panels[1], after, "after, in pieces at the same time")
     panels[1].set_xlabel("time [ms]")
-    labels = {"exposed": "exposed communication", "hidden": "hidden communication", "compute": "GEMM"}
+    labels = {"exposed": "exposed communication", "hidden": "hidden communication", "compute": "computation"}
     handles = [Patch(color=_COLOURS[look], label=label) for look, label in labels.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(PICTURE, dpi=140)
+    figure.savefig(PICTURE, dpi=140, metadata={"Description": json.dumps([times(before), times(after)])})
     print(f"{before['finish_s'].max() / after['finish_s'].max():.2f}x faster, drawn into {PICTURE}")
     return 0
 

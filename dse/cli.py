@@ -92,9 +92,9 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in VERBOSE:
         words = [*words[1:], words[0]]
     if DRY_RUN in words:
-        from dse.study.dry_run import command
+        from dse.run_study import dry_run
 
-        return command(_named_study([word for word in words if word != DRY_RUN]))
+        return dry_run(_named_study([word for word in words if word != DRY_RUN]))
     if words == ["run"]:
         words = ["studies"]
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):

@@ -50,6 +50,13 @@ def run(request: Request) -> tuple[Path, int]:
     return outputs.folder, 3 if _has_failed(planned, findings) else 0
 
 
+def dry_run(words: Sequence[str]) -> int:
+    """Print what a study would evaluate, and how long it would take."""
+    from dse.study.dry_run import command
+
+    return command(words)
+
+
 def _open_tracking(planned: Plan) -> AbstractContextManager[BackgroundTracking | None]:
     """The process that writes views of the study; None where none is asked for, which imports nothing."""
     wanted = planned.settings.tracking

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dse.results import claims
 from dse.results.claims import Claim, ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dse.plots import Draw
+    from dse.results.published import PublishedFigure
 
 
 class Plain:
@@ -26,8 +30,23 @@ class Plain:
     columns: tuple[str, ...] = ()
 
     def claims(self) -> list[Claim]:
-        """Published claims; none by default."""
-        return []
+        """Published claims: those of `claims.yaml` in the study's folder; none without one."""
+        path = self._folder / "claims.yaml"
+        return claims.read(path) if path.is_file() else []
+
+    def published_values(self) -> list[PublishedFigure]:
+        """Published values by figure: those of `published.yaml` in the study's folder; none without one."""
+        path = self._folder / "published.yaml"
+        if not path.is_file():
+            return []
+        from dse.results import published
+
+        return published.read(path, self.claims())
+
+    @property
+    def _folder(self) -> Path:
+        """Folder of the module of the study."""
+        return Path(inspect.getfile(type(self))).parent
 
     def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
         """Designs that claims and figures need beside the space, by probe and name; none by default.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dse.results.finished_run import FinishedRun
+from dse.results.published import PublishedFigure
 from studies.plain import Plain
 from studies.t3 import STUDY as T3
 
@@ -27,6 +28,10 @@ class T3OnMI300X(Plain):
         "workload.operators.gemm.shards",
         "system.node.link_bytes_per_s",
     )
+
+    def published_values(self) -> list[PublishedFigure]:
+        """Published values are of the GPU that the paper simulates."""
+        return [PublishedFigure("*", reason="the paper simulates another GPU")]
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Figures of `study=t3`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dse import plots, plugins
+from dse import plots
 from dse.cli import main
 from dse.config.options import list_options
 from dse.plots import Axis, Draw, Frame, fronts, predictions, tables, timelines
@@ -222,11 +222,9 @@ def test_figures_of_a_study_overlap_nowhere_and_say_their_answer(study: str, tmp
     words = [f"study={study}", "tracking=none", "store=none", "figures=none", "fidelity=none", f"output_dir={tmp_path}"]
     assert main([*words, *FEW.get(study, [])]) == 0
     outputs = Outputs.latest(tmp_path, study)
-    module = plugins.load("study", FinishedRun(outputs.folder).config["study"]["module"])
+    module = FinishedRun(outputs.folder).config["study"]["module"]
     table = report.load_selection(outputs).table
-    figures: list[tuple[str, Any]] = list(module.figures(table, outputs.read_table("timelines")))
-    figures += [(name, extra) for name, extra in module.extras(FinishedRun(outputs.folder)) if callable(extra)]
-    for name, make in figures:
+    for name, make in chain(report.figures(outputs, module, table), report.extras(outputs, module)):
         for width in WIDTHS:
             drawn = plots.draw(make, width)
             assert overlaps(drawn) == [], name

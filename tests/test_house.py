@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from benchmarks import house, point_trip
+from benchmarks import hero, house, point_trip
 from dse.plugins import KINDS
 
 KERNELS = {  # compiled by numba, which keeps machine code by file and calls nothing in another one
@@ -170,3 +170,11 @@ def test_nouns_and_verbs_are_no_participles(name: str) -> None:
 def test_the_picture_of_the_architecture_shows_the_code_as_it_is() -> None:
     stale = "stale: python -m benchmarks.house --draw docs/images/architecture.png"
     assert json.loads(house.drawn(house.PICTURE)) == json.loads(house.drawing()), stale
+
+
+@pytest.mark.slow
+def test_the_first_picture_of_the_readme_shows_what_the_models_say() -> None:
+    before, after = json.loads(house.drawn(hero.PICTURE))
+    shown = hero.times(hero.timeline(**hero.BASELINE)), hero.times(hero.timeline())
+    assert (before, after) == shown, "stale: python -m benchmarks.hero"
+    assert before["exposed_ms"] > 10 * after["exposed_ms"]

@@ -14,10 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from dse.results.selection import SelectionRule
 from dse.tracking.database import open_store
 from dse.tracking.shared_views import BEST, FRONT, TAG, PointColumns, links, points_view, runs_view
+from dse.tracking.study import StudyFolder
 from dse.tracking.sync import sync
 from tests.folders import finished, odd_table
 
@@ -60,10 +62,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 def test_every_study_has_views_of_its_best_points_and_of_its_front(shown: str) -> None:
     client = open_store(shown).client
-    (best, page), (front, charts) = links(client, "http://here")
+    (best, page), (front, charts), (compared, pair) = links(client, "http://here")
     assert best.endswith("best points")
     assert front.endswith("front")
-    assert (page.partition("=")[2], charts.partition("=")[2]) == (BEST, f"{FRONT}&compareRunsMode=CHART")
+    assert compared.endswith("the two best compared")
+    assert len(re.findall(r"[0-9a-f]{32}", pair)) == 2
+    assert all("workflowType=machine_learning" in link for link in (page, charts, pair))
+    assert [link.partition("ShareKey=")[2] for link in (page, charts)] == [BEST, f"{FRONT}&compareRunsMode=CHART"]
     experiment = client.get_experiment(re.findall(r"experiments/(\d+)/", page)[0])
     for key in (BEST, FRONT):
         assert json.loads(experiment.tags[f"{TAG}{key}"])["searchFilter"].startswith("tags.`mlflow.parentRunId` = ")
@@ -82,7 +87,7 @@ def server(shown: str) -> Iterator[tuple[str, str]]:
         try:
             for line in process.stdout:
                 lines.append(line)
-                if "front: http" in line:
+                if "compared: http" in line:
                     break
             yield f"http://127.0.0.1:{port}", "".join(lines)
         finally:
@@ -98,6 +103,23 @@ def test_a_browser_shows_metrics_and_knobs_of_the_saved_view(server: tuple[str, 
     assert "Warning" not in printed
     page = re.findall(rf"best points: ({re.escape(address)}\S+)", printed)[0]
     assert {"makespan_s", "schedule.name", "mover", "chunks"} <= headers(page, tmp_path)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        tab = browser.new_page(viewport={"width": 1600, "height": 900})
+        tab.goto(re.findall(r"compared: (\S+)", printed)[0])
+        tab.get_by_text("schedule.name").first.wait_for(timeout=60_000)
+        texts = tab.inner_text("body")
+        tab.screenshot(path=tmp_path / "compared.png")
+        browser.close()
+    assert "Comparing 2 Runs" in texts
+    assert len(re.findall(r"^00000\d g", texts, re.MULTILINE)) >= 2
+
+
+def test_knobs_that_never_vary_are_neither_columns_nor_in_names(tmp_path: Path) -> None:
+    table = odd_table().assign(mover="cu")
+    study = StudyFolder(finished(tmp_path, table))
+    assert "mover" not in study.knobs
+    assert "schedule.name" in study.knobs
 
 
 def headers(page: str, profile: Path) -> set[str]:

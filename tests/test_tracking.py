@@ -189,8 +189,10 @@ def test_a_point_run_shows_its_row(store: TrackingStore, folder: Path) -> None:
     done = sync(folder, store, ALL)
     first, second, third, _, infeasible, failed = points_of(store, done.run_id)
     assert first.info.status == "FINISHED"
-    assert first.info.run_name == "g1 serial mover=cu chunks=1 share_0_=0.1 fused=True 000000"
-    assert third.info.run_name.endswith("share_0_=0.3333 fused=True 000002")
+    assert first.info.run_name == "000000 g1 serial cu 1 0.1 True"
+    assert third.info.run_name.endswith("0.3333 True")
+    names = [run.info.run_name[:20] for run in points_of(store, done.run_id)]
+    assert len(set(names)) == len(names)
     assert third.data.params["share_0_"] == repr(1 / 3)
     tags = first.data.tags
     assert {name.removeprefix("dse."): value for name, value in tags.items() if name.startswith("dse.")} == {

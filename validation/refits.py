@@ -120,6 +120,33 @@ def stores(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit(_from_shipped(numbers, mean_error))
 
 
+def software(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Knobs of implementations: times of the rows that each was fitted on, with the mean logarithm of errors zero."""
+    assert table is not None
+    values = dict[Number, float]()
+    for option, own in _by_option(numbers).items():
+        rows = [(cells, gemm_collective.fits_of(cells)) for cells in gemm_collective.rows_fitted_by(table, option)]
+
+        def errors(tried: Sequence[float], own: Sequence[Number] = own, rows: Any = rows) -> list[float]:
+            knobs = {_knob(number): value for number, value in zip(own, tried, strict=True)}
+            judged = [(gemm_collective.predict_overlap(cells, knobs=knobs), fits) for cells, fits in rows]
+            return [_mean_error(_knob(number), judged) for number in own]
+
+        values |= _from_shipped(own, errors)
+    return Refit(values)
+
+
+def _knob(number: Number) -> str:
+    return number.path.rpartition(".")[2]
+
+
+def _mean_error(knob: str, judged: Sequence[tuple[gemm_collective.MeasuredOverlap, frozenset[str]]]) -> float:
+    """Mean logarithm of predicted over measured times of the rows of a knob: of overlaps, or of what they replace."""
+    side = int(knob != "collective_calls")  # submissions of a library's collective count in the baseline alone
+    times = [(row.predicted[side], row.measured[side]) for row, fits in judged if knob in fits]
+    return float(np.mean([np.log(predicted / measured) for predicted, measured in times if measured]))
+
+
 def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Coefficients of contention by kernels: least squares on measured overlaps of a GEMM and an all-reduce."""
     assert table is not None
@@ -213,6 +240,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "experts": experts,
     "links": links,
     "stores": stores,
+    "software": software,
     "contention": contention,
     "conccl": conccl,
     "prefills": prefill_rows,

@@ -48,7 +48,7 @@ def _predicted(rows: Sequence[Mapping[str, str]], column: str, name: str) -> Ite
     changes = _STORES if any(word.endswith("store_bytes_per_s_per_cu") for word in fits) else {}
     for cells in rows:
         try:
-            yield predict_overlap(cells, changes=changes, unfitted=fits)
+            yield predict_overlap(cells, changes=changes, knobs=dict.fromkeys(fits))
         except UnpredictableError:
             continue
 

@@ -81,9 +81,23 @@ class Frame:
         return few, "; ".join(filter(None, (self.note, note)))
 
 
+@dataclass(frozen=True)
+class ValueAxis:
+    """An axis with values of a column. side: `x` or `y`; other: factor of the scale of the other axis; rows: names
+    along it, from top to bottom.
+    """
+
+    side: Literal["x", "y"]
+    scale: Scale
+    other: float = 1.0
+    rows: tuple[str, ...] = ()
+
+
 @dataclass
 class FigureSheet:
-    """A figure under construction. height: of a panel [inch]; columns: panels in a row."""
+    """A figure under construction. height: of a panel [inch]; columns: panels in a row; axes: by column, the
+    one that the figure is about first.
+    """
 
     figure: Any
     panels: list[Axes]
@@ -93,6 +107,7 @@ class FigureSheet:
     note: str
     legends: list[Any] = field(default_factory=list)
     names: dict[int, Text] = field(default_factory=dict)
+    axes: dict[str, ValueAxis] = field(default_factory=dict)
     xlabel: str = ""
     ylabel: str = ""
     arranged: bool = False

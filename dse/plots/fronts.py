@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dse.plots.canvas import FigureSheet, Frame, handles_of, mark_handle, name_rows, plain_ticks, row_inches, sheet
+from dse.plots.canvas import (
+    FigureSheet,
+    Frame,
+    ValueAxis,
+    handles_of,
+    mark_handle,
+    name_rows,
+    plain_ticks,
+    row_inches,
+    sheet,
+)
 from dse.plots.palette import INK, SeriesStyle, looks
 from dse.plots.quantities import Axis, Scale, scale
 
@@ -43,6 +53,7 @@ def pareto(table: pd.DataFrame, axes: Sequence[Axis], *, by: str, frame: Frame) 
         plain_ticks(panel.yaxis, units[1])
         drawn.name(place, name)
     drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
+    drawn.axes = {x.column: ValueAxis("x", units[0]), y.column: ValueAxis("y", units[1])}
     drawn.legend(handles_of(chosen))
     keys = [mark_handle("on the Pareto front", marker="o", color="white", mec=INK, mew=0.8)]
     keys += [mark_handle("not on it", marker="o", color="#cfcfcf")]

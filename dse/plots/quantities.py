@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,19 @@ _EXACT = 1e7  # whole numbers below it are written with all digits
 _STEPS = (1.0, 2.0, 5.0)
 _FINE_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _ENOUGH = 3  # powers of ten that need no ticks between them
-_ENDINGS = ("_bytes_per_s", "_flop_per_s", "_gbit_per_s", "_bytes", "_flop", "_J", "_s")
+_ENDINGS = ("_bytes_per_s", "_flop_per_s", "_gbit_per_s", "_bytes", "_flop", "_J", "_s", "_w", "_x", "_usd", "_mm2")
+_SPELT: Mapping[str, str] = {
+    **{"comm": "communication", "num": "", "dp": "data parallel", "per s": "per second", "vs": "over"},
+    **{"bw": "bandwidth", "ctas": "CTAs", "cu": "CU", "cus": "CUs", "gpus": "GPUs", "gemms": "GEMMs", "nics": "NICs"},
+    **{
+        name: name.upper()
+        for name in ["cil", "dil", "dram", "fc", "ffn", "gemm", "gpu", "hbm", "l1", "l2", "llc", "nic", "pim", "tp"]
+    },
+}
+"""Short words of names -> words on an axis."""
+
+
+_SHORT = re.compile(rf"\b({'|'.join(sorted(_SPELT, key=len, reverse=True))})\b")
 
 
 @dataclass(frozen=True)
@@ -72,17 +85,19 @@ class Scale:
 def words(path: str) -> str:
     """Words for a column: what packages declare in `WORDS`, else its name without section and unit.
 
-    >>> words("system.gpu.num_things"), words("waiting_s")
-    ('num things', 'waiting')
+    >>> words("system.gpu.num_things"), words("exposed_comm_s"), words("tokens_per_s"), words("idle_w")
+    ('things', 'exposed communication', 'tokens per second', 'idle')
     """
     section, _, name = path.rpartition(".")
     declared = plugins.declarations("WORDS")
     if path in declared or name in declared:
         return str(declared.get(path) or declared[name])
+    name = name if name != "name" or not section else section.rpartition(".")[2]
     ending = next((ending for ending in _ENDINGS if f"_{name}".endswith(ending)), "")
-    bare = f"_{name}".removesuffix(ending).removeprefix("_").replace("_", " ")
-    says_nothing = name == "name" or not bare
-    return section.rpartition(".")[2].replace("_", " ") if says_nothing and section else bare or name
+    bare = f"_{name}".removesuffix("" if name.endswith("_per_s") and ending == "_s" else ending).removeprefix("_")
+    if not bare:
+        return words(section) if section else name
+    return _SHORT.sub(lambda match: _SPELT[match[0]], bare.replace("_", " ")).strip()
 
 
 def scale(axis: Axis, values: Any, *, logarithmic: bool = False) -> Scale:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dse.plots.canvas import (
     FigureSheet,
     Frame,
+    ValueAxis,
     boxes,
     handles_of,
     inches_of_text,
@@ -63,7 +64,7 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
         plain_ticks(panel.xaxis, unit)
         drawn.name(drawn.panels.index(panel), name)
     _same_axes(drawn.panels, rows[value.column] * unit.factor, unit)
-    drawn.xlabel = unit.title
+    drawn.xlabel, drawn.axes = unit.title, {value.column: ValueAxis("x", unit, rows=tuple(order))}
     bars = [mark_handle(text, **style) for text, style in (_LIMITS[limit] for limit in limits)]
     drawn.legend([*(handles_of(chosen) if len(chosen) > 1 else []), *bars])
     return drawn
@@ -150,7 +151,7 @@ def stacks(rows: pd.DataFrame, parts: Sequence[Axis], *, bar: str, label: str, f
         panel.axvline(0.0, color=INK, lw=0.6)
         plain_ticks(panel.xaxis, unit)
         drawn.name(place, name)
-    drawn.xlabel = unit.title
+    drawn.xlabel, drawn.axes = unit.title, {label: ValueAxis("x", unit, rows=tuple(bars))}
     drawn.legend(handles_of(chosen, style="patch"))
     return drawn
 
@@ -213,7 +214,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Shades:
-    """Colours of values: diverging around a centre, else from light to dark. digits: after the point of numbers."""
+    """Colours of values: diverging around a centre, else from light to dark."""
 
     def __init__(self, values: Any, value: Axis) -> None:
         self.centre = value.centre
@@ -222,8 +223,6 @@ class _Shades:
         self.low = float(finite.min()) if finite.size else 0.0
         self.high = float(np.quantile(finite, 0.98)) if finite.size else 1.0
         self.most = float(np.quantile(np.abs(finite), 0.98)) if finite.size else 1.0
-        largest = float(np.nanmax(np.abs(np.asarray(values, float)))) if finite.size else 1.0
-        self.digits = 0 if largest >= 30 else 1 if largest >= 10 else 2
 
     def _place(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.log(np.maximum(values, 1e-12)) if self.centre == 1 else values - (self.centre or 0.0)
@@ -247,7 +246,8 @@ def _cells(panel: Axes, cells: NDArray[np.float64], *, shades: _Shades) -> None:
         if np.isfinite(cell):
             colour, ink = shades.of(float(cell))
             image[row, column] = to_rgb(colour)
-            text = f"{cell:.{shades.digits}f}".replace("-", "\N{MINUS SIGN}")
+            digits = 0 if abs(cell) >= 30 else 1 if abs(cell) >= 10 else 2
+            text = f"{cell:.{digits}f}".replace("-", "\N{MINUS SIGN}")
             panel.text(column, row, text, ha="center", va="center", fontsize="x-small", color=ink)
     panel.imshow(image, aspect="auto", interpolation="nearest")
 
@@ -370,6 +370,7 @@ def curves(rows: pd.DataFrame, x: Axis, *, y: Axis, by: str, frame: Frame) -> Fi
         plain_ticks(panel.yaxis, units[1], values=group[y.column] * units[1].factor if linear else None)
         drawn.name(place, name)
     drawn.xlabel, drawn.ylabel = units[0].title, units[1].title
+    drawn.axes = {y.column: ValueAxis("y", units[1], units[0].factor), x.column: ValueAxis("x", units[0])}
     extra = [mark_handle("marks: measured", marker="o", color="#8c8c8c"), mark_handle("lines: predicted", ls="-")]
     drawn.legend([*handles_of(chosen, style="line" if not marks else "marker"), *(extra if marks else [])])
     return drawn

@@ -47,18 +47,33 @@ def load_selection(outputs: Outputs) -> Selection:
 
 
 def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
-    """Yield (name, what draws) of a study's figures of a table, the one that answers its question first."""
+    """Yield (name, what draws) of a study's figures of a table, the one that answers its question first.
+
+    Each has the published values that it can show, where the study's hardware and workload are those of its claims.
+    """
     if not (table["status"] == "ok").any():
         return
     drawn = iter(plugins.load("study", module).figures(table, outputs.read_table("timelines")))
     first = next(drawn, None)
-    yield from front_figure(outputs, table) if first is None else chain([first], drawn)
+    own = front_figure(outputs, table) if first is None else chain([first], drawn)
+    figures = _with_published(outputs, module, own)
+    if (outputs.folder / "beside.csv").is_file():
+        from dse.results import measured
+
+        figures = measured.add_figures(outputs, table, figures)
+    yield from figures
 
 
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
     """Write the files that a study has beside its claims; yield (name, what draws) of the figures among them."""
     study = plugins.load("study", module)
-    for name, extra in getattr(study, "extras", lambda run: ())(FinishedRun(outputs.folder)):  # most studies have none
+    content = getattr(study, "extras", lambda run: ())(FinishedRun(outputs.folder))  # most studies have none
+    yield from _with_published(outputs, module, _figures_of(outputs, content))
+
+
+def _figures_of(outputs: Outputs, content: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Draw]]:
+    """Write what is no figure; yield what draws one."""
+    for name, extra in content:
         if callable(extra):
             yield name, extra
         elif name.endswith(".csv"):
@@ -69,6 +84,31 @@ def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:
             outputs.write_yaml(name, extra)
         else:
             outputs.write_json(name, extra)
+
+
+def _with_published(outputs: Outputs, module: str, own: Iterable[tuple[str, Draw]]) -> Iterator[tuple[str, Draw]]:
+    """Add published values to figures; for a paper (`figures=paper`) also where they are from."""
+    study = plugins.load("study", module)
+    entries = [] if _departure(outputs, study) or not hasattr(study, "published_values") else study.published_values()
+    if not entries:
+        yield from own
+        return
+    from dse.plots.references import with_references
+    from dse.results.published import values_of
+
+    for_paper = (outputs.read_config().get("figures") or {}).get("name") == "paper"
+    for name, make in own:
+        values = values_of(entries, name)
+        note = f"published values: {values.origin}" if for_paper and values.references else ""
+        yield name, with_references(make, values.references, note=note)
+
+
+def _departure(outputs: Outputs, study: Any) -> str:
+    """Describe how the hardware or workload differs from that of the study's claims, "" where it does not."""
+    changed = [
+        text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
+    ]
+    return f"the claims are about another configuration: {', '.join(changed)}" if changed else ""
 
 
 def front_figure(outputs: Outputs, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
@@ -98,12 +138,7 @@ def check(outputs: Outputs, module: str, selection: Selection) -> list[dict[str,
     from dse.results.claims import judge
 
     study = plugins.load("study", module)
-    # changes that the study says its claims survive
-    changed = [
-        text for text in outputs.read_json("summary")["departures"] if not text.lstrip("+").startswith(study.allows)
-    ]
-    departure = f"the claims are about another configuration: {', '.join(changed)}" if changed else ""
-    departure = departure or (
+    departure = _departure(outputs, study) or (
         "" if selection.complete else f"claims are judged on complete tables, this is {selection}"
     )
     departure = departure if (selection.table["status"] == "ok").any() else "no point has a result"

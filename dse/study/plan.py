@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,8 @@ def plan(request: Request) -> Plan:
         _check_study(check, study, example)
     check.found.extend(of_bases.found)
     _check_typed(check, request, spaces)
+    if settings is not None and settings.beside is not None and spaces:
+        _check_measured(check, settings.beside, spaces)
     if settings is not None and not check.found:  # a sampler may fail on what was noted already
         _check_search(check, settings, spaces)
     ladder = _ladder(check, settings, request, spec=spec)
@@ -298,6 +300,16 @@ def _fitting_knobs(request: Request, design: Tree, backend: Backend) -> tuple[Kn
         or knob.path.partition(".")[0] not in request.fixed
         or backend.condition(knob.path, design) is not None
     )
+
+
+def _check_measured(check: Problems, path: str, scenarios: Iterable[str]) -> None:
+    """Note the faults of the user's measurements before anything is evaluated."""
+    from dse.results import measured
+
+    try:
+        measured.read(Path(path), scenarios)
+    except ConfigError as error:
+        check.found.extend(error.problems)
 
 
 def _check_study(check: Problems, study: Study, space: Space) -> None:

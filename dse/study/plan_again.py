@@ -95,7 +95,7 @@ def plan_recorded(overrides: Sequence[str], folder: str | None, present: Present
     return planned
 
 
-_OF_A_CLIENT = ("store", "executor", "tracking", "output_dir", "figures", "resume", "timeline", "verbose")
+_OF_A_CLIENT = ("store", "executor", "tracking", "output_dir", "figures", "resume", "timeline", "verbose", "beside")
 """Sections that say how a client runs, which others that plan its study leave out."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dse.results.run_folder import Outputs
@@ -28,6 +29,10 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
     settings = planned.settings
     outputs.write_table("timelines", findings.timelines)
     outputs.write_config(planned.request.tree)
+    if settings.beside is not None:
+        from dse.results import measured
+
+        measured.copy(Path(settings.beside), outputs)
     outputs.write_json(
         "summary",
         {

@@ -32,6 +32,7 @@ SECTIONS = (
     "timeline",
     "figures",
     "verbose",
+    "beside",
     "budget",
     "store",
     "resume",
@@ -141,11 +142,11 @@ class TrackingSettings(Frozen):
 
 
 class Figures(Frozen):
-    """The `figures` group. name: all figures of a study, its key figure only, or none. format: kinds of their files.
-    width: that of a column or of the page of a paper.
+    """The `figures` group. name: all figures of a study, all with the sources of the published values that they show,
+    its key figure only, or none. format: kinds of their files. width: that of a column or of the page of a paper.
     """
 
-    name: Literal["all", "key", "none"]
+    name: Literal["all", "paper", "key", "none"]
     description: str = ""
     format: tuple[Literal["png", "svg", "pdf"], ...] = ("png", "svg")
     width: Literal["column", "page"] = "page"
@@ -157,6 +158,7 @@ class Settings(Frozen):
     timeline: whether to run the winners again, in full. verbose: every table in the terminal, not the answer and a line
     for each of the others (`-v`). resume: treatment of an earlier study whose question differs: auto (begin beside it)
     or accept (go on with it).
+    beside: CSV of measured values that figures show, too (`dse.results.measured`).
     """
 
     study: Study
@@ -171,6 +173,7 @@ class Settings(Frozen):
     timeline: bool = True
     figures: Figures = Figures(name="all")
     verbose: bool = False
+    beside: str | None = None
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "accept"] = "auto"
     fidelity: Fidelity = Fidelity(name="none")

@@ -45,15 +45,22 @@ class Point:
 
 
 def points(
-    table: Any, knobs: Sequence[str], metrics: Sequence[str], shared: Mapping[str, str], *, may_win: Sequence[bool]
+    table: Any,
+    knobs: Mapping[str, bool],
+    metrics: Sequence[str],
+    *,
+    shared: Mapping[str, str],
+    may_win: Sequence[bool],
 ) -> Iterator[Point]:
-    """Convert rows to runs. shared: tags of all runs. may_win: of each row, false for bounds and baselines that are
-    compared with. A missing knob is inactive and gives no param.
+    """Convert rows to runs. knobs: path -> whether its values differ, so that names have them. shared: tags of all
+    runs. may_win: of each row, false for bounds and baselines that are compared with. A missing knob is inactive and
+    gives no param.
 
     NaN and infinity give no metric: MLflow stores infinity as 1.8e308 and draws NaN as a value.
     """
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     chosen = {mlflow_name(path): columns[path] for path in knobs if path in columns}
+    differing = {mlflow_name(path) for path, differs in knobs.items() if differs}
     measured = {mlflow_name(path): columns[path] for path in metrics if path in columns}
     tag_columns = {tag: columns[name] for name, tag in _TAGS.items()}
     for row in range(table.num_rows):
@@ -65,7 +72,7 @@ def points(
             tags["dse.baseline"] = "true"
         if "promoted" in columns and columns["promoted"][row]:
             tags["dse.promoted"] = "true"
-        name = _point_name(tags, params)
+        name = _point_name(tags, [value for path, value in params.items() if path in differing])
         numbers = {name: value for name, column in measured.items() if _is_finite(value := column[row])}
         yield Point(
             row=columns[NUMBER][row],
@@ -88,17 +95,14 @@ _TAGS: Final = {
 }
 
 
-def _point_name(tags: Mapping[str, str], params: Mapping[str, str]) -> str:
-    """Name a point by its scenario, its active knobs and the start of its key, what differs first."""
-    words = [tags["dse.scenario"]]
-    for knob, value in params.items():
-        is_fraction = re.fullmatch(r"-?\d+\.\d{4,}", value)  # too many digits for a name
-        label = f"{float(value):.4g}" if is_fraction else value
-        last = knob.rpartition(".")[2]
-        words.append(label if last == "name" else f"{last}={label}")
-    key = tags["dse.point_key"][:6]
-    # room for a blank and six digits of the key
-    return f"{truncate(' '.join(word for word in words if word), _MAX_POINT_NAME - 7)} {key}"
+def _point_name(tags: Mapping[str, str], values: Sequence[str]) -> str:
+    """Name a point by the start of its key, its scenario and the values that tell it from others.
+
+    The key comes first, as the runs table shows some twenty characters.
+    """
+    words = [f"{float(value):.4g}" if re.fullmatch(r"-?\d+\.\d{4,}", value) else value for value in values]
+    parts = [tags["dse.point_key"][:6], tags["dse.scenario"], *words]
+    return truncate(" ".join(filter(None, parts)), _MAX_POINT_NAME)
 
 
 def _is_missing(value: Any) -> bool:

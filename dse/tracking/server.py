@@ -44,7 +44,7 @@ def serve(uri: str, *, port: int = 5000, lines: Callable[[str], Iterable[str]] =
         print(obstacle, file=sys.stderr)
         return 2
     address = f"http://127.0.0.1:{port}"
-    print(f"MLflow UI: {address} is starting. Ctrl-C stops it.", flush=True)
+    print(f"MLflow is starting on port {port}. Ctrl-C stops it.", flush=True)
     threading.Thread(target=_tell_when_ready, args=(address, lines), daemon=True).start()
     return _run_server(where, port)
 

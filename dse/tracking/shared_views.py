@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from dse.tracking.points import MAY_WIN, mlflow_name
 
@@ -18,6 +19,7 @@ TAG: Final = "mlflow.sharedViewState."
 BEST: Final = "best"  # key of the view of a study's points
 FRONT: Final = "front"  # key of the view of those on the Pareto front, with charts
 RUNS: Final = "runs"  # key of the view of its study runs
+_TRAINING: Final = "workflowType=machine_learning"  # the page of runs; MLflow opens that of language models otherwise
 _ON_FRONT: Final = "tags.`dse.on_front` = 'true'"
 _MAY_WIN: Final = f"tags.`dse.status` = 'ok' and tags.`{MAY_WIN}` = 'true'"
 CHARTS: Final = "compareRunsMode=CHART"
@@ -108,15 +110,29 @@ def set_view(client: Any, experiment_id: str, key: str, state: Mapping[str, Any]
 
 
 def links(client: Any, address: str) -> Iterator[tuple[str, str]]:
-    """Yield (study, address) of the best points and of the front of each study that has views, the newest first."""
+    """Yield (what, address) of each study that has views, the newest first: its best points, its front, and its two
+    best points compared.
+    """
     names = "name LIKE 'dse/%/points'"
     experiments = client.search_experiments(filter_string=names, order_by=["last_update_time DESC"])
     for experiment in experiments:
         if f"{TAG}{BEST}" in experiment.tags:
-            study = experiment.name.removeprefix("dse/").removesuffix("/points")
-            page = f"{address}/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey="
+            study, number = experiment.name.removeprefix("dse/").removesuffix("/points"), experiment.experiment_id
+            page = f"{address}/#/experiments/{number}/runs?{_TRAINING}&viewStateShareKey="
             yield f"{study}, best points", f"{page}{BEST}"
             yield f"{study}, front", f"{page}{FRONT}&{CHARTS}"
+            best = _best_runs(client, number, json.loads(experiment.tags[f"{TAG}{BEST}"]))
+            if len(best) > 1:
+                runs = json.dumps(best, separators=(",", ":"))
+                shown = f'compare-runs?runs={runs}&experiments=["{number}"]&{_TRAINING}'
+                yield f"{study}, the two best compared", f"{address}/#/{quote(shown, safe='/?=&,')}"
+
+
+def _best_runs(client: Any, experiment_id: str, state: Mapping[str, Any]) -> list[str]:
+    """Ids of the two first runs of a view."""
+    order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+    runs = client.search_runs([experiment_id], state["searchFilter"], max_results=2, order_by=[order])
+    return [str(run.info.run_id) for run in runs]
 
 
 def _metric(name: str) -> str:

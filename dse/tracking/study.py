@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FILES: Final = ("results.parquet", "summary.json", "provenance.json", "config.yaml", "claims.json")
-_NOT_ASKED: Final = ("tracking", "executor", "figures", "output_dir")  # no result depends on them
+_NOT_ASKED: Final = ("tracking", "executor", "figures", "output_dir", "beside")  # no result depends on them
 _STEPS: Final = 100  # of a curve
 _MOST_CURVES: Final = 64  # scenarios; a chart of more is unreadable
 
@@ -190,13 +190,15 @@ class StudyFolder:
         }
         return {name: truncate(value, MAX_TAG) for name, value in tags.items() if value}
 
+    @cached_property
     def knobs(self) -> dict[str, bool]:
-        """Searched dotted paths, and whether every point has a value of each."""
+        """Searched dotted paths whose values differ, and whether every point has a value of each."""
         paths = self.summary["knobs"]
         with results(self.results, self.summary["goals"]) as table:
             # knobs only: a long table has few of them
             columns = table.whole([path for path in paths if path in table.schema.names])
-        return {path: path in columns.column_names and not columns.column(path).null_count for path in paths}
+        values = {path: columns.column(path) for path in paths if path in columns.column_names}
+        return {path: not column.null_count for path, column in values.items() if len(column.unique()) > 1}
 
     def run_name(self) -> str:
         """The study run's name in MLflow."""

@@ -193,7 +193,7 @@ def _set_views(store: TrackingStore, run_id: str, study: StudyFolder) -> None:
     metrics = [name for name in summary["shown"] if name in summary["units"]]
     gain = summary.get("gain") if len(summary.get("searched", ())) > 1 else None  # it is comparable between scenarios
     experiment = _experiment(store, f"dse/{study.study}/points").experiment_id
-    columns = PointColumns(study.knobs(), summary["goals"], metrics, None if gain is None else (gain, "maximize"))
+    columns = PointColumns(study.knobs, summary["goals"], metrics, None if gain is None else (gain, "maximize"))
     for key in (BEST, FRONT):
         set_view(store.client, experiment, key, points_view(run_id, columns, front=key == FRONT))
     runs = runs_view([curve.name for curve in study.curves()])
@@ -215,9 +215,10 @@ def _points(
     # mlflow.parentRunId: the parent is in another experiment. MlflowClient.get_parent_run finds it there; the runs
     # table of 3.17 fetches it by its id and then drops it as it is in another experiment, so the points stay flat.
     shared = {"mlflow.user": _user(), "mlflow.parentRunId": run_id}
-    knobs, metrics = study.summary["knobs"], list(study.summary["units"])
+    knobs = {path: path in study.knobs for path in study.summary["knobs"]}
+    metrics = list(study.summary["units"])
     batches = (
-        points(table, knobs, metrics, shared, may_win=study.contest.may_win(table).tolist())
+        points(table, knobs, metrics, shared=shared, may_win=study.contest.may_win(table).tolist())
         for table in shown_rows(study.results, rule)
     )
     return write(place, chain.from_iterable(batches), seen)

@@ -6,7 +6,7 @@ At a site the name of an implementation stands for its schedule in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -43,14 +43,20 @@ class Implementation(Frozen):
     fitted_on: tuple[Mapping[str, Any], ...] = ()
     sources: Mapping[str, Source] = {}
 
-    def tree(self, place: Place, *, but: Collection[str] = ()) -> dict[str, Any]:
-        """Tree of the schedule at a place. but: knobs that stay as the schedule has them. Raises ConfigError."""
+    def tree(self, place: Place, *, knobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Tree of the schedule at a place. Raises ConfigError.
+
+        knobs: in place of those that it has; None for what the option of the schedule has.
+        """
         if place not in self.schedules:
             there = " and ".join(self.schedules)
             rule, way = f"has no schedule of a collective {place} its GEMM", f"use it where the collective is {there}"
             raise ConfigError([Problem("", rule, self.name, way)])
-        knobs = {name: value for name, value in self.schedules[place].items() if name not in but}
-        return {**merged(option_tree("schedule", str(knobs.pop("schedule"))), knobs), "name": self.name}
+        own = dict(self.schedules[place])
+        own |= {name: value for name, value in (knobs or {}).items() if name in own}
+        option = option_tree("schedule", str(own.pop("schedule")))
+        chosen = {name: value for name, value in own.items() if value is not None}
+        return {**merged(option, chosen), "name": self.name}
 
     def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:
         """Why it does not run on a shipped GPU at a precision; None if it does, or if the GPU is not known here."""

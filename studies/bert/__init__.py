@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.steps.backend import iteration
@@ -87,10 +86,6 @@ class Bert(Plain):
         "run.precision",
         "run.sequence_length",
     )
-
-    def claims(self) -> list[Claim]:
-        """Published and recalled claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
         """Steps whose throughput on one GPU is published."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.quantities import with_unit
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from studies.common.sentences import capitalised, extremes, geometric_mean
 from studies.plain import Plain
@@ -39,10 +38,6 @@ class CachePolicies(Plain):
     """Claims, categories, and the table of applications by policies."""
 
     columns = ("policy.name",)
-
-    def claims(self) -> list[Claim]:
-        """Claims of the paper's abstract, and recalled ones, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings of every claim."""

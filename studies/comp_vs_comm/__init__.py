@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dse.plots import Draw
 from dse.results.answer import tables_of_winners
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import Case
@@ -74,10 +73,6 @@ class CompVsComm(Plain):
         "run.sequence_length",
         "system.gpu.flop_vs_bw",
     )
-
-    def claims(self) -> list[Claim]:
-        """Published and recalled claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
         """The profiled iteration, public models at every TP, and the space over two rates between servers."""

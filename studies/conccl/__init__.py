@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.palette import label
 from dse.plots.quantities import with_unit
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
@@ -80,10 +79,6 @@ class ConCCL(Plain):
         "workload.operators.gather.pattern",
     )
     allows = ("space.system.gpu.contention",)
-
-    def claims(self) -> list[Claim]:
-        """Published claims of the paper and its relatives, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on the gains of strategies, of the ideal that the paper measures against: the baseline's."""
@@ -181,20 +176,20 @@ def _rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
+_MIXES = {"G-long": "GEMM takes longer", "C-long": "collective takes longer", "GC-equal": "about equal"}
 _FRACTION = Axis(_OF_IDEAL, "fraction of the ideal gain of what moves", "%", centre=0.0)
 
 
 def _fractions(best: pd.DataFrame) -> FigureSheet:
     """Mean fraction of the ideal gain by class, pattern and strategy."""
     mean = best.groupby(["pattern", "class", "schedule.name"], sort=False)[_OF_IDEAL].mean().reset_index()
-    mean = mean.assign(panel=mean["pattern"].map(_words), strategy=mean["schedule.name"].map(label))
+    words = {"panel": mean["pattern"].map(_words), "strategy": mean["schedule.name"].map(label)}
+    mean = mean.assign(**words, mix=mean["class"].map(lambda name: _MIXES.get(str(name), str(name))))
     reached = best.groupby("schedule.name", sort=False)[_OF_IDEAL].mean().sort_values()
     first, last = reached.index[-1], reached.index[0]
     title = f"{capitalised(label(first))} reaches {100 * reached[first]:.0f} % of its ideal gain, "
     title += f"{label(last)} {100 * reached[last]:.0f} %"
-    return tables.heat(
-        mean, _FRACTION, x=Axis("class", "class of scenario"), y="strategy", frame=Frame(title, panel="panel")
-    )
+    return tables.dots(mean, _FRACTION, row="strategy", by="mix", frame=Frame(title, panel="panel"))
 
 
 def _speedups(best: pd.DataFrame) -> FigureSheet:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.canvas import MOST_PANELS
 from dse.plots.palette import label
 from dse.plots.timelines import timeline
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.results.words import choice_in_words
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
@@ -95,10 +94,6 @@ class Ficco(Plain):
     )
     """Products of sizes and rates with a physical meaning, as a person would compare them (derived)."""
     hand_rules: ClassVar[Mapping[str, Hand]] = {"rule.yaml": _by_rule}
-
-    def claims(self) -> list[Claim]:
-        """Published claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings of every claim that a table of points can test."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.palette import label
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from studies.common.sentences import largest_row
 from studies.plain import Plain
@@ -61,10 +60,6 @@ class FusedOps(Plain):
         "schedule.occupancy_loss",
         "schedule.copies",
     )
-
-    def claims(self) -> list[Claim]:
-        """Published claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
         """Findings on reductions, in the configuration declared in `conf/schedule/fused_kernels.yaml`."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from dse import plugins
 from dse.errors import Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm.sharing import kernels
 from simulators.hardware.machine import System
@@ -55,10 +54,6 @@ class Goldyloc(Plain):
         "schedule.num_streams",
         "schedule.kernels",
     )
-
-    def claims(self) -> list[Claim]:
-        """Published claims of the paper, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of every claim, with GOLDYLOC at the degrees that its predictor picks."""

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from dse.errors.terminal import bar
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
 from dse.results.answer import tables_of_winners
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import get_path, set_path
@@ -58,10 +57,6 @@ class Gpgpusim(Plain):
         "system.gpu.mapping.channel_hash",
     )
     allows = ("study.data_dir", "measured", "applications")
-
-    def claims(self) -> list[Claim]:
-        """Claims of both abstracts, and recalled ones, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield what each algorithm does to SMs and channels, and the errors of times that were measured."""

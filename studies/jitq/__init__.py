@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from dse.backend import Interval
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.timelines import timeline
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.costs.capacity import Base, Copies, grid
@@ -68,10 +67,6 @@ class JitQ(Plain):
         "system.gpu.pim.command_rate",
         "system.gpu.pim.units_per_bank",
     )
-
-    def claims(self) -> list[Claim]:
-        """Claims of the paper and its authors, as retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
         """Iterations with each memory that computes, their copies made in each way."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from dse.config.options import conf_dir
 from dse.plots import Draw, FigureSheet, Frame
 from dse.plots import predictions as charts
 from dse.plots.palette import label
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import get_path
 from simulators.calibration.backend import rows_of, tables
@@ -51,10 +50,6 @@ class Operators(Plain):
         "table.precision",
     )
     allows = ("devices", "study.data_dir")
-
-    def claims(self) -> list[Claim]:
-        """Claims about measured values of hardware, retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings of every claim: on MI300X from its system file, on measured GEMMs from the tables of the run."""

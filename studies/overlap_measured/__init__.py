@@ -15,7 +15,7 @@ import numpy as np
 
 from dse.config.options import conf_dir
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import get_path
 from simulators.calibration.contention import TIMES, Overlaps, fit_contention, table
@@ -57,10 +57,6 @@ class OverlapMeasured(Plain):
         "workload.operators.gather.cols",
         "workload.operators.gather.pattern",
     )
-
-    def claims(self) -> list[Claim]:
-        """Claims that the coefficients are held against, beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def further(self, run: FinishedRun) -> Mapping[str, ClaimResult]:
         """Findings on errors of the coefficients of the run's system."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -94,6 +94,18 @@ def calibration_rows(file: Path, fits: str) -> list[Mapping[str, str]]:
     return [cells for _, cells in read_csv(file, needed=NEEDED).rows if _is_fitted(cells, fits)]
 
 
+def rows_fitted_by(file: Path, option: str) -> list[Mapping[str, str]]:
+    """Rows of a table that constants of an option `implementation/<name>` were fitted on. Raises ConfigError."""
+    own = _named(option.rpartition("/")[2]).fitted_on
+    return [cells for _, cells in read_csv(file, needed=NEEDED).rows if any(_is_row(cells, row) for row in own)]
+
+
+def fits_of(cells: Mapping[str, str]) -> frozenset[str]:
+    """Names of the constants that were fitted on a row."""
+    fitted = (str(row["fits"]) for row in fitted_rows() if _is_row(cells, row))
+    return frozenset(word for names in fitted for word in names.split(", "))
+
+
 def _unpredictable(cells: Mapping[str, str]) -> str | None:
     """The first reason why a row cannot be predicted; None if it can."""
     gpus = cells["gpus"] or str(_NODE)
@@ -141,9 +153,9 @@ def _named(name: str) -> Implementation:
 
 
 def predict_overlap(
-    cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None, unfitted: Collection[str] = ()
+    cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None, knobs: Mapping[str, Any] | None = None
 ) -> MeasuredOverlap:
-    """Predict a row. changes: of the shipped machine's tree. unfitted: knobs of implementations that count as ideal.
+    """Predict a row. changes: of the shipped machine's tree. knobs: in place of those that implementations have.
 
     Raises UnpredictableError where it cannot be predicted.
     """
@@ -153,7 +165,7 @@ def predict_overlap(
     baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
     machine = merged(_machine(cells), changes or {})
     # two readings of the sizes: of all GPUs, or of one
-    readings = [_times(cells, machine, whole=whole, unfitted=unfitted) for whole in (True, False)]
+    readings = [_times(cells, machine, whole=whole, knobs=knobs) for whole in (True, False)]
     times = readings[0]
     if baseline is not None:
         # ratios: half and twice are as far off
@@ -164,12 +176,12 @@ def predict_overlap(
 
 def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
     """Whether a constant was calibrated on this row: those called `fits`, or any."""
-    return any(
-        # a name of constants, not a column
-        all(str(value) == cells[name] for name, value in row.items() if name != "fits")
-        for row in fitted_rows()
-        if fits in (None, row["fits"])
-    )
+    return any(_is_row(cells, row) for row in fitted_rows() if fits in (None, row["fits"]))
+
+
+def _is_row(cells: Mapping[str, str], row: Mapping[str, Any]) -> bool:
+    # a name of constants, not a column
+    return all(str(value) == cells[name] for name, value in row.items() if name != "fits")
 
 
 @cache
@@ -180,14 +192,14 @@ def fitted_rows() -> Sequence[Mapping[str, Any]]:
 
 
 def _times(
-    cells: Mapping[str, str], system: Mapping[str, Any], *, whole: bool, unfitted: Collection[str]
+    cells: Mapping[str, str], system: Mapping[str, Any], *, whole: bool, knobs: Mapping[str, Any] | None
 ) -> tuple[float, float, float, float]:
     """Predicted times [s] of the baseline, of the overlap, and of GEMM and collective in the baseline."""
     workload = _workload(cells, whole=whole)
     cus = system["gpu"]["cu_copy"]["num_cus"]
     software, place = _software(cells), _OPS[cells["op"]][2]
     assert software is not None
-    schedules = [each.tree(place, but=unfitted) for each in (_named(_settings()["baseline"]), software)]
+    schedules = [each.tree(place, knobs=knobs) for each in (_named(_settings()["baseline"]), software)]
     schedules = [{**tree, **({"comm_cus": cus} if "comm_cus" in tree else {})} for tree in schedules]
     backend = OverlapBackend("fluid")
     designs = [backend.design({"system": system, "workload": workload, "schedule": knobs}) for knobs in schedules]

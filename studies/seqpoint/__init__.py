@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Draw, FigureSheet, Frame, predictions, tables
 from dse.plots.quantities import number
-from dse.results.claims import Claim, ClaimResult, read
+from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.space import Case
 from simulators.calibration.backend import tables as measured_tables
@@ -71,10 +70,6 @@ class SeqPoint(Plain):
         "system.name",
         "run.batch",
     )
-
-    def claims(self) -> list[Claim]:
-        """Claims of the paper, and what is recalled of it, as retyped beside this module."""
-        return read(Path(__file__).with_name("claims.yaml"))
 
     def cases(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Case]]:
         """Iterations of every length of an epoch on the GPU as described, and steps of published throughput."""

@@ -64,7 +64,7 @@ SMALL: Mapping[str, tuple[str, ...]] = {
 }
 """Study -> overrides with which it has few points, and still all that its question is about."""
 QUANTITIES: Mapping[str, tuple[str, ...]] = {
-    "bert": ("precision", "share fc", "share optimizer"),
+    "bert": ("precision", "share FC", "share optimizer"),
     "cache_policies": ("speed-up", "traffic", "with"),
     "cache_sizes": ("speed-up", "with"),
     "codesign": ("decode", "power", "cost"),

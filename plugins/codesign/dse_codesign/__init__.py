@@ -14,6 +14,18 @@ DATA = Path(__file__).with_name("conf") / "data"
 
 GROUPS = {"technology": "Technologies: what silicon, memory and packages take"}
 
+WORDS = {
+    "throughput_x": "throughput over the base's",
+    "worst_x": "throughput of the slowest workload",
+    "value_x": "throughput per dollar",
+    "area_mm2": "area of all dies",
+    "die_mm2": "area of a compute die",
+    "power_w": "power of a module",
+    "module_usd": "cost of a module",
+    "cost_usd": "cost of a GPU with its share",
+}
+"""Metric -> words for it."""
+
 BACKENDS = {"codesign": "dse_codesign.backend:CodesignBackend"}
 COMMANDS = {
     "codesign": Command(

@@ -98,7 +98,7 @@ def trace(words: Sequence[str]) -> int:
         raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", str(outputs.folder))]) from None
     recording = read(data, design.system, design.policy, at_once=at_once, folder=outputs.folder)
     done = run(recording, design, outputs.folder)
-    record = provenance.record(["trace", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
+    record = provenance.record(["profile", "memory", *words], None, backend=f"memory {MemoryBackend.version}", seed=0)
     outputs.write_json("statistics", {"data": data.name, **statistics_record(done), "made": record})
     _write(done, outputs)
     console = report.console()

@@ -400,7 +400,7 @@ def test_the_command_refuses_with_the_way_out(
 @pytest.mark.parametrize("name", ["odd.traceg.gz", "odd.parquet", "odd.csv"])
 def test_a_file_that_nobody_writes_to_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / name)
-    assert main(["trace", f"data={tmp_path / name}"]) == 2
+    assert main(["profile", "memory", f"data={tmp_path / name}"]) == 2
     assert "FIFO" in capsys.readouterr().err
 
 
@@ -408,13 +408,13 @@ def test_a_packed_line_that_never_ends_is_not_unpacked(tmp_path: Path, capsys: p
     with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
         for _ in range(64):
             file.write(b"0" * (1 << 20))
-    assert main(["trace", f"data={tmp_path / 'a.csv.gz'}"]) == 2
+    assert main(["profile", "memory", f"data={tmp_path / 'a.csv.gz'}"]) == 2
     assert "line 1: is longer than" in capsys.readouterr().err
 
 
 def test_a_table_of_other_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.csv").write_text("nm,m,n,k\nx,4096,8192,4096\n")
-    assert main(["trace", f"data={tmp_path / 'other.csv'}"]) == 2
+    assert main(["profile", "memory", f"data={tmp_path / 'other.csv'}"]) == 2
     message = capsys.readouterr().err
     assert "other.csv, line 1" in message
     assert "has no column address" in message

@@ -39,12 +39,12 @@ def number_label(unit: str, value: str = "datum.value") -> str:
         return f"format({value}, '.3~g') + '×'"
     if unit in _SI:
         return f"replace(format({value}, '.3~s'), /([^-−.0-9]?)$/, ' $1') + '{_SI[unit]}'"
-    return f"format({value}, '.4~g')"
+    return f"abs({value}) < 1e4 ? format({value}, '.4~g') : format({value}, ',.0f')"
 
 
 def axis_title(column: Column) -> str:
     """The title of an axis: its quantity, the unit where the labels do not have it, and which way is better."""
-    unit = f" [{column.unit}]" if column.unit and column.unit not in (*_SI, "x", "fraction") else ""
+    unit = f" [{column.unit}]" if column.unit and column.unit not in (*_SI, "x", "fraction", "1/s") else ""
     better = {"minimize": " (less is better)", "maximize": " (more is better)"}.get(column.goal, "")
     return f"{column.title}{unit}{better}"
 

@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dse.files import read_text
 from dse.plots.palette import COLOURS
 from dse.results import output_files, provenance, report
 from dse.results.answer import answer_tables, ranked_winners
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection, select
+from dse.results.words import choice_in_words
+from dse.values.units import quantity_text
 from dse_pages import page, pictures
 from dse_pages.pictures import Picture, data_uri
-from dse_pages.tables import TextTable, sheet, split
+from dse_pages.tables import TextTable, in_order, sheet, split
 
 if TYPE_CHECKING:
     from dse_pages.points import PagePoints
@@ -27,6 +30,7 @@ _MOST_CELLS, _MOST_POINTS = 70_000, 5_000  # values and rows that are inside the
 _MOST_FACTS = 400
 _MOST_WINNERS = 500
 _LEAST_SHARE = 0.01
+_FEW = 4  # values of a baseline that are named
 
 
 def write_report(outputs: Outputs, *, has_charts: bool = True) -> Path:
@@ -51,7 +55,9 @@ def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
         "paper": outputs.read_config()["study"].get("paper", ""),
         "question": summary["question"],
         "answer": summary["answer"],
-        "answered": split(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
+        "answered": in_order(answer_tables(outputs, shown.table, most=_MOST_WINNERS)),
+        "baseline": _baseline(outputs, summary),
+        "plan": read_text(plan, plan.name) if output_files.exists(plan := outputs.folder / "plan.yaml") else "",
         "winners_in_full": sheet(report.summary(outputs, shown.table)) if len(best) else None,
         "limits": _limits(summary["limits"]),
         "pictures": pictures.pictures(outputs.figures, outputs.folder, order=figure_names(outputs, shown)),
@@ -62,6 +68,16 @@ def content(outputs: Outputs, *, has_charts: bool = True) -> dict[str, Any]:
         **_sources(record),
         **(_views(outputs, summary, str(best["scenario"].iloc[0]) if len(best) else "") if has_charts else _NO_VIEWS),
     }
+
+
+def _baseline(outputs: Outputs, summary: Mapping[str, Any]) -> str:
+    """Baseline of the speed-ups, in words or where it stands; "" where nothing is relative to a baseline."""
+    import pandas as pd
+
+    values = outputs.read_config()["study"].get("baseline") or {}
+    if not summary["gain"] or not values:
+        return ""
+    return "study.baseline of config.yaml" if len(values) > _FEW else choice_in_words(pd.Series(values), values)
 
 
 def figure_names(outputs: Outputs, shown: Selection) -> list[str]:
@@ -175,12 +191,11 @@ def _sources(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = record.get("facts", [])
     counts = Counter(fact["provenance"] for fact in facts)
     rows = tuple(
-        (fact["path"], _fact_value(fact["value"]), fact["provenance"], fact["source"]) for fact in facts[:_MOST_FACTS]
+        (fact["path"], _fact_value(fact["value"], fact["path"]), fact["provenance"], fact["source"])
+        for fact in facts[:_MOST_FACTS]
     )
     return {
-        "facts": TextTable(
-            "Constants", ("constant", "value", "known how", "source"), (False, True, False, False), rows
-        ),
+        "facts": TextTable("Constants", ("constant", "value", "known how", "source"), (False,) * 4, rows),
         "facts_left": max(0, len(facts) - _MOST_FACTS),
         "fact_counts": ", ".join(f"{count} {kind}" for kind, count in counts.most_common()),
         "from_memory": [fact["path"] for fact in facts if fact["provenance"] == "memory"],
@@ -195,8 +210,8 @@ def _sources(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fact_value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _fact_value(value: Any, path: str) -> str:
+    return quantity_text(value, path) if isinstance(value, float) else str(value)
 
 
 def environment(record: Mapping[str, Any]) -> dict[str, str]:

@@ -31,6 +31,11 @@ def sheet(table: Table) -> TextTable:
     )
 
 
+def in_order(parts: Iterable[Any]) -> list[TextTable | str]:
+    """Return what a command prints, in its order: tables as plain rows, sentences as texts."""
+    return [sheet(part) if hasattr(part, "columns") else str(part) for part in parts]
+
+
 def split(parts: Iterable[Any]) -> tuple[list[TextTable], list[str]]:
     """Separate what a command prints: its tables, its sentences."""
     printed = list(parts)

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
+from benchmarks.first_minute import page_overflow_px
 from dse.cli import main
 from dse.results.finished_run import FinishedRun, read
 from dse.results.run_folder import Outputs
@@ -30,7 +31,7 @@ from dse_pages.points import read_points
 from dse_pages.report import NAME, content, write_report
 from dse_pages.tables import sheet
 from dse_pages.views import begin, embedded
-from tests.browser import LAPTOP, PHONE, browsing, needs_chromium
+from tests.browser import CHROMIUM, LAPTOP, PHONE, browsing, needs_chromium
 from tests.folders import finished, odd_table
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&{{7*7}}<!--"
@@ -261,6 +262,10 @@ def test_a_study_ends_with_a_report_that_has_what_the_terminal_leaves_out(
     unsure = [fact["path"] for fact in facts["facts"] if fact["provenance"] in ("memory", "assumed")]
     assert unsure and all(path in text for path in unsure)
     assert "Kendall tau" in text and "came onto a front" in text
+    assert "Speed-ups on this page are over the baseline: serial by CUs" in text
+    assert "_x" not in "".join(re.findall(r"<label[^>]*>[^<]*", text))
+    if CHROMIUM is not None:
+        assert page_overflow_px(run / NAME) == 0
     (run / NAME).unlink()
     assert main(["results", "report", "study=ficco_sweep"]) == 0
     assert (run / NAME).is_file()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.palette import label
 from dse.results.finished_run import FinishedRun
+from dse.results.published import PublishedFigure, read
 from studies.common.sentences import largest_row, most_frequent
 from studies.fused_ops import STUDY as FUSED_OPS
 from studies.plain import Plain
@@ -37,6 +39,10 @@ class ScaleOut(Plain):
         "system.fabric.nic.num_nics",
         "system.fabric.nic.placement",
     )
+
+    def published_values(self) -> list[PublishedFigure]:
+        """Published values by figure; their claims are those of `study=fused_ops`."""
+        return read(Path(__file__).with_name("published.yaml"), FUSED_OPS.claims())
 
     def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
         """Time and reduction over nodes; time over NICs, and against hardware cost; each if it was swept."""
