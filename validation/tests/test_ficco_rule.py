@@ -73,7 +73,7 @@ def test_a_pick_is_right_if_no_kind_is_faster_and_near_within_two_per_cent(
     other["makespan_s"] = 1.0  # of the second shape: the fastest kind, unless the pick is as fast
     result = judge_rule(pd.DataFrame(rows), SIZE)
     assert result.ours == right
-    assert f"within 2 % of the best in {near} %" in tree.remark
+    assert f"within 2 % of the best in {near} %" in result.remark
 
 
 def test_one_shape_alone_or_several_machines_are_not_judged() -> None:
