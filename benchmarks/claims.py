@@ -80,7 +80,16 @@ def judged(study: str, *, flips: bool) -> Rows:
 
 def examine(study: str, folder: Path) -> str:
     """Judge the claims of a finished run under uncertain constants; why it failed, or ""."""
-    command = [sys.executable, "-m", "dse", "robustness", f"study={study}", "claims=true", f"output_dir={folder}"]
+    command = [
+        sys.executable,
+        "-m",
+        "dse",
+        "results",
+        "robustness",
+        f"study={study}",
+        "claims=true",
+        f"output_dir={folder}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-500:] if done.returncode else ""
 

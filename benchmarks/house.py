@@ -273,7 +273,8 @@ def _files(*folders: str) -> list[Path]:
 
 def tests() -> dict[str, ast.Module]:
     """Path -> syntax of every file of tests, those of plug-ins too."""
-    folders = ("tests", *(f"plugins/{path.parent.name}/tests" for path in sorted(ROOT.glob("plugins/*/tests"))))
+    folders = ["tests", "validation/tests"]
+    folders += [f"plugins/{path.parent.name}/tests" for path in sorted(ROOT.glob("plugins/*/tests"))]
     return {str(path): ast.parse(path.read_text("utf-8")) for path in _files(*folders)}
 
 

@@ -99,17 +99,7 @@ def _dispatch(words: list[str]) -> int:
         words = ["studies"]
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _run_command(words)
-    return _run_study(_named_study(words))
-
-
-def _named_study(words: Sequence[str]) -> list[str]:
-    """The words of a study, in which `run <study>` is `study=<study>`."""
-    if words[:1] != ["run"]:
-        return list(words)
-    return [word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(words[1:])]
-
-
-def _run_study(words: list[str]) -> int:
+    words = _named_study(words)
     _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
@@ -120,6 +110,13 @@ def _run_study(words: list[str]) -> int:
     from dse.run_study import run
 
     return run(composed)[1]
+
+
+def _named_study(words: Sequence[str]) -> list[str]:
+    """The words of a study, in which `run <study>` is `study=<study>`."""
+    if words[:1] != ["run"]:
+        return list(words)
+    return [word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(words[1:])]
 
 
 def _refuse(error: ConfigError) -> None:

@@ -86,21 +86,19 @@ class ChunkCosts:
 
     def cost(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
         """Cost of a chunk while so many CUs are taken: held by kernels, or withheld beside DMA engines."""
-        cost = self._alone(shape, taken, accumulate=accumulate)
+        cost = gemm_cost(self.gpu, GemmShape.row_major(*shape, accumulate=accumulate), taken=taken)
+        if self.kernel_rate is not None:
+            cost = replace(cost, seconds=cost.seconds / np.asarray(self.kernel_rate))
         if not np.any(np.asarray(self.lost_rows) > 0):
             return cost
         lost = np.asarray(self.lost_rows, float)  # of few rows no more than they take
         return replace(cost, seconds=cost.seconds * (1 + lost / np.maximum(lost, shape[0])))
 
-    def _alone(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
-        """Cost of a GEMM that loses no time to others."""
-        cost = gemm_cost(self.gpu, GemmShape.row_major(*shape, accumulate=accumulate), taken=taken)
-        return cost if self.kernel_rate is None else replace(cost, seconds=cost.seconds / np.asarray(self.kernel_rate))
-
     @cached_property
     def whole(self) -> GemmCost:
         """Cost of the undivided GEMM on all CUs."""
-        return self._alone((self.op.m, self.op.local_n, self.op.local_k), 0)
+        alone = replace(self, lost_rows=0.0) if np.any(np.asarray(self.lost_rows) > 0) else self
+        return alone.cost((self.op.m, self.op.local_n, self.op.local_k), 0)
 
     @property
     def waves(self) -> tuple[Any, Any]:

@@ -278,15 +278,16 @@ def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tupl
     shutil.copytree(study[0], tmp_path / "copy", symlinks=True)
     run = latest(tmp_path / "copy").resolve()
     page = list(run.glob("*.html"))  # where a plug-in writes it
-    written = [*(run / "figures").iterdir(), run / "claims.json", *page]
+    written = [*(run / "figures").iterdir(), run / "claims.json", run / "rule.json", *page]
     before = {path.name: path.read_bytes() for path in written}
     shutil.rmtree(run / "figures")
     for path in (run / "claims.json", *page):
         path.unlink()
+    (run / "rule.json").unlink()  # what the study adds is written anew, as figures are
     stored = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}
     done = python("-m", "dse", "results", "report", "study=ficco_sweep", folder=tmp_path / "copy")
     assert done.returncode == 0, done.stderr
-    again = [*(run / "figures").iterdir(), run / "claims.json", *page]
+    again = [*(run / "figures").iterdir(), run / "claims.json", run / "rule.json", *page]
     assert {path.name: path.read_bytes() for path in again} == before
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in stored} == stored
     assert "hetero_fused_1d" in done.stdout or "best makespan_s" in done.stdout

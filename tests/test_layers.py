@@ -108,7 +108,9 @@ def test_every_option_is_described_and_named_like_its_file() -> None:
         for option, tree in shipped(group).items():
             described = tree["study"] if group == "study" else tree
             assert described.get("name", option) == option
-            assert ("name" in described) == (group not in ("pim", "candidates") and tree != {}), "an option that adds to another has none"
+            assert ("name" in described) == (group not in ("pim", "candidates") and tree != {}), (
+                "an option that adds to another has none"
+            )
             assert len(descriptions[option]) > 10, f"{group}/{option}"
 
 

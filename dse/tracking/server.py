@@ -51,7 +51,7 @@ def serve(uri: str, *, port: int = 5000, lines: Callable[[str], Iterable[str]] =
 
 def _tell_when_ready(address: str, lines: Callable[[str], Iterable[str]]) -> None:
     """Wait until the server answers, then print that it does, and further lines."""
-    began, further = time.monotonic(), list(lines(address))
+    began, further = time.monotonic(), list(lines(address)) or [address]
     while time.monotonic() - began < _PATIENCE_S:
         with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=1):
             print(f"ready after {time.monotonic() - began:.1f} s", *further, sep="\n", flush=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from dse.errors.parsing import parse_json
 from dse.tracking.points import MAY_WIN, mlflow_name
 
 TAG: Final = "mlflow.sharedViewState."
@@ -121,7 +122,7 @@ def links(client: Any, address: str) -> Iterator[tuple[str, str]]:
             page = f"{address}/#/experiments/{number}/runs?{_TRAINING}&viewStateShareKey="
             yield f"{study}, best points", f"{page}{BEST}"
             yield f"{study}, front", f"{page}{FRONT}&{CHARTS}"
-            best = _best_runs(client, number, json.loads(experiment.tags[f"{TAG}{BEST}"]))
+            best = _best_runs(client, number, parse_json(experiment.tags[f"{TAG}{BEST}"], TAG))
             if len(best) > 1:
                 runs = json.dumps(best, separators=(",", ":"))
                 shown = f'compare-runs?runs={runs}&experiments=["{number}"]&{_TRAINING}'

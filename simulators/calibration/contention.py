@@ -115,7 +115,7 @@ def _sweep_rows(cells: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _identity(row: Mapping[str, str]) -> tuple[Any, ...]:
-    """What tells a measurement from all others, its times included."""
+    """Cells that tell a measurement from all others, its times included."""
     return (row["assignment"], *(row[name] and float(row[name]) for name in ("size", "channels", *_TIMES_MS)))
 
 

@@ -20,6 +20,7 @@ COMMANDS = {
 GROUPS = {
     "kernels": "Kernels of a framework",
     "optimizer": "Optimizers",
+    "candidates": "Schedules that a plan tries",
     "iterations": "Iterations that stand for an epoch",
     "quantised": "Low-precision copies of weights",
 }

@@ -59,7 +59,7 @@ class Implementation(Frozen):
         return {**merged(option, chosen), "name": self.name}
 
     def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:
-        """Why it does not run on a shipped GPU at a precision; None if it does, or if the GPU is not known here."""
+        """Reason why it does not run on a GPU at a precision; None if it does, or if the GPU is not known here."""
         if mode not in self.modes:
             return f"does not run in {mode}; it runs in {' and '.join(self.modes)}"
         if self.gpus and gpu in list_options("gpu") and gpu not in self.gpus:

@@ -28,7 +28,7 @@ Node = Mapping[str, Any]
 
 @cache
 def learnt_rule() -> Mapping[str, Any]:
-    """What `rule.yaml` says."""
+    """Contents of `rule.yaml`."""
     rule: Mapping[str, Any] = load_yaml(RULE)
     return rule
 

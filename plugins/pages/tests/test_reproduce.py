@@ -155,7 +155,16 @@ def test_an_interrupted_reproduction_goes_on_when_it_is_typed_again(tmp_path: Pa
             study: {name: small_own, paper: mine}
             """)
     )
-    words = [sys.executable, "-m", "dse", "reproduce", "mine", f"output={tmp_path / 'out'}", f"config_dir={conf}"]
+    words = [
+        sys.executable,
+        "-m",
+        "dse",
+        "results",
+        "reproduce",
+        "mine",
+        f"output={tmp_path / 'out'}",
+        f"config_dir={conf}",
+    ]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True, text=True)
     while not (tmp_path / "out" / "results.db").exists() and process.poll() is None:
         time.sleep(0.05)

@@ -71,9 +71,9 @@ def test_a_pick_is_right_if_no_kind_is_faster_and_near_within_two_per_cent(
             rows[-1] |= {f"{SIZE}.{axis}": size for axis, size in zip("mnk", shape, strict=True)}
     other = next(row for row in reversed(rows) if row["schedule.name"] != chosen)
     other["makespan_s"] = 1.0  # of the second shape: the fastest kind, unless the pick is as fast
-    found = judge_rule(pd.DataFrame(rows), SIZE)
-    assert found.ours == right
-    assert f"within 2 % of the best in {near} %" in found.remark
+    result = judge_rule(pd.DataFrame(rows), SIZE)
+    assert result.ours == right
+    assert f"within 2 % of the best in {near} %" in result.remark
 
 
 def test_one_shape_alone_or_several_machines_are_not_judged() -> None:
@@ -86,5 +86,5 @@ def test_one_shape_alone_or_several_machines_are_not_judged() -> None:
     assert judge_rule(pd.DataFrame([row]), SIZE).ours is None
     kinds = [{**row, "scenario": name, "schedule.name": kind} for name in "ab" for kind in learnt_rule()["kinds"]]
     assert judge_rule(pd.DataFrame(kinds), SIZE).ours is not None
-    machines = [{**each, "system.gpu.num_cus": count} for each in kinds for count in (152, 304)]
+    machines = [{**kind, "system.gpu.num_cus": count} for kind in kinds for count in (152, 304)]
     assert judge_rule(pd.DataFrame(machines), SIZE).ours is None
