@@ -37,11 +37,11 @@ fast: setup ## run the quick half of the tests (a minute)
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
-test: check ## check, then run the tests, with the same drawn examples every time (six minutes)
+test: check ## check, then run the tests, with the same drawn examples every time (seven minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
 
-more: setup ## run the tests that CI runs after `make test`: longer ones, and more drawn examples (six minutes)
-	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m '(more or hypothesis) and not nightly'
+more: setup ## run the longer tests, as CI does after `make test` (five minutes)
+	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m 'more and not nightly'
 
 core: setup ## run the core's tests in an environment in which no plug-in is installed
 	rm -rf .core && $(BIN)/python -m venv --without-pip .core

@@ -9,7 +9,7 @@ COMMANDS = {
         "how a model's step should be spread over a machine, which schedule its collectives should have, what it gains",
         {
             "model": "a public model (`dse models`), or the path of its config.json",
-            "system": "a machine (`dse systems`); [a,b,c] compares several (h100_8)",
+            "system": "a machine (`dse systems`) (h100_8)",
             "parallel": "auto: degrees, split states, micro-batches and recomputation are chosen, but for those given",
             "plan": "plan.yaml of a run, or of settings import: judged as it is, and not searched",
             "...": "overrides of study=plan",

@@ -261,7 +261,7 @@ def test_the_study_judges_its_claims_and_says_what_has_no_reference(run: Path) -
     assert claims["camping_hash"]["ours"] < 1.2 < 2 < claims["camping_no_hash"]["ours"]
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_the_study_tells_errors_kernels_phases_and_camping(run: Path) -> None:
     errors_of = json.loads((run / "errors.json").read_text("utf-8"))["p100"]
     table = pd.read_parquet(run / "predictions.parquet")

@@ -307,7 +307,7 @@ def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) ->
 SHIPPED_MODELS = sorted({*public(), *shipped("model")})
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 @pytest.mark.one_in(73)
 @pytest.mark.parametrize(
     ("mode", "system"),

@@ -127,7 +127,7 @@ def test_sites_that_a_step_does_not_have_are_told_before_the_answer(
 QWEN = ("model=qwen2.5_72b", "system=h100_8", "run.mode=training", "run.batch=64")
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_a_plan_that_fits_nowhere_is_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *QUIET, *SPACE, *QWEN, f"output_dir={tmp_path}", "parallel.split_ctas=0"]) == 3
     answer, errors = capsys.readouterr()

@@ -257,7 +257,7 @@ def _study(folder: Path, *words: str) -> Path:
     return max((folder / "jitq").glob("2*"))
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_the_study_judges_its_claims(tmp_path: Path) -> None:
     folder = _study(tmp_path)
     rows = {row["id"].partition(".")[2]: row for row in json.loads((folder / "claims.json").read_text("utf-8"))}

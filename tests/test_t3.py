@@ -314,7 +314,7 @@ def ran(study: str, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_the_study_judges_its_claims_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is within and what is missed is as the page of claims says; contexts are not tested."""
     monkeypatch.chdir(tmp_path)

@@ -129,7 +129,7 @@ def test_a_cluster_gives_the_table_of_one_process_to_the_byte(
     assert count(tmp_path / "there" / "results.db") == count(tmp_path / "here" / "results.db")
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_workers_that_are_killed_lose_nothing(client: Client, cluster: LocalCluster, tmp_path: Path) -> None:
     faults = tuple((x, "slow") for x in range(36))
     here = table(planned(None, faults=faults), tmp_path / "here")

@@ -276,7 +276,7 @@ def test_a_workload_that_breaks_a_rule_is_told_with_its_name() -> None:
 # Budgets
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_a_budget_that_no_machine_meets_says_what_binds_and_by_how_much() -> None:
     plan_request = request(["study=codesign"])
     refuse_unmet(plan_request, {"area_mm2": 900.0, "cost": 12_000.0})
@@ -440,7 +440,7 @@ def test_odds_of_a_machine_that_is_worse_in_everything_are_none() -> None:
     assert odds[0] == odds[1] == 1
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_the_study_names_machines_for_each_workload_and_a_robust_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

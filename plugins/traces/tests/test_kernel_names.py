@@ -211,7 +211,7 @@ def test_a_copy_between_gpus_waits_for_no_rank() -> None:
     assert table["waited_s"].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_the_study_reads_patterns_and_they_are_part_of_its_points(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
