@@ -68,9 +68,9 @@ def test_ones_own_software_comes_from_a_file_and_costs_more_than_the_hardware(tm
 @pytest.mark.slow
 def test_few_tokens_lose_by_what_software_costs() -> None:
     sites = dict.fromkeys(("attention_in", "attention_out", GATHER, SUM), "vllm_async_tp")
-    few, many = (seconds(tokens, {}) / seconds(tokens, sites) for tokens in (256, 16384))
-    assert few < 0.5
-    assert many > 1
+    short, long = (seconds(tokens, {}) / seconds(tokens, sites) for tokens in (256, 16384))
+    assert short < 0.5
+    assert long > 1
 
 
 @pytest.mark.slow
