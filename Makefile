@@ -31,7 +31,7 @@ check: setup ## check style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fast: setup ## run the quick half of the tests (a minute)
+fast: setup ## run the quick half of the tests (a minute and a quarter)
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow'
 
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
@@ -40,7 +40,7 @@ coverage: setup ## print the branch coverage of the quick half of the tests (fou
 test: check ## check, then run the tests, with the same drawn examples every time (seven minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
 
-more: setup ## run the longer tests, as CI does after `make test` (five minutes)
+more: setup ## run the longer tests, as CI does after `make test` (six minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m 'more and not nightly'
 
 core: setup ## run the core's tests in an environment in which no plug-in is installed

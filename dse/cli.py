@@ -113,10 +113,12 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _named_study(words: Sequence[str]) -> list[str]:
-    """The words of a study, in which `run <study>` is `study=<study>`."""
-    if words[:1] != ["run"]:
-        return list(words)
-    return [word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(words[1:])]
+    """The words of a study, in which `run <study>`, or a command that runs one, is `study=<study>`."""
+    if words[:1] == ["run"]:
+        rest = words[1:]
+        return [word if "=" in word or word.startswith("-") or n else f"study={word}" for n, word in enumerate(rest)]
+    command = plugins.declaration("COMMANDS", words[0]) if words and "=" not in words[0] else None
+    return [f"study={command.study}", *words[1:]] if command is not None and command.study else list(words)
 
 
 def _refuse(error: ConfigError) -> None:

@@ -43,8 +43,8 @@ class SignalledSchedule(CommEngineKnobs):
     """Knobs of the family.
 
     kernel_rate: rate of the kernel over the library's best. kernel_tile: rows and columns of C of its workgroups; None
-    for the best of the library's. sender: with comm_engine=cu, a `kernel` on CUs of its own,
-    or the workgroups that compute the `tiles`, which load or store them at their peers.
+    for the best of the library's. sender: with comm_engine=cu, a `kernel` on CUs of its own, or the workgroups that
+    compute the `tiles`, which load or store them at their peers.
     """
 
     family: Literal["signalled"]

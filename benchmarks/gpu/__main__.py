@@ -54,7 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
     parser.add_argument("--system", help="name of the system that `validation.gpu_judge` compares with")
-    parser.add_argument("--tables", nargs="*", default=[name for name, *_ in TABLES], help="tables to measure")
+    names = [name for name, *_ in TABLES]
+    parser.add_argument("--tables", nargs="+", choices=names, default=names, help="tables to measure")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which no further row is begun")
     parser.add_argument("--quick", action="store_true", help="some rows of each table, to try the way")
     options = parser.parse_args(words)

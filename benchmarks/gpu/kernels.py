@@ -21,6 +21,7 @@ Buffers = tuple[torch.Tensor, torch.Tensor]
 FLUSHED_BYTES = 256 << 20  # of buffers used in turn: several times the L2 cache
 BUFFER_BYTES = 512 << 20  # that a background copies again and again
 THREADS = 512
+HELD_US = 500  # for which SMs are taken by one call
 WHOLE_SM_BYTES = 120 << 10  # of shared memory: two blocks that hold as much do not fit on one SM, as NCCL's do not
 _MAX_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -120,7 +121,7 @@ def by_sms(name: str, sms: int, num_bytes: int = 64 << 20, *, whole: bool = True
     return Background(name if whole else f"{name}_shared", sms, in_turn(calls), reads, num_bytes, lasting)
 
 
-def holding(sms: int, microseconds: int = 500) -> Background:
+def holding(sms: int, microseconds: int = HELD_US) -> Background:
     """SMs that are taken for a time and move nothing."""
     empty = torch.zeros(16, dtype=torch.uint8, device=DEVICE)
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.gemms import LARGE, SMALL, Size, columns, cut, gemm, operands, product
 from benchmarks.gpu.grids import grid_of, sm_target
-from benchmarks.gpu.kernels import BUFFER_BYTES, Background, backgrounds, by_engine, by_sms, holding
+from benchmarks.gpu.kernels import BUFFER_BYTES, HELD_US, Background, backgrounds, by_engine, by_sms, holding
 from benchmarks.gpu.timing import (
     SAMPLES,
     Call,
@@ -99,7 +99,7 @@ def beside_with_target(*, size: Size, sms: int, left: int) -> Row:
         count = calls_in(call)
         alone_s = [time_parts([Part(call, count)])[0] / count for _ in range(7)]
         assert other.lasting is not None
-        longer = other.lasting(LONGER * count * statistics.median(alone_s) / 500e-6 + 1.0)
+        longer = other.lasting(LONGER * count * statistics.median(alone_s) / (1e-6 * HELD_US) + 1.0)
         parts = [Part(longer), Part(call, count, late=True)]
         beside_s = [time_parts(parts, own_start=True)[1] / count for _ in range(7)]
     times = {"gemm_alone_s": statistics.median(alone_s), "gemm_beside_s": statistics.median(beside_s)}

@@ -18,9 +18,9 @@ from simulators.hardware.machine import Gpu, System
 from simulators.hardware.network import Node, Pattern, Protocols, Route, links
 
 CommEngine = Literal["cu", "dma"]
-_FILLED = 0.95  # share of the links from which they count as the limit, for its name alone
 Mover = Literal["cu", "dma", "store"]
 """Engine of a transfer: kernels on CUs of their own, copy engines, or stores of the workgroups that compute."""
+_FILLED = 0.95  # share of the links from which they count as the limit, for its name alone
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,8 @@ def rate(
         return Rates(np.minimum(link, engine), bound)
     if by.engine == "store":  # workgroups store as they compute: no engine of copies limits them
         share = store_share(system)
-        return Rates(
-            np.asarray(link * share),
-            "link" if np.all(share > _FILLED * system.gpu.cu_copy.link_efficiency) else "stores of CUs",
-        )
+        carried = np.all(share > _FILLED * system.gpu.cu_copy.link_efficiency)
+        return Rates(np.asarray(link * share), "link" if carried else "stores of CUs")
     full = _cu_fill(system, active, by)
     return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > _FILLED) else "copy CUs")
 

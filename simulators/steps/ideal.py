@@ -55,7 +55,7 @@ def _seconds(backend: StepBackend, tree: Mapping[str, Any]) -> float:
 @cache
 def _candidates() -> Mapping[str, Sequence[str]]:
     """Schedules of each site."""
-    tree = option_tree("candidates", "ideal")
+    tree = option_tree("candidates", "ideal")["sites"]
     return {site: [text for text in _texts(tree, site) if _is_typical(text)] for site in SITES}
 
 

@@ -6,7 +6,7 @@ At a site the name of an implementation stands for its schedule in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from dse import plugins
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, validate_as
-from dse.values import Frozen, Source
+from dse.values import Frozen, Provenance, Source
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import Precision
 from simulators.workloads.model_zoo import option_tree
@@ -30,12 +30,11 @@ class Implementation(Frozen):
 
     schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
     the GEMM that it belongs to, or beside another. gpus: that it runs on, and precisions; all where none is named.
-    tool: that its settings are written for. fitted_on: rows that constants were fitted on, by their cells, and which.
+    fitted_on: rows that constants were fitted on, by their cells, and which.
     """
 
     name: str
     description: str
-    tool: str | None = None
     gpus: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()
     modes: tuple[Mode, ...] = get_args(Mode)
@@ -58,11 +57,18 @@ class Implementation(Frozen):
         chosen = {name: value for name, value in own.items() if value is not None}
         return {**merged(option, chosen), "name": self.name}
 
+    def constants(self, place: Place) -> Iterator[tuple[str, Any, Provenance]]:
+        """Yield knobs of the schedule at a place that say what it costs, their values and provenance."""
+        for knob, value in self.schedules[place].items():
+            source = self.sources.get(f"schedules.{place}.{knob}", self.sources.get(f"schedules.{place}"))
+            if source is not None and knob not in ("schedule", "comm_engine", "sender"):
+                yield knob, value, source.provenance
+
     def refusal(self, gpu: str, precision: str, mode: Mode) -> str | None:
         """Reason why it does not run on a GPU at a precision; None if it does, or if the GPU is not known here."""
         if mode not in self.modes:
             return f"does not run in {mode}; it runs in {' and '.join(self.modes)}"
-        if self.gpus and gpu in list_options("gpu") and gpu not in self.gpus:
+        if self.gpus and gpu not in self.gpus and gpu in _names_of("gpu"):
             return f"does not run on {gpu}; it runs on {', '.join(self.gpus)}"
         if self.precisions and precision not in self.precisions:
             return f"does not multiply {precision}; it multiplies {', '.join(self.precisions)}"
@@ -70,9 +76,15 @@ class Implementation(Frozen):
 
 
 @plugins.cached_until_refresh
+def _names_of(group: str) -> frozenset[str]:
+    """Names of the options of a group; asked for at every point of a plan."""
+    return frozenset(list_options(group))
+
+
+@plugins.cached_until_refresh
 def implementation(name: str) -> Implementation | None:
     """The implementation of a name, or of a YAML file with `schedules`; None for another name. Raises ConfigError."""
-    if name not in list_options(GROUP) and not Path(name).is_file():
+    if name not in _names_of(GROUP) and not Path(name).is_file():
         return None
     tree = option_tree(GROUP, name)
     return validate_as(Implementation, tree, path=f"{GROUP}/{name}") if "schedules" in tree else None

@@ -420,7 +420,7 @@ def _validated(tree: Any) -> Any:
     return validate_as(kind, tree, path="")
 
 
-def _place(software: Implementation, site: str) -> Place:
+def place_of(software: Implementation, site: str) -> Place:
     """The place of the collective of a site that an implementation has a schedule of."""
     order = SITES[site].order if site in SITES else next(iter(software.schedules))
     return "beside" if order not in software.schedules and "beside" in software.schedules else order
@@ -437,7 +437,7 @@ def _read_schedule(named: tuple[str, str]) -> Any:
     option, *words = text.split() or [""]
     software = implementation(option)
     try:
-        tree = option_tree("schedule", option) if software is None else software.tree(_place(software, site))
+        tree = option_tree("schedule", option) if software is None else software.tree(place_of(software, site))
         tree["name"] = text
     except ConfigError as error:
         # the caller knows where it was typed

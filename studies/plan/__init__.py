@@ -27,7 +27,7 @@ from simulators.steps.ideal import ideal_seconds
 from simulators.steps.implementations import implementation
 from simulators.steps.iteration import Iteration
 from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usual
-from simulators.steps.sites import SERIAL, read_schedule
+from simulators.steps.sites import SERIAL, place_of, read_schedule
 from simulators.steps.task_graph import intervals
 from studies.plain import Plain
 from studies.plan.fitting import does_not_fit
@@ -66,6 +66,7 @@ class PlanStudy(Plain):
             if plan.choices:
                 yield _choices_table(plan)
             if _is_of_software(plan):
+                yield from _costs_of_software(plan)
                 yield _ideal_line(plan)
             yield from _other_layouts(plan)
             yield from ways_today(plan)
@@ -99,6 +100,20 @@ def _is_of_software(plan: StepPlan) -> bool:
     """Tell whether schedules of sites that were searched are those of software."""
     texts = {str(text) for path in SITE_PATHS if path in plan.table for text in plan.table[path].dropna()}
     return any(implementation(text.partition(" ")[0]) for text in texts)
+
+
+def _costs_of_software(plan: StepPlan) -> Iterator[str]:
+    """Yield what each chosen software adds to what the hardware takes, and where these numbers are from."""
+    lines = dict.fromkeys(_costs_at(site, text) for site, text in plan.sites.items())
+    yield from filter(None, lines)
+
+
+def _costs_at(site: str, text: str) -> str:
+    software = implementation(text.partition(" ")[0])
+    if software is None:
+        return ""
+    costs = (f"{knob} {value} ({kind})" for knob, value, kind in software.constants(place_of(software, site)))
+    return f"{software.name} costs: {', '.join(costs)} (conf/implementation)"
 
 
 def _ideal_line(plan: StepPlan) -> str:
