@@ -292,7 +292,8 @@ def _fit_ring(num_gpus: int, chosen: Chosen) -> CollectiveLibrary:
     """Fit latency, bandwidth, sharing, and, if rings leave the node, the bandwidth of the network."""
     beyond = bool((chosen[0].shape["gpus"] > num_gpus).any())  # the network is fitted only where rings use it
     free = {name: prior for name, prior in _RING.items() if beyond or not name.startswith("network")}
-    guess = CollectiveLibrary(bytes_per_s=1e9, latency_s=1e-6)
+    # rows of one ring at a time cannot tell the NICs of a node apart: the rate is that of the node
+    guess = CollectiveLibrary(bytes_per_s=1e9, latency_s=1e-6, network_nics="one")
 
     def predict(values: Mapping[str, float], rows: MeasuredRows) -> Floats:
         node = Node(num_gpus=num_gpus, library=guess.model_copy(update=dict(values)))
