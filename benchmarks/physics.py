@@ -2,8 +2,8 @@
 
 `python -m benchmarks.physics [--json] [--draws N] [--systems NAME ...]` prints for every machine
 
-    unequal_costs     random operators (GEMMs, fused kernels, streams, collectives) whose cost differs by more than
-                      1e-12 between two of the backends that price them
+    unequal_costs     random operators (GEMMs of the library, streams, collectives) whose cost differs by more than 1e-12
+                      between two of the backends that price them
     monotone_breaks   draws in which 10 % more CUs, clock, HBM bandwidth or link rate make a GEMM, a collective or a
                       step of both slower by more than 2 %, or in which more GPUs speed an all-reduce
 """
@@ -128,8 +128,6 @@ def gemm_prices(machine: Machine, precision: Precision, draws: Draws) -> Prices:
         numbers: dict[str, Any] = {"m": draws.m, "n": draws.n, "k": draws.k, "precision": precision}
         op = Gemm.model_construct(**numbers, shards=1, split="n", after=())
         prices["schedules"] = ChunkCosts(system, op, "cu", None).whole.seconds
-        if _has_waves(system, precision):
-            prices["fused kernels"] = ChunkCosts(system, op, "cu", 1.0).whole.seconds
         if system.gpu.persistent is not None and precision in ELEMENT_BYTES:
             prices["fused operators"] = kernel_cost(system, op).seconds
     if device is not None and _has_chip(device, precision):
@@ -149,10 +147,6 @@ def _has_gemms(system: System, precision: str) -> bool:
     except (ValueError, KeyError):
         return False
     return True
-
-
-def _has_waves(system: System, precision: str) -> bool:
-    return system.gpu.gemm is not None and system.gpu.peak_ratio(precision) is not None
 
 
 def _has_chip(device: System, precision: str) -> bool:

@@ -219,8 +219,9 @@ class Computation:
         at_once: all of it in one pass, else operand by operand.
         """
         passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
-        share, launch_s = self._system.gpu.stream_share, self._system.gpu.kernel_launch_s
-        reached = share * np.asarray(self._system.gpu.hbm_bytes_per_s)
+        # a kernel that streams does not reach all of the HBM's rate
+        reached = self._system.gpu.stream_share * np.asarray(self._system.gpu.hbm_bytes_per_s)
+        launch_s = self._system.gpu.kernel_launch_s
         self._node.submissions = self._node.submissions + 1
 
         def add(gpu: int) -> int:
@@ -231,10 +232,10 @@ class Computation:
                 self._machine.task_name(label, gpu),
                 "reduce",
                 after=[*operands, *self._node.on(gpu, self._last_kernel)],
-                # it has the HBM for longer than its bytes take
-                uses={self._machine.hbm[gpu]: passes / share},
+                uses={self._machine.hbm[gpu]: passes},
                 work=amount,
                 delay=launch_s,
+                cap=reached / passes,
                 lane="compute",
                 limiter="HBM",
                 alone_s=seconds,

@@ -22,6 +22,7 @@ from tests.support import shipped
 BACKEND: StepBackend = available("backend")["step"]()
 NETWORK = {
     "system.node.library.network_bytes_per_s": 25e9,
+    "system.node.library.network_nics": "one",
     "system.sources": {"node.library.network_bytes_per_s": {"provenance": "derived", "source": "made up"}},
 }
 """What a node lacks whose groups are to leave it; of `system=a100_8`."""
@@ -49,7 +50,10 @@ def tree(
         "optimizer": shipped("optimizer")[optimizer],
         "kernels": shipped("kernels")[kernels],
     }
-    ((root["system"].get("node") or {}).get("library") or {}).pop("protocols", None)
+    node = root["system"].get("node") or {}
+    if (node.get("library") or {}).pop("protocols", None):
+        for part in ("topology", "link_bytes_per_s"):  # links would carry what no protocols describe
+            node.pop(part, None)
     for path, value in (overrides or {}).items():
         set_path(root, path, value)
     return root

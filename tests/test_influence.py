@@ -43,15 +43,22 @@ def test_a_dry_run_refuses_what_the_run_would(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_a_number_that_only_some_schedules_read_is_reported_with_those_that_count_everywhere() -> None:
-    (note,) = check_typed(_planned(*DECODE, "system.gpu.hbm_bytes_per_s='5 TB/s'"))
-    assert note.startswith("system.gpu.hbm_bytes_per_s = 5 TB/s")
-    assert "system.gpu.peak_hbm_bytes_per_s" in note
+def test_a_number_that_only_some_schedules_read_is_reported() -> None:
+    (note,) = check_typed(_planned(*PREFILL, "system.gpu.kernel_launch_s='2.1 us'"))
+    assert note.startswith("system.gpu.kernel_launch_s = 2.1 us: is read in some points of the space")
+
+
+@pytest.mark.slow
+def test_a_rate_that_another_one_replaces_is_refused_with_that_one() -> None:
+    assert check_typed(_planned(*DECODE, "system.gpu.hbm_bytes_per_s='5 TB/s'")) == []
+    with pytest.raises(ConfigError, match=r"is not read by simulator=step .*set `system.gpu.hbm_bytes_per_s`"):
+        check_typed(_planned(*DECODE, "system.gpu.peak_hbm_bytes_per_s='5 TB/s'"))
 
 
 @pytest.mark.slow
 def test_a_count_that_hardly_changes_the_objective_is_reported_with_its_effect() -> None:
-    (note,) = check_typed(_planned(*PREFILL, "system.gpu.num_cus=200"))
+    assert check_typed(_planned(*PREFILL, "system.gpu.num_cus=200")) == []
+    (note,) = check_typed(_planned(*PREFILL, "model.vocab=32001"))
     assert "changes iteration_s by 0.0" in note
 
 
@@ -70,7 +77,7 @@ def test_a_file_of_the_user_that_changes_nothing_is_reported(tmp_path: Path) -> 
     (note,) = check_typed(_planned(*PREFILL, *SERIAL, "system=my_gpu", folder=tmp_path))
     assert "my_gpu.yaml" in note
     assert "matrix_flop_per_s_per_cu = 9 TFLOP/s" in note
-    assert "peak_hbm" not in note
+    assert "peak_hbm_bytes_per_s = 4 TB/s" in note  # the sustained rate counts
 
 
 def test_a_value_that_is_fixed_and_swept_on_one_line_is_refused() -> None:
