@@ -2,7 +2,7 @@
 
 `python -m benchmarks.physics [--json] [--draws N] [--systems NAME ...]` prints for every machine
 
-    unequal_costs     random operators (GEMMs of the library, streams, collectives) whose cost differs by more than 1e-12
+    unequal_costs     random operators (GEMMs of the library, streams, collectives) whose cost differs by over 1e-12
                       between two of the backends that price them
     monotone_breaks   draws in which 10 % more CUs, clock, HBM bandwidth or link rate make a GEMM, a collective or a
                       step of both slower by more than 2 %, or in which more GPUs speed an all-reduce
