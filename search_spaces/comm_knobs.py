@@ -30,7 +30,7 @@ _ORDERS = {
 
 
 class CommEngineKnobs(ScheduleKnobs):
-    """Knobs of the engine that moves the data.
+    """Knobs of the engine that moves the data. sums: collectives after a GEMM that the schedule overlaps.
 
     comm_engine: `dma` engines, or kernels on `comm_cus` reserved `cu`s.
     priority: owner of the memory requests that go first; it matters if the HBM can be over-subscribed.
@@ -43,6 +43,7 @@ class CommEngineKnobs(ScheduleKnobs):
     """
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after")
+    sums: ClassVar[tuple[str, ...]] = ("reduce_scatter",)
     ranks: ClassVar[tuple[str, ...]] = ("priority",)
     comm_engine: Annotated[CommEngine, knob(structural=True)]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu"}, ge=1, le=4096)]
@@ -56,6 +57,11 @@ class CommEngineKnobs(ScheduleKnobs):
     def mover(self) -> Mover:
         """Engine that moves data."""
         return self.comm_engine
+
+    @property
+    def mover_bytes_per_s(self) -> ArrayLike | None:
+        """Rate of a GPU's links [bytes/s] that the mover reaches; None for that of the machine."""
+        return None
 
     @property
     def kernel(self) -> ArrayLike | None:
@@ -126,9 +132,9 @@ def _order_rules(knobs: CommEngineKnobs, overlap: Overlap) -> Iterator[Rule]:
         supported = " or ".join(_ORDERS[name] for name in knobs.orders)
         rule = f"is {_ORDERS[order]}; this schedule overlaps {supported}"
         yield Rule("workload.operators", True, rule, overlap.collective.pattern)
-    elif (order == "before" and moved.reduces) or (order == "after" and moved.pattern != "reduce_scatter"):
-        rule = f"cannot come {order} the GEMM it belongs to"
-        way = "all_gather and all_to_all come before, reduce_scatter after; the others only beside"
+    elif (order == "before" and moved.reduces) or (order == "after" and moved.pattern not in knobs.sums):
+        rule = f"cannot come {order} the GEMM it belongs to in this schedule"
+        way = f"all_gather and all_to_all come before, {' and '.join(knobs.sums)} after; the others only beside"
         yield Rule("workload.operators.gather.pattern", True, rule, moved.pattern, way_out=way)
     elif knobs.comm_engine == "dma" and moved.reduces and order == "beside" and not knobs.near_memory:
         way = "schedule.comm_engine=cu, or schedule.near_memory=true"

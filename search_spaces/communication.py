@@ -21,7 +21,7 @@ from simulators.costs.transfer import (
     rate,
     setup,
     slowed_beside_gemm,
-    store_share,
+    tiles_share,
 )
 from simulators.hardware.machine import System
 from simulators.hardware.network import Route
@@ -179,7 +179,7 @@ class Communication:
         self._machine, self._graph, self._overlap = node.machine, node.builder, overlap
         self._added_bytes = accumulate_hbm_bytes(system, near_memory=knobs.near_memory)
         self._priority = int(knobs.priority == "compute")
-        self.adds = knobs.mover != "cu" and not knobs.near_memory
+        self.adds = knobs.mover in ("dma", "store") and not knobs.near_memory
         """Flag: a separate kernel adds the operands of a reduction, as DMA engines cannot."""
         self.movers = movers
         # incoming data is staged until it is used, not added on arrival or stored at its destination
@@ -353,8 +353,8 @@ class Communication:
     def _uses(self, route: Route, gpu: int, means: Means, *, cus_s_per_byte: Any) -> dict[int, ArrayLike]:
         """Use of resources per byte over a route to a GPU, with the local operand of a reduction."""
         uses = self._machine.uses(route, gpu)
-        if means.mode.engine == "store":  # concurrent stores share what all of them reach
-            share, hbm = store_share(self._system), set(self._machine.hbm)
+        if means.mode.engine in ("store", "switch"):  # concurrent ones share what all of them reach
+            share, hbm = tiles_share(self._system, means.mode), set(self._machine.hbm)
             uses = {name: load if name in hbm else np.divide(load, share) for name, load in uses.items()}
         if means.by_kernels:
             uses[self._machine.cu[gpu]] = cus_s_per_byte

@@ -54,7 +54,7 @@ class Pipeline:
         self._node = NodeGraph(system, self.collective.pattern, (system, workload, knobs))
         cus: ArrayLike = 0 if comm_cus is None or knobs.mover != "cu" else comm_cus
         self._movers: list[Means] = []
-        self.also(TransferMode(knobs.mover, cus, self.collective.pattern))
+        self.also(TransferMode(knobs.mover, cus, self.collective.pattern, knobs.mover_bytes_per_s))
         self.comm = Communication(self._node, system, overlap=overlap, knobs=knobs, movers=self._movers)
         self.compute = Computation(self._node, system, overlap, communication=self.comm, masked=masked)
 

@@ -16,6 +16,7 @@ class Serial(CommEngineKnobs):
     """The baseline: all communication exposed, no decomposition."""
 
     orders: ClassVar[tuple[str, ...]] = ("before", "after", "beside")
+    sums: ClassVar[tuple[str, ...]] = ("reduce_scatter", "all_reduce")
     family: Literal["serial"]
     comm_cus: None = None
 
@@ -28,7 +29,7 @@ class Serial(CommEngineKnobs):
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]
         if line.order == "after":
             produced = line.compute.gemm("gemm", size, overlapped=False)
-            arrived = line.comm.step("reduce_scatter", amounts, after=[produced])
+            arrived = line.comm.step(line.collective.pattern, amounts, after=[produced])
             if line.comm.adds:
                 line.compute.reduce("reduce", arrived)
         else:

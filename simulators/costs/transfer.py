@@ -15,11 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.protocols import protocol_seconds
 from simulators.hardware.machine import Gpu, System
-from simulators.hardware.network import Node, Pattern, Protocols, Route, links
+from simulators.hardware.network import Node, Pattern, Protocols, Route, SwitchRate, links
 
 CommEngine = Literal["cu", "dma"]
-Mover = Literal["cu", "dma", "store"]
-"""Engine of a transfer: kernels on CUs of their own, copy engines, or stores of the workgroups that compute."""
+Mover = Literal["cu", "dma", "store", "switch"]
+"""Engine of a transfer: kernels on CUs of their own, copy engines, stores of the workgroups that compute, or the switch
+of the node, which adds and copies what these workgroups order (multimem).
+"""
+_TILES = {"store": "stores of CUs", "switch": "switch"}
+"""Engines that are a part of the GEMM's kernel, and what bounds them where links do not."""
 _FILLED = 0.95  # share of the links from which they count as the limit, for its name alone
 
 
@@ -62,11 +66,15 @@ def _ring_routes(num_gpus: int, pattern: Pattern) -> list[Route]:
 
 @dataclass(frozen=True)
 class TransferMode:
-    """Transfers of a collective `pattern`, by DMA engines, by kernels on `cus` CUs, or by stores of a GEMM's kernel."""
+    """Transfers of a collective `pattern`, by DMA engines, by kernels on `cus` CUs, or by a GEMM's own kernel.
+
+    bytes_per_s: rate of a GPU's links that a kernel reaches which orders the switch; None for that of the node.
+    """
 
     engine: Mover
     cus: ArrayLike
     pattern: Pattern
+    bytes_per_s: ArrayLike | None = None
 
 
 SplitPolicy = Literal["whole", "even"]
@@ -77,10 +85,10 @@ def rate(
 ) -> Rates:
     """Payload rate of `route` while the routes `active` (itself included) run at once.
 
-    Stores of a GEMM's own workgroups: `store_share` of the link. DMA: min(share of the link, engines). An engine
-    serves one link (measured: engines have per-destination affinity), so a copy is split over the idle engines of its
-    link: over `whole` engines, or `even`ly, as if copies could share an engine. CU kernels: c CUs that move r bytes/s
-    each reach `link_utilisation(c r / B)` of the links in use, which have B in all.
+    A GEMM's own workgroups, and the switch by their orders: `tiles_share` of the link. DMA: min(share of the link,
+    engines). An engine serves one link (measured: engines have per-destination affinity), so a copy is split over the
+    idle engines of its link: over `whole` engines, or `even`ly, as if copies could share an engine. CU kernels: c CUs
+    that move r bytes/s each reach `link_utilisation(c r / B)` of the links in use, which have B in all.
     """
     capacity = links(system.node)
     shares = [
@@ -99,23 +107,37 @@ def rate(
         engine = np.asarray(dma.bytes_per_s) * max(1, engines // at_once if split == "whole" else engines / at_once)
         bound = "DMA engine" if np.all(engine < link) else "link"
         return Rates(np.minimum(link, engine), bound)
-    if by.engine == "store":  # workgroups store as they compute: no engine of copies limits them
-        share = store_share(system)
+    if by.engine in _TILES:  # workgroups move data as they compute: no engine of copies limits them
+        share = tiles_share(system, by)
         carried = np.all(share > _FILLED * system.gpu.cu_copy.link_efficiency)
-        return Rates(np.asarray(link * share), "link" if carried else "stores of CUs")
+        return Rates(np.asarray(link * share), "link" if carried else _TILES[by.engine])
     full = _cu_fill(system, active, by)
     return Rates(link * system.gpu.cu_copy.link_efficiency * full, "link" if np.all(full > _FILLED) else "copy CUs")
 
 
-def store_share(system: System) -> Any:
-    """Share of the links that all stores of a GEMM's own workgroups reach together: what CUs store, or links carry."""
-    copy = system.gpu.cu_copy
+def tiles_share(system: System, by: TransferMode) -> Any:
+    """Share of the links that a GEMM's own workgroups reach together: what CUs store, the switch or the links carry.
+
+    Raises ValueError for a switch that does not compute the collective.
+    """
+    copy, carried = system.gpu.cu_copy, sum(np.asarray(rate) for rate in links(system.node).values())
+    if by.engine == "switch":
+        reached = switched(system.node, by.pattern).bytes_per_s if by.bytes_per_s is None else by.bytes_per_s
+        return np.minimum(1.0, np.asarray(reached) / carried)
     # not measured: as kernels of copies
     share = copy.link_efficiency if copy.store_efficiency is None else copy.store_efficiency
     if copy.store_bytes_per_s_per_cu is None:
         return share
     stored = np.asarray(system.gpu.num_cus) * copy.store_bytes_per_s_per_cu
-    return np.minimum(share, stored / sum(np.asarray(rate) for rate in links(system.node).values()))
+    return np.minimum(share, stored / carried)
+
+
+def switched(node: Node, pattern: Pattern) -> SwitchRate:
+    """Constants of a collective that the node's switch computes. Raises ValueError if it does not."""
+    rates = {} if (switch := node.switch()) is None else {str(kind): each for kind, each in switch.collectives.items()}
+    if pattern not in rates:
+        raise ValueError(f"{pattern} is not computed by the switch: node.in_switch.collectives has no {pattern}")
+    return rates[pattern]
 
 
 def link_utilisation(demand: ArrayLike) -> NDArray[np.float64]:
@@ -143,7 +165,7 @@ def setup(system: System, *, by: TransferMode) -> ArrayLike:
     """
     if by.engine == "dma":
         return system.gpu.dma.setup_s
-    if by.engine == "store":  # no kernel of its own is launched
+    if by.engine in _TILES:  # no kernel of its own is launched
         return 0.0
     if (constants := _protocols(system, by.pattern)) is not None:
         return constants.launch_s
@@ -258,7 +280,7 @@ def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferM
     many fill hardly do. DMA engines: `dma_beside_gemm`.
     """
     contention = system.gpu.contention
-    if by.engine == "store":
+    if by.engine in _TILES:
         return np.ones(())
     if by.engine == "dma":
         return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))

@@ -34,7 +34,7 @@ class ScheduleSystem(View):
         *("gpu.num_cus", "gpu.num_links", "gpu.persistent", "gpu.power", "gpu.loaded", "gpu.llc", "gpu.pim"),
         *("gpu.tracker", "gpu.shader_engines", "gpu.peak_flop_per_s", "gpu.efficiency"),
         *("gpu.fitted_on", "gpu.peak_cus", "gpu.stream_efficiency", "gpu.clock"),
-        *("node.num_gpus", "node.hop_latency_s", "node.library", "fabric"),
+        *("node.num_gpus", "node.hop_latency_s", "node.library", "node.in_switch", "fabric"),
     )
     most: ClassVar[Mapping[str, int]] = {"node.num_gpus": 64}
     only_for: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {

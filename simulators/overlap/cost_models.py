@@ -43,7 +43,9 @@ def model_rules(system: System, workload: Workload, schedule: Schedule) -> Itera
 
 
 def reads_fact(design: OverlapDesign, path: str) -> bool:
-    """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles for waves."""
+    """Return whether a design reads the constant at a path: fitted ones of its precisions, tiles, or of the switch."""
+    if path.startswith("system.node.in_switch."):
+        return getattr(design.schedule, "mover", None) == "switch"
     models = {precision: design.system.gemm_model(precision) for precision in gemm_precisions(design.workload)}
     if path.startswith("system.gpu.gemm."):
         return "waves" in models.values()

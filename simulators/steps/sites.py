@@ -15,8 +15,8 @@ makespan, M_0 that of the same GEMM and collective one after the other, and T_0 
     T = T_0 M / M_0      of which T (GEMM runs) / M counts as compute, and what is left as exposed communication
 
 so that launches, clocks and kernels of the iteration count the same for every schedule. Where tokens are not split, a
-schedule other than serial sums an all-reduce in two steps, the reduce-scatter by the schedule and an all-gather after
-it. Schedules of a collective `beside` a GEMM take that of the weights' gradients.
+schedule sums an all-reduce in two steps, the reduce-scatter by the schedule and an all-gather after it, or by itself
+(GEMM and all-reduce in one kernel). Schedules of a collective `beside` a GEMM take that of the weights' gradients.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class SiteSchedules:
         # the gradients of weights run with the collective
         gemm = at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm
         # schedules sum by reduce-scatter; an all-gather completes it
-        in_two_steps = exchange.pattern == "all_reduce" and not _runs_beside(schedule)
+        in_two_steps = _in_two_steps(schedule, exchange)
         pattern: Pattern = "reduce_scatter" if in_two_steps else exchange.pattern
         moved = collective(Exchange(pattern, exchange.payload_bytes), group)
         after = collective(Exchange("all_gather", exchange.payload_bytes), group).seconds if in_two_steps else 0.0
@@ -241,7 +241,7 @@ class SiteSchedules:
         run = plugins.load("engine", ENGINE).run(graph)
         total = float(costs[gemm].seconds + costs[at.collective].seconds)
         after = 0.0
-        if exchange.pattern == "all_reduce" and not _runs_beside(schedule):
+        if _in_two_steps(schedule, exchange):
             after = total - float(costs[gemm].seconds / self._computing(graph))
         length = (total - after) / float(run.makespan[0])
         begun = -float(costs[at.collective].seconds) if at.collective < gemm else 0.0  # a gather comes before its GEMM
@@ -268,7 +268,7 @@ class SiteSchedules:
             split = {"shards": tp, "split": "n" if order == "before" else "k"}
             # sizes of all GPUs: outputs or inner dimension are split
             split |= {"n": n * tp, "k": k} if order == "before" else {"n": n, "k": k * tp}
-        pattern = "reduce_scatter" if order == "after" else exchange.pattern
+        pattern = "reduce_scatter" if _in_two_steps(schedule, exchange) else exchange.pattern
         cols = k if order == "before" else n
         rows = np.asarray(work.n)
         if order == "beside":  # the tensor has as many bytes as that of the collective
@@ -329,6 +329,12 @@ def _taken(column: Floats, places: NDArray[np.intp]) -> Floats:
 
 def _runs_beside(schedule: Any) -> bool:
     return bool(getattr(schedule, "orders", ()) == ("beside",))
+
+
+def _in_two_steps(schedule: Any, exchange: Exchange) -> bool:
+    """Whether a schedule sums an all-reduce by a reduce-scatter, which an all-gather completes."""
+    whole = _runs_beside(schedule) or "all_reduce" in getattr(schedule, "sums", ())
+    return exchange.pattern == "all_reduce" and not whole
 
 
 def _rectangle(exchange: Exchange, element_bytes: int) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ A row names GPU, collective, sizes, and the software that overlaps, which is the
 (`gemm_collective.yaml` says which); baseline and overlap are then designs of the overlap backend on the machine of that
 GPU, and nothing knows the row's times but the reading of its sizes: whether n (of a GEMM before a reduction: k) is of
 the whole problem or of one GPU: the reading counts whose predicted baseline is nearer to the measured one, or the whole
-problem where no baseline is given.
+problem where no baseline is given. k before an all-reduce is of one GPU.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _NODE = 8  # GPUs of the machines that are shipped for schedules
 _OPS: Mapping[str, tuple[str, str, Place]] = {
     "ag_gemm": ("all_gather", "n", "before"),
     "gemm_rs": ("reduce_scatter", "k", "after"),
+    "GEMM+AR": ("all_reduce", "k", "after"),
 }
 
 
@@ -110,7 +111,7 @@ def _unpredictable(cells: Mapping[str, str]) -> str | None:
     """The first reason why a row cannot be predicted; None if it can."""
     gpus = cells["gpus"] or str(_NODE)
     reasons = {
-        f"{cells['op']}: no single GEMM with an all-gather before or a reduce-scatter after it": cells["op"] in _OPS,
+        f"{cells['op']}: no single GEMM with an all-gather before or a sum after it": cells["op"] in _OPS,
         "no sizes": all(cells[name].isdigit() for name in ("m", "n", "k")),
         f"no such format: {cells['dtype']}": cells["dtype"] in ELEMENT_BYTES,
         "no overlapped time": bool(cells["speedup"]),
@@ -137,12 +138,13 @@ def _settings() -> Mapping[str, Any]:
     return settings
 
 
-def _software(cells: Mapping[str, str]) -> Implementation | None:
-    """The implementation of a row's method at its operator; None where there is none."""
+def _software(cells: Mapping[str, str]) -> tuple[Implementation, Implementation] | None:
+    """Implementations of a row's baseline and of its method at its operator; None where there is none."""
     for method in _settings()["methods"]:
         if all(re.fullmatch(pattern, cells.get(column, "")) for column, pattern in method["match"].items()):
             software = _named(method["implementation"])
-            return software if _OPS[cells["op"]][2] in software.schedules else None
+            baseline = _named(method.get("baseline", _settings()["baseline"]))
+            return (baseline, software) if _OPS[cells["op"]][2] in software.schedules else None
     return None
 
 
@@ -164,8 +166,9 @@ def predict_overlap(
     names = ("baseline_ms", "overlapped_ms")
     baseline, overlapped = (float(cells[name]) * 1e-3 if cells[name] else None for name in names)
     machine = merged(_machine(cells), changes or {})
-    # two readings of the sizes: of all GPUs, or of one
-    readings = [_times(cells, machine, whole=whole, knobs=knobs) for whole in (True, False)]
+    # two readings of the sizes: of all GPUs, or of one; tables of all-reduces say that k is of one
+    wholes = (False,) if _OPS[cells["op"]][0] == "all_reduce" else (True, False)
+    readings = [_times(cells, machine, whole=whole, knobs=knobs) for whole in wholes]
     times = readings[0]
     if baseline is not None:
         # ratios: half and twice are as far off
@@ -199,7 +202,7 @@ def _times(
     cus = system["gpu"]["cu_copy"]["num_cus"]
     software, place = _software(cells), _OPS[cells["op"]][2]
     assert software is not None
-    schedules = [each.tree(place, knobs=knobs) for each in (_named(_settings()["baseline"]), software)]
+    schedules = [each.tree(place, knobs=knobs) for each in software]
     schedules = [{**tree, **({"comm_cus": cus} if "comm_cus" in tree else {})} for tree in schedules]
     backend = OverlapBackend("fluid")
     designs = [backend.design({"system": system, "workload": workload, "schedule": knobs}) for knobs in schedules]
