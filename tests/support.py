@@ -279,8 +279,8 @@ def design_tree(
     """The tree of a shipped schedule on a shipped node with values set by dotted path. shape: (m, n, k).
 
     A schedule that runs a collective beside a GEMM has one of the size of A, of 64 KiB at least: a row for each of 64
-    GPUs. One that runs nothing before a GEMM has an all-reduce after it, and the node what T3 adds. One of streams has
-    three such GEMMs on one GPU.
+    GPUs. One that runs nothing before a GEMM has an all-reduce after it, and the node what T3 adds, or a switch that
+    adds. One of streams has three such GEMMs on one GPU.
     """
     m, n, k = shape
     knobs, system = shipped("schedule")[schedule], shipped("system")["mi300x_8"]
@@ -290,6 +290,8 @@ def design_tree(
         system = shipped("system")["mi100"]
     elif orders == ("beside",):
         entry |= {"payload_bytes": max(1 << 16, 2 * m * k)}
+    elif knobs["family"] == "in_switch":
+        system, pattern = shipped("system")["h100_8"], "all_reduce"
     elif orders == ("after",):
         pattern = pattern if pattern in AFTER else "all_reduce"
         merged(merged(system, shipped("pim")["hbm3_strawman"]), shipped("study")["t3_mi300x"]["system"])

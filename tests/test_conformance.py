@@ -817,7 +817,7 @@ def _values(annotation: Any) -> st.SearchStrategy[Any]:
 MASKED = [
     name
     for name, kind in FAMILIES.items()
-    if "comm_engine" in kind.model_fields and name not in {"signalled", "synthesised"}
+    if "comm_engine" in kind.model_fields and name not in {"in_switch", "signalled", "synthesised"}
 ]
 """Families that may take CUs from their GEMM, by `comm_cus`; the kernels of the others slow it instead, or in steps."""
 

@@ -115,13 +115,18 @@ def follows() -> Iterator[str]:
         yield f"| {text} | {row['published']:g} {row['unit']} | {row['ours']:.3g} {row['unit']} | {verdict} |"
 
 
+_OVERLAPS = ("gemm_collective", "gemm_allreduce")
+"""Tables of overlaps of a GEMM and its collective, of other projects."""
+
+
 def overlaps() -> Iterator[str]:
     """A sentence on the measured overlaps of a GEMM and its collective, and errors by GPU."""
-    rows, skipped = predict_overlaps(conf_dir() / "data" / "overlap" / "gemm_collective.csv")
+    tables = [predict_overlaps(conf_dir() / "data" / "overlap" / f"{name}.csv") for name in _OVERLAPS]
+    rows, not_predicted = [row for rows, _ in tables for row in rows], sum(sum(each.values()) for _, each in tables)
     unseen = [row for row in rows if not row.fitted]
     sign = np.mean([row.right_sign for row in unseen])
     yield (
-        f"{len(rows)} of {len(rows) + sum(skipped.values())} rows are predicted, of which"
+        f"{len(rows)} of {len(rows) + not_predicted} rows are predicted, of which"
         f" {len(rows) - len(unseen)} fitted a constant and are not judged. Of the other {len(unseen)} the sign of the"
         f" gain is right in {100 * sign:.0f} %, and the speed-up is off by {_percent(_median(unseen))} in the median"
         f" (ideal overlap: {_percent(_median(unseen, _ideal))}, no overlap: {_percent(_median(unseen, _none))})."
