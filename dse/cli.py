@@ -30,12 +30,14 @@ from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printabl
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
+_GARBAGE = (50_000, 20, 20)  # for each 700 objects, imports alone would be searched hundreds of times, for nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Nothing that a user can cause ends in a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     atexit.register(gc.freeze)  # or the interpreter spends a second at its end on looking for garbage
+    gc.set_threshold(*_GARBAGE)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import gc
 import importlib
 import io
 import math
@@ -132,6 +133,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             counts[name] += 1
         if any(map(item.get_closest_marker, ("more", "nightly"))):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of collected tests out of each search for garbage, and search less often."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @functools.cache
