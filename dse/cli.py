@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dse import __version__, plugins
-from dse.config.flags import DRY_RUN, OWN_FLAGS, VERBOSE, overrides, own_folder
-from dse.config.options import conf_dir, list_options, search_path
+from dse.config.options import DRY_RUN, OWN_FLAGS, VERBOSE, conf_dir, list_options, overrides, own_folder, search_path
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
