@@ -274,7 +274,9 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
 
 
 @pytest.mark.slow
-def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_report_redraws_what_is_stored_without_evaluating_anything(
+    study: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(study[0], tmp_path / "copy", symlinks=True)
     run = latest(tmp_path / "copy").resolve()
     page = list(run.glob("*.html"))  # where a plug-in writes it
@@ -285,12 +287,13 @@ def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tupl
         path.unlink()
     (run / "rule.json").unlink()  # what the study adds is written anew, as figures are
     stored = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}
-    done = python("-m", "dse", "results", "report", "study=ficco_sweep", folder=tmp_path / "copy")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path / "copy")
+    assert main(["results", "report", "study=ficco_sweep"]) == 0
     again = [*(run / "figures").iterdir(), run / "claims.json", run / "rule.json", *page]
     assert {path.name: path.read_bytes() for path in again} == before
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in stored} == stored
-    assert "hetero_fused_1d" in done.stdout or "best makespan_s" in done.stdout
+    output = capsys.readouterr().out
+    assert "hetero_fused_1d" in output or "best makespan_s" in output
 
 
 @pytest.mark.slow
