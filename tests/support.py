@@ -70,6 +70,8 @@ if os.environ.get("CI"):
     providers._get_local_constants = lambda: providers._local_constants
 
 
+gc.set_threshold(50_000, 20, 20)  # importing test modules makes millions of objects, and hardly any garbage
+
 _COMPOSE, _LOAD = hydra.compose, OmegaConf.load
 
 UNMARKED_S = 8.0
@@ -136,9 +138,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of collected tests out of each search for garbage, and search less often."""
+    """Leave thousands of collected tests out of each search for garbage."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @functools.cache

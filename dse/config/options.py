@@ -7,6 +7,7 @@ when a group that has one is asked for its options, or for one that no file of t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +33,7 @@ _HEAD = 200  # characters of a file in which its directives are
 _NAMES = ("description", "question")  # of what an option says of itself
 
 
+@functools.cache
 def conf_dir() -> Path:
     """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
     package = Path(__file__).resolve().parents[1]
