@@ -605,7 +605,8 @@ def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFi
     assert main([*RUN, space, "+space.case.x=choice(1,0.5)", "simulator.timeout_s=1", "executor.jobs=2"]) == 3
     message = capsys.readouterr().err
     assert "Traceback" not in message
-    assert "exit code 3: 6 points failed" in message
+    assert "exit code 3: 6 of 10 points failed" in message
+    assert "the first with: CRASH SIGSEGV" in message
     table = dse.load("mine")
     assert [table["case.fault"].tolist(), table["case.x"].tolist()] == [
         [f for f in faults for _ in range(2)],
