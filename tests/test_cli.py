@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from dse.results.selection import Selection
 from dse.study.plan import Plan, plan
 from dse.values import keys_to_hex
 from studies.ficco import STUDY
-from tests.support import CONF, shipped
+from tests.support import CONF, QUIET, shipped, until
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
@@ -49,12 +48,6 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def latest(folder: Path) -> Path:
     """The newest run of the shipped study below a folder."""
     return folder / "outputs" / "ficco_sweep" / "latest"
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 # Help
@@ -438,15 +431,7 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
     sweep = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
-    words = [
-        "study=ficco_sweep",
-        sweep,
-        "simulator=event",
-        "tracking=none",
-        "fidelity=none",
-        "figures=none",
-        f"executor.jobs={jobs}",
-    ]
+    words = ["study=ficco_sweep", sweep, "simulator=event", *QUIET, f"executor.jobs={jobs}"]
     running = subprocess.Popen(
         [sys.executable, "-m", "dse", *words],
         cwd=tmp_path,
@@ -479,14 +464,6 @@ def lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def until(holds: Callable[[], bool], *, seconds: float) -> bool:
-    """Wait for something to hold; whether it does."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.05)
-    return holds()
 
 
 # Refusing
