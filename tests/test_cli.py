@@ -35,7 +35,8 @@ from tests.support import CONF, QUIET, shipped, until
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
-HEAVY = ("mlflow", "matplotlib", "pandas", "optuna", "hydra", "simpy", "joblib", "scipy", "sqlalchemy")
+LATER = ("mlflow", "matplotlib", "pandas", "optuna", "simpy", "joblib", "scipy", "sqlalchemy")
+HEAVY = ("hydra", *LATER)
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -90,9 +91,20 @@ def test_a_word_that_is_no_command_is_told_what_it_may_have_meant(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])
-def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str, tmp_path: Path) -> None:
-    ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(HEAVY)!r}))"
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (None, HEAVY),
+        (["--help"], HEAVY),
+        (["study=ficco_sweep", "run.nonsense=1"], ("numba", *LATER)),
+        (["study=ficco_sweep", "system.gpu.num_cus=0"], ("numba", *LATER)),
+    ],
+)
+def test_neither_the_package_nor_help_nor_a_refusal_imports_anything_heavy(
+    words: list[str] | None, heavy: tuple[str, ...], tmp_path: Path
+) -> None:
+    statement = "import dse" if words is None else f"from dse.cli import main; main({words})"
+    ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(heavy)!r}))"
     assert python("-c", ask, folder=tmp_path).stdout.splitlines()[-1] == "imported: []"
 
 
