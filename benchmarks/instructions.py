@@ -193,8 +193,10 @@ def operations(name: str) -> int:
     """Operations of the interpreter that a kernel takes in Python, with all that it calls in its own module."""
     import numpy as np
 
+    from simulators.compiled import dispatcher_of
+
     compiled, arguments = kernel_of(name)
-    kernel = compiled.__dict__["dispatcher"].py_func
+    kernel = dispatcher_of(compiled).py_func
     plain = {part: value.py_func for part, value in kernel.__globals__.items() if hasattr(value, "py_func")}
     count = 0
 

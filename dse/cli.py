@@ -23,19 +23,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dse import __version__, plugins
-from dse.config.flags import DRY_RUN, OWN_FLAGS, VERBOSE, overrides, own_folder
-from dse.config.options import conf_dir, list_options, search_path
+from dse.config.options import DRY_RUN, OWN_FLAGS, VERBOSE, conf_dir, list_options, overrides, own_folder, search_path
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], int]
+_GARBAGE = (50_000, 20, 20)  # for each 700 objects, imports alone would be searched hundreds of times, for nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Nothing that a user can cause ends in a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     atexit.register(gc.freeze)  # or the interpreter spends a second at its end on looking for garbage
+    gc.set_threshold(*_GARBAGE)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no µ is no reason to fail

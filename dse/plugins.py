@@ -204,10 +204,15 @@ def places(package: str) -> tuple[Path, ...]:
     return tuple(map(Path, (spec.submodule_search_locations if spec else None) or ()))
 
 
-def configurations() -> list[Path]:
+def configurations() -> tuple[Path, ...]:
     """Folders of configuration that other distributions bring."""
-    folders = [place / "conf" for name in roots()[len(PACKAGES) :] for place in places(name)]
-    return [folder for folder in folders if folder.is_dir()]
+    return _configurations(roots()[len(PACKAGES) :])
+
+
+@cached_until_refresh
+def _configurations(packages: tuple[str, ...]) -> tuple[Path, ...]:
+    folders = [place / "conf" for name in packages for place in places(name)]
+    return tuple(folder for folder in folders if folder.is_dir())
 
 
 def _packages(attribute: str) -> list[str]:

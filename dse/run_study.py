@@ -22,7 +22,7 @@ from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.record import evaluate_probes, write_files, write_provenance
-from dse.study.run import Findings, Support
+from dse.study.run import FAILED, Findings, Support
 from dse.study.run import run as search
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def _present(planned: Plan, outputs: Outputs, drawing: FigureWorkers) -> None:
 
 def _has_failed(planned: Plan, findings: Findings) -> bool:
     """Tell, and return, whether more points failed than may, or none is within what rules and limits allow."""
-    failed, most = (
-        findings.statuses["failed"] + findings.statuses["invalid"],
-        planned.settings.executor.max_failed_fraction,
-    )
+    failed, most = sum(findings.statuses[name] for name in FAILED), planned.settings.executor.max_failed_fraction
     if findings.num_rows and not failed and not findings.statuses["ok"]:
         counts = ", ".join(f"{count} {status}" for status, count in findings.statuses.most_common())
         print(
@@ -96,11 +93,9 @@ def _has_failed(planned: Plan, findings: Findings) -> bool:
         return True
     if failed <= most * findings.num_rows:
         return False
-    way = "look at `status` and `reason` in results.parquet, evaluate them again with store.retry=[failed,invalid]"
-    print(
-        f"exit code 3: {failed} points failed, more than executor.max_failed_fraction = {most:g} ({way})",
-        file=sys.stderr,
-    )
+    way = "all reasons are in results.parquet; evaluate them again with store.retry=[failed,invalid]"
+    count = f"{failed} of {findings.num_rows} points failed, more than executor.max_failed_fraction = {most:g}"
+    print(f"exit code 3: {count}, the first with: {findings.failure} ({way})", file=sys.stderr)
     return True
 
 

@@ -19,11 +19,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
-from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Lawful, Metric, Result, Results, Simulator, check_laws, check_results
 from dse.values import content_key, content_keys, keys_to_hex, leaves
@@ -106,13 +105,6 @@ def check_evaluation(
         for place in range(results.size):
             _assert_equal(again[place], _without(results[place], timed), 0.0, "evaluated again")
             _assert_equal(alone[place], _without(results[place], timed), tolerance, "a design alone and in its grid")
-
-
-def check_designs(backend: Backend, designs: Iterable[BaseModel]) -> None:
-    """Check that every design is what its own tree is validated to, so that a study can be planned again."""
-    for design in designs:
-        again = backend.design(design.model_dump())
-        assert content_key(again) == content_key(design), "a design is the design of its own tree"
 
 
 def _without(result: Result, names: Collection[str]) -> Result:

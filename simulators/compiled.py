@@ -1,6 +1,7 @@
 """Compilation of kernels with numba: cached on disk, without the interpreter lock, with a writable cache folder.
 
-Machine code is cached by the file of the kernel, so that the functions it calls must be in the same file.
+Machine code is cached by the file of the kernel, so that the functions it calls must be in the same file. The first
+call of a kernel imports numba, which takes longer than all that refuses a wrong value.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ def check_cache(options: Mapping[str, str]) -> Iterator[DoctorCheck]:
     def double(number: float) -> float:
         return 2.0 * number
 
-    dispatcher = _compile(double, {}).__dict__["dispatcher"]
+    dispatcher = dispatcher_of(_compile(double, {}))
     is_right = dispatcher(21.0) == double(21.0)
     folder = dispatcher.stats.cache_path
     if not is_right or folder is None:
@@ -46,26 +48,46 @@ def flat(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def inline_always(part: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a part of a `flat` kernel in the same file to be inlined at every use: for inner loops."""
-    from numba import njit
-
-    compiled: Callable[..., Any] = njit(inline="always", **_FLAT)(part)
-    return compiled
+    return _part(part, {"inline": "always"})
 
 
 def inline_never(part: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a part of a `flat` kernel in the same file to be called: for rare cases."""
-    from numba import njit
-
-    compiled: Callable[..., Any] = njit(**_FLAT)(part)
-    return compiled
+    return _part(part, {})
 
 
+def _part(part: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """The part as it is: it is compiled, and takes its own place in its module, with the first kernel there."""
+    _PARTS.setdefault(part.__module__, {})[part.__name__] = options
+    return part
+
+
+_PARTS: dict[str, dict[str, dict[str, Any]]] = {}  # module -> part that is not compiled yet -> options
+_LOCK = threading.Lock()  # several threads may be the first to call a kernel
 _COMPILING = "DSE_COMPILING"  # modules whose compilation was told
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 
 def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Compile a kernel.
+    """Compile a kernel on its first call."""
+
+    @functools.cache
+    def dispatcher() -> Any:
+        return _dispatcher(kernel, options)
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        compiled = dispatcher_of(call)
+        if not compiled.signatures and not _has_machine_code(compiled, kernel):
+            _tell_compilation(kernel.__module__)
+        return compiled(*arguments)
+
+    call.__dict__["dispatcher"] = dispatcher
+    return call
+
+
+def _dispatcher(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """The dispatcher of numba for a kernel, whose parts are compiled with it.
 
     Without `fastmath`, so that results have the same bits on every machine. The code is cached beside the module, or in
     the user's cache folder if that is read-only (never in a shared folder: cached code is executed), or not at all.
@@ -74,20 +96,19 @@ def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..
         os.environ.setdefault("NUMBA_CACHE_DIR", str(Path.home() / ".cache" / "dse" / "numba"))
     from numba import njit
 
+    names = kernel.__globals__  # numba looks there for what a kernel calls
+    for name, chosen in _PARTS.pop(kernel.__module__, {}).items():
+        names[name] = njit(**_FLAT, **chosen)(names[name])
     try:
-        dispatcher = njit(cache=True, nogil=True, **options)(kernel)
+        return njit(cache=True, nogil=True, **options)(kernel)
     except RuntimeError:  # numba: no locator available
-        dispatcher = njit(nogil=True, **options)(kernel)
+        return njit(nogil=True, **options)(kernel)
 
-    @functools.wraps(kernel)
-    def call(*arguments: Any) -> Any:
-        if not dispatcher.signatures and not _has_machine_code(dispatcher, kernel):
-            _tell_compilation(kernel.__module__)
-        return dispatcher(*arguments)
 
-    call.__dict__["dispatcher"] = dispatcher  # for inspection of its machine code
-
-    return call
+def dispatcher_of(kernel: Callable[..., Any]) -> Any:
+    """The dispatcher of a kernel of `compile_lazily` or `flat`, for inspection of its machine code."""
+    with _LOCK:
+        return kernel.__dict__["dispatcher"]()
 
 
 def _tell_compilation(module: str) -> None:
@@ -100,8 +121,8 @@ def _tell_compilation(module: str) -> None:
 
 def is_compiled(kernel: Callable[..., Any]) -> bool:
     """Return whether a kernel of `compile_lazily` has machine code, here or on disk: a call does not compile it."""
-    dispatcher = kernel.__dict__["dispatcher"]
-    return bool(dispatcher.signatures) or _has_machine_code(dispatcher, dispatcher.py_func)
+    compiled = dispatcher_of(kernel)
+    return bool(compiled.signatures) or _has_machine_code(compiled, compiled.py_func)
 
 
 def _has_machine_code(dispatcher: Any, kernel: Callable[..., Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import gc
 import importlib
 import io
 import math
@@ -35,6 +36,7 @@ from pydantic import BaseModel
 from dse.backend import Backend, Batch, Result
 from dse.plugins import PACKAGES, available, configurations
 from dse.space import get_path, set_path
+from dse.tracking.database import open_store
 from dse.values import leaves
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Pattern
@@ -52,6 +54,9 @@ SOURCES = [
     *sorted(path for path in REPOSITORY.glob("plugins/*/dse_*") if path.is_dir()),
 ]
 """Folders of the packages, and of those of the plug-ins beside them."""
+QUIET = ("tracking=none", "fidelity=none", "figures=none", "timeline=false")
+"""Words of a study of which a test reads the table."""
+SERIAL = ["study=ficco_sweep", "schedule=serial", "workload.only=[g4]", *QUIET]
 
 # A loaded machine is slow, not wrong: no deadline. CI draws the same few examples in every run.
 # Explaining a failure would run a simulation thousands of times more.
@@ -68,6 +73,8 @@ if os.environ.get("CI"):
     # Constants of the modules that are loaded would be drawn too, and a worker loads others in every run.
     providers._get_local_constants = lambda: providers._local_constants
 
+
+gc.set_threshold(50_000, 20, 20)  # importing test modules makes millions of objects, and hardly any garbage
 
 _COMPOSE, _LOAD = hydra.compose, OmegaConf.load
 
@@ -132,6 +139,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             counts[name] += 1
         if any(map(item.get_closest_marker, ("more", "nightly"))):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of collected tests out of each search for garbage."""
+    gc.freeze()
 
 
 @functools.cache
@@ -346,6 +358,31 @@ def shared() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in which commands are given; what they read may lie around it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def until(holds: Callable[[], bool], *, seconds: float) -> bool:
+    """Wait for something to hold; whether it does."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of MLflow, to be copied; building one takes a second."""
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    open_store(f"sqlite:///{file}")
+    return file
 
 
 @pytest.fixture(scope="session")

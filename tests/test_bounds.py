@@ -28,10 +28,7 @@ CUS = "+space.system.gpu.num_cus"
 RATE = "+space.system.gpu.hbm_bytes_per_s"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to run in."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture
@@ -99,9 +96,9 @@ def test_a_range_has_as_many_values_as_it_is_counted_to_have(start: int, length:
 
 
 @pytest.fixture(params=["device", "FIFO", "folder", "socket", "large"])
-def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def odd(request: pytest.FixtureRequest, elsewhere: Path) -> Iterator[tuple[Path, str]]:
     """A path that is no file to read, and what is said of it."""
-    path, kind = tmp_path / "odd.csv", str(request.param)
+    path, kind = elsewhere / "odd.csv", str(request.param)
     if kind == "device":
         yield Path("/dev/zero"), "a device"
     elif kind == "FIFO":
@@ -139,10 +136,10 @@ def test_only_a_plain_file_of_a_bounded_size_is_read(reader: str, odd: tuple[Pat
 
 @pytest.mark.slow
 def test_every_command_that_reads_a_named_file_refuses_what_is_none(
-    odd: tuple[Path, str], refused: Callable[..., str], tmp_path: Path
+    odd: tuple[Path, str], refused: Callable[..., str], elsewhere: Path
 ) -> None:
     path, part = odd
-    (tmp_path / "odd.yaml").symlink_to(path)
+    (elsewhere / "odd.yaml").symlink_to(path)
     for words in (
         [*S, f"workload.shapes={path}"],
         ["profile", "seqpoint", f"data={path}"],
@@ -151,15 +148,15 @@ def test_every_command_that_reads_a_named_file_refuses_what_is_none(
         assert part in refused(*words)
 
 
-def test_a_file_of_proc_that_never_ends_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
+def test_a_file_of_proc_that_never_ends_is_read_no_further_than_its_bound(elsewhere: Path) -> None:
     path = Path("/proc/self/maps")  # it says that it has no bytes
     assert path.stat().st_size == 0
     with pytest.raises(ConfigError, match="is larger than 10 bytes"):
         files.read_bytes(path, "data", most=10)
 
 
-def test_nobody_waits_for_a_file_that_became_a_fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.csv"
+def test_nobody_waits_for_a_file_that_became_a_fifo(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = elsewhere / "a.csv"
     os.mkfifo(path)
     monkeypatch.setattr(files, "irregular", lambda path, most: "")
     with pytest.raises(ConfigError, match="a FIFO"):
@@ -184,11 +181,11 @@ BOMBS = {
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job", "--resolve"]], ids=["run", "cfg"])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_what_interpolations_come_to_is_weighed_before_they_are_resolved(
-    kind: str, flags: list[str], refused: Callable[..., str], tmp_path: Path
+    kind: str, flags: list[str], refused: Callable[..., str], elsewhere: Path
 ) -> None:
-    (tmp_path / "conf" / "study").mkdir(parents=True)
+    (elsewhere / "conf" / "study").mkdir(parents=True)
     bomb, part = BOMBS[kind]
-    (tmp_path / "conf" / "study" / "mine.yaml").write_text(f"# @package study\nname: mine\n{bomb}", encoding="utf-8")
+    (elsewhere / "conf" / "study" / "mine.yaml").write_text(f"# @package study\nname: mine\n{bomb}", encoding="utf-8")
     message = refused("study=mine", "--config-dir=conf", *flags)
     assert part in message
     assert "study.a" in message
@@ -244,10 +241,10 @@ def test_flags_that_do_not_go_together_are_refused(flags: list[str], refused: Ca
 @pytest.mark.parametrize("flags", [[], ["--cfg", "job"], ["--multirun"]], ids=["run", "cfg", "multirun"])
 @pytest.mark.parametrize("text", ["3\n", "mi300x_8\n", "'a: b'\n"])
 def test_a_file_of_one_value_is_no_configuration(
-    text: str, flags: list[str], refused: Callable[..., str], tmp_path: Path
+    text: str, flags: list[str], refused: Callable[..., str], elsewhere: Path
 ) -> None:
-    (tmp_path / "conf" / "system").mkdir(parents=True)
-    (tmp_path / "conf" / "system" / "mine.yaml").write_text(text, encoding="utf-8")
+    (elsewhere / "conf" / "system").mkdir(parents=True)
+    (elsewhere / "conf" / "system" / "mine.yaml").write_text(text, encoding="utf-8")
     message = refused(*S, "system=mine", "--config-dir=conf", *flags)
     assert "mine.yaml = " in message
     assert "holds one value and no keys (write it as key: value)" in message

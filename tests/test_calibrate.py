@@ -52,15 +52,6 @@ HEADER = (
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
 def device(tmp_path: Path) -> Path:
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(DEVICE))

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,12 @@ from dse.results.selection import Selection
 from dse.study.plan import Plan, plan
 from dse.values import keys_to_hex
 from studies.ficco import STUDY
-from tests.support import CONF, shipped
+from tests.support import CONF, QUIET, shipped, until
 
 SMALL = ["study=ficco_sweep", "workload.only=[g4]", "tracking=none", "fidelity=none"]
 FAST = ["schedule=serial", "workload.only=[g4]", "tracking=none", "fidelity=none", "figures=none"]
-HEAVY = ("mlflow", "matplotlib", "pandas", "optuna", "hydra", "simpy", "joblib", "scipy", "sqlalchemy")
+LATER = ("mlflow", "matplotlib", "pandas", "optuna", "simpy", "joblib", "scipy", "sqlalchemy")
+HEAVY = ("hydra", *LATER)
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -49,12 +49,6 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def latest(folder: Path) -> Path:
     """The newest run of the shipped study below a folder."""
     return folder / "outputs" / "ficco_sweep" / "latest"
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 # Help
@@ -97,9 +91,20 @@ def test_a_word_that_is_no_command_is_told_what_it_may_have_meant(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("statement", ["import dse", "from dse.cli import main; main(['--help'])"])
-def test_neither_the_package_nor_its_help_imports_anything_heavy(statement: str, tmp_path: Path) -> None:
-    ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(HEAVY)!r}))"
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (None, HEAVY),
+        (["--help"], HEAVY),
+        (["study=ficco_sweep", "run.nonsense=1"], ("numba", *LATER)),
+        (["study=ficco_sweep", "system.gpu.num_cus=0"], ("numba", *LATER)),
+    ],
+)
+def test_neither_the_package_nor_help_nor_a_refusal_imports_anything_heavy(
+    words: list[str] | None, heavy: tuple[str, ...], tmp_path: Path
+) -> None:
+    statement = "import dse" if words is None else f"from dse.cli import main; main({words})"
+    ask = f"import sys; {statement}; print('imported:', sorted(set(sys.modules) & {set(heavy)!r}))"
     assert python("-c", ask, folder=tmp_path).stdout.splitlines()[-1] == "imported: []"
 
 
@@ -274,7 +279,9 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
 
 
 @pytest.mark.slow
-def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_report_redraws_what_is_stored_without_evaluating_anything(
+    study: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(study[0], tmp_path / "copy", symlinks=True)
     run = latest(tmp_path / "copy").resolve()
     page = list(run.glob("*.html"))  # where a plug-in writes it
@@ -285,12 +292,13 @@ def test_a_report_redraws_what_is_stored_without_evaluating_anything(study: tupl
         path.unlink()
     (run / "rule.json").unlink()  # what the study adds is written anew, as figures are
     stored = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}
-    done = python("-m", "dse", "results", "report", "study=ficco_sweep", folder=tmp_path / "copy")
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path / "copy")
+    assert main(["results", "report", "study=ficco_sweep"]) == 0
     again = [*(run / "figures").iterdir(), run / "claims.json", run / "rule.json", *page]
     assert {path.name: path.read_bytes() for path in again} == before
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in stored} == stored
-    assert "hetero_fused_1d" in done.stdout or "best makespan_s" in done.stdout
+    output = capsys.readouterr().out
+    assert "hetero_fused_1d" in output or "best makespan_s" in output
 
 
 @pytest.mark.slow
@@ -435,15 +443,7 @@ def test_a_study_is_shown_in_mlflow_and_of_a_long_table_the_fronts_and_baselines
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_a_long_run_at_once_without_a_traceback(jobs: int, tmp_path: Path) -> None:
     sweep = "+space.system.gpu.num_cus=range(104,304,8)"  # a minute's work
-    words = [
-        "study=ficco_sweep",
-        sweep,
-        "simulator=event",
-        "tracking=none",
-        "fidelity=none",
-        "figures=none",
-        f"executor.jobs={jobs}",
-    ]
+    words = ["study=ficco_sweep", sweep, "simulator=event", *QUIET, f"executor.jobs={jobs}"]
     running = subprocess.Popen(
         [sys.executable, "-m", "dse", *words],
         cwd=tmp_path,
@@ -476,14 +476,6 @@ def lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def until(holds: Callable[[], bool], *, seconds: float) -> bool:
-    """Wait for something to hold; whether it does."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.05)
-    return holds()
 
 
 # Refusing

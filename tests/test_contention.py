@@ -37,6 +37,7 @@ from tests.support import (
     ENGINES,
     FAMILIES,
     FREE,
+    QUIET,
     SCHEDULES,
     backend,
     design,
@@ -420,15 +421,7 @@ def test_claims_that_compare_kinds_of_schedules_need_all_of_them(
     words: str, untested: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    fixed = [
-        "study=ficco",
-        "workload.only=[g1]",
-        "tracking=none",
-        "store=none",
-        "fidelity=none",
-        "timeline=false",
-        "figures=none",
-    ]
+    fixed = ["study=ficco", "workload.only=[g1]", "store=none", *QUIET]
     narrowed = ["space.schedule.num_chunks=choice(2,4)", "space.schedule.comm_cus=choice(16)"]
     assert main([*fixed, *narrowed, words]) == 0
     (folder,) = Path("outputs/ficco").glob("2*")

@@ -19,10 +19,7 @@ from dse.tracking.doctor import check_database
 from tests.support import CONF, REPOSITORY
 from tests.toy import distribution
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, str]:

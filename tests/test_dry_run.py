@@ -30,12 +30,6 @@ def _toybox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def looked(*knobs: Knob, search: str = "random", trials: int = 10_000, **about: Any) -> Outlook:
     """What is known of a study of the toy."""
     tree = {**toy.settings(search, trials), **about}

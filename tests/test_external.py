@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +37,7 @@ from simulators.external import process
 from simulators.external.backend import ExternalBackend
 from simulators.external.outcome import judge_run
 from simulators.external.process import Limits, ProcessEnd
-from tests.support import CONF, REPOSITORY
+from tests.support import CONF, REPOSITORY, until
 from tests.toy import refused
 
 NAME = f"{Path(sys.executable).name} menu.py"
@@ -221,14 +221,6 @@ def hanging(fault: str, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
             yield worker
         finally:
             worker.kill()
-
-
-def until(true: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is true; whether it came to be."""
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.02)
-    return true()
 
 
 def test_points_go_on_when_what_forks_their_supervisors_is_killed(scratch: Path) -> None:
@@ -605,7 +597,8 @@ def test_a_study_goes_on_over_every_failure(conf: Path, capsys: pytest.CaptureFi
     assert main([*RUN, space, "+space.case.x=choice(1,0.5)", "simulator.timeout_s=1", "executor.jobs=2"]) == 3
     message = capsys.readouterr().err
     assert "Traceback" not in message
-    assert "exit code 3: 6 points failed" in message
+    assert "exit code 3: 6 of 10 points failed" in message
+    assert "the first with: CRASH SIGSEGV" in message
     table = dse.load("mine")
     assert [table["case.fault"].tolist(), table["case.x"].tolist()] == [
         [f for f in faults for _ in range(2)],

@@ -24,20 +24,11 @@ from dse.store.result_store import Store
 from dse.store.session import Hold, StoreSession
 from tests import toy
 from tests.campaigns.postgres import Server
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, SERIAL
 from tests.test_resume import begun, command  # noqa: F401  (a fixture)
 from tests.test_store import CONTEXT, fresh, keys_of, made, recorded, rows
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
-S = [
-    "study=ficco_sweep",
-    "tracking=none",
-    "fidelity=none",
-    "timeline=false",
-    "figures=none",
-    "schedule=serial",
-    "workload.only=[g4]",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +208,7 @@ def test_a_study_whose_server_is_not_there_ends_with_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*S, "store.url=postgresql://me:secret@127.0.0.1:1/x", "store.patience_s=0.5 s"]) == 4
+    assert main([*SERIAL, "store.url=postgresql://me:secret@127.0.0.1:1/x", "store.patience_s=0.5 s"]) == 4
     message = capsys.readouterr().err
     assert "type the same command again later" in message
     assert "secret" not in message
@@ -277,7 +268,7 @@ def test_a_report_that_is_killed_half_way_leaves_the_older_one_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    drawn = [word for word in S if word != "figures=none"]
+    drawn = [word for word in SERIAL if word != "figures=none"]
     assert main(drawn) == 0
     latest = tmp_path / "outputs" / "ficco_sweep" / "latest"
     before, sizes = latest.resolve(), _files(latest)

@@ -44,12 +44,6 @@ METRICS = """\
 """
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def latest() -> Path:
     return Path("outputs/ficco_sweep/latest").resolve()
 

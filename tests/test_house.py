@@ -117,7 +117,7 @@ def test_the_house_does_not_grow() -> None:
         "dependencies": (len(house.dependencies()), 18),
         "environment [MB]": (house.environment_mb(), 860),
         "words of documentation": (house.docs_words(), 30_000),
-        "lines of tests per line": (house.tests_per_line(), 0.45),
+        "lines of tests per line": (house.tests_per_line(), 0.448),
     }
     assert {name: count for name, (count, most) in counts.items() if count > most} == {}
 
@@ -143,7 +143,7 @@ def test_a_command_imports_what_it_needs() -> None:
 @pytest.mark.more
 def test_a_point_goes_a_short_way() -> None:
     trip = point_trip.point_trip()  # calls are not tested: the first run after a change reads the code again
-    assert trip["modules_in_a_point"] <= 125
+    assert trip["modules_in_a_point"] <= 123
     assert trip["frames_to_gemm"] <= 20
 
 

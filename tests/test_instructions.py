@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import instructions
+from simulators.compiled import dispatcher_of
 
 VALGRIND = """#!/bin/sh
 case "$*" in
@@ -102,7 +103,7 @@ def test_a_kernel_in_python_comes_to_what_it_is_compiled_to(name: str) -> None:
     assert instructions.operations(name) == instructions.operations(name) > 1000
     (compiled, expected), (_, arguments) = (instructions.kernel_of(name) for _ in range(2))
     with np.errstate(all="ignore"):
-        compiled.__dict__["dispatcher"].py_func(*arguments)
+        dispatcher_of(compiled).py_func(*arguments)
     compiled(*expected)
     rows = -1 if name == "many_classes" else -2
     np.testing.assert_array_equal(arguments[rows], expected[rows])

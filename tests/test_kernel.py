@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from benchmarks.graphs import pipeline
 from tests.support import ENGINES, FREE, design, lower
+from simulators.compiled import dispatcher_of
 from simulators.engines.fluid import few_classes, many_classes
 from simulators.taskgraph import maxplus
 from simulators.taskgraph.symmetry import reduce_graph
@@ -30,7 +31,7 @@ print(ENGINES["fluid"].totals(graph).makespan_s, ENGINES["fluid"].totals(pipelin
 print("then the others", file=sys.stderr)
 ENGINES["analytic"].totals(graph)
 for kernel in (few_classes.run, many_classes.run, maxplus._longest, maxplus._stage):
-    made = kernel.dispatcher
+    made = dispatcher_of(kernel)
     print(sum(made.stats.cache_misses.values()), sum(made.stats.cache_hits.values()))
     if sys.argv[1:]:
         (signature,) = made.signatures

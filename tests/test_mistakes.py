@@ -16,7 +16,7 @@ import pytest
 from dse import plugins
 from dse.cli import main
 from dse.config.compose import request
-from dse.config.flags import overrides, own_folder
+from dse.config.options import overrides, own_folder
 from dse.errors import ConfigError
 from dse.shell.help import list_text
 from dse.study.plan import plan

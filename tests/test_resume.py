@@ -28,6 +28,7 @@ from dse.study.plan import Plan
 from dse.study.resume import Begun, begin, question
 from dse.study.run import Support, run
 from tests import toy
+from tests.support import SERIAL
 
 KNOBS = (Knob("thing.mode", ("flat", "bent")), Knob("thing.bend", ("firm", "loose")), Knob("thing.x", tuple(range(8))))
 
@@ -416,15 +417,7 @@ def test_a_killed_study_goes_on_and_two_processes_share_one(tmp_path: Path, comm
 @pytest.mark.slow
 def test_a_store_elsewhere_needs_no_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
-        "study=ficco_sweep",
-        "schedule=serial",
-        "workload.only=[g4]",
-        "tracking=none",
-        "timeline=false",
-        "figures=none",
-    ]
-    assert main([*words, "output_dir=a/new/one", f"store.url=sqlite:///{tmp_path}/else.db"]) == 0
+    assert main([*SERIAL, "output_dir=a/new/one", f"store.url=sqlite:///{tmp_path}/else.db"]) == 0
 
 
 @pytest.mark.slow

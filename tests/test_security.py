@@ -38,12 +38,7 @@ S = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to run in."""
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir(tmp_path / "run")
-    return tmp_path / "run"
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

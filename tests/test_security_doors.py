@@ -32,12 +32,7 @@ QUIET = ["study=ficco_sweep", "tracking=none", "fidelity=none", "figures=none"]
 SMALL = [*QUIET, "timeline=false", "schedule=serial", "workload.only=[g4]"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to run in."""
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir(tmp_path / "run")
-    return tmp_path / "run"
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def said(words: list[str]) -> tuple[int, str]:

@@ -26,19 +26,11 @@ from tests import toy
 from tests.campaigns.postgres import Server
 from tests.folders import finished, odd_table
 from tests.proxy import Proxy, before
+from tests.support import SERIAL
 from tests.test_resume import planned
 from tests.test_store import CONTEXT, fresh, keys_of, made, rows, url  # noqa: F401  (a fixture)
 
 ALL = os.environ.get("DSE_FAULTS") == "all"
-S = [
-    "study=ficco_sweep",
-    "tracking=none",
-    "fidelity=none",
-    "timeline=false",
-    "figures=none",
-    "schedule=serial",
-    "workload.only=[g4]",
-]
 _numbers = itertools.count()
 
 
@@ -147,11 +139,11 @@ def test_a_study_whose_server_is_stopped_ends_with_4_and_goes_on_once_it_is_woke
     postgres: Server, direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = [*S, f"store.url={direct}", "store.patience_s=1 s"]
+    command = [*SERIAL, f"store.url={direct}", "store.patience_s=1 s"]
     codes: list[int] = []
     with postgres.stopped():
         in_time(lambda: codes.append(main(command)))
-    assert [*codes, main(command), main([*S, "output_dir=whole"])] == [4, 0, 0]
+    assert [*codes, main(command), main([*SERIAL, "output_dir=whole"])] == [4, 0, 0]
     names = [Path(folder) / "ficco_sweep/latest/results.parquet" for folder in ("outputs", "whole")]
     assert names[0].read_bytes() == names[1].read_bytes()
 
@@ -290,7 +282,7 @@ def test_a_store_with_triggers_or_views_is_refused_with_a_sentence(
     store = Store(url)
     do(store, TRIGGER[store.database.dialect.name] if kind == "trigger" else VIEW)
     store.database.close()
-    assert main([*S, f"store.url={url}"]) == 4
+    assert main([*SERIAL, f"store.url={url}"]) == 4
     assert f"holds what dse never makes and what may change results: {kind}" in capsys.readouterr().err
     with pytest.raises(StoreError, match=kind):
         list(recorded_keys(url))

@@ -35,14 +35,6 @@ REPOSITORY = Path(__file__).parents[1]
 ALL = SelectionRule("all")
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initialised database; building one takes seconds, copying it does not."""
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    open_store(f"sqlite:///{file}")
-    return file
-
-
 @pytest.fixture
 def uri(empty_database: Path, tmp_path: Path) -> str:
     folder = tmp_path / "a store"

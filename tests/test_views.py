@@ -21,7 +21,6 @@ import pytest
 from dse.cli import main
 from dse.results.selection import SelectionRule
 from dse.study.settings import TrackingSettings
-from dse.tracking.database import open_store
 from dse.tracking.optuna_storage import StorageError
 from dse.tracking.optuna_storage import show as show_in_optuna
 from dse.tracking.process import background_tracking
@@ -29,14 +28,6 @@ from tests.folders import GOALS, finished, key, odd_table, wide_table
 
 REPOSITORY = Path(__file__).parents[1]
 ALL = SelectionRule("all")
-
-
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initialised database; building one takes seconds, copying it does not."""
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    open_store(f"sqlite:///{file}")
-    return file
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ import yaml
 from dse.config import expansion, spelling, sweeps
 from dse.config import options as option_files
 from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
-from dse.config.flags import OWN_FLAGS
-from dse.config.options import catalogued, catalogued_paths, catalogued_tree, conf_dir, listed, put_catalogued
+from dse.config.options import catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
@@ -229,7 +228,11 @@ def check_expansion(texts: Sequence[str], folder: Path | None) -> None:
 
     composer = _Composer(folder)
     search = option_files.search_path(composer.folders[1:])
-    with limit_cpu_time(), hydra_errors(), initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="dse"):
+    with (
+        limit_cpu_time(),
+        hydra_errors(),
+        initialize_config_dir(str(option_files.conf_dir()), version_base="1.3", job_name="dse"),
+    ):
         composer.resolve(OmegaConf.to_container(compose("config", overrides=[*search, *texts])))
     if composer.problems:
         raise ConfigError(composer.problems)
@@ -415,7 +418,7 @@ def _set(composer: _Composer, tree: dict[str, Any], key: str, value: Any) -> Non
 
 def _nearest(tree: Mapping[str, Any], line: _Line) -> str:
     typed = line.text.partition("=")[2]
-    flags = {flag.strip("-").replace("-", "_"): flag for flag in OWN_FLAGS}
+    flags = {flag.strip("-").replace("-", "_"): flag for flag in option_files.OWN_FLAGS}
     if line.key in flags:
         return f"it is a flag: `{flags[line.key]}={typed}`"
     way = spelling.nearest_key(tree, line.key, None if line.kind == "delete" else typed)

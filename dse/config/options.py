@@ -1,4 +1,4 @@
-"""Options of configuration groups, shipped and the user's own, with their descriptions.
+"""Options of configuration groups, shipped and the user's own, with their descriptions, and words of a command line.
 
 An option is a file of its group, or is listed in a catalogue: a package declares `CATALOGUES = {group:
 "module:attribute"}`, the attribute being a `Catalogue`, which also reads files that a path names. It is loaded only
@@ -7,6 +7,7 @@ when a group that has one is asked for its options, or for one that no file of t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -21,11 +22,18 @@ from dse.errors import ConfigError, Problem
 from dse.errors.parsing import LOADER
 from dse.files import read_text
 
+OWN_FLAGS = ("--config-dir", "-cd")
+"""Flags before a folder of the user's own configuration."""
+DRY_RUN = "--dry-run"
+"""Flag to count the points of a study, and evaluate none."""
+VERBOSE = ("-v", "--verbose")
+"""Flags for `verbose=true`."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 _HEAD = 200  # characters of a file in which its directives are
 _NAMES = ("description", "question")  # of what an option says of itself
 
 
+@functools.cache
 def conf_dir() -> Path:
     """The shipped configuration: `conf/` of a clone, `dse/conf/` of an installed wheel."""
     package = Path(__file__).resolve().parents[1]
@@ -215,3 +223,30 @@ def problems_of_files(tree: Mapping[str, Any]) -> list[Problem]:
             module, _, function = place.partition(":")
             problems += getattr(importlib.import_module(module), function)(tree[section])
     return problems
+
+
+def own_folder(words: Sequence[str]) -> Path | None:
+    """The folder that a command line names. Raises ConfigError where the flag names none."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in OWN_FLAGS:
+            folder = value or (words[index + 1] if index + 1 < len(words) and not equals else "")
+            if not folder:
+                raise ConfigError([Problem(name, "names no folder", way_out=f"write {name}=<folder>")])
+            return Path(folder)
+    return None
+
+
+def overrides(words: Sequence[str]) -> list[str]:
+    """The words of a command line that are no flags."""
+    typed, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in OWN_FLAGS:
+            skip = True  # the word after is its value
+        elif word in VERBOSE:
+            typed.append("verbose=true")
+        elif not word.startswith("-"):
+            typed.append(word)
+    return typed

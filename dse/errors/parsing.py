@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NoReturn
 
 import yaml
@@ -38,7 +38,7 @@ def parse_yaml(text: str, where: str, *, most_nodes: int = MOST_NODES) -> Any:
     """Parse a text in YAML that is within the limits. where: the file or the path that holds it. Raises ConfigError."""
     try:
         # the first problem is enough
-        if problems := list(islice(chain(_limits(text, where, most_nodes), _long_numbers(text, where)), 1)):
+        if problems := list(islice(_limits(text, where, most_nodes), 1)):
             raise ConfigError(problems)
         return _plain(yaml.load(text, Loader=LOADER), where)
     except yaml.MarkedYAMLError as error:
@@ -84,7 +84,8 @@ def parse_json(
         raise ConfigError([Problem(where, f"is not JSON: {_reason(error)}")]) from None
     if depth(tree) > MOST_DEPTH:
         raise ConfigError([Problem(where, f"is nested deeper than {MOST_DEPTH}")])
-    return tree if lenient else _plain(tree, where)
+    # a character that no text has stands in the file as it is, or is written as an escape
+    return _plain(tree, where) if not lenient and ("\\u" in content or _GARBLED.search(content)) else tree
 
 
 def _reason(error: BaseException) -> str:
@@ -161,14 +162,6 @@ def _syntax_problem(error: yaml.MarkedYAMLError, where: str) -> Problem:
     return Problem(f"{where}:{line}", rule, way_out=way)
 
 
-def _long_numbers(text: str, where: str) -> Iterator[Problem]:
-    """Problems of numbers of thousands of digits: reading one takes time that grows with their square."""
-    for event in yaml.parse(text, Loader=LOADER):
-        # quoted, it is a text
-        if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
-            yield Problem(_line(event, where), f"is a number of {len(event.value)} characters")
-
-
 def _limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Problem]:
     """Problems of the stream of events, which is read no further than its first problem and never expanded."""
     level = nodes = 0
@@ -183,6 +176,9 @@ def _limits(text: str, where: str, most_nodes: int = MOST_NODES) -> Iterator[Pro
             yield Problem(_line(event, where), "uses a YAML alias", f"*{event.anchor}", "write the value out")
         elif not _PLAIN.match(tag := getattr(event, "tag", None) or _STANDARD):
             yield Problem(_line(event, where), "has a YAML tag that is not of plain data", tag, "remove the tag")
+        # reading thousands of digits takes time that grows with their square; quoted, they are a text
+        if isinstance(event, yaml.ScalarEvent) and not event.style and _LONG.fullmatch(event.value):
+            yield Problem(_line(event, where), f"is a number of {len(event.value)} characters")
 
 
 def _line(event: Any, where: str) -> str:

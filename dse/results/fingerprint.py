@@ -161,7 +161,7 @@ def _shipped_data() -> Mapping[str, Sequence[Path]]:
 def _summary(source: bytes, summaries: dict[str, Any]) -> ModuleSummary:
     """Summary of a module's source; `summaries` are those of sources seen before, by hash."""
     digest = hashlib.blake2b(source, digest_size=16).hexdigest()
-    if digest not in summaries:
+    if not _is_summary(summaries.get(digest)):
         summaries[digest] = astuple(summarise(source))
     syntax, *lists = summaries[digest]
     return ModuleSummary(syntax, *map(tuple, lists))
@@ -240,20 +240,20 @@ _MOST_REMEMBERED = 10_000  # summaries; some 300 B each
 
 
 def _remembered_summaries() -> dict[str, Any]:
-    """Summaries by the hash of the source; {} where there are none, or what is there is not theirs."""
+    """Summaries by the hash of the source, each to be looked at before it is used; {} where there are none."""
     with suppress(OSError, ValueError, ConfigError):
         read = parse_json(_cache_file().read_text("utf-8"), "cache")
-        if isinstance(read, dict) and all(_is_summary(value) for value in read.values()):
-            return read
+        return read if isinstance(read, dict) else {}
     return {}
 
 
 def _is_summary(value: Any) -> bool:
-    if not (isinstance(value, list) and len(value) == len(ModuleSummary.__dataclass_fields__)):
+    """Return whether a value is a summary, as of this process (a tuple) or as it was remembered (a list)."""
+    if not (isinstance(value, list | tuple) and len(value) == len(ModuleSummary.__dataclass_fields__)):
         return False
     syntax, *lists = value
-    names = [name for names in lists if isinstance(names, list) for name in names]
-    return {type(syntax), *map(type, names)} == {str} and {type(names) for names in lists} == {list}
+    names = [name for names in lists if isinstance(names, list | tuple) for name in names]
+    return {type(syntax), *map(type, names)} == {str} and all(isinstance(names, list | tuple) for names in lists)
 
 
 def _remember(summaries: Mapping[str, Any]) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.flags import OWN_FLAGS, own_folder
-from dse.config.options import conf_dir, conf_dirs, is_shipped, list_options
+from dse.config.options import OWN_FLAGS, conf_dir, conf_dirs, is_shipped, list_options, own_folder
 from dse.config.yaml_checks import unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.parsing import load

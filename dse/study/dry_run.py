@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.config.compose import Request, request
-from dse.config.flags import OWN_FLAGS, overrides, own_folder
+from dse.config.options import OWN_FLAGS, overrides, own_folder
 from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.terminal import bar
 from dse.evaluation.local import POOL_PAYS_S

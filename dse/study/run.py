@@ -33,6 +33,8 @@ from dse.values import grid_content_keys, keys_to_hex
 if TYPE_CHECKING:
     import pandas as pd
 
+FAILED = ("failed", "invalid")
+"""Statuses of rows for which the backend, or what it says, is to blame."""
 _TOGETHER = 64  # scenarios whose points are made at once: many share calls, and the first results come soon
 
 
@@ -42,7 +44,7 @@ class Findings:
 
     statuses, engines: number of rows with each. num_outcomes: distinct ones (rows of a scenario with equal metrics are
     one). front_size: number of outcomes on a front. timelines, limits: of the winners. chosen: how each scenario was
-    searched.
+    searched. failure: reason of the first row that failed or was invalid.
     """
 
     statuses: Counter[str]
@@ -52,6 +54,7 @@ class Findings:
     timelines: pd.DataFrame
     limits: Mapping[str, Mapping[str, float]]
     chosen: Mapping[str, Chosen]
+    failure: str
 
     @property
     def num_rows(self) -> int:
@@ -105,7 +108,8 @@ def run(plan: Plan, path: Path, support: Support | None = None) -> Findings:
         chosen[scenario.name] = Chosen(distinct, "exhaustive", (sizes[scenario.name] or 0) - distinct)
     in_order = {name: chosen[name] for name in plan.spaces}
     timelines, limits = _replay_winners(plan, ledger.winners if plan.settings.timeline else {})
-    return Findings(ledger.statuses, ledger.engines, ledger.num_outcomes, front_size, timelines, limits, in_order)
+    counts = ledger.statuses, ledger.engines, ledger.num_outcomes, front_size
+    return Findings(*counts, timelines, limits, in_order, ledger.failure)
 
 
 def finite_points(plan: Plan, evaluator: AnyEvaluator) -> Iterator[KeyedBlock]:
@@ -295,7 +299,7 @@ class Ledger:
     """Table of a study while it is being written; as a context, one that is discarded where something is raised.
 
     distinct: number of distinct points explored in each scenario. winners: scenario -> key and design of its best row.
-    statuses, engines: number of rows with each.
+    statuses, engines: number of rows with each. failure: as in `Findings`.
     """
 
     def __init__(self, plan: Plan, path: Path) -> None:
@@ -313,6 +317,7 @@ class Ledger:
         self.winners: dict[str, tuple[str, BaseModel]] = {}
         self.statuses: Counter[str] = Counter()
         self.engines: Counter[str] = Counter()
+        self.failure = ""
 
     def __enter__(self) -> Self:
         return self
@@ -365,6 +370,9 @@ class Ledger:
             counts.update(
                 {text: int(n) for text, n in zip(column.dictionary.to_pylist(), occurrences, strict=True) if n}
             )
+        if not self.failure and any(self.statuses[status] for status in FAILED):
+            rows = zip(batch.column("status").to_pylist(), batch.column("reason").to_pylist(), strict=True)
+            self.failure = next(str(reason) for status, reason in rows if status in FAILED)
 
     @property
     def num_outcomes(self) -> int:

@@ -120,6 +120,7 @@ def _messages(child: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 def _child() -> int:
     """Run the background process: settings, then a folder come in as lines of JSON; progress and sentences go out."""
+    gc.set_threshold(50_000, 20, 20)  # importing MLflow makes millions of objects, and hardly any garbage
     out = os.fdopen(os.dup(1), "w")  # messages keep this channel to themselves
     os.dup2(2, 1)  # because prints of libraries are not messages
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()

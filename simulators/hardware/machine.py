@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
-from dse.config.options import conf_dir
+from dse.config.options import conf_dir, is_shipped
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.space import get_path
@@ -460,8 +460,7 @@ def _composed(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    problems = unreadable(path)
-    if problems:
+    if not is_shipped(path) and (problems := unreadable(path)):
         raise ConfigError(problems)
     tree = load_yaml(path)
     if not isinstance(tree, dict):

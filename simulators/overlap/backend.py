@@ -17,8 +17,7 @@ from dse.space.grids import Grid, grids, results_by_batch, split
 from dse.values import leaves, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
-from simulators.overlap.cost_models import model_names, model_rules, reads_fact
-from simulators.overlap.design import OverlapDesign, ScheduleKnobs
+from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results

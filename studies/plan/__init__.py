@@ -313,7 +313,7 @@ def command(words: Sequence[str]) -> int:
     A plan that is given is judged, and not searched. 3 where a step fits in no point that was searched.
     """
     from dse.config.compose import request
-    from dse.config.flags import overrides, own_folder
+    from dse.config.options import overrides, own_folder
     from dse.run_study import run
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]

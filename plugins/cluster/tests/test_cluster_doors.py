@@ -28,12 +28,7 @@ from tests.test_security_doors import QUIET, SMALL, command, said
 DASK = REPOSITORY / "plugins" / "cluster" / "dse_cluster" / "conf" / "executor" / "dask.yaml"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to run in."""
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir(tmp_path / "run")
-    return tmp_path / "run"
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def executor_of(folder: Path, text: str) -> list[str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.config.compose import Request, request
-from dse.config.flags import overrides, own_folder
+from dse.config.options import overrides, own_folder
 from dse.errors import Problems, did_you_mean
 from dse.run_study import run
 from dse.space import Knob
