@@ -29,7 +29,7 @@ from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
-Command = Callable[[Sequence[str]], int]
+Command = Callable[[Sequence[str]], Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,6 +97,8 @@ def _dispatch(words: list[str]) -> int:
         return dry_run(_named_study([word for word in words if word != DRY_RUN]))
     if words == ["run"]:
         words = ["studies"]
+    if words[0] == "run" and plugins.command_of_study(words[1]):
+        words = words[1:]
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _run_command(words)
     words = _named_study(words)
@@ -134,7 +136,8 @@ def _run_command(words: Sequence[str]) -> int:
         name = " ".join(words[:count])
         if plugins.target("command", name):
             command: Command = plugins.load("command", name)
-            return command(words[count:])
+            answer = command(words[count:])
+            return answer if isinstance(answer, int) else answer.show()
     from dse.shell.help import commands_of, help_text, list_text
 
     is_verb = len(words) == 1 and commands_of(words[0])

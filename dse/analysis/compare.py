@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, provenance, report
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun, read
 from dse.results.output_files import plain_folder
 from dse.results.pareto import minimized
@@ -300,7 +301,7 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
 
 
 @output_files.working_on_folders
-def command(words: Sequence[str]) -> int:
+def command(words: Sequence[str]) -> CommandAnswer:
     """`compare A B [--html] [output_dir=outputs]`: two finished runs side by side, each a folder, <study> or
     <study>/<time>; with --html (or html=true) in a page, too.
 
@@ -324,13 +325,10 @@ def command(words: Sequence[str]) -> int:
         raise ConfigError([Problem("B", "is the same run as A", names[1], "name another one: <study>/<time>")])
     comparison = compare_runs(first, second)
     folder = _write(comparison, root)
-    console = report.console()
-    for part in _printout(comparison):
-        console.print(part, soft_wrap=isinstance(part, str))
-    console.print(f"written to {folder}/ (compare.json, figures)", soft_wrap=True)
+    printout = [*_printout(comparison), f"written to {folder}/ (compare.json, figures)"]
     if write_page is not None:
-        console.print(f"page: {write_page(folder, (first, second), _printout(comparison))}", soft_wrap=True)
-    return 0
+        printout.append(f"page: {write_page(folder, (first, second), _printout(comparison))}")
+    return CommandAnswer(folder, tuple(printout), "compare")
 
 
 def _write(comparison: RunComparison, root: Path) -> Path:

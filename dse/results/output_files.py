@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
@@ -295,15 +295,15 @@ def _text_bytes(column: Any) -> int:
 # ---------------------------------------------------------------- commands
 
 
-Command = Callable[[Sequence[str]], int]
+Answer = TypeVar("Answer")
 
 
-def working_on_folders(command: Command) -> Command:
+def working_on_folders(command: Callable[[Sequence[str]], Answer]) -> Callable[[Sequence[str]], Answer]:
     """A command on output folders, whose files may not fit together in ways that nobody foresaw: that is told, with
     the place in the code where it shows, and is no traceback."""
 
     @functools.wraps(command)
-    def run(words: Sequence[str]) -> int:
+    def run(words: Sequence[str]) -> Answer:
         try:
             return command(words)
         except (ConfigError, Broken, OSError):
