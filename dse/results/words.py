@@ -44,7 +44,7 @@ def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
         return _count(value, words(path))
     text = quantity_text(value, path) if isinstance(value, float) else label(str(value))
     if isinstance(value, int | np.integer):
-        text = number(value)
+        text = number(float(value))
     name, per, unit = text.partition(" per ")
     return f"{words(path)} {name if words(path).endswith(per + unit) else text}"
 

@@ -25,7 +25,7 @@ VERBS = {
     "doctor": "check the installation",
 }
 """Verb -> its purpose, in the order of the help. Plug-ins add commands to a verb, and verbs of their own."""
-_LISTS = ("study", "system", "schedule", "model", "workload", "simulator", "search")
+_LISTS = ("study", "system", "schedule", "implementation", "model", "workload", "simulator", "search")
 _FOOT = """\
 Examples
   python -m dse run ficco_sweep system=h100_8 workload.shapes=my.csv
@@ -138,7 +138,8 @@ def _program_text(*, every: bool = False) -> str:
 def _verbs() -> Iterator[tuple[str, str]]:
     """Verbs with what they are for; of a verb with several commands their names, too."""
     commands = plugins.declarations("COMMANDS")
-    for verb in (*VERBS, *sorted({name.partition(" ")[0] for name in commands} - set(VERBS))):
+    others = {name.partition(" ")[0] for name in commands} - {*VERBS, *map(plural, _LISTS)}
+    for verb in (*VERBS, *sorted(others)):
         inner = ", ".join(name.partition(" ")[2] for name in sorted(commands) if name.startswith(f"{verb} "))
         if inner:
             yield verb, f"{VERBS.get(verb, '')}: {inner}".lstrip(": ")

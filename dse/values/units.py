@@ -243,8 +243,8 @@ def with_prefix(value: float, unit: str) -> str:
 
     A whole number of KiB, MiB or GiB is written as that.
 
-    >>> with_prefix(1.2e6, "byte"), with_prefix(0.0, "second"), with_prefix(999.9999, "byte"), with_prefix(2**22, "byte")
-    ('1.2 MB', '0 s', '1 kB', '4 MiB')
+    >>> [with_prefix(value, "byte") for value in (1.2e6, 999.9999, 2**22)], with_prefix(0.0, "second")
+    (['1.2 MB', '1 kB', '4 MiB'], '0 s')
     """
     if unit == "byte" and (binary := _whole_binary(value)):
         return binary
