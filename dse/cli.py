@@ -20,10 +20,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dse import __version__, plugins
-from dse.config.flags import DRY_RUN, OWN_FLAGS, VERBOSE, overrides, own_folder
+from dse.config.flags import DRY_RUN, OWN_FLAGS, SEVERAL, VERBOSE, overrides, own_folder
 from dse.config.options import conf_dir, list_options, search_path
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
@@ -89,7 +91,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("--version", "version"):
         print(f"dse {__version__}")
         return OK
-    if words[0] in VERBOSE:
+    if words[0] in (*VERBOSE, *SEVERAL):
         words = [*words[1:], words[0]]
     if DRY_RUN in words:
         from dse.run_study import dry_run
@@ -99,19 +101,62 @@ def _dispatch(words: list[str]) -> int:
         words = ["studies"]
     if words[0] == "run" and plugins.command_of_study(words[1]):
         words = words[1:]
+    if _asks_for_several(words):
+        return _run_each(words)
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _run_command(words)
     words = _named_study(words)
     _refuse_command_after(words)
-    if _needs_hydra(words):
-        return _hydra(words)
+    return _hydra(words) if _needs_hydra(words) else _run_study(words)[1]
+
+
+def _run_study(words: Sequence[str]) -> tuple[Path, int]:
+    """Run a study; its folder, and its exit code."""
     from dse.config.compose import request
 
     composed = request(overrides(words), own_folder(words))
     composed.check()  # a refusal waits for no import of what evaluates
     from dse.run_study import run
 
-    return run(composed)[1]
+    return run(composed)
+
+
+def _asks_for_several(words: Sequence[str]) -> bool:
+    """Tell whether a command line runs a study several times: by `-m`, or by `system=[h100_8,h200_8]`."""
+    if words[0] != "run" and "=" not in words[0] and not plugins.command_of_study(words[0]):
+        return False
+    if set(words) & set(SEVERAL):
+        return True
+    from dse.config.sweeps import names_several
+
+    return any(names_several(word, plugins.declarations("GROUPS")) for word in words if "=[" in word)
+
+
+def _run_each(words: Sequence[str]) -> int:
+    """Run a study for each combination of several values, and print one table of all; the most serious exit code."""
+    from dse.config.compose import check_foreign
+    from dse.config.sweeps import each_run
+
+    name = plugins.command_of_study(words[0])
+    typed = list(words[1:]) if name else _named_study(words)
+    _needs_hydra([*typed, "--multirun"])  # refuses flags that do not go together
+    check_foreign(typed, own_folder(typed))
+    from dse.run_study import SeveralRuns
+
+    runs, codes = SeveralRuns(verbose=bool({*VERBOSE, "verbose=true"} & set(typed))), [OK]
+    jobs = each_run([word for word in typed if word not in SEVERAL], plugins.declarations("GROUPS"))
+    for values, job in jobs:
+        codes.append(_exit_code(runs.run, values, partial(_run_one, [*filter(None, [name]), *job])))
+    runs.show()
+    return max(codes)
+
+
+def _run_one(words: Sequence[str]) -> tuple[Path, int]:
+    """Run a study by its command, if it has one; its folder, and its exit code."""
+    if not plugins.command_of_study(words[0]):
+        return _run_study(words)
+    answer = plugins.load("command", words[0])(words[1:])
+    return answer.folder, answer.code
 
 
 def _named_study(words: Sequence[str]) -> list[str]:

@@ -8,14 +8,15 @@ COMMANDS = {
         "plan model=<name> system=<name> [parallel.tp=8|parallel=auto] [run.mode=decode ...] [plan=<plan.yaml>]",
         "how a model's step should be spread over a machine, which schedule its collectives should have, what it gains",
         {
-            "model": "a public model (`dse models`), or the path of its config.json",
-            "system": "a machine (`dse systems`) (h100_8)",
+            "model": "a public model (`dse models`), or the path of its config.json; [a,b] compares several",
+            "system": "a machine (`dse systems`) (h100_8); [h100_8,h200_8] compares several",
             "parallel": "auto: degrees, split states, micro-batches and recomputation are chosen, but for those given",
             "plan": "plan.yaml of a run, or of settings import: judged as it is, and not searched",
             "...": "overrides of study=plan",
         },
         (
             "plan model=llama3_70b system=h100_8 parallel.tp=8",
+            "plan model=llama3_70b system=[h100_8,h200_8,mi300x_8]",
             "plan model=llama3_70b system=h100_96gb_8 run.mode=training run.batch=64 parallel=auto layouts.gpus=32",
         ),
         study="plan",

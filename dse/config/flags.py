@@ -13,6 +13,8 @@ DRY_RUN = "--dry-run"
 """Flag to count the points of a study, and evaluate none."""
 VERBOSE = ("-v", "--verbose")
 """Flags for `verbose=true`."""
+SEVERAL = ("-m", "--multirun")
+"""Flags to run a study for each combination of several values."""
 
 
 def own_folder(words: Sequence[str]) -> Path | None:

@@ -340,8 +340,10 @@ def claims_count(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _value(value: Any, unit: str) -> str:
     if isinstance(value, (list, tuple)):
-        return f"{'/'.join(cell(float(f'{part:.3g}')) for part in value)} {unit}".removesuffix(" bool").rstrip()
-    return cell(value, "" if unit == "%" else unit) + (" %" if unit == "%" else "")  # of the digits that a claim has
+        text = "/".join(cell(float(f"{part:.3g}")) for part in value)
+        return text if unit in ("bool", "", "1") else f"{text} {unit}"
+    # as many digits as the claim has
+    return cell(value, "") if value is None or unit in ("bool", "", "1") else f"{cell(float(value))} {unit}"
 
 
 def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:

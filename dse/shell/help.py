@@ -111,7 +111,7 @@ def _verb_text(verb: str, commands: Mapping[str, Command]) -> str:
 def _program_text(*, every: bool = False) -> str:
     studies = list_options("study")
     shown = studies if every else {name: studies[name] for name in studies if name in options_marked("study", "first")}
-    lists = " | ".join((*map(plural, _LISTS), "options"))
+    lists = " | ".join(map(plural, _LISTS))
     return "\n".join(
         [
             "Find which way of overlapping computation and communication wins on a GPU system, by how much, how sure.",
@@ -126,7 +126,7 @@ def _program_text(*, every: bool = False) -> str:
             *_table_lines(shown),
             "",
             f"Lists: python -m dse {lists}",
-            "(options: every group; --all after a list: what few people need, too).",
+            "(`options` lists the groups of options; --all after a list shows what few people need, too)",
             "Flags: --dry-run counts the points and evaluates none, --config-dir adds a folder of configurations,",
             "-m runs several, -v prints every table, --cfg job prints the configuration, --hydra-help the rest.",
             "",
