@@ -236,7 +236,7 @@ def _check_flags(flags: Sequence[str]) -> None:
         check.add(" ".join(ways), "ask for several things at once", way_out=f"keep one of {', '.join(_WAYS)}")
     for flag in ("--resolve", "--package"):
         if flag in long_flags and "--cfg" not in long_flags:
-            check.add(flag, "only says how --cfg prints a configuration", way_out=f"write --cfg job {flag}")
+            check.add(flag, "only changes how --cfg prints a configuration", way_out=f"write --cfg job {flag}")
     check.done()
 
 

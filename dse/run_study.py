@@ -262,10 +262,10 @@ def _describe_points(planned: Plan, findings: Findings) -> str:
     text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "")
     text += f" with {findings.num_outcomes} distinct outcomes, {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
-        text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
-        text += "" if method in ("exhaustive", "auto") else f" (search={method} was not needed)"
+        text += f": all fit in budget.trials = {planned.settings.budget.trials}"
+        text += "" if method in ("exhaustive", "auto") else f", so search={method} was not needed"
     illegal = sum(chosen.illegal for chosen in findings.chosen.values())
-    text += f"; proposals that broke a rule and were not evaluated: {illegal}" if illegal else ""
+    text += f"; {illegal} proposals broke a rule and were not evaluated" if illegal else ""
     bad = ", ".join(f"{count} {status}" for status, count in findings.statuses.most_common() if status != "ok")
     engines = ", ".join(f"{count} by {name}" for name, count in findings.engines.most_common() if name)
-    return f"{text}; {engines}" + (f"; without a result, or beyond a limit: {bad}" if bad else "")
+    return f"{text}; {engines}" + (f"; {bad}" if bad else "")

@@ -269,7 +269,7 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
     assert f"{best['speedup']:.2f}x" in output
     assert str(run.relative_to(folder)) in output
     assert f"{len(table)} points" in output
-    assert "all there are" in output
+    assert "all fit in budget.trials" in output
     assert "workload.only=[g4]" in output  # brackets are text, not mark-up
 
 

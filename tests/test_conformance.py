@@ -482,7 +482,7 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
 def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataObject) -> None:
     """(n - 1) / n of the payload in whole rows, and 2 m n_local k FLOP; HBM traffic is at least compulsory.
 
-    A collective beside the GEMM has rows of 1 KiB.
+    A collective during the GEMM has rows of 1 KiB.
     """
     point = data.draw(points(SCHEDULES[0]))
     common = {path: v for path, v in point["overrides"].items() if path.startswith("system.")}

@@ -282,7 +282,7 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
         return None
     number = pairs_[0].first.values.shape[1]
     if number != 2:
-        why_not["attainment"] = f"differences of attainment can be told for two objectives, these are {number}"
+        why_not["attainment"] = f"differences of attainment are drawn for two objectives, not {number}"
         return None
     sets = []
     for side in ("first", "second"):
@@ -380,7 +380,7 @@ def _how_to_read(comparison: RunComparison) -> str:
     text = f"hypervolume: share of the box up to {REFERENCE} times a scale common to both runs, scenario by scenario"
     text += f"\nepsilon: {unit} by which a front must improve to be nowhere worse than the other ({need}: it covers it)"
     if "exhaustive" in _methods(comparison):
-        text += "\nan enumeration goes in the order of the space: its curve over evaluated points tells of no search"
+        text += "\nan enumeration goes in the order of the space: its curve over evaluated points shows no search"
     return text
 
 

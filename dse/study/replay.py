@@ -33,7 +33,7 @@ def run_again(outputs: Outputs, start: str, present: Present) -> tuple[Any, Plan
     planned, row, design = stored_point(outputs, start, present)
     replay = planned.backend.replay(design)
     if not replay.intervals:  # closed forms and programs outside
-        raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
+        raise ConfigError([Problem("simulator", "has metrics only, no timeline", planned.spec.name)])
     return row, planned, replay
 
 

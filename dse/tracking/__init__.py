@@ -18,7 +18,7 @@ COMMANDS = {
         "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
         {
             "study": "name of the study (all)",
-            "uri": "of MLflow, elsewhere than the study says",
+            "uri": "of MLflow, instead of the study's",
             "optuna": "storage or journal of Optuna",
             "points": "auto, all or none",
             "repair": "true moves a damaged SQLite file aside and builds it again",

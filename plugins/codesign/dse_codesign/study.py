@@ -322,7 +322,7 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
         shown.add_row(row["feature"], gain, *prices, within, pays)
     yield shown
     yield (
-        "worth: at which throughput for a dollar is as without it; pays: it takes less, within the budget, and in how"
+        "worth: price at which throughput per dollar breaks even; pays: it costs less, within the budget, and in how"
         " many of the drawn technologies it takes less"
     )
     shares = contribution_rows(machines)

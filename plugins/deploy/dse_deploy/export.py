@@ -101,7 +101,7 @@ def answer(exported: ToolFiles) -> Iterator[Table | str]:
     if exported.step is not None:
         yield from _times(exported, reached_plan)
     else:
-        yield "times: the plan's step is not known here; model=<name> system=<name> run.mode=<mode> say which it is"
+        yield "times: the plan's step is not known here; name it with model=<name> system=<name> run.mode=<mode>"
     unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
     yield from _differences(tool, plan, reached_plan, unsaid)
 

@@ -184,7 +184,7 @@ def _ped_anova(trials: _Trials, place: int) -> _ScenarioImportance:
     ]
     total = sum(raw.values())
     if total <= _NOTHING * max(sum(shares.values()) for shares in shuffled):
-        raise ValueError("has a best tenth of points like the rest, knob by knob; method=fanova tells of interactions")
+        raise ValueError("has a best tenth of points like the rest, knob by knob; method=fanova shows interactions")
     # the largest of the shufflings: what chance reaches
     noise = {knob: max(shares[knob] for shares in shuffled) / total for knob in raw}
     return _ScenarioImportance({knob: share / total for knob, share in raw.items()}, noise)
@@ -305,7 +305,7 @@ def assess(
     if not measures:
         reasons = "; ".join(f"{name} {reason}" for name, reason in list(left_out.items())[:3])
         raise ConfigError(
-            [Problem("study", f"says nothing about its objectives: {reasons}", way_out="search other knobs")]
+            [Problem("study", f"has no information about its objectives: {reasons}", way_out="search other knobs")]
         )
     return Assessment(
         method,

@@ -204,7 +204,7 @@ class _Model:
         if status == self._cp.UNKNOWN:  # no schedule within the limit
             return None, bound_s
         if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            raise RuntimeError(f"the solver of the exact model says {solver.status_name(status)}")
+            raise RuntimeError(f"the solver of the exact model reports {solver.status_name(status)}")
         ways = tuple([solver.boolean_value(choice) for choice in of_job].index(True) for of_job in choices)
         starts = tuple(
             (
