@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from dse.results.study_result import StudyResult
 
 __version__ = "0.1.0"
-__all__ = ["load", "result", "run"]
+__all__ = ["codesign", "load", "optimise", "plan", "result", "run"]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "errors"])
 
 
 def run(
@@ -31,7 +35,7 @@ def run(
     verbose: bool = False,
     **values: Any,
 ) -> StudyResult:
-    """Run a study, or take it up where it was interrupted, as `python -m dse study=<name>` does.
+    """Run a study, or take it up where it was interrupted, as `python -m dse run <study>` does.
 
     Parameters
     ----------
@@ -64,22 +68,100 @@ def run(
     UserWarning
         A warning, not raised: more points failed than `executor.max_failed_fraction` allows.
     """
-    from dse.config.compose import request as compose
+    from dse import plugins
     from dse.config.overrides import override
-    from dse.run_study import run as evaluate
 
     values = {"figures": "none", "verbose": verbose, **values}
-    words = [f"study={study}", *overrides, *(override(name, value) for name, value in values.items())]
-    request = compose(words, None if config_dir is None else Path(config_dir))
+    words = [*overrides, *(override(name, value) for name, value in values.items())]
+    words += [] if config_dir is None else [f"--config-dir={config_dir}"]
     with contextlib.ExitStack() as quiet:
         if not verbose:
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
             quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        folder, code = evaluate(request)
+        if command := plugins.command_of_study(study):
+            answer = plugins.load("command", command)(words)
+            folder, code = answer.folder, answer.code
+        else:
+            folder, code = _evaluate([f"study={study}", *words])
     finished = result(folder)
     if code:
         warnings.warn(f"points failed: see `status` and `reason` of the table, {finished!r}", stacklevel=2)
     return finished
+
+
+def _evaluate(words: Sequence[str]) -> tuple[Path, int]:
+    """Run the study of a command line; its folder and exit code."""
+    from dse.config.compose import request
+    from dse.config.options import overrides, own_folder
+    from dse.run_study import run as evaluate
+
+    return evaluate(request(overrides(words), own_folder(words)))
+
+
+def plan(**values: Any) -> StudyResult:
+    """Plan how a model's step is parallelised and overlapped, as `python -m dse plan` does.
+
+    values: as those of `run`, such as `model="llama3_70b"`, `system="h100_8"`, `parallel="auto"`. Raises as `run` does.
+    """
+    return run("plan", **values)
+
+
+def codesign(**values: Any) -> StudyResult:
+    """Find the best machine for weighted workloads within a budget, as `python -m dse codesign` does.
+
+    values: as those of `run`, such as `budget__area_mm2=900`. Raises as `run` does, and ConfigError where no installed
+    plug-in offers the command.
+    """
+    from dse import plugins
+
+    plugins.load("command", "codesign")
+    return run("codesign", **values)
+
+
+def optimise(
+    function: Callable[..., Any],
+    space: Mapping[str, Any],
+    *,
+    objectives: Mapping[str, str | None],
+    files: Sequence[str | Path] = (),
+    name: str = "",
+    **values: Any,
+) -> StudyResult:
+    """Search the arguments of a Python function, in worker processes; known points are not evaluated again.
+
+    Parameters
+    ----------
+    function
+        Function that takes arguments by name and returns a number, or metrics by name; `{"status": "infeasible",
+        "reason": "..."}` for arguments without a result. A call that raises is a failed point.
+    space
+        Argument -> its values: a list, a `range`, an interval `(low, high)`, or a sweep as the command line writes it,
+        such as `"tag(log,interval(1e-5,1e-1))"`. A single number or text is an argument that is not searched.
+    objectives
+        Metric -> `"minimize"`, `"maximize"`, or None for one that is recorded only. The first decides the winner. A
+        name such as `time_s` gives the unit.
+    files
+        Files that the function reads; when one changes, points are evaluated again, as when the code does.
+    name
+        Name of the study; the function's, unless given.
+    **values
+        As those of `run`, such as `search="tpe"`, `budget__trials=200`, `executor__timeout_s=60`.
+
+    Returns
+    -------
+    StudyResult
+        The result; its `optuna` is the study of Optuna. Searched arguments are columns `arguments.<name>`.
+
+    Raises
+    ------
+    dse.errors.ConfigError
+        If the function cannot be pickled, or anything else is refused.
+    """
+    from dse.config.function_study import FunctionStudy
+
+    study = FunctionStudy(function, space, objectives, files, name)
+    folder = study.write(Path(values.get("output_dir", "outputs")) / "functions")
+    return run(study.study, config_dir=folder, **values)
 
 
 def result(run: str | Path, output_dir: str | Path = "outputs") -> StudyResult:

@@ -20,15 +20,27 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dse import __version__, plugins
-from dse.config.options import DRY_RUN, OWN_FLAGS, VERBOSE, conf_dir, list_options, overrides, own_folder, search_path
+from dse.config.options import (
+    DRY_RUN,
+    OWN_FLAGS,
+    SEVERAL,
+    VERBOSE,
+    conf_dir,
+    list_options,
+    overrides,
+    own_folder,
+    search_path,
+)
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
-Command = Callable[[Sequence[str]], int]
+Command = Callable[[Sequence[str]], Any]
 _GARBAGE = (50_000, 20, 20)  # for each 700 objects, imports alone would be searched hundreds of times, for nothing
 
 
@@ -90,7 +102,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("--version", "version"):
         print(f"dse {__version__}")
         return OK
-    if words[0] in VERBOSE:
+    if words[0] in (*VERBOSE, *SEVERAL):
         words = [*words[1:], words[0]]
     if DRY_RUN in words:
         from dse.run_study import dry_run
@@ -98,19 +110,64 @@ def _dispatch(words: list[str]) -> int:
         return dry_run(_named_study([word for word in words if word != DRY_RUN]))
     if words == ["run"]:
         words = ["studies"]
+    if words[0] == "run" and plugins.command_of_study(words[1]):
+        words = words[1:]
+    if _asks_for_several(words):
+        return _run_each(words)
     if words[0] != "run" and "=" not in words[0] and not words[0].startswith(("-", "+", "~")):
         return _run_command(words)
     words = _named_study(words)
     _refuse_command_after(words)
-    if _needs_hydra(words):
-        return _hydra(words)
+    return _hydra(words) if _needs_hydra(words) else _run_study(words)[1]
+
+
+def _run_study(words: Sequence[str]) -> tuple[Path, int]:
+    """Run a study; its folder, and its exit code."""
     from dse.config.compose import request
 
     composed = request(overrides(words), own_folder(words))
     composed.check()  # a refusal waits for no import of what evaluates
     from dse.run_study import run
 
-    return run(composed)[1]
+    return run(composed)
+
+
+def _asks_for_several(words: Sequence[str]) -> bool:
+    """Tell whether a command line runs a study several times: by `-m`, or by `system=[h100_8,h200_8]`."""
+    if words[0] != "run" and "=" not in words[0] and not plugins.command_of_study(words[0]):
+        return False
+    if set(words) & set(SEVERAL):
+        return True
+    from dse.config.sweeps import names_several
+
+    return any(names_several(word, plugins.declarations("GROUPS")) for word in words if "=[" in word)
+
+
+def _run_each(words: Sequence[str]) -> int:
+    """Run a study for each combination of several values, and print one table of all; the most serious exit code."""
+    from dse.config.compose import check_foreign
+    from dse.config.sweeps import each_run
+
+    name = plugins.command_of_study(words[0])
+    typed = list(words[1:]) if name else _named_study(words)
+    _needs_hydra([*typed, "--multirun"])  # refuses flags that do not go together
+    check_foreign(typed, own_folder(typed))
+    from dse.run_study import SeveralRuns
+
+    runs, codes = SeveralRuns(verbose=bool({*VERBOSE, "verbose=true"} & set(typed))), [OK]
+    jobs = each_run([word for word in typed if word not in SEVERAL], plugins.declarations("GROUPS"))
+    for values, job in jobs:
+        codes.append(_exit_code(runs.run, values, partial(_run_one, [*filter(None, [name]), *job])))
+    runs.show()
+    return max(codes)
+
+
+def _run_one(words: Sequence[str]) -> tuple[Path, int]:
+    """Run a study by its command, if it has one; its folder, and its exit code."""
+    if not plugins.command_of_study(words[0]):
+        return _run_study(words)
+    answer = plugins.load("command", words[0])(words[1:])
+    return answer.folder, answer.code
 
 
 def _named_study(words: Sequence[str]) -> list[str]:
@@ -135,7 +192,8 @@ def _run_command(words: Sequence[str]) -> int:
         name = " ".join(words[:count])
         if plugins.target("command", name):
             command: Command = plugins.load("command", name)
-            return command(words[count:])
+            answer = command(words[count:])
+            return answer if isinstance(answer, int) else answer.show()
     from dse.shell.help import commands_of, help_text, list_text
 
     is_verb = len(words) == 1 and commands_of(words[0])
@@ -189,7 +247,7 @@ def _check_flags(flags: Sequence[str]) -> None:
         check.add(" ".join(ways), "ask for several things at once", way_out=f"keep one of {', '.join(_WAYS)}")
     for flag in ("--resolve", "--package"):
         if flag in long_flags and "--cfg" not in long_flags:
-            check.add(flag, "only says how --cfg prints a configuration", way_out=f"write --cfg job {flag}")
+            check.add(flag, "only changes how --cfg prints a configuration", way_out=f"write --cfg job {flag}")
     check.done()
 
 

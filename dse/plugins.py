@@ -66,7 +66,8 @@ _GROUPS = (OFFERED, *dict.fromkeys(kind.group for kind in KINDS.values()))
 class Command:
     """A command of the command line, named by a verb, or a verb and a word (`results compare`).
 
-    target: `module:function`, of the words after it, which returns the exit code.
+    target: `module:function`, of the words after it, which returns the exit code, or a
+    `dse.results.command_answer.CommandAnswer`, which is printed, and returned to Python.
 
     options: word of the command -> what it is for, with its default. examples: words after `python -m dse`.
     keys: path in the configuration of `study` -> what it is, which the help lists with its default.
@@ -144,6 +145,8 @@ def _load(key: tuple[str, str]) -> Any:
     if plugin is None:
         broken = "".join(f" ({package} cannot be imported: {error})" for package, error in broken_packages().items())
         rule, way = f"is no plug-in with {KINDS[kind].attribute}{broken}", did_you_mean(name, usable_names(kind))
+        if kind == "command" and not place:
+            rule, way = f"is of a plug-in that is not installed{broken}", "install the plug-in that brings it"
         if place:
             rule = f"is in {place.partition(':')[0]}, which has no {KINDS[kind].attribute}"
             way = f"define it there; {way}"
@@ -257,6 +260,12 @@ def declaration(attribute: str, name: str) -> Any:
             if name in (mapping := getattr(importlib.import_module(package), attribute, {})):
                 return mapping[name]
     return None
+
+
+def command_of_study(study: str) -> str:
+    """Name of the command by which a study of the same name is run; "" where it needs none."""
+    command = declaration("COMMANDS", study)
+    return study if isinstance(command, Command) and command.study == study else ""
 
 
 def _own_target(kind: str, name: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from dse.config.compose import Request
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
-from dse.results.answer import answer, claims_line, write_answer
+from dse.results.answer import answer, claims_line, table_of_runs, write_answer
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
@@ -55,6 +57,29 @@ def dry_run(words: Sequence[str]) -> int:
     from dse.study.dry_run import command
 
     return command(words)
+
+
+@dataclass
+class SeveralRuns:
+    """Runs of a study that differ in some values. Each prints a line, unless verbose; all together, a table."""
+
+    verbose: bool = False
+    finished: list[tuple[Mapping[str, str], Outputs]] = field(default_factory=list)
+
+    def run(self, values: Mapping[str, str], study: Callable[[], tuple[Path, int]]) -> int:
+        """Run one of them; its exit code. values: by path, those that differ."""
+        with nullcontext() if self.verbose else redirect_stdout(io.StringIO()):
+            folder, code = study()
+        self.finished.append((values, Outputs(folder)))
+        chosen = " ".join(f"{path}={value}" for path, value in values.items())
+        found = Outputs(folder).read_json("summary").get("answer") or "done"
+        report.console().print(f"{chosen}: {found} ({folder})", soft_wrap=True)
+        return code
+
+    def show(self) -> None:
+        """Print the table of those that have finished."""
+        for part in table_of_runs(self.finished):
+            report.console().print(part, soft_wrap=isinstance(part, str))
 
 
 def _open_tracking(planned: Plan) -> AbstractContextManager[BackgroundTracking | None]:
@@ -232,10 +257,10 @@ def _describe_points(planned: Plan, findings: Findings) -> str:
     text = f"{total} points" + (f" ({extra} of them baselines)" if extra else "")
     text += f" with {findings.num_outcomes} distinct outcomes, {', '.join(sorted(methods))}"
     if methods == {"exhaustive"}:
-        text += f": all there are, as no scenario has more than budget.trials = {planned.settings.budget.trials}"
-        text += "" if method in ("exhaustive", "auto") else f" (search={method} was not needed)"
+        text += f": all fit in budget.trials = {planned.settings.budget.trials}"
+        text += "" if method in ("exhaustive", "auto") else f", so search={method} was not needed"
     illegal = sum(chosen.illegal for chosen in findings.chosen.values())
-    text += f"; proposals that broke a rule and were not evaluated: {illegal}" if illegal else ""
+    text += f"; {illegal} proposals broke a rule and were not evaluated" if illegal else ""
     bad = ", ".join(f"{count} {status}" for status, count in findings.statuses.most_common() if status != "ok")
     engines = ", ".join(f"{count} by {name}" for name, count in findings.engines.most_common() if name)
-    return f"{text}; {engines}" + (f"; without a result, or beyond a limit: {bad}" if bad else "")
+    return f"{text}; {engines}" + (f"; {bad}" if bad else "")

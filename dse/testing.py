@@ -63,7 +63,7 @@ def check_keys(batch: Batch) -> None:
     """Check that designs are frozen values, and that a grid gives its designs the keys that they have alone."""
     alone = [content_key(design) for design in batch.designs()]
     grid = [key.decode() for key in keys_to_hex(content_keys(batch.design, batch.axes))]
-    assert grid == alone, "the keys of a grid are those of its designs"
+    assert grid == alone, "the keys of a grid are its designs' keys"
     assert len(set(alone)) == len(alone), "designs that differ have different keys"
     assert batch.design.model_config.get("frozen"), f"{type(batch.design).__name__} is a frozen model"
 

@@ -69,7 +69,7 @@ class FusedSchedule(FusedKnobs):
 
 def _system_rules(system: System) -> Iterator[Rule]:
     if system.gpu.persistent is None:
-        rule, way = "is absent, and says what kernels need that communicate by themselves", "use system=mi210_4"
+        rule, way = "is absent, and has what kernels need that communicate by themselves", "use system=mi210_4"
         yield Rule("system.gpu.persistent", True, rule, way_out=way)
     if system.fabric is None:
         return

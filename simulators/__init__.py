@@ -27,6 +27,7 @@ WORDS = {
     "tokens_per_s_per_gpu": "tokens per second of a GPU",
     "dil": "decomposition inefficiency",
     "cil": "contention inefficiency",
+    "comm_cil": "contention inefficiency of the collective",
     "system.gpu.num_cus": "CUs",
     "system.gpu.matrix_flop_per_s_per_cu": "FLOP/s of a CU",
     "system.gpu.gemm.serial_fraction": "serial fraction of GEMMs",

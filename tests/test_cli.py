@@ -274,7 +274,7 @@ def test_a_study_tells_who_won_and_where_everything_is(study: tuple[Path, str]) 
     assert f"{best['speedup']:.2f}x" in output
     assert str(run.relative_to(folder)) in output
     assert f"{len(table)} points" in output
-    assert "all there are" in output
+    assert "all fit in budget.trials" in output
     assert "workload.only=[g4]" in output  # brackets are text, not mark-up
 
 
@@ -549,3 +549,29 @@ def test_what_hydra_cannot_compose_is_refused_in_a_sentence_whatever_the_flag(
     assert done.returncode == 2
     assert "refused, nothing was evaluated: 1 problem\n  configuration: " in done.stderr
     assert "HYDRA_FULL_ERROR" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["-m", "run", "system=h100_8,mi300x_8"], ["run", "system=[h100_8,mi300x_8]"]])
+def test_machines_are_compared_in_one_table(
+    words: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = words.index("run") + 1
+    typed = [*words[:at], "ficco_sweep", *words[at:], *FAST]
+    assert main(typed) == 0
+    output = capsys.readouterr().out
+    first, *rows = output[output.index("\nsystem ") :].strip().splitlines()
+    assert first.split()[:2] == ["system", "scenario"]
+    assert [row.split()[0] for row in rows[:2]] == ["h100_8", "mi300x_8"]
+    assert rows[-1].startswith("best: system=")
+    assert output.count("written to") == 0
+
+
+@pytest.mark.slow
+def test_one_of_several_runs_that_is_refused_leaves_the_others(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study=ficco_sweep", "-m", "system=mi300x_8,mi300x_9", *FAST]) == 2
+    written = capsys.readouterr()
+    assert "did you mean `system=mi300x_8`?" in written.err
+    assert "\nmi300x_8" in written.out

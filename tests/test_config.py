@@ -512,7 +512,7 @@ def test_the_shipped_study_works() -> None:
 def named_once() -> Iterator[list[str]]:
     """Command lines that name every shipped option at least once.
 
-    A schedule that runs a collective beside the GEMM is named with a workload that has one, and the others with the
+    A schedule that runs a collective during the GEMM is named with a workload that has one, and the others with the
     other workloads; it has as many CUs as the system's kernels use. Groups that no default names are of studies that
     add them. An option that asks for a command or for a program is left out.
     """

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Results, check_results
 from dse.config.compose import request
+from dse.config.function_study import FunctionStudy
 from dse.errors import ConfigError
 from dse.plugins import available
 from dse.testing import check_backend
@@ -32,7 +33,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
-from tests import applications, iterations, test_external, toy
+from tests import applications, iterations, test_external, test_functions, toy
 from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from tests.support import (
     ENGINES,
@@ -97,6 +98,15 @@ def programs_given_a_design_each() -> tuple[Backend, list[Batch]]:
     """The menu answers 1.0 to whatever it is asked."""
     program = BACKENDS["external"](**test_external.parameters())
     return program, [Batch(program.design(test_external.tree(x=x))) for x in (1.0, 2.0)]
+
+
+def calls_of_a_function() -> tuple[Backend, list[Batch]]:
+    """The file of a module's function, which is called with each design."""
+    folder = Path(tempfile.mkdtemp())
+    FunctionStudy(test_functions.bowl, {"x": (0.0, 1.0)}, {"loss": "minimize"}).write(folder)
+    settings = {"function": str(folder / "bowl" / "bowl.pickle"), "metrics": {"loss": {"unit": "", "meaning": "-"}}}
+    simulator = BACKENDS["function"](**settings)
+    return simulator, [Batch(simulator.design({"arguments": {"x": x}})) for x in (1.0, 2.0)]
 
 
 def things() -> tuple[Backend, list[Batch]]:
@@ -183,6 +193,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "codesign": machines_at_a_price,
     "external": programs_given_a_design_each,
+    "function": calls_of_a_function,
     "landscape": searches,
     "measured": predictions,
     "memory": requests_through_caches,
@@ -471,7 +482,7 @@ def test_no_schedule_beats_the_hardware(engine: str, schedule: str, data: st.Dat
 def test_every_schedule_moves_and_computes_the_same(engine: str, data: st.DataObject) -> None:
     """(n - 1) / n of the payload in whole rows, and 2 m n_local k FLOP; HBM traffic is at least compulsory.
 
-    A collective beside the GEMM has rows of 1 KiB.
+    A collective during the GEMM has rows of 1 KiB.
     """
     point = data.draw(points(SCHEDULES[0]))
     common = {path: v for path, v in point["overrides"].items() if path.startswith("system.")}

@@ -12,6 +12,7 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.implementation_list import list_implementations
 from simulators.steps.implementations import GROUP, Mode, implementation
 from simulators.steps.sites import SITES, read_schedule
 from tests.support import shipped
@@ -84,3 +85,13 @@ def test_what_a_plan_tries_is_chosen_by_name() -> None:
     texts = {name: str(request(["study=plan", *words]).tree["space"]) for name, words in CHOICES.items()}
     assert texts["default"] == texts["existing"] != texts["ideal"]
     assert "flux" in texts["existing"] and "flux" not in texts["ideal"]
+
+
+def test_the_list_shows_every_implementation_and_each_constant_its_source() -> None:
+    names = list(list_options("implementation"))
+    assert all(name in list_implementations([]).text for name in names)
+    shown = list_implementations(["nccl"]).text
+    assert "6.9 us" in shown
+    assert "calibrated" in shown
+    with pytest.raises(ConfigError, match="did you mean `nccl`"):
+        list_implementations(["ncll"])

@@ -183,7 +183,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "cus": ({"system.gpu.active_cus": 109}, "system.gpu.active_cus = 109: is more than the GPU has"),
     "width": ({"model.heads": 7}, "model.heads = 7: does not divide the width (model.hidden = 1024)"),
     "keys": ({"model.kv_heads": 5}, "model.kv_heads = 5: does not divide the heads (model has 16)"),
-    "optimizer": ({"optimizer.traffic_bytes": {"fp32": 28}}, "optimizer: says nothing of mixed"),
+    "optimizer": ({"optimizer.traffic_bytes": {"fp32": 28}}, "optimizer: has no mixed data"),
 }
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, provenance, report
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun, read
 from dse.results.output_files import plain_folder
 from dse.results.pareto import minimized
@@ -281,7 +282,7 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
         return None
     number = pairs_[0].first.values.shape[1]
     if number != 2:
-        why_not["attainment"] = f"differences of attainment can be told for two objectives, these are {number}"
+        why_not["attainment"] = f"differences of attainment are drawn for two objectives, not {number}"
         return None
     sets = []
     for side in ("first", "second"):
@@ -300,7 +301,7 @@ def attainment_difference(pairs_: Sequence[Pair], why_not: dict[str, str]) -> Fl
 
 
 @output_files.working_on_folders
-def command(words: Sequence[str]) -> int:
+def command(words: Sequence[str]) -> CommandAnswer:
     """`compare A B [--html] [output_dir=outputs]`: two finished runs side by side, each a folder, <study> or
     <study>/<time>; with --html (or html=true) in a page, too.
 
@@ -324,13 +325,10 @@ def command(words: Sequence[str]) -> int:
         raise ConfigError([Problem("B", "is the same run as A", names[1], "name another one: <study>/<time>")])
     comparison = compare_runs(first, second)
     folder = _write(comparison, root)
-    console = report.console()
-    for part in _printout(comparison):
-        console.print(part, soft_wrap=isinstance(part, str))
-    console.print(f"written to {folder}/ (compare.json, figures)", soft_wrap=True)
+    printout = [*_printout(comparison), f"written to {folder}/ (compare.json, figures)"]
     if write_page is not None:
-        console.print(f"page: {write_page(folder, (first, second), _printout(comparison))}", soft_wrap=True)
-    return 0
+        printout.append(f"page: {write_page(folder, (first, second), _printout(comparison))}")
+    return CommandAnswer(folder, tuple(printout), "compare")
 
 
 def _write(comparison: RunComparison, root: Path) -> Path:
@@ -382,7 +380,7 @@ def _how_to_read(comparison: RunComparison) -> str:
     text = f"hypervolume: share of the box up to {REFERENCE} times a scale common to both runs, scenario by scenario"
     text += f"\nepsilon: {unit} by which a front must improve to be nowhere worse than the other ({need}: it covers it)"
     if "exhaustive" in _methods(comparison):
-        text += "\nan enumeration goes in the order of the space: its curve over evaluated points tells of no search"
+        text += "\nan enumeration goes in the order of the space: its curve over evaluated points shows no search"
     return text
 
 

@@ -203,7 +203,7 @@ class _Gatherer:
         recorded = "record the sizes of the workload: study.recorded=[<path>,...]"
         for wrong, rule, way in (
             (len(enough) < 2, "has fewer than two contexts with two options", "choose others, or enumerate the space"),
-            (not all_cases.inputs, "has no recorded number or hardware knob that tells contexts apart", recorded),
+            (not all_cases.inputs, "has no recorded number or hardware knob that distinguishes contexts", recorded),
             (len(enough) * len(all_cases.options) > _MOST_EXAMPLES, f"has too many: {examples}", "choose fewer knobs"),
             (
                 _has_both_signs(all_cases.values),

@@ -194,7 +194,7 @@ def _why_not(run_points: RunPoints, path: str) -> tuple[str, str] | None:
     """Explain why the number at a path is no constant that can vary, with the way out; None where it can vary."""
     backend, designs = run_points.plan.backend, run_points.designs
     if path in run_points.plan.knobs:
-        return "was searched: it is no constant of this run", "importance and rules tell what it does"
+        return "was searched: it is no constant of this run", "importance and rules show its effect"
     paths = {leaf for leaf, _, _ in leaves(designs[0])}
     axes = [leaf for leaf in paths if backend.is_axis(leaf, designs[0]) and leaf not in run_points.plan.knobs]
     if not axes:
@@ -206,7 +206,7 @@ def _why_not(run_points: RunPoints, path: str) -> tuple[str, str] | None:
         rule = "is no axis: it is no number, or changes what is simulated"
         return rule, "search it instead: +space.<path>=..."
     if not run_points.nominal(path).all():
-        return "is 0, so a share of it says nothing", "leave it out"
+        return "is 0, so a share of it means nothing", "leave it out"
     return None
 
 

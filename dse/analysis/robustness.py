@@ -33,7 +33,8 @@ from dse.analysis.perturbation import (
 from dse.analysis.standings import ScenarioStanding, draw_factors, option_text, standings
 from dse.errors import ConfigError, Problem, pairs
 from dse.errors.terminal import bar
-from dse.results import output_files, report
+from dse.results import output_files
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
 from dse.study.plan_again import Present, plan_again
 from dse.values.units import quantity_text
@@ -177,7 +178,7 @@ def _check_shares(request: RobustnessQuestion, nominal: Floats) -> None:
 
 
 @output_files.working_on_folders
-def command(words: Sequence[str]) -> int:
+def command(words: Sequence[str]) -> CommandAnswer:
     """`results robustness study=<name> [vary=<path>=<share>,...] [choose=...] [objective=...] [samples=64] [seed=0]`
 
     `[range=8] [config_dir=...] [command=...] [output_dir=outputs]`, or `claims=true` for verdicts on published claims
@@ -190,15 +191,10 @@ def command(words: Sequence[str]) -> int:
         return verdicts.command(run, Present.of(arguments))
     findings = examine(RobustnessQuestion.of(run, arguments), Present.of(arguments), arguments.get("vary", ""))
     _write(findings)
-    console = report.console()
-    console.print(_table(findings))
-    if findings.elasticities:
-        console.print(table(findings.elasticities))
-    for line in (*_flips(findings), "", *_anomalies(findings), *findings.notes):
-        console.print(line, soft_wrap=True, highlight=False)
+    tables = [_table(findings), *([table(findings.elasticities)] if findings.elasticities else [])]
+    lines = [*_flips(findings), "", *_anomalies(findings), *findings.notes]
     files = "robustness, break_even and elasticities: .csv, and .png and .svg in figures/; robustness.json has all"
-    console.print(f"written to {run.folder}/ ({files})", soft_wrap=True)
-    return 0
+    return CommandAnswer(run.folder, (*tables, *lines, f"written to {run.folder}/ ({files})"), "robustness")
 
 
 def _table(findings: RobustnessAnswer) -> Table:

@@ -18,6 +18,7 @@ from dse.backend import Tree
 from dse.errors import ConfigError, Problem
 from dse.errors.terminal import bar, quiet
 from dse.results import provenance, report
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.space import Space, get_path, set_path
@@ -235,7 +236,7 @@ def _values(ours: Any) -> list[float]:
     return [float(value) for value in (ours if isinstance(ours, (list, tuple)) else [ours])]
 
 
-def command(run: FinishedRun, present: Present) -> int:
+def command(run: FinishedRun, present: Present) -> CommandAnswer:
     """Examine the claims of a finished run; write `verdicts.json`, and the verdicts into `claims.json`."""
     planned, nominal = plan_again(run, present), run.outputs.read_json("claims")
     if not any(row["within"] is not None for row in nominal):
@@ -249,13 +250,11 @@ def command(run: FinishedRun, present: Present) -> int:
     run.outputs.write_json("verdicts", verdicts.json())
     rows = [{**row, "flips": _told(row, verdicts)} for row in nominal]
     run.outputs.write_json("claims", rows)
-    terminal = report.console()
-    terminal.print(report.claims_table(rows))
     turned = sum(bool(verdicts.flips[row["id"]]) for row in rows)
     # two moves each
     constants = f"{verdicts.num_moves // 2} constants that were assumed, derived or recalled, each moved alone"
-    terminal.print(f"{turned} verdicts flip under {constants}; written to {run.folder}/verdicts.json", soft_wrap=True)
-    return 0
+    line = f"{turned} verdicts flip under {constants}; written to {run.folder}/verdicts.json"
+    return CommandAnswer(run.folder, (report.claims_table(rows), line), "verdicts")
 
 
 def _told(row: Mapping[str, Any], verdicts: Verdicts) -> list[str] | None:

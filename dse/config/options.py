@@ -28,6 +28,8 @@ DRY_RUN = "--dry-run"
 """Flag to count the points of a study, and evaluate none."""
 VERBOSE = ("-v", "--verbose")
 """Flags for `verbose=true`."""
+SEVERAL = ("-m", "--multirun")
+"""Flags to run a study for each combination of several values."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 _HEAD = 200  # characters of a file in which its directives are
 _NAMES = ("description", "question")  # of what an option says of itself

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")  # words that Hydra's grammar takes without quotes
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # words that Hydra's grammar takes without quotes
 _WORDS = frozenset({"null", "true", "false", "nan", "inf"})  # which it reads as other values
 
 

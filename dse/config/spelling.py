@@ -87,7 +87,7 @@ def _is_open(text: str) -> bool:
 def _apart_from_its_sign(words: Sequence[str], options: Options) -> _Reading | None:
     """`path = value`, `path= value`, `path =value`, `path value`."""
     first, after = words[0], [*words[1:3], "", ""]
-    rule, key = "has a space beside =", first.rstrip("=")
+    rule, key = "has a space next to =", first.rstrip("=")
     if not re.fullmatch(_KEY, key) or key.startswith("~"):  # a deletion has no value
         return None
     if after[0] == "=" and "=" not in first and after[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -46,6 +47,42 @@ def plain(leaf: Any) -> Any:
     if isinstance(leaf, int | float | list | None):
         return leaf
     raise ValueError("inside braces it needs quotes, as 'choice(a,b)'")
+
+
+def names_several(word: str, groups: Collection[str]) -> bool:
+    """Tell whether a word names several options of a group in brackets: `system=[h100_8,h200_8]`."""
+    key, _, value = word.partition("=")
+    return key in groups and value.startswith("[") and value.endswith("]")
+
+
+def each_run(words: Sequence[str], groups: Collection[str]) -> list[tuple[dict[str, str], list[str]]]:
+    """For each combination of several values outside the space: value by path, and the words of its run."""
+    choices = [_choices(word, groups) for word in words]
+    swept = [place for place, texts in enumerate(choices) if len(texts) > 1]
+    runs = []
+    for chosen in itertools.product(*choices):
+        values = dict(chosen[place].split("=", 1) for place in swept)
+        runs.append((values, list(chosen)))
+    return runs
+
+
+def _choices(word: str, groups: Collection[str]) -> list[str]:
+    """The words that a word with a sweep stands for; any other word, also one that cannot be parsed, as it is."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if names_several(word, groups):
+        key, _, value = word.partition("=")
+        word = f"{key}={value[1:-1]}"
+    if word.startswith("-") or word.lstrip("+").startswith("space.") or "=" not in word:
+        return [word]
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return [word]
+    if not override.is_discrete_sweep():
+        return [word]
+    return [f"{override.get_key_element()}={text}" for text in override.sweep_string_iterator()]
 
 
 def _range_values(sweep: Any) -> Sequence[int | float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
+from dse.space import get_path
 from dse.values.units import quantity_text
 
 if TYPE_CHECKING:
@@ -121,6 +124,62 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
         limits = [limits_text(record["limits"].get(row["scenario"], {}))] if limited else []
         shown.add_row(*keys, *cells, *texts, *limits)
     return shown
+
+
+def table_of_runs(runs: Sequence[tuple[Mapping[str, str], Outputs]]) -> Iterator[Table | str]:
+    """Yield a row for each winner of several runs, and which run has the best of each scenario.
+
+    runs: the values that differ, by path, and the folder.
+    """
+    best = [_winners_of_run(values, outputs) for values, outputs in runs]
+    rows = [row for run in best for row in run]
+    headings = dict.fromkeys(name for row in rows for name in row.cells if name != "with")
+    headings |= {"with": None} if any(row.cells["with"] for row in rows) else {}
+    shown = _empty_table(list(headings), [name for row in rows for name in row.numbers], caption=None)
+    for row in rows:
+        shown.add_row(*(row.cells.get(name, "–") for name in headings))
+    yield shown
+    yield from _best_runs(rows)
+
+
+@dataclass(frozen=True)
+class _RunWinner:
+    """The winner of a scenario in one of several runs. value: of the first objective, so that less is better."""
+
+    run: str
+    scenario: str
+    cells: Mapping[str, str]
+    numbers: Sequence[str]
+    value: float
+
+
+def _winners_of_run(values: Mapping[str, str], outputs: Outputs) -> Iterator[_RunWinner]:
+    record = outputs.read_json("summary")
+    best = ranked_winners(record, outputs.read_table("results"))
+    gain, (first, goal) = record["gain"], next(iter(record["goals"].items()))
+    metrics, config = _shown_metrics(record, best), outputs.read_config()
+    knobs = [path for path in record["knobs"] if path in best]
+    for _, row in best.iterrows():
+        cells = {**values, "scenario": str(row["scenario"])}
+        cells |= {name: _metric(row[name], name, record["units"][name], relation=gain) for name in metrics}
+        # values that every run begins with go without saying
+        chosen = [path for path in knobs if path.endswith(".name") or str(row[path]) != str(get_path(config, path))]
+        cells["with"] = choice_in_words(row, chosen)
+        sign = 1.0 if goal == "minimize" else -1.0
+        run = " ".join(f"{path}={value}" for path, value in values.items())
+        yield _RunWinner(run, str(row["scenario"]), cells, metrics, sign * float(row[first]))
+
+
+def _best_runs(rows: Sequence[_RunWinner]) -> Iterator[str]:
+    """Yield which run is best in how many of the scenarios that several have."""
+    scenarios: dict[str, list[_RunWinner]] = {}
+    for row in rows:
+        scenarios.setdefault(row.scenario, []).append(row)
+    wins = Counter(min(same, key=lambda row: row.value).run for same in scenarios.values() if len(same) > 1)
+    if len(scenarios) == 1 and wins:
+        yield f"best: {next(iter(wins))}"
+    elif wins:
+        yield "best: " + ", ".join(f"{run} in {count} scenarios" for run, count in wins.most_common())
 
 
 def _shown_metrics(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
@@ -157,7 +157,7 @@ class ParquetTable:
         wanted = list(self.names if columns is None else dict.fromkeys(columns))
         if absent := [name for name in wanted if name not in self.names]:
             raise file_error(self.path, f"has no column {absent[0]}")
-        with _understood(self.path, "the Parquet that it says it is"):
+        with _understood(self.path, "valid Parquet"):
             coded = self._file.read_row_group(number, columns=wanted).select(wanted)
             self._text_left -= sum(map(_text_bytes, coded.columns))  # before texts are made of the codes
             if self._text_left < 0:
@@ -223,16 +223,14 @@ def _check_rows(path: Path, metadata: Any, size: int) -> None:
     columns, groups = metadata.num_columns, [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     cells, most = metadata.num_rows * columns, _FREE_CELLS + _CELLS_PER_BYTE * size
     if columns > _MOST_COLUMNS or cells > most or columns * len(groups) > MOST_VALUES:
-        raise file_error(
-            path, f"says it has {metadata.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes"
-        )
+        raise file_error(path, f"claims {metadata.num_rows:,} rows of {columns:,} columns, in a file of {size:,} bytes")
     # rows of lists have no bound that the footer tells
     if any(metadata.schema.column(number).max_repetition_level for number in range(columns)):
         raise file_error(path, "has a column of lists")
     if min([0, metadata.num_rows, *(group.num_rows for group in groups)]) < 0:
-        raise file_error(path, "says it has fewer than no rows")
+        raise file_error(path, "claims a negative number of rows")
     if sum(group.num_rows for group in groups) != metadata.num_rows:
-        raise file_error(path, "says two things of its number of rows")
+        raise file_error(path, "contradicts itself on its number of rows")
 
 
 def _open_columns(file: Any) -> None:
@@ -251,7 +249,7 @@ def _check_columns(path: Path, metadata: Any) -> None:
             if chunk.compression not in _CODECS:
                 raise file_error(path, f"is compressed by {chunk.compression}, and only {', '.join(_CODECS)} is read")
             if chunk.num_values != group.num_rows:
-                raise file_error(path, f"says two things of the length of {chunk.path_in_schema}")
+                raise file_error(path, f"contradicts itself on the length of {chunk.path_in_schema}")
 
 
 def frame(path: Path, rows: pa.Table) -> Any:
@@ -295,15 +293,15 @@ def _text_bytes(column: Any) -> int:
 # ---------------------------------------------------------------- commands
 
 
-Command = Callable[[Sequence[str]], int]
+Answer = TypeVar("Answer")
 
 
-def working_on_folders(command: Command) -> Command:
+def working_on_folders(command: Callable[[Sequence[str]], Answer]) -> Callable[[Sequence[str]], Answer]:
     """A command on output folders, whose files may not fit together in ways that nobody foresaw: that is told, with
     the place in the code where it shows, and is no traceback."""
 
     @functools.wraps(command)
-    def run(words: Sequence[str]) -> int:
+    def run(words: Sequence[str]) -> Answer:
         try:
             return command(words)
         except (ConfigError, Broken, OSError):

@@ -339,18 +339,11 @@ def claims_count(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _value(value: Any, unit: str) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return _with_unit("/".join(f"{number:.3g}" for number in value), unit)
-    return _with_unit(f"{value:.4g}", unit)
-
-
-def _with_unit(text: str, unit: str) -> str:
-    """A number with its unit; that of a pure number is not written."""
-    return text if unit in ("bool", "", "1") else f"{text} {unit}"
+        text = "/".join(cell(float(f"{part:.3g}")) for part in value)
+        return text if unit in ("bool", "", "1") else f"{text} {unit}"
+    # as many digits as the claim has
+    return cell(value, "") if value is None or unit in ("bool", "", "1") else f"{cell(float(value))} {unit}"
 
 
 def write_timeline(outputs: Outputs, row: Any, replay: Replay, *, knobs: Iterable[str]) -> list[Path]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dse import plugins
+from dse.config.overrides import override
 from dse.errors import ConfigError, Problem, did_you_mean
+from dse.errors.terminal import quiet
 from dse.results import report
 from dse.results.answer import ranked_winners, winners_in_words
+from dse.results.command_answer import CommandAnswer
 from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
 
@@ -116,6 +120,50 @@ class StudyResult:
         return figure
 
     @cached_property
+    def optuna(self) -> Any:
+        """The run as a study of Optuna, with all points as trials; by scenario where it has several."""
+        studies = plugins.load("view", "optuna")(self._outputs)
+        return next(iter(studies.values())) if len(studies) == 1 else studies
+
+    def robustness(self, **options: Any) -> CommandAnswer:
+        """Tell whether the answer holds with other constants, as `results robustness` does."""
+        return self._ask("results robustness", options)
+
+    def rules(self, **options: Any) -> CommandAnswer:
+        """Learn which option is best when, as `results rules` does."""
+        return self._ask("results rules", options)
+
+    def importance(self, **options: Any) -> CommandAnswer:
+        """Rank the knobs by how much they matter, as `results importance` does."""
+        return self._ask("results importance", options)
+
+    def timeline(self, key: str, **options: Any) -> CommandAnswer:
+        """Run one point again, as `results timeline` does: its timeline as picture and trace.
+
+        key: the first letters of its key in the table.
+        """
+        return self._ask("results timeline", {"key": key, **options})
+
+    def compare(self, other: StudyResult | str | Path) -> CommandAnswer:
+        """Put this run and another one side by side, as `results compare` does."""
+        root = self.folder.parents[1]
+        return _command("results compare", [str(self.folder), _word(other), f"output_dir={root}"])
+
+    def export(self, to: str, *, out: str | Path | None = None, **values: Any) -> CommandAnswer:
+        """Write the plan of this run as settings of a tool, as `settings export` does.
+
+        to: `vllm`, `megatron`, .... out: a folder. values: of the plan, such as `parallel__tp=4`.
+        """
+        place = self.folder / "export" / to if out is None else Path(out)
+        words = [f"plan={self.folder / 'plan.yaml'}", f"to={to}", f"out={place}"]
+        return _command("settings export", [*words, *(override(name, value) for name, value in values.items())])
+
+    def _ask(self, command: str, options: Mapping[str, Any]) -> CommandAnswer:
+        """Ask a command about this run."""
+        words = [f"{name}={_word(value)}" for name, value in options.items()]
+        return _command(command, [f"study={self.folder}", *words])
+
+    @cached_property
     def _draws(self) -> dict[str, Draw]:
         """What draws each figure, by name."""
         front = [("front", draw) for _, draw in report.front_figure(self._outputs, self.table)]
@@ -153,6 +201,24 @@ class StudyResult:
         ]
         note = f"<p>{html.escape(str(shown.caption))}</p>" if shown.caption else ""
         return "\n".join([*texts, f"<table>{''.join(lines)}</table>{note}<p>{html.escape(str(self.folder))}</p>"])
+
+
+def _command(name: str, words: Sequence[str]) -> CommandAnswer:
+    """Run a command. Raises ConfigError, also where no installed plug-in offers it."""
+    with quiet():
+        answer: CommandAnswer = plugins.load("command", name)(words)
+    return answer
+
+
+def _word(value: Any) -> str:
+    """A value as commands on finished runs read it."""
+    if isinstance(value, StudyResult):
+        return str(value.folder)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={_word(inner)}" for name, inner in value.items())
+    return ",".join(map(_word, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _png(figure: Any) -> bytes:

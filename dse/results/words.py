@@ -9,7 +9,7 @@ import numpy as np
 
 from dse import plugins
 from dse.plots.palette import label
-from dse.plots.quantities import words
+from dse.plots.quantities import number, words
 from dse.values.units import quantity_text, with_prefix
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ def knob_in_words(path: str, value: Any, phrases: Mapping[str, Any]) -> str:
     if path.rpartition(".")[2].startswith("num_"):
         return _count(value, words(path))
     text = quantity_text(value, path) if isinstance(value, float) else label(str(value))
-    return f"{words(path)} {text}"
+    if isinstance(value, int | np.integer):
+        text = number(float(value))
+    name, per, unit = text.partition(" per ")
+    return f"{words(path)} {name if words(path).endswith(per + unit) else text}"
 
 
 def _count(number: Any, things: str) -> str:
@@ -61,41 +64,73 @@ def common_choices(rows: pd.DataFrame, paths: Sequence[str]) -> list[str]:
     return [path for path in paths if path in rows and rows[path].nunique(dropna=False) == 1]
 
 
-def cell(value: Any, unit: str) -> str:
-    """A value as a person reads it, by its unit: `1.234 ms`, `1.51x`, `97 %`."""
-    import pandas as pd
+def cell(value: Any, unit: str = "") -> str:
+    """A value as a person writes it, by its unit.
 
-    if value is None or pd.isna(value):
+    >>> cell(1.234e-3, "s"), cell(3.09604e8, "byte"), cell(0.0497196, "CU s"), cell(1.514, "x"), cell(0.97, "fraction")
+    ('1.234 ms', '310 MB', '49.7 CU ms', '1.51x', '97 %')
+    >>> cell(123456.7, "1/s"), cell(857.66, "mm2"), cell(2.0), cell(3.1e15, "flop"), cell(None, "s")
+    ('123,500/s', '857.7 mm²', '2', '3.1 PFLOP', '–')
+    """
+    if str(value) in _MISSING:
         return "–"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float | np.number):
+        return str(value)
     if unit in _TEXTS:
         return _TEXTS[unit](float(value))
-    return f"{value:.6g} {unit}".rstrip() if isinstance(value, float) else str(value)
+    things, _, last = unit.rpartition(" ")
+    if last in _PREFIXED:
+        amount, _, symbol = _with_prefix(float(value), _PREFIXED[last]).partition(" ")
+        return " ".join(filter(None, [amount, things, symbol]))
+    return number(float(value)) + _UNITS.get(unit, f" {unit}")
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    """A value with a prefix, but not half a byte with `m`, nor an hour with `k`."""
+    if (abs(value) < 1) == (unit == "second"):
+        return with_prefix(value, unit)
+    return f"{number(value)} {with_prefix(1.0, unit).partition(' ')[2]}"
 
 
 def _seconds(value: float) -> str:
-    if value >= 1:
-        return f"{value:.3f} s"
-    return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
-
-
-def _bytes(value: float) -> str:
-    return with_prefix(value, "byte")
+    size = abs(value)
+    if size >= 1:
+        return f"{value:,.3f} s"
+    if size < 1e-6:
+        return with_prefix(value, "second")
+    return f"{value * 1e3:.3f} ms" if size >= 1e-3 else f"{value * 1e6:.2f} µs"
 
 
 def _percent(value: float) -> str:
     """A percentage in whole numbers, or with two digits where it is below one; `0 %` only of nothing."""
-    return f"{value:.2g} %" if 0 < abs(value) < 1 else f"{value:.0f} %"
+    return f"{number(float(f'{value:.2g}')) if abs(value) < 1 else f'{value:,.0f}'} %"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}x" if abs(value) < 100 else f"{value:,.0f}x"
 
 
 _TEXTS: Mapping[str, Callable[[float], str]] = {
     "s": _seconds,
-    "x": "{:.2f}x".format,
+    "x": _ratio,
     "fraction": lambda value: _percent(100 * value),
-    "B": _bytes,
-    "byte": _bytes,
-    "relative": "{:.3g}".format,
+    "%": _percent,
+    "relative": lambda value: number(float(f"{value:.3g}")),
 }
 """Unit of a metric -> how its values read."""
+_MISSING = ("None", "nan", "<NA>", "NaT")
+_PREFIXED = {
+    **{"s": "second", "B": "byte", "byte": "byte", "flop": "flop", "FLOP": "flop"},
+    **{
+        f"{name}/s": f"{unit}/second"
+        for name, unit in (("B", "byte"), ("byte", "byte"), ("flop", "flop"), ("FLOP", "flop"))
+    },
+}
+"""Last word of a unit that takes a prefix -> its name in `dse.values.units`."""
+_UNITS = {"": "", "1": "", "bool": "", "1/s": "/s", "mm2": " mm²"}
+"""Unit -> how it reads after a number, where it does not stand there as it is."""
 
 AS_FAST = "as fast"
 """Gain of what takes as long as its baseline."""

@@ -137,7 +137,7 @@ def _terminal(options: Options) -> Iterator[DoctorCheck]:
 
 def _git(options: Options) -> Iterator[DoctorCheck]:
     there = shutil.which("git") is not None
-    way = "" if there else "apt-get install git, or results do not say of which commit they are"
+    way = "" if there else "apt-get install git, or results do not record their commit"
     yield DoctorCheck(
         "ok" if there else "warn", "git", "is there" if there else "is not installed", way, is_detail=there
     )

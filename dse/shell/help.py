@@ -25,7 +25,7 @@ VERBS = {
     "doctor": "check the installation",
 }
 """Verb -> its purpose, in the order of the help. Plug-ins add commands to a verb, and verbs of their own."""
-_LISTS = ("study", "system", "schedule", "model", "workload", "simulator", "search")
+_LISTS = ("study", "system", "schedule", "implementation", "model", "workload", "simulator", "search")
 _FOOT = """\
 Examples
   python -m dse run ficco_sweep system=h100_8 workload.shapes=my.csv
@@ -111,7 +111,7 @@ def _verb_text(verb: str, commands: Mapping[str, Command]) -> str:
 def _program_text(*, every: bool = False) -> str:
     studies = list_options("study")
     shown = studies if every else {name: studies[name] for name in studies if name in options_marked("study", "first")}
-    lists = " | ".join((*map(plural, _LISTS), "options"))
+    lists = " | ".join(map(plural, _LISTS))
     return "\n".join(
         [
             "Find which way of overlapping computation and communication wins on a GPU system, by how much, how sure.",
@@ -126,7 +126,7 @@ def _program_text(*, every: bool = False) -> str:
             *_table_lines(shown),
             "",
             f"Lists: python -m dse {lists}",
-            "(options: every group; --all after a list: what few people need, too).",
+            "(`options` lists the groups of options; --all after a list shows what few people need, too)",
             "Flags: --dry-run counts the points and evaluates none, --config-dir adds a folder of configurations,",
             "-m runs several, -v prints every table, --cfg job prints the configuration, --hydra-help the rest.",
             "",
@@ -138,7 +138,8 @@ def _program_text(*, every: bool = False) -> str:
 def _verbs() -> Iterator[tuple[str, str]]:
     """Verbs with what they are for; of a verb with several commands their names, too."""
     commands = plugins.declarations("COMMANDS")
-    for verb in (*VERBS, *sorted({name.partition(" ")[0] for name in commands} - set(VERBS))):
+    others = {name.partition(" ")[0] for name in commands} - {*VERBS, *map(plural, _LISTS)}
+    for verb in (*VERBS, *sorted(others)):
         inner = ", ".join(name.partition(" ")[2] for name in sorted(commands) if name.startswith(f"{verb} "))
         if inner:
             yield verb, f"{VERBS.get(verb, '')}: {inner}".lstrip(": ")

@@ -277,7 +277,7 @@ def _lines(forecast: Outlook) -> Iterator[str]:
         shared = total.legal - census.num_legal
         yield f"to evaluate: {census.num_evaluated:,} designs" + (f", {beside:,} of them baselines" if beside else "")
         if shared:
-            yield f"{shared:,} legal designs are those of another scenario, too, and are evaluated once"
+            yield f"{shared:,} legal designs are in another scenario, too, and are evaluated once"
         if forecast.known is not None:
             yield f"the store holds results of {forecast.known:,} of them"
     yield from forecast.notes

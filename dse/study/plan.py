@@ -411,7 +411,7 @@ def _check_knobs(check: Problems, spaces: Sequence[Space], section: str = "space
 def _no_knob(space: Space, path: str, options: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return the rule that a path breaks which is no knob, and the way out."""
     if path.partition(".")[0] in NO_KNOBS:
-        return "is no knob of any design here", "it says how a study runs: leave it out"
+        return "is no knob of any design here", "it configures how a study runs: leave it out"
     if path in space.base and get_path(space.base, f"{path}.name") is not None:  # a section whose option was meant
         return "is no knob of any design here", f"did you mean `{path}.name`?"
     siblings = {

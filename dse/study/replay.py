@@ -9,6 +9,7 @@ from typing import Any
 from dse.backend import Replay
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, report
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
 from dse.results.output_files import frame
 from dse.results.run_folder import Outputs, results
@@ -32,7 +33,7 @@ def run_again(outputs: Outputs, start: str, present: Present) -> tuple[Any, Plan
     planned, row, design = stored_point(outputs, start, present)
     replay = planned.backend.replay(design)
     if not replay.intervals:  # closed forms and programs outside
-        raise ConfigError([Problem("simulator", "tells its metrics only, not when it did what", planned.spec.name)])
+        raise ConfigError([Problem("simulator", "has metrics only, no timeline", planned.spec.name)])
     return row, planned, replay
 
 
@@ -80,10 +81,9 @@ def _plain(value: Any) -> Any:
 
 
 @output_files.working_on_folders
-def timeline(words: Sequence[str]) -> int:
+def timeline(words: Sequence[str]) -> CommandAnswer:
     """`results timeline study=<name> key=<its first letters> [config_dir=] [command=] [output_dir=]`: one point."""
     options = pairs(words, {"study": "", "key": "", "output_dir": "outputs"}, optional=("config_dir", "command"))
-    outputs = Outputs.latest(Path(options["output_dir"]), options["study"])
-    for path in replay_point(outputs, options["key"], Present.of(options)):
-        report.console().print(str(path), soft_wrap=True)
-    return 0
+    run = FinishedRun.find(Path(options["output_dir"]), options["study"])
+    files = replay_point(run.outputs, options["key"], Present.of(options))
+    return CommandAnswer(run.folder, tuple(map(str, files)), f"figures/{files[0].stem}")

@@ -10,6 +10,7 @@ MLflow's list, which loads 100 runs at a time.
 
 from dse.plugins import Command
 
+VIEWS = {"optuna": "dse.tracking.optuna_storage:optuna_studies"}
 COMMANDS = {
     "store sync": Command(
         "dse.tracking.views:sync",
@@ -17,7 +18,7 @@ COMMANDS = {
         "write into MLflow (or optuna=<storage>) what it lacks of the finished runs",
         {
             "study": "name of the study (all)",
-            "uri": "of MLflow, elsewhere than the study says",
+            "uri": "of MLflow, instead of the study's",
             "optuna": "storage or journal of Optuna",
             "points": "auto, all or none",
             "repair": "true moves a damaged SQLite file aside and builds it again",

@@ -50,11 +50,7 @@ def show(folder: Path, storage: str, rule: SelectionRule, seen: Callable[[int], 
     progress, in points. Raises StorageError.
     """
     try:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings(), _write_lock(storage):
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with _quiet_optuna(), _write_lock(storage):
             opened = _open(storage)
             try:
                 return _write_trials(Outputs(folder), opened, rule=rule, seen=seen)
@@ -64,6 +60,29 @@ def show(folder: Path, storage: str, rule: SelectionRule, seen: Callable[[int], 
         first = (str(error).strip().splitlines() or [""])[0]
         message = f"{type(error).__name__}: {first}"[:400]
         raise StorageError(f"Optuna could not show {folder.name} in {hidden(storage)} ({hidden(message)})") from error
+
+
+def optuna_studies(outputs: Outputs) -> dict[str, Any]:
+    """Studies of Optuna with all points of a finished run as trials, in memory, by scenario."""
+    import optuna
+
+    storage, summary = optuna.storages.InMemoryStorage(), outputs.read_json("summary")
+    with _quiet_optuna():
+        _write_trials(outputs, storage, rule=SelectionRule(points="all"), seen=lambda count: None)
+        prefix = f"{summary['study']}/{outputs.folder.name}/"
+        names = [study.study_name for study in storage.get_all_studies()]
+        return {name.removeprefix(prefix): optuna.load_study(study_name=name, storage=storage) for name in names}
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Optuna without what it writes about new studies and about experimental functions."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
 
 
 @contextmanager

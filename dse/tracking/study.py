@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from dse.results import output_files, provenance
 from dse.results.pareto import Contest
 from dse.results.run_folder import FileShape, Outputs, Provenance, Summary, results
-from dse.results.words import choice_in_words
+from dse.results.words import cell, choice_in_words
 from dse.tracking.points import MAX_NAME, MAX_TAG, mlflow_name, text, truncate
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class StudyFolder:
         lines = [*head, f"| scenario | winner | {_plain(first)} |", "|---|---|---|"]
         for _, row in self.contest.winners(self._leaders(), goals).iterrows():
             cells = _plain(row["scenario"]), _plain(choice_in_words(row, self.summary["knobs"]))
-            lines.append(f"| {' | '.join(cells)} | {row[first]:.6g} |")
+            lines.append(f"| {' | '.join(cells)} | {cell(row[first], self.summary['units'][first])} |")
         return "\n".join(lines)
 
     @cached_property

@@ -241,9 +241,13 @@ def quantity_text(value: float, path: str) -> str:
 def with_prefix(value: float, unit: str) -> str:
     """Write a value in a unit of this module with three digits and the prefix that fits.
 
-    >>> with_prefix(1.2e6, "byte"), with_prefix(0.0, "second"), with_prefix(999.9999, "byte")
-    ('1.2 MB', '0 s', '1 kB')
+    A whole number of KiB, MiB or GiB is written as that.
+
+    >>> [with_prefix(value, "byte") for value in (1.2e6, 999.9999, 2**22)], with_prefix(0.0, "second")
+    (['1.2 MB', '1 kB', '4 MiB'], '0 s')
     """
+    if unit == "byte" and (binary := _whole_binary(value)):
+        return binary
     first, _, per = unit.partition("/")
     giga = first.startswith("giga")
     symbol = _SYMBOLS[first.removeprefix("giga")] + (f"/{_SYMBOLS[per]}" if per else "")
@@ -252,6 +256,12 @@ def with_prefix(value: float, unit: str) -> str:
     rounded = Decimal(f"{value:.3g}") * (10**9 if giga else 1)  # before the prefix is chosen: 999.9999 is 1 k
     power = min(max(rounded.adjusted() // 3, _LEAST), len(_WRITTEN) + _LEAST - 1)
     return f"{float(rounded / Decimal(1000) ** power):.3g} {_WRITTEN[power - _LEAST]}{symbol}"
+
+
+def _whole_binary(value: float) -> str:
+    """A size of up to three digits in KiB, MiB or GiB; "" for a size that is none."""
+    sizes = ((value / 1024**power, f"{prefix}iB") for power, prefix in ((3, "G"), (2, "M"), (1, "K")))
+    return next((f"{count:.0f} {unit}" for count, unit in sizes if 1 <= count < 1000 and count == int(count)), "")
 
 
 _SYMBOLS = {"second": "s", "bit": "bit", "byte": "B", "flop": "FLOP"}

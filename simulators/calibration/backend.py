@@ -161,7 +161,7 @@ class MeasuredBackend(Backend):
             if not device_rows:
                 there = ", ".join(sorted({rows.device for rows in measured}))
                 label = device.gpu.measured_as or "nothing"
-                rule = f"is measured as {label}, of which {folder} has no rows (but of {there})"
+                rule = f"is measured as {label}: {folder} has no rows of it, only of {there}"
                 check.add("devices", rule, value=name, way_out="add study.data_dir=<folder of its table>")
             before = len(trees)
             for rows in (rows for rows in device_rows if kinds is None or rows.kind in kinds):

@@ -155,7 +155,7 @@ def _rows_of_device(device: Device, rows: Sequence[MeasuredRows], file: Path) ->
             file=sys.stderr,
         )
     if len(names) > 1:
-        print(f"{file.name}: rows of {label} are taken, those of {len(names) - 1} others are not", file=sys.stderr)
+        print(f"{file.name}: rows of {label} are taken, rows of {len(names) - 1} others are not", file=sys.stderr)
     return label, _rows_of_library(device, [group for group in rows if group.device == label], file)
 
 

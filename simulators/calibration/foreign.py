@@ -126,7 +126,8 @@ def _number(cells: Mapping[str, str], name: str, where: str) -> float:
 def _needs(table: CsvTable, names: Sequence[str], path: Path, of: str) -> None:
     """Raise ConfigError where a table lacks columns, with what is there and what is needed."""
     if missing := [name for name in names if name not in table.columns]:
-        rule = f"has no column {', '.join(missing)}, which a table of {of} needs beside {', '.join(table.columns[:12])}"
+        known = ", ".join(table.columns[:12])
+        rule = f"has no column {', '.join(missing)}, which a table of {of} needs; its columns: {known}"
         raise _refuse(f"{path.name}, line {table.header}", rule, "add it, or name another table")
 
 
@@ -329,7 +330,7 @@ def _kernel(cells: Mapping[str, str], precision: str, where: str, device: str) -
     if not kind:
         raise _refuse(where, "has no precision: no a_type, and no -r before it", "keep the command line in the file")
     if "us" not in by_name:
-        rule = f"has no time in us beside {', '.join(cells)}"
+        rule = f"has no time in us, only {', '.join(cells)}"
         raise _refuse(where, rule, "keep the whole line, or run the tool without --flops_only")
     time_ms = repr(_number(by_name, "us", where) * 1e-3)
     sizes = (by_name.get(name, "") for name in ("m", "n", "k"))

@@ -21,6 +21,7 @@ from dse.files import irregular, open_plain_file
 from dse.values import Frozen
 from dse.values.units import Bytes, Integer, Number, WallSeconds
 from simulators.external.process import Limits
+from simulators.external.sections import improvement
 
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A placeholder in a command."""
@@ -77,11 +78,6 @@ def _check_names(metrics: Mapping[str, Measure]) -> Mapping[str, Measure]:
         if name in (*_RESERVED, *map(improvement, metrics)):  # ratios have columns, too
             raise ValueError(f"{name} is a column of the table already: choose another name")
     return metrics
-
-
-def improvement(name: str) -> str:
-    """Name of a metric's ratio to the baseline."""
-    return f"{name}_improvement"
 
 
 class ExternalProgram(Frozen):

@@ -46,7 +46,7 @@ class SourcedValue(WithSources):
     def _every_number_has_a_source(self) -> SourcedValue:
         bare = [path for path, value, _ in leaves(self) if _is_constant(path, value) and not self.source(path)]
         if bare:
-            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names where it is from")
+            raise ValueError(f"no entry in `sources` for {', '.join(bare)}; every constant names its source")
         return self
 
 

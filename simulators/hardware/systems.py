@@ -69,7 +69,7 @@ def list_machines(words: Sequence[str]) -> int:
     console = report.console()
     console.print(_table([served_by(name) for name in list_options("system")]))
     console.print(
-        "iterations: precisions with constants, in parentheses where they are those of another GPU. constants: by how"
+        "iterations: precisions with constants, in parentheses if they are another GPU's. constants: by how"
         " they are known; `machine show <name>` lists them with their sources"
     )
     return 0

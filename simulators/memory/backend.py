@@ -38,7 +38,7 @@ class MemoryBackend(Backend):
     laws = LAWS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "time_s of the baseline / time_s", "maximize"),
-        "traffic": Metric("x", "dram_bytes / those of the baseline"),
+        "traffic": Metric("x", "dram_bytes / the baseline's"),
     }
 
     def sections(self, tree: Tree) -> None:

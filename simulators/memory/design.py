@@ -106,7 +106,7 @@ def _of_application(design: MemoryDesign) -> Iterator[Rule]:
     application = build_kernels(design)
     precision = application.precision
     if precision not in dict(design.system.gpu.flop_per_s):
-        text = f"says nothing of {precision}, which the application computes in"
+        text = f"has no rate for {precision}, in which the application computes"
         yield Rule("system.gpu.flop_per_s", True, text, way_out="give it with its source")
     total_bytes = ELEMENT_BYTES[precision] * sum(math.prod(sizes) for sizes in application.tensors.values())
     yield Rule(

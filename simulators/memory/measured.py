@@ -66,9 +66,7 @@ def load_measured_systems(systems: Sequence[str], folder: str | None) -> Iterato
         usable = [rows for rows in every if rows.precision in precisions]
         if not usable:
             there = f", but in {', '.join(rows.precision for rows in every)}" if every else ""
-            rule = (
-                f"is measured as {device.gpu.measured_as}, of which no convolution is in {', '.join(precisions)}{there}"
-            )
+            rule = f"is measured as {device.gpu.measured_as}, without convolutions in {', '.join(precisions)}{there}"
             check.add("measured", rule, value=name, way_out="study.data_dir=<folder of a table that has some>")
         for rows in usable:
             # rows that helped to fit are no test of the model

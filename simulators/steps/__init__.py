@@ -4,6 +4,12 @@ from dse.plugins import Command
 
 BACKENDS = {"step": "simulators.steps.backend:StepBackend"}
 COMMANDS = {
+    "implementations": Command(
+        "simulators.steps.implementation_list:list_implementations",
+        "implementations [<name> ...]",
+        "software that overlaps a GEMM and its collective: GPUs, schedules, sources of its constants",
+        examples=("implementations", "implementations torch_async_tp"),
+    ),
     "profile seqpoint": Command(
         "simulators.steps.epoch_log:seqpoint",
         "profile seqpoint data=<csv> [k0=5] [error=0.01] [out=<csv>]",

@@ -188,7 +188,7 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
     elif (scheduled := _scheduled(design)) is not None:
         beside = [name for name in design.sites if SITES[name].beside]
         if beside and design.parallel.backward_sums != "waited":
-            text = "runs sums beside gradients of weights, which sites.{0} schedules"
+            text = "overlaps sums with gradients of weights, which sites.{0} schedules"
             way = "set parallel.backward_sums=waited"
             yield Rule("parallel.backward_sums", True, text, design.parallel.backward_sums, (beside[0],), way)
         yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
@@ -284,7 +284,7 @@ class StepBackend(Backend):
         "speedup": Metric("x", "iteration_s of the baseline / iteration_s, by the simulated iterations", "maximize"),
         "speedup_error": Metric("fraction", "of that, against the speed-up of whole epochs"),
         "throughput_lost": Metric("fraction", "1 - tokens_per_s / that of the baseline", low=float("-inf")),
-        "capacity_saved": Metric("fraction", "1 - state_bytes / those of the baseline", "maximize", low=float("-inf")),
+        "capacity_saved": Metric("fraction", "1 - state_bytes / the baseline's", "maximize", low=float("-inf")),
     }
 
     def __init__(self) -> None:

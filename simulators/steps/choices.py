@@ -13,7 +13,7 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {
     "sums": {"parallel.collectives": "library"},
     "halves of prompts": {"parallel.split_ctas": 0},
     "gradients": {"parallel.reductions": "after"},
-    "sums beside weights": {"parallel.backward_sums": "waited"},
+    "sums during weight gradients": {"parallel.backward_sums": "waited"},
     "split weights": {"parallel.prefetch": False},
     "kept weights": {"parallel.reshard": True},
     "update": {"optimizer.in_backward": False},

@@ -106,7 +106,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
     optimizer = design.optimizer
     if run.mode == "training" and optimizer.bytes_at(run.precision) is None:
         way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"
-        rule = f"says nothing of {run.precision} in traffic_bytes and state_bytes"
+        rule = f"has no {run.precision} data in traffic_bytes and state_bytes"
         yield Rule("optimizer", True, rule, way_out=way)
     if run.mode != "training" and parallel.zero:
         yield Rule("parallel.zero", True, "splits the state of an optimizer, and inference has none", way_out="set 0")
@@ -191,9 +191,9 @@ def _format_rules(design: StepDesign) -> Iterator[Rule]:
     """Weights and caches in formats of their own are those of a transformer's inference, and have no copies."""
     run = design.run
     reasons = {
-        "is of inference: what is trained is as wide as run.precision says": run.mode == "training",
+        "is of inference: what is trained is as wide as run.precision": run.mode == "training",
         "is of transformers": not isinstance(design.model, Transformer),
-        "beside copies of weights (quantised) is not modelled": design.quantised is not None,
+        "with copies of weights (quantised) is not modelled": design.quantised is not None,
     }
     for path, name in (("run.weights", run.weights), ("run.kv_cache", run.kv_cache)):
         for rule, broken in reasons.items():
@@ -271,7 +271,7 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
     elif node.library.network_bytes_per_s is None:  # a library without a network serves one node
         rule = f"is missing: {degrees} is {{0}} GPUs, a node has {{1}}"
         path = "system.node.library.network_bytes_per_s"
-        way = f"type it (`+{path}='50 GB/s'`, say), give it with its source in a system of your own, or take another"
+        way = f"type it (`+{path}='50 GB/s'`), give it with its source in a system of your own, or take another"
         yield Rule(path, leaves_node(node, parallel), rule, given=(gpus, node.num_gpus), way_out=way)
     yield from _link_rules(design)
     if parallel.collectives == "in_switch" and (node is None or node.in_switch is None):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, Problems, pairs, validate_as
 from dse.files import atomic_replacement, read_csv
+from dse.results.words import cell
 from simulators.steps.seqpoint import (
     Iterations,
     Sample,
@@ -104,7 +105,7 @@ def _points(log: Mapping[str, Floats], sample: Sample) -> Table:
 
     table = Table("iteration", _LENGTH, _SECONDS, "weight", title="iterations that stand for the epoch")
     for place, length, seconds, weight in _rows(log, sample):
-        table.add_row(str(place), str(length), f"{seconds:.6g}", f"{weight:g}")
+        table.add_row(str(place), str(length), cell(seconds, "s"), cell(weight))
     return table
 
 
@@ -116,11 +117,12 @@ def _configurations(log: Mapping[str, Floats], sample: Sample) -> Table:
     names.sort(key=lambda name: name != _SECONDS)
     times = np.array([log[name] for name in names])
     true, projected = times.sum(-1), project_epoch(sample, times)
-    table = Table("configuration", "epoch s", "projected s", "error %", "speed-up", "projected", "error %")
+    table = Table("configuration", "epoch", "projected", "error", "speed-up", "projected", "error")
     for name, measured, other in zip(names, true, projected, strict=True):
         speedup, guess = true[0] / measured, projected[0] / other
-        cells = (measured, other, 100 * (other / measured - 1), speedup, guess, 100 * (guess / speedup - 1))
-        table.add_row(name, *(f"{cell:.5g}" for cell in cells))
+        errors = (f"{100 * (shown / real - 1):+.2f} %" for shown, real in ((other, measured), (guess, speedup)))
+        texts = (cell(float(measured), "s"), cell(float(other), "s"), next(errors))
+        table.add_row(name, *texts, cell(float(speedup), "x"), cell(float(guess), "x"), next(errors))
     return table
 
 

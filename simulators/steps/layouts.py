@@ -176,7 +176,7 @@ class LayoutQuestion:
         design, check = steps.make(serial), Problems()
         node, nodes = design.system.node, get_path(tree, "system.fabric.num_nodes") or 1
         if asked.gpus is None and node is None:
-            way = "say how many: layouts.gpus=8"
+            way = "give their number: layouts.gpus=8"
             check.add("layouts.gpus", "is not known: the system describes no node", way_out=way)
         if not isinstance(design.model, Transformer):
             rule = "chooses degrees of transformers alone"

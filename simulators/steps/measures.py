@@ -35,7 +35,7 @@ METRICS: Mapping[str, Metric] = {
     "backward_s": Metric("s", "the same of backward passes, and of what they compute again"),
     "optimizer_s": Metric("s", "the optimizer's update"),
     "serialized_s": Metric("s", "communication that compute waits for: of tp, ep and cp, messages of pp"),
-    "dp_s": Metric("s", "reductions of gradients over dp, beside the backward pass"),
+    "dp_s": Metric("s", "reductions of gradients over dp during the backward pass"),
     "comm_cu_s": Metric("CU s", "CU-seconds that kernels of collectives hold, where the machine's are known"),
     "exposed_dp_s": Metric("s", "what of these ends after it, and weights gathered after the update"),
     "bubble_s": Metric("s", "waiting for other stages"),

@@ -39,7 +39,7 @@ def _moe_rules(model: Transformer, moe: MixtureOfExperts, parallel: Parallel) ->
     rule, way = "does not divide the experts (model.moe.experts = {0})", "take a divisor, or 1"
     yield Rule("model.moe.groups", experts % groups != 0, rule, groups, (experts,), way)
     within = experts * chosen // groups
-    rule = "leaves {0} experts, of which each token picks {1} (model.moe.experts_per_token)"
+    rule = "leaves {0} experts, but each token picks {1} (model.moe.experts_per_token)"
     few = (chosen > groups) | ((within < np.asarray(picked)) & (chosen < groups))
     yield Rule("model.moe.groups_per_token", few, rule, chosen, (within, picked), "take more groups, at most all")
     dense = moe.dense_layers
@@ -84,7 +84,7 @@ def _exchange_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) 
         yield Rule(path, True, rule, how, way_out="set waited, or parallel.ep > 1 with a model that has experts")
         return
     if parallel.zero > 1:
-        rule = "beside weights and gradients that are split is not modelled"
+        rule = "with weights and gradients that are split is not modelled"
         yield Rule(path, True, rule, how, way_out="set waited, or parallel.zero=1")
     if how == "shared_expert":
         none = np.asarray(moe.shared_experts) == 0
@@ -112,7 +112,7 @@ def _dualpipe_rules(run: Run, parallel: Parallel) -> Iterator[Rule]:
     way = "take an even number of at least {0}, or parallel.pipeline=1f1b"
     yield Rule("run.micro_batches", (m % 2 != 0) | (m < 2 * pp), rule, m, (2 * pp,), way)
     if parallel.zero > 1:
-        rule = "splits weights or gradients, of which DualPipe holds two copies: that is not modelled"
+        rule = "splits weights or gradients while DualPipe holds two copies of them: that is not modelled"
         yield Rule("parallel.zero", True, rule, parallel.zero, way_out="set 0 or 1")
 
 
@@ -120,7 +120,7 @@ def _cp_rules(model: Any, run: Run, parallel: Parallel, *, lengths: bool) -> Ite
     """cp splits the sequences of transformers that are trained or prompted, all of one length."""
     cp, length = parallel.cp, np.asarray(run.sequence_length)
     broken = {
-        "and only those of transformers are": not isinstance(model, Transformer),
+        "and only sequences of transformers are": not isinstance(model, Transformer),
         "and decoding has one token of each": run.mode == "decode",
         "and of an encoder and a decoder that is not modelled": bool(getattr(model, "decoder_layers", 0)),
         "and of an epoch of all lengths that is not modelled": lengths,

@@ -237,7 +237,7 @@ def _decoder(sizes: _Sentences, layers: ArrayLike) -> list[ModelBlock]:
     target, b = sizes.target, sizes.element_bytes
     first, later = sizes.layer(target), sizes.layer(target, 2)
     drop = sizes.stream("dropout", "norm", target, _DROPOUT)
-    join = sizes.stream("context beside input", "activation", target, _JOIN)
+    join = sizes.stream("context and input", "activation", target, _JOIN)
     entry = [join, sizes.stream("dropout", "norm", 2 * target, _DROPOUT), *later.parts]
     add = sizes.stream("residual", "norm", target, _ADD)
     return [

@@ -282,14 +282,14 @@ class Workload(Frozen):
             order = orders.get((gemm.after, collective.after))
             if order:
                 return Overlap(collective, gemm, order)
-        rule = "schedules overlap exactly one collective with one GEMM: before it, after it, or beside it"
+        rule = "schedules overlap exactly one collective with one GEMM: before, after or during it"
         raise ConfigError([Problem("workload.operators", rule, value=", ".join(self.operators))])
 
 
 class Shape(Frozen):
     """One GEMM of a shape list. `shards` (GPUs that share it) and `pattern` default to the list's.
 
-    payload_bytes: size of an unrelated collective beside the GEMM; None if the collective moves the GEMM's input (or
+    payload_bytes: size of an unrelated collective during the GEMM; None if the collective moves the GEMM's input (or
     reduces its output). load: rows of the busiest GPU over the mean, if an all-to-all spreads tokens unevenly over
     experts; the busiest GPU, which ends last, is simulated.
     """

@@ -53,7 +53,7 @@ class ShardedData(Frozen):
     zero: 0: nothing; 1: the state of the optimizer; 2: gradients as well, reduced after each micro-batch; 3: weights as
     well (FSDP, arXiv:2304.11277), gathered layer by layer for the forward pass and, where `reshard` drops them after
     it, again for the backward pass. prefetch: weights of the next layer are gathered beside the present one. reductions
-    of gradients: beside the last backward pass, or after it. gradient_bytes: of an element that is reduced; None for
+    of gradients: `beside` the last backward pass, or after it. gradient_bytes: of an element that is reduced; None for
     that of an activation (4: fp32 main gradients).
     """
 

@@ -219,7 +219,7 @@ def _dp_overlap(ok: pd.DataFrame) -> dict[str, ClaimResult]:
         return dict.fromkeys(("comp_vs_comm.overlap_exceeds", "comp_vs_comm.overlap_range_1x"), absent)
     # at every later generation
     exceeds = ClaimResult(bool(min(later) > 100), f"at most, at SL x B = {tokens.min():g}: {text}")
-    cause = "the paper's lengths, batches and links of dp are unknown; ours are as fast as those of tp"
+    cause = "the paper's lengths, batches and links of dp are unknown; ours are as fast as tp's"
     spread = ClaimResult((float(now.min()), float(now.max())), f"over {len(now)} points", cause)
     return {"comp_vs_comm.overlap_exceeds": exceeds, "comp_vs_comm.overlap_range_1x": spread}
 

@@ -54,9 +54,7 @@ _PATTERNS: tuple[Pattern, ...] = ("all_gather", "all_to_all")  # the collectives
 _SMALL, _LARGE = 1024.0, 16 * 2.0**30  # ends of the sweep over sizes
 _SIZES = tuple(2.0**power for power in range(10, 35))
 _FITTED = "fitted, no prediction: dma_beside_gemm was taken from this value, on this mix"
-_LATE = (
-    "kernels on CUs start late beside a GEMM, as measured beside an all-reduce, also where CUs are reserved for them"
-)
+_LATE = "kernels on CUs start late during a GEMM, as measured for an all-reduce, even if CUs are reserved for them"
 _NO_SLOWER_LIBRARY = (
     "a library that has all CUs of an idle GPU loses link efficiency alone; which channels theirs had is unknown"
 )
@@ -113,7 +111,7 @@ class ConCCL(Plain):
         """Findings on collectives alone, on the run's system."""
         system = ScheduleSystem.of(run.config["system"])
         per_cu = f"RCCL's measured rate of a CU ({system.gpu.cu_copy.bytes_per_s_per_cu / 1e9:g} GB/s)"
-        two_tables = f"two sources contradict one another: {per_cu} fills links later than this says"
+        two_tables = f"two sources contradict one another: {per_cu} fills links later than this rate implies"
         small = {name: _ratio(system, name, _SMALL) for name in _PATTERNS}
         large = max(1 / _ratio(system, name, _LARGE) for name in _PATTERNS)  # the larger of both
         saturates = {name: saturating_cus(system, name, share=_FULL) for name in _PATTERNS}

@@ -242,7 +242,7 @@ def _cil(kinds: pd.DataFrame) -> FigureSheet:
     rows = best_rows(kinds, ["scenario", "schedule.name", "schedule.comm_engine"])
     rows = rows.assign(kind=rows["schedule.name"].map(_KINDS), panel=rows["schedule.comm_engine"].map(label))
     medians = rows.groupby("panel")["cil"].median()
-    title = "Beside communication a GEMM takes " + ", ".join(
+    title = "During communication a GEMM takes " + ", ".join(
         f"{value:.2f}x its time (moved by {name})" for name, value in medians.items()
     )
     note = "contention inefficiency; kinds: 1d or 2d, u: uniform, h: hetero start, f: fused, u: unfused GEMMs"

@@ -32,8 +32,8 @@ _KNOBS = ("num_chunks", "issue_order", "zero_copy", "occupancy_loss")
 _CAUSES = {
     "emb": "the paper's sweep is unknown; ours has pooling 10, 30 and 70 in equal parts, and where both sides of the "
     "overlap take equally long, or tensors are small, more is removed",
-    "gemv": "GEMVs of models that need four GPUs take 26 us and more, beside which the launch and the floor of the "
-    "library that fusing removes are short; the paper's sizes are unknown",
+    "gemv": "GEMVs of models that need four GPUs take 26 us and more, and the launch and the library's floor "
+    "that fusing removes are short; the paper's sizes are unknown",
     "moe": "narrow experts send more for each FLOP, and packing and unpacking weigh most there; the paper's shapes are "
     "unknown",
 }

@@ -349,7 +349,7 @@ def _losses(table: pd.DataFrame, run: FinishedRun) -> Iterator[tuple[str, Draw]]
 
 def _bursts_figure(bursts: pd.DataFrame) -> FigureSheet:
     """Throughput lost over the rows of a burst."""
-    where = bursts[_BESIDE].astype(str).map({"products": "beside products", "all": "beside anything"})
+    where = bursts[_BESIDE].astype(str).map({"products": "during products", "all": "at any time"})
     named = bursts.assign(instructions=bursts[_SET].astype(str) + ", " + where)
     by = [named["panel"], named["instructions"], named[_ROWS].astype(int)]
     rows = named.groupby(by, sort=False)["throughput_lost"].min().reset_index().sort_values("instructions")

@@ -294,7 +294,7 @@ def _scaling_error(gemms: PredictedRows | None) -> ClaimResult:
     spread = f"{errors.min():.1f} to {errors.max():.1f} %, depending on the point scaled from"
     text = f"measured times alone, no model: {len(rate)} GEMMs; {spread}"
     return ClaimResult(
-        float(errors.mean()), text, cause="the source does not say from which point the published value is scaled"
+        float(errors.mean()), text, cause="the source does not give the point that the published value is scaled from"
     )
 
 

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LIBRARY = {"static": "hipBLASLt (static tiles)", "dynamic": "work stealing (dynamic tiles)"}
-_WHAT = {"gemm": "GEMM beside the collective", "comm": "collective beside the GEMM", "wall": "until both have ended"}
+_WHAT = {"gemm": "GEMM during the collective", "comm": "collective during the GEMM", "wall": "until both have ended"}
 _PATTERN = "workload.operators.gather.pattern"
 _CUS = "schedule.comm_cus"
 _EXACT = 1e-6  # rounding
 _FITTED = "fitted, no prediction"
-_UNLIKE = (
-    "rows of several sizes are fitted at once: beside 56 channels a late start of one share is not that of all sizes"
+_UNLIKE = "rows of several sizes are fitted at once: with 56 channels no single share of late start fits all sizes"
+_ONE_SIZE = (
+    "late start and rate are separated by rows whose GEMM outlasts the collective, which are of 56 channels only"
 )
-_ONE_SIZE = "late start and rate are told apart by rows whose GEMM outlasts the collective: those of 56 channels alone"
 _STEAL = "on 48 channels and more a work-stealing GEMM loses more than its share of CUs and a constant interference"
 _SMALL = "GEMMs of 2048 and 4096 end before the collective has started on all GPUs, by more than a share of their time"
 
@@ -142,8 +142,8 @@ def _slowdowns(ok: pd.DataFrame) -> FigureSheet:
     """Slow-down of the GEMM over the CUs of the collective."""
     most = ok.groupby("library")["cil"].median()
     text = ", ".join(f"{value:.2f}x its time by {name}" for name, value in most.items())
-    title = f"Beside a collective a GEMM takes {text}"
-    slower = Axis("cil", "GEMM beside the collective / alone [x]", centre=1.0)
+    title = f"During a collective a GEMM takes {text}"
+    slower = Axis("cil", "GEMM during the collective / alone [x]", centre=1.0)
     return tables.curves(ok, _CHANNELS, y=slower, by="library", frame=Frame(title, "in the median", "panel"))
 
 

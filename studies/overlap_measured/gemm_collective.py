@@ -118,7 +118,7 @@ def _unpredictable(cells: Mapping[str, str]) -> str | None:
         "several nodes: schedules overlap a GEMM and a collective inside one": cells.get("nodes", "") in ("", "1"),
         f"no machine for GPU {cells['gpu'] or '(not named)'}": _system(cells) in list_options("system"),
         f"{gpus} GPUs: machines are of {_NODE}": gpus.isdigit() and 2 <= int(gpus) <= _NODE,
-        f"method {cells['method']}: no implementation says what it does": _software(cells) is not None,
+        f"method {cells['method']}: no implementation describes it": _software(cells) is not None,
     }
     return next((reason for reason, holds in reasons.items() if not holds), None)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
@@ -307,7 +308,7 @@ def _is_backward(name: str) -> bool:
     return any(mark in name for mark in (" dX", " dW", " dA", " dB", " backward", " again", "gradients"))
 
 
-def command(words: Sequence[str]) -> int:
+def command(words: Sequence[str]) -> CommandAnswer:
     """`plan [plan=<file>] [parallel=auto] [layouts.gpus=<n>] [overrides of study=plan]`: search, and print a plan.
 
     A plan that is given is judged, and not searched. 3 where a step fits in no point that was searched.
@@ -323,7 +324,7 @@ def command(words: Sequence[str]) -> int:
     if files:
         typed = [*typed, *given_words(Path(files[-1]), typed)]
     folder, code = run(request(overrides(["study=plan", *typed]), own_folder(typed)))
-    return max(code, 0 if _all_fit(folder) else 3)  # the more serious code
+    return CommandAnswer(folder, code=max(code, 0 if _all_fit(folder) else 3))  # the more serious code
 
 
 def _all_fit(folder: Path) -> bool:

@@ -297,7 +297,7 @@ def _judge_arbitration(table: pd.DataFrame, speedups: pd.DataFrame) -> dict[str,
     gain = 100 * (geometric_mean(mca) - 1)
     either, shared = (100 * (geometric_mean(gains) - 1) for gains in (np.maximum(mca, plain), fair))
     others = (
-        f"alone: {text}; with plain T3 where it is faster {either:.1f} %; fair shares, no arbitration, {shared:.1f} %"
+        f"alone: {text}; with plain T3 if that is faster {either:.1f} %; fair shares, no arbitration, {shared:.1f} %"
     )
     return {"mca_geomean": ClaimResult(gain, f"{_BEST}; {others}", _FREE_GAPS)}
 

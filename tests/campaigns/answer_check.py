@@ -8,6 +8,7 @@ who asked looks for in the head of the first table.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +83,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "measure_my_gpu": ("seconds",),
     "nic_placement": ("makespan", "with"),
     "operators": ("median error", "p90 error"),
-    "overlap_measured": ("cil", "comm cil"),
+    "overlap_measured": ("contention inefficiency", "contention inefficiency of the collective"),
     "peers": ("model", "median error"),
     "plan": (),
     "search_benchmark": ("method", "points to 95"),
@@ -137,6 +138,9 @@ def faults(outputs: Outputs) -> Iterator[str]:
         is_quantity = any(word in name for word in QUANTITIES[answered.study])
         if is_quantity and name != "with" and all(row[place] in {"–", ""} for row in answered.rows):
             yield f"{name} is empty"
+    for text in (*(text for row in answered.rows for text in row), *answered.sentences, answered.in_short):
+        if re.search(r"\de[+-]?\d", text):
+            yield f"a number with an exponent: {text}"
     if answered.in_short.rstrip().endswith((" to", ",", " by", " of", "and")):
         yield f"in short ends in mid-sentence: {answered.in_short}"
     yield from _wrong_winners(outputs)

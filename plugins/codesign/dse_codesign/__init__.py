@@ -38,5 +38,6 @@ COMMANDS = {
             "budget.cost": "most cost of a GPU with its share of node, network and energy [USD]",
         },
         ("codesign budget.area_mm2=900 budget.power_w=700", "codesign budget.cost=12000 workloads.decode.weight=3"),
+        study="codesign",
     ),
 }

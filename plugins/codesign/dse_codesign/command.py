@@ -19,6 +19,7 @@ from pydantic import Field
 from dse.config.compose import Request, request
 from dse.config.options import overrides, own_folder
 from dse.errors import Problems, did_you_mean
+from dse.results.command_answer import CommandAnswer
 from dse.run_study import run
 from dse.space import Knob
 from dse.values import Frozen
@@ -45,7 +46,7 @@ class MachineBudget(Frozen):
     cost: Limit | None = None
 
 
-def codesign(words: Sequence[str]) -> int:
+def codesign(words: Sequence[str]) -> CommandAnswer:
     """`codesign [budget.area_mm2=] [budget.power_w=] [budget.cost=] [...]`: the study within a budget.
 
     Raises ConfigError for a budget that no machine of the space meets.
@@ -67,7 +68,8 @@ def codesign(words: Sequence[str]) -> int:
     composed = request(["study=codesign", *typed, *typed_words], own_folder(words))
     if limits and not composed.problems:
         refuse_unmet(composed, limits)
-    return run(composed)[1]
+    folder, code = run(composed)
+    return CommandAnswer(folder, code=code)
 
 
 def _number(text: str) -> float | str:

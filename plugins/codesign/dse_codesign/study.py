@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError
 from dse.errors.parsing import parse_json
+from dse.plots.quantities import words
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
@@ -172,7 +173,7 @@ class CodesignStudy(Plain):
         """Yield the machines that are best at something, and what features of the robust one are worth."""
         machines = Machines.of(outputs.read_config(), table)
         if machines.table.empty:
-            yield from _what_binds(outputs.read_config(), table)
+            yield from _what_binds(outputs, table)
             return
         on_front = f"{len(machines.front)} on the front of speed, power and cost"
         yield f"{len(machines.table):,} machines are within the limits, {on_front}"
@@ -198,9 +199,10 @@ class CodesignStudy(Plain):
         yield "roofline", partial(codesign_figures.roofline, *roofline_rows(machines))
 
 
-def _what_binds(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]:
+def _what_binds(outputs: Outputs, table: pd.DataFrame) -> Iterator[str]:
     """For each limit, the least (most) that any machine reaches, and by how much that is beyond it."""
-    limits = (config["study"].get("limits") or {}).items()
+    limits = (outputs.read_config()["study"].get("limits") or {}).items()
+    units = outputs.read_json("summary")["units"]
     ok = table[table["status"] == "ok"]
     if ok.empty:
         yield "no machine breaks no rule: see the reasons in the table"
@@ -210,8 +212,8 @@ def _what_binds(config: Mapping[str, Any], table: pd.DataFrame) -> Iterator[str]
             bound = limit.get(side)
             if bound is not None and (best > bound if side == "high" else best < bound):
                 sign, least = ("<=", "least") if side == "high" else (">=", "most")
-                beyond = f"the {least} is {best:.4g}, {100 * abs(best / bound - 1):.0f} % beyond"
-                yield f"no machine meets {name} {sign} {bound:g}: {beyond}"
+                beyond = f"the {least} is {cell(best, units[name])}, {100 * abs(best / bound - 1):.0f} % beyond"
+                yield f"no machine meets {words(name)} {sign} {cell(bound, units[name])}: {beyond}"
 
 
 def worth_rows(machines: Machines) -> pd.DataFrame:
@@ -320,7 +322,7 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
         shown.add_row(row["feature"], gain, *prices, within, pays)
     yield shown
     yield (
-        "worth: at which throughput for a dollar is as without it; pays: it takes less, within the budget, and in how"
+        "worth: price at which throughput per dollar breaks even; pays: it costs less, within the budget, and in how"
         " many of the drawn technologies it takes less"
     )
     shares = contribution_rows(machines)

@@ -50,7 +50,7 @@ _SCALED = {
 class Worth:
     """A feature of a machine. gains: speed with it over that without, by workload; gain: of all by weight.
 
-    area_mm2, power_w, usd: that it takes. usd_worth, power_worth_w: at which throughput for a dollar (a watt) is as
+    area_mm2, power_w, usd: that it takes. usd_worth, power_worth_w: at which throughput per dollar (per watt) is as
     without it. odds: share of drawn technologies in which it costs less than it is worth. beyond: metrics of the
     machine with it that are beyond a limit.
     """

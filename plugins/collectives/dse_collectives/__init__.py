@@ -10,7 +10,7 @@ COMMANDS = {
         "schedules of a collective: synthesised, as libraries have them, and the bound that none passes",
         {
             "pattern": "all_gather, reduce_scatter, all_reduce or all_to_all",
-            "schedule": "in place of it: a schedule in YAML or XML of MSCCL, which is proven and timed beside others",
+            "schedule": "in place of it: a schedule in YAML or XML of MSCCL, which is proven and timed with the others",
             "system": "machine whose links count (mi300x_8)",
             "bytes": "of a GPU's larger buffer (64MiB)",
             "relay_bytes": "room of a GPU for what it only passes on; default: as much as needed",

@@ -137,7 +137,7 @@ class _Algorithm:
     def _count(self, verb: str, units: int) -> None:
         """Refuse to make more units than are run here. Raises ConfigError."""
         if units > MOST_UNITS:
-            way = "say the same in fewer, larger chunks (nchunksperloop, cnt), or as YAML of messages"
+            way = "use fewer, larger chunks (nchunksperloop, cnt), or YAML of messages"
             _refuse(f"{verb} {units:,} units in all, and {MOST_UNITS:,} are the most that are run here", way)
 
     def _threads(self, root: ET.Element) -> Iterator[_Threads]:

@@ -29,7 +29,7 @@ COMMANDS = {
             "plan": "plan.yaml of a run of `plan`; for MSCCL the schedule of a collective (YAML or XML)",
             "to": "megatron, transformer_engine, torch, vllm, sglang, deepep, nccl, rccl or msccl",
             "out": "folder to write to",
-            "parallel.<knob>": "a value beside the plan's, such as parallel.tp=8",
+            "parallel.<knob>": "a value on top of the plan, such as parallel.tp=8",
             "...": "the step, where the plan is not in the folder of its run: overrides of study=plan",
         },
         (

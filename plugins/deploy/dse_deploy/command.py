@@ -143,7 +143,7 @@ def _named_files(
         if setting is not None and setting.constant in files:
             here = path.parent / Path(str(value)).name
             if here.name not in written and not here.is_file():
-                rule = f"is not beside the launch file, which has settings in it ({setting.meaning})"
+                rule = f"is not in the folder of the launch file, which takes settings from it ({setting.meaning})"
                 raise ConfigError([Problem(f"settings.{name}", rule, str(value), f"put it there as {here.name}")])
             yield setting.later, files[setting.constant], written.get(here.name) or _text(here)
 

@@ -65,7 +65,7 @@ def _attention_replicas(facts: Facts, plan: dict[str, Any]) -> str:
     gpus, replicas = _degree(plan, "tp"), _degree(plan, "dp")
     put_in(plan, "parallel.tp", _whole("parallel.tp", (gpus, replicas), "GPUs of tp over replicas of attention"))
     if get_path(plan, "parallel.ep") is None and replicas > 1:
-        rule = "is not said: with replicas of attention, each expert is cut over GPUs of several, which no plan says"
+        rule = "is missing: each expert would be cut over GPUs of several replicas of attention, as no plan can"
         way = f"write parallel.ep={gpus}, or parallel.ep=1 for a model without experts"
         raise ConfigError([Problem("parallel.ep", rule, way_out=way)])
     return ""
@@ -121,7 +121,7 @@ def _virtual_stages(facts: Facts, plan: dict[str, Any]) -> str:
     knob = "parallel.virtual_stages"
     if "layers_per_part" in facts and get_path(plan, knob) is None:
         if "layers" not in facts:
-            name, way = facts["layers_per_part"][0], "write --num-layers beside it"
+            name, way = facts["layers_per_part"][0], "add --num-layers"
             raise ConfigError([Problem(f"settings.{name}", "needs the number of layers", way_out=way)])
         layers = _number(facts, "layers", knob) + _is_on(facts, "embedding_counts") + _is_on(facts, "loss_counts")
         parts = _degree(plan, "pp") * _number(facts, "layers_per_part", knob)

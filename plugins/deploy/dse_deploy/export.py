@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.errors import Problems, pairs
+from dse.results.command_answer import CommandAnswer
 from dse.results.run_folder import writable
 from dse.results.words import cell
 from dse.space import get_path
@@ -33,27 +34,20 @@ if TYPE_CHECKING:
     from simulators.steps.iteration import Iteration
 
 
-def export(words: Sequence[str]) -> int:
+def export(words: Sequence[str]) -> CommandAnswer:
     """`settings export plan=<plan.yaml> to=<tool> [out=<folder>] [parallel.tp=8 ...]`: write the settings of a tool."""
-    from dse.results import report
-
     options = pairs([word for word in words if _is_option(word)], {"plan": "", "to": ""}, optional=["out"])
     beside, file = [word for word in words if not _is_option(word)], Path(options["plan"])
     name, tool = tool_named("to", options["to"])
     folder = writable(options.get("out", f"outputs/export/{name}")).folder
-    console = report.console()
     if tool.files[0].format == "msccl":
         path = folder / tool.files[0].name
         keep(path, plugins.load("format", "msccl").settings(file))
-        console.print(f"written to {path}", soft_wrap=True)
-        return 0
+        return CommandAnswer(folder, (f"written to {path}",))
     exported = _export_plan(name, file, beside)
     for file_name, part in exported.written.items():
         keep(folder / file_name, part.text)
-    for line in answer(exported):
-        console.print(line, soft_wrap=True)
-    console.print(f"written to {folder}/: {', '.join(exported.written)}", soft_wrap=True)
-    return 0
+    return CommandAnswer(folder, (*answer(exported), f"written to {folder}/: {', '.join(exported.written)}"))
 
 
 def _export_plan(name: str, file: Path, words: Sequence[str]) -> ToolFiles:
@@ -107,7 +101,7 @@ def answer(exported: ToolFiles) -> Iterator[Table | str]:
     if exported.step is not None:
         yield from _times(exported, reached_plan)
     else:
-        yield "times: the plan's step is not known here; model=<name> system=<name> run.mode=<mode> say which it is"
+        yield "times: the plan's step is not known here; name it with model=<name> system=<name> run.mode=<mode>"
     unsaid = frozenset.intersection(*(part.unsaid for part in exported.written.values()))
     yield from _differences(tool, plan, reached_plan, unsaid)
 
@@ -116,7 +110,7 @@ def _settings_table(written: Mapping[str, Written]) -> Table:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False)
-    for name in ("setting", "value", "says", "which means"):
+    for name in ("setting", "value", "plan entry", "meaning"):
         shown.add_column(name)
     for part in written.values():
         for row in part.rows:
@@ -176,13 +170,13 @@ def _differences(tool: Tool, plan: Plan, by_tool: Plan, unsaid: frozenset[str]) 
         elif path in unsaid and _same(value, tool.values.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         elif path in unsaid:
-            yield f"not expressible there: {path} = {value}"
+            yield f"{tool.name} has no setting for {path} = {value}"
         elif path in wanted and path not in reached and _same(value, tool.values.get(path, usual(path))):
             by_itself.append(f"{path} = {value}")
         elif str(reached.get(path)) != str(value):
             yield f"nearest: {path} = {reached.get(path, usual(path))}, not {value if path in wanted else usual(path)}"
     if by_itself:
-        yield f"needs no setting there: {', '.join(by_itself)}"
+        yield f"{tool.name} needs no setting for {', '.join(by_itself)}"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -72,8 +72,8 @@ class UserBuffer(Frozen):
 
 METHODS: Mapping[str, str] = {
     "ring_exchange": "shards go from GPU to GPU; a GEMM for each, or for two (aggregate), or one for all (atomic_gemm)",
-    "pipeline": "the GEMM in num_splits pieces, each with a collective on num_sm SMs beside the next",
-    "bulk": "a collective on num_sm SMs beside a GEMM that does not wait for it",
+    "pipeline": "the GEMM in num_splits pieces, each with a collective on num_sm SMs during the next",
+    "bulk": "a collective on num_sm SMs during a GEMM that does not wait for it",
 }
 
 

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, did_you_mean, pairs
 from dse.errors.terminal import bar
-from dse.results import output_files, report
+from dse.results import output_files
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun, read
 from dse.results.pareto import minimized
 from dse.results.words import cell
@@ -183,7 +184,7 @@ def _ped_anova(trials: _Trials, place: int) -> _ScenarioImportance:
     ]
     total = sum(raw.values())
     if total <= _NOTHING * max(sum(shares.values()) for shares in shuffled):
-        raise ValueError("has a best tenth of points like the rest, knob by knob; method=fanova tells of interactions")
+        raise ValueError("has a best tenth of points like the rest, knob by knob; method=fanova shows interactions")
     # the largest of the shufflings: what chance reaches
     noise = {knob: max(shares[knob] for shares in shuffled) / total for knob in raw}
     return _ScenarioImportance({knob: share / total for knob, share in raw.items()}, noise)
@@ -304,7 +305,7 @@ def assess(
     if not measures:
         reasons = "; ".join(f"{name} {reason}" for name, reason in list(left_out.items())[:3])
         raise ConfigError(
-            [Problem("study", f"says nothing about its objectives: {reasons}", way_out="search other knobs")]
+            [Problem("study", f"has no information about its objectives: {reasons}", way_out="search other knobs")]
         )
     return Assessment(
         method,
@@ -380,7 +381,7 @@ def _interactions(measures: Mapping[tuple[str, str], _ScenarioImportance]) -> di
 
 
 @output_files.working_on_folders
-def command(words: Sequence[str]) -> int:
+def command(words: Sequence[str]) -> CommandAnswer:
     """`results importance study=<name> [method=ped_anova|fanova] [output_dir=outputs]`. Raises ConfigError."""
     options = pairs(words, {"study": "", "method": "ped_anova", "output_dir": "outputs"})
     if options["method"] not in METHODS:
@@ -392,13 +393,9 @@ def command(words: Sequence[str]) -> int:
     assessment = assess(inside, run.goals, run.knobs, method, seed=int(run.provenance.get("seed", 0)))
     notes = [*_notes(assessment, dict(inside["status"].value_counts())), *_outside(len(table) - len(inside))]
     _write(run, assessment, notes)
-    console = report.console()
-    console.print(_table(assessment, run.name))
-    for note in notes:
-        console.print(note, soft_wrap=True)
     files = f"importance.json, importance.csv, figures/importance_{method.name}.png and .svg"
-    console.print(f"written to {run.folder}/ ({files})", soft_wrap=True)
-    return 0
+    parts: tuple[Table | str, ...] = (_table(assessment, run.name), *notes, f"written to {run.folder}/ ({files})")
+    return CommandAnswer(run.folder, parts, "importance")
 
 
 def _outside(count: int) -> list[str]:

@@ -31,7 +31,8 @@ from dse.analysis.contexts import (
 )
 from dse.errors import ConfigError, Problem, pairs
 from dse.errors.terminal import bar
-from dse.results import output_files, report
+from dse.results import output_files
+from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
 from dse_learning.decision_tree import Leaf, Tree
 from dse_learning.tree_learning import TreeLimits, learn
@@ -159,7 +160,7 @@ _LIMITS = {"depth": (1, 10), "leaves": (2, 1000)}
 
 
 @output_files.working_on_folders
-def command(words: Sequence[str]) -> int:
+def command(words: Sequence[str]) -> CommandAnswer:
     """`results rules study=<name> [judge=<name>,...] [depth=3] [leaves=<number>] [objective=<metric>] [choose=...]`.
 
     judge: further runs to judge the tree on, unseen by it. Raises ConfigError.
@@ -185,17 +186,11 @@ def command(words: Sequence[str]) -> int:
     notes = [*_notes(run, question, contexts), *_verdict(scores), *notes]
     notes += [f"{alike} more options are never better or worse than one of these, and were left out"] if alike else []
     _write(run, question, tree, scores=scores, notes=notes)
-    console = report.console()
     num_leaves = sum(isinstance(node, Leaf) for node in tree.nodes)
-    console.print(f"Best {question.objective} of {run.name}, by rules of {num_leaves} leaves:\n")
-    console.print(tree.text() + "\n", soft_wrap=True, highlight=False)
-    console.print(_table(question, scores))
-    for note in notes:
-        console.print(note, soft_wrap=True)
-    console.print(
-        f"written to {run.folder}/ (rules.txt, rules.py, rules.json, figures/rules.png and .svg)", soft_wrap=True
-    )
-    return 0
+    head = f"Best {question.objective} of {run.name}, by rules of {num_leaves} leaves:\n"
+    written = f"written to {run.folder}/ (rules.txt, rules.py, rules.json, figures/rules.png and .svg)"
+    parts: tuple[Table | str, ...] = (head, tree.text() + "\n", _table(question, scores), *notes, written)
+    return CommandAnswer(run.folder, parts, "rules")
 
 
 def _other(root: Path, name: str, run: FinishedRun, question: ContextQuestion) -> tuple[FinishedRun, Cases]:

@@ -222,7 +222,7 @@ def _addresses(mode: int, words: Sequence[str], mask: int) -> list[int]:
     if mode == 1:
         run = mask >> ((mask & -mask).bit_length() - 1)
         if run & (run + 1):
-            raise ValueError("a stride needs active lanes beside one another")
+            raise ValueError("a stride needs neighbouring active lanes")
         base, stride = int(words[0], 16), int(words[1])
         addresses = [base + lane * stride for lane in range(lanes)]
     else:

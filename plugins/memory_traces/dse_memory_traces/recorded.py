@@ -177,7 +177,7 @@ class _Spool:
             way = "number them modulo 256, or take a policy without a predictor, such as policy=cache_rw_ab_cr"
             check.add(
                 name,
-                f"has more than {PCS} loads and stores; policy.predictor tells no more apart",
+                f"has more than {PCS} loads and stores; policy.predictor distinguishes no more",
                 way_out=way,
             )
         span = reach(system)

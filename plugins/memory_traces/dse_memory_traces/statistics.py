@@ -27,13 +27,14 @@ from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.errors.parsing import parse_yaml
 from dse.results import provenance
 from dse.results.run_folder import Outputs
+from dse.results.words import cell
 from dse.space import set_path
 from dse_memory_traces.recorded import RequestRecording, read, replay_recording
 from simulators.hardware.machine import tree_of
 from simulators.memory import engine
 from simulators.memory.backend import MemoryBackend
 from simulators.memory.design import MemoryDesign
-from simulators.memory.measures import SimulatedApplication, measure
+from simulators.memory.measures import METRICS, SimulatedApplication, measure
 from simulators.memory.simulation import Simulation
 from simulators.workloads.model_zoo import option_tree
 
@@ -261,7 +262,7 @@ def _table(values: Mapping[str, float], name: str) -> Table:
 
     table = Table("statistic", "value", title=name)
     for statistic, value in values.items():
-        table.add_row(statistic, f"{value:.6g}")
+        table.add_row(statistic, cell(value, METRICS[statistic].unit))
     return table
 
 

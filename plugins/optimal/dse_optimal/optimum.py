@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from dse import plugins
+from dse.results.words import cell
 from dse_optimal.instance import Instance, Job, JobSchedule, instance_of
 from dse_optimal.subset_bounds import instance_bound
 from simulators.taskgraph.graph import TaskGraph
@@ -52,9 +53,9 @@ class Optimum:
     def __str__(self) -> str:
         """Say what was proven."""
         if self.proven:
-            return f"{self.seconds:.6g} s is the least makespan of {len(self.schedule.ways)} jobs: proven"
-        text = f"the best schedule of {len(self.schedule.ways)} jobs takes {self.seconds:.6g} s; not proven: "
-        return f"{text}at least {self.bound_s:.6g} s are, a gap of {100 * self.gap:.1f} %"
+            return f"{cell(self.seconds, 's')} is the least makespan of {len(self.schedule.ways)} jobs: proven"
+        text = f"the best schedule of {len(self.schedule.ways)} jobs takes {cell(self.seconds, 's')}; not proven: "
+        return f"{text}at least {cell(self.bound_s, 's')} are, a gap of {100 * self.gap:.1f} %"
 
 
 def optimum(problem: Instance | TaskGraph, *, limit_s: float = 60.0, workers: int = 8, bounded: bool = True) -> Optimum:
@@ -203,7 +204,7 @@ class _Model:
         if status == self._cp.UNKNOWN:  # no schedule within the limit
             return None, bound_s
         if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            raise RuntimeError(f"the solver of the exact model says {solver.status_name(status)}")
+            raise RuntimeError(f"the solver of the exact model reports {solver.status_name(status)}")
         ways = tuple([solver.boolean_value(choice) for choice in of_job].index(True) for of_job in choices)
         starts = tuple(
             (

@@ -16,6 +16,6 @@ COMMANDS = {
     "results reproduce": Command(
         "dse_pages.reproduce:command",
         "results reproduce [<paper>]",
-        "run every study of a paper, or all studies; one page of published values beside ours",
+        "run every study of a paper, or all studies; one page that compares published values with ours",
     ),
 }

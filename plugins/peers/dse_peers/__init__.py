@@ -12,7 +12,7 @@ COMMANDS = {
             "system": "name of a shipped system, whose GPU and other constants stay",
             "out": "file of the system to write",
             "device": "device of the file that is a node, where several have GPUs",
-            "fabric": "shipped fabric for what neither says of a network (infiniband_2)",
+            "fabric": "shipped fabric for what neither has of a network (infiniband_2)",
         },
         ("machine import file=my_cluster.yaml system=h100_8 out=my_conf/system/my_cluster.yaml",),
     ),

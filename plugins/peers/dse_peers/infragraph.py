@@ -127,8 +127,8 @@ def _fabric(values: Mapping[str, Any], base: Mapping[str, Any], *, name: str, fa
 def _from(values: Mapping[str, Any], base: Mapping[str, Any], fabric: str) -> str:
     """Say where what a file does not say of a network is from."""
     if base.get("fabric"):
-        return f"stays as the system has it: fabric, beside {', '.join(values)}"
-    return f"as in conf/fabric/{fabric}.yaml, as the system has no fabric: all of it beside {', '.join(values)}"
+        return f"stays as the system has it: fabric, except {', '.join(values)}"
+    return f"as in conf/fabric/{fabric}.yaml, as the system has no fabric: all of it except {', '.join(values)}"
 
 
 def _of_links(base: Mapping[str, Any], tree: Mapping[str, Any], system: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
+from dse.values.units import with_prefix
 from dse_peers.infragraph_files import Device, Graph, Infrastructure, Link, graph_of, outer_edges
 
 Neighbours = Mapping[str, Mapping[str, Link]]
@@ -248,7 +249,7 @@ def _put_rate(notes: _Notes, path: str, rates: Sequence[float | None], why: str)
             notes.unread.append(f"rates for {path}: {len(rates) - len(numbers)} of {len(rates)} are missing")
         return
     if min(numbers) < max(numbers):
-        notes.unread.append(f"rates above the slowest for {path}: up to {max(numbers):g} bytes/s")
+        notes.unread.append(f"rates above the slowest for {path}: up to {with_prefix(max(numbers), 'byte/second')}")
     notes.put(path, float(f"{min(numbers):.9g}"), f"rate of {why}, as the file has it")
 
 

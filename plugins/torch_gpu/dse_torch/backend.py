@@ -144,15 +144,15 @@ class TorchBackend(Backend):
         "high_s": Metric("s", "upper end of it"),
         "scatter": Metric("fraction", "interquartile range over the median"),
         "drift": Metric("fraction", "median of the last third of the samples over the first's, less 1", low=-1.0),
-        "clock_hz": Metric("1/s", "clock after the samples; 0 where it is not told", "maximize"),
+        "clock_hz": Metric("1/s", "clock after the samples; 0 if unknown", "maximize"),
         "flop_per_s": Metric("flop/s", "of the GEMM; 0 without one", "maximize"),
         "bytes_per_s": Metric(
             "byte/s", "of the copy, or of the larger buffer of a collective; 0 without one", "maximize"
         ),
         "gemm_s": Metric("s", "time of a GEMM alone; 0 without one"),
         "copy_s": Metric("s", "time of a copy alone; 0 without one"),
-        "gemm_slowdown": Metric("x", "time of a GEMM beside copies over alone; 1 without"),
-        "copy_slowdown": Metric("x", "time of a copy beside GEMMs over alone; 1 without"),
+        "gemm_slowdown": Metric("x", "time of a GEMM during copies over alone; 1 without"),
+        "copy_slowdown": Metric("x", "time of a copy during GEMMs over alone; 1 without"),
     }
 
     def __init__(self, **parameters: Any) -> None:

@@ -241,7 +241,7 @@ def _cause(what_ifs: WhatIfs, group: int, exposed: float) -> str:
     waited = sum(any(True for _ in changes.consumers(model.structure, member)) for member in members)
     if waited > _OFTEN * len(members):
         return "what follows waits for them"
-    return "little is computed beside them"
+    return "little is computed meanwhile"
 
 
 def _other_gpus(what_ifs: WhatIfs, system: str) -> tuple[tuple[str, float], ...]:

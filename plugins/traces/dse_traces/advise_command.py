@@ -132,7 +132,7 @@ def _hardware(advice: Advice) -> Iterator[str]:
     ):
         best = max(advice.groups, key=lambda group: getattr(group, name).value)
         if (gain := getattr(best, name)).value > 0:
-            hint = ", if there are any, which a profile does not tell" if name == "waited_later" else ""
+            hint = ", if there are any (a profile does not show them)" if name == "waited_later" else ""
             yield f"{text} gains most for {best.name}: {_interval(gain)}{hint}"
     runs = [f"{name} {cell(seconds, 's')}" for name, seconds in advice.gpus[:_GPUS]]
     if advice.gpus:
@@ -152,7 +152,7 @@ def _laws(advice: Advice) -> Iterator[str]:
         if law.observed
     ]
     if learnt:
-        yield f"slow-down beside collectives, learnt: {', '.join(learnt)}"
+        yield f"slow-down during collectives, learnt: {', '.join(learnt)}"
     assumed = sorted(kind for kind, law in laws.penalties.items() if not law.observed and kind in kinds)
     if assumed:
         yield f"slow-down assumed, by the constants of {laws.machine}: {', '.join(assumed)}"

@@ -71,7 +71,7 @@ class ProfileBackend(Backend):
         "gain_s": Metric("s", "of the recorded run, as expected", "maximize", low=-_INFINITE),
         "gain_low_s": Metric("s", "the least gain in the cases of the laws", "maximize", low=-_INFINITE),
         "gain_high_s": Metric("s", "the largest gain in the cases of the laws", "maximize", low=-_INFINITE),
-        "exposed_s": Metric("s", "time of collectives beside which nothing is computed"),
+        "exposed_s": Metric("s", "time of collectives during which nothing is computed"),
         "hidden": Metric("fraction", "share of the time of collectives that is not exposed", "maximize", high=1.0),
         "comm_sm_s": Metric("s", "time of collectives, each times the SMs that it holds"),
         "comm_sms": Metric("", "SMs that collectives hold, in the mean over the run"),

@@ -89,7 +89,7 @@ def read_chrome(path: Path) -> list[Profile]:
 def damage(dropped: Counter[str], records: JsonRecords, losses: list[str], name: str) -> None:
     """Count what damage cost of a JSON. name: of its elements."""
     dropped[f"{name} that are damaged"] += records.damaged
-    dropped[f"{name} that are damaged, of which the rest is used"] += records.mended
+    dropped[f"{name} that are damaged in part, and used"] += records.mended
     for reason in losses:
         dropped[reason] += 1
     if records.cut and not losses:

@@ -51,7 +51,7 @@ def _time_columns(columns: Sequence[str]) -> dict[str, tuple[str, float]]:
 def refuse_summary(columns: Sequence[str], path: Path) -> None:
     """Raise ConfigError for the columns of a summary by kernel, which holds no times at which kernels began."""
     if any(map(_SUMMED.search, columns)):
-        rule = "is a summary: it says how long kernels took, not when, so nothing of what runs beside what"
+        rule = "is a summary: it has how long kernels took, not when, so nothing of what runs concurrently"
         raise ConfigError([Problem("profile", rule, str(path), _WAY)])
 
 

@@ -68,7 +68,7 @@ def answer(ranks: Ranks, done: Mapping[int, Replayed]) -> Iterator[Table | str]:
     if ranks.assumed:
         yield ranks.assumed
     if table.empty:
-        yield "no collective of a rank is one of another's, so waiting for ranks cannot be told from transfer"
+        yield "no collective of a rank is one of another's, so waiting for ranks cannot be separated from transfer"
         yield _ranks(ranks, done)
         yield from _lost(ranks)
         yield from _unknown(ranks)
@@ -98,7 +98,7 @@ def _absent(ranks: Ranks) -> Iterator[str]:
     sizes = [profile.kernels["group_size"].dropna() for profile in ranks.profiles.values()]
     largest, here = max((int(size.max()) for size in sizes if len(size)), default=0), len(ranks.profiles)
     if largest > here:
-        yield f"a group has {largest:,} ranks, of which {here} are here: waiting for the others counts as transfer"
+        yield f"a group has {largest:,} ranks, and {here} are here: waiting for the others counts as transfer"
 
 
 def _damage(profiles: Mapping[int, Profile]) -> str:

@@ -43,7 +43,7 @@ _OTHERS: Mapping[str, tuple[str, str]] = {
     ),
     ".pb": (
         "is a trace of XLA in protocol buffers",
-        "read {name}'s neighbour, the .trace.json.gz that JAX writes beside it",
+        "read {name}'s neighbour, the .trace.json.gz that JAX writes next to it",
     ),
     ".ncu-rep": ("is a report of Nsight Compute, without a time line", "record it with nsys profile"),
     **dict.fromkeys(

@@ -140,7 +140,7 @@ def _beside(path: Path, name: str, dropped: Counter[str]) -> Iterator[Row]:
         with csv_rows(place, dropped) as (_, rows):
             yield from rows
     except ConfigError:
-        dropped[f"a file beside the kernel trace: {place.name}"] += 1
+        dropped[f"a file next to the kernel trace: {place.name}"] += 1
 
 
 def _spans(path: Path, name: str, dropped: Counter[str], column: str) -> Iterator[tuple[str, float, float]]:

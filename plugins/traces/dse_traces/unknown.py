@@ -107,7 +107,7 @@ def unknown_lines(profile: Profile) -> Iterator[str]:
     if unknown.streams:
         done = if_they_communicate(profile, unknown)
         share = f"{100 * done.hidden:.1f} % of {cell(done.collective_s, 's')}"
-        yield f"if those of stream {', '.join(unknown.streams)} communicate, {share} of communication is hidden"
+        yield f"if kernels of stream {', '.join(unknown.streams)} communicate, {share} of communication is hidden"
     yield unknown.way_out
 
 
@@ -124,7 +124,7 @@ def nothing_to_move(rule: str, profile: Profile) -> tuple[str, str, str]:
     """Rule, value and way out of a profile without communication, as far as its kernels are known."""
     unknown = unknown_kernels(profile)
     if profile.is_fused.any():
-        fused = "that can be told from products: its kernels multiply and communicate in one, and hide it inside"
+        fused = "that can be separated from products: its kernels multiply and communicate in one, and hide it inside"
         return f"{rule} {fused}", profile.source, "record a run whose collectives are kernels of their own"
     if not unknown.counts:
         return rule, profile.source, "record a rank of a run on several GPUs"

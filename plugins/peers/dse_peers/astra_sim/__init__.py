@@ -78,7 +78,7 @@ def _run(graph: TaskGraph, design: int) -> Floats:
     for number in range(len(steps)):
         for gpu in range(num_gpus):
             if (gpu, 2 * number) not in run.nodes:
-                raise RuntimeError("ASTRA-sim's log does not say when every task was issued and ended")
+                raise RuntimeError("ASTRA-sim's log does not have when every task was issued and ended")
             times[:, number, gpu] = run.nodes[gpu, 2 * number]
     return spread(times, steps, graph.num_tasks)
 

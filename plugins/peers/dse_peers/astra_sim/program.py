@@ -65,7 +65,7 @@ def program() -> str | None:
 
 def absence() -> str:
     """Why there is no program, with the way out, or ""."""
-    return "" if program() else f"{PROGRAM} is not on the path; plugins/peers/README.md says how to build it"
+    return "" if program() else f"{PROGRAM} is not on the path; see plugins/peers/README.md to build it"
 
 
 def simulate(traces: Sequence[Sequence[TraceNode]], setup: Setup) -> Simulated:

@@ -133,7 +133,7 @@ def setup_of(graph: TaskGraph, design: int, steps: Sequence[ProgramStep]) -> Set
     first = {graph.resources[resource].partition(".")[0] for resource in graph.use_resource.tolist()}
     shared = [name for name in _TOPOLOGIES if name in first]
     if len(shared) != 1:
-        raise Unfit("its links are neither those of a switch nor between all pairs")
+        raise Unfit("its links are neither to a switch nor between all pairs")
     delays = graph["delay"][design][graph.of_kind("transfer")]
     rates = np.array([step.num_bytes / step.seconds for step in moving])
     if shared == ["port"]:
