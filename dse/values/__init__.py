@@ -120,19 +120,26 @@ def leaves(value: Any, path: str = "", structural: bool = False) -> Iterator[tup
 
     path, structural: of the field. What is no number is structural anyhow.
     """
-    if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        for name, inner in value:  # those that a model allows beyond its own, too
-            if name not in LABELS:
-                extra = fields[name].json_schema_extra if name in fields else None
-                marked = bool(extra.get("structural")) if isinstance(extra, dict) else False
-                yield from leaves(inner, f"{path}.{name}" if path else name, marked)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, f"{path}.{key}", structural)
-    else:
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        yield path, value, structural or not numeric
+    found = [(path, value, structural)]  # not by recursion: every key of a point is made of them
+    while found:
+        path, value, structural = found.pop()
+        if isinstance(value, BaseModel):
+            marked, before = _marked(type(value)), f"{path}." if path else ""
+            # those that a model allows beyond its own, too
+            inner = [(before + name, item, name in marked) for name, item in value if name not in LABELS]
+            found += inner[::-1]
+        elif isinstance(value, Mapping):
+            found += [(f"{path}.{key}", item, structural) for key, item in value.items()][::-1]
+        else:
+            numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+            yield path, value, structural or not numeric
+
+
+@functools.cache
+def _marked(kind: type[BaseModel]) -> frozenset[str]:
+    """Names of the fields of a model that are marked as structural."""
+    extras = ((name, field.json_schema_extra) for name, field in kind.model_fields.items())
+    return frozenset(name for name, extra in extras if isinstance(extra, dict) and extra.get("structural"))
 
 
 def put(model: BaseModel, path: str, value: Any) -> Any:
