@@ -201,7 +201,7 @@ def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str
             "schedule.comm_cus = 57: is more than the workgroups of the collective's kernel (56, by "
             "system.gpu.cu_copy.num_cus): some would idle (use at most 56)",
         ),
-        (["study=bert", "system=h100_8", "run.precision=fp8"], "system.gpu.efficiency: has no constants for fp8 (run."),
+        (["study=bert", "system=a100_8", "run.precision=fp8"], "system.gpu.efficiency: has no constants for fp8 (run."),
         (["study=ficco_sweep", "system=v100_8"], "system.gpu.peak_flop_per_s.bf16: is missing: a GEMM of the workload"),
         (
             ["study=bert", "system=a100_8", "system.gpu.active_cus=109"],

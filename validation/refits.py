@@ -31,6 +31,7 @@ from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
 from validation import expert_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
+from validation.measured_step import Step, settings
 
 _DECIMALS = 3  # of coefficients of contention
 _IDEAL = "conccl.best_dma"  # the finding that `contention.dma_beside_gemm` is fitted to
@@ -204,16 +205,16 @@ def host(numbers: Sequence[Number], table: Path | None) -> Refit:
         kernels = {number.path: value for number, value in zip(numbers, values, strict=True)}
         designs = [merged(step.design, {"kernels": kernels}) for step in steps]
         return [
-            steps_measured.Step(step.table, step.name, design, step.seconds, step.facts).error
+            Step(step.table, step.name, design, step.seconds, step.facts).error
             for step, design in zip(steps, designs, strict=True)
         ]
 
     return Refit(_from_shipped(numbers, errors))
 
 
-def _host_bound_steps(table: Path) -> list[steps_measured.Step]:
+def _host_bound_steps(table: Path) -> list[Step]:
     """Steps of the table that the host's times are fitted on; no other row is looked at, as each takes a moment."""
-    chosen = steps_measured.settings()["megatron_deepspeed"]
+    chosen = settings()["megatron_deepspeed"]
     wanted = {name: value for name, value in chosen["calibrated_on"].items() if name in chosen["columns"]}
     places = {chosen["columns"].index(name): value for name, value in wanted.items()}
     lines = [line for line in table.read_text("utf-8").splitlines() if not line.startswith("#")]

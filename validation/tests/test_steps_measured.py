@@ -11,16 +11,8 @@ import pytest
 
 from dse.config.options import conf_dir
 from validation import steps_measured
-from validation.steps_measured import (
-    Step,
-    async_tp,
-    by_table,
-    megatron_deepspeed,
-    memory,
-    overlapped_steps,
-    published,
-    settings,
-)
+from validation.measured_step import Step, settings
+from validation.steps_measured import async_tp, by_table, megatron_deepspeed, memory, overlapped_steps, published
 
 PUBLISHED = conf_dir() / "data" / "training_throughput.csv"
 
