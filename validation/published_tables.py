@@ -129,10 +129,11 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
         "parallel": {**chosen["parallel"], **parallel, **({"zero": 3} if _number(row["fsdp"]) > 1 else {})},
     }
     for recipe in chosen["recipes"]:
-        sections = {name: recipe[name] for name in ("run", "parallel", "kernels") if name in recipe}
+        sections = {name: recipe[name] for name in ("run", "parallel", "kernels", "experts") if name in recipe}
         if _matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
             for name, values in sections.items():
-                tree[name] |= values
+                part = tree["kernels"] if name == "experts" else tree
+                part[name] = {**(part.get(name) or {}), **values}
     return tree
 
 

@@ -50,7 +50,7 @@ from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
 from simulators.taskgraph.timeline import Timeline
-from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
 _VERSION = "11"  # part of every result's key: raised where results change
@@ -123,7 +123,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
         tied=_tied(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
-    return Iteration(gradients, design.model.hidden, **host)
+    return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
 
 
 def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Platform:
