@@ -253,13 +253,13 @@ def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Itera
     cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
     if casts is None or (cast_first and not backward):  # cast once, for their dispatch
         return
-    launches = op.launches if work.grouped else 0.0
+    launches, before = op.launches if work.grouped else 0.0, casts.before(sizes.run.products)
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
     inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
     if not backward:
-        yield Op(f"{op.name} cast", op.kind, "forward", Stream(casts.inputs * inputs), op.count, launches=launches)
+        yield Op(f"{op.name} cast", op.kind, "forward", Stream((before + casts.inputs) * inputs), op.count, launches=launches)
         return
-    gradients = Stream(casts.gradients * outputs)
+    gradients = Stream((before + casts.gradients) * outputs)
     yield Op(f"{op.name} cast", op.kind, "backward", gradients, op.count, launches=launches)
     if np.any(np.asarray(casts.transposes) > 0):
         transposes = Stream(casts.transposes * inputs)

@@ -327,12 +327,18 @@ class TileCasts(Frozen):
     """Passes over tensors of 16 bits by casts to fp8 with a scale for each tile (arXiv:2412.19437, section 3.3).
 
     inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
-    from tiles of rows to tiles of columns, for the gradients of weights. Weights are cast once an update, not counted.
+    from tiles of rows to tiles of columns, for the gradients of weights. largest: by format, to find the largest number
+    of a tensor before, where it has a scale. Weights are cast once an update, not counted.
     """
 
     inputs: Annotated[Number, Field(ge=0, le=100)]
     gradients: Annotated[Number, Field(ge=0, le=100)]
     transposes: Annotated[Number, Field(ge=0, le=100)]
+    largest: Mapping[Precision, Annotated[Number, Field(ge=0, le=100)]] = {}
+
+    def before(self, precision: str | None) -> Any:
+        """Passes before a cast to a format."""
+        return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)
 
 
 ExpertExchange = Literal["library", "all_to_all", "hybrid"]
