@@ -30,12 +30,13 @@ class Throughput:
     left_out: Mapping[str, int]
 
 
-def read_throughput(data: Path) -> Throughput:
-    """Steps of the tables below a folder; none of those that are absent."""
+def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
+    """Steps of the tables below a folder; none of those that are absent. fitted: of rows for fitting alone."""
     steps, reasons = list[Step](), Counter[str]()
     for name in TABLES:
         file = data / settings()[name]["file"]
-        for row in _rows(file) if file.is_file() else ():
+        rows = list(_rows(file)) if file.is_file() else []
+        for row in (row for row in rows if not fitted or _is_fitted(settings()[name], row)):
             step = _step(name, {**settings()[name].get("always", {}), **row})
             if isinstance(step, Step):
                 steps.append(step)

@@ -60,7 +60,7 @@ class Group:
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
     links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
-    protocols.
+    protocols. nic_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
     """
 
@@ -167,7 +167,9 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
         here = _over_links(group.links, pattern, payload, group.num_gpus)
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
-    if pattern == "all_to_all" and group.nic_bytes_per_s is not None:  # each GPU sends to all other nodes by its own NIC
+    if (
+        pattern == "all_to_all" and group.nic_bytes_per_s is not None
+    ):  # each GPU sends to all other nodes by its own NIC
         nodes = np.asarray(group.num_nodes, float)
         sent = (nodes - 1) / nodes * payload / np.asarray(group.nic_bytes_per_s)
         seconds = np.where(leaves, np.maximum(seconds, sent), seconds)
@@ -247,11 +249,11 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
     nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0  # else one NIC serves the node
     ring = flat_ring(inside, Group(nodes, nics * network, library.latency_s), np.asarray(gpus) / nodes)
-    # fitted constants count instead of the ring where the library has them
-    fitted = {"protocols": node.protocols() or None, "network": _by_name(library.network)}
     # with one NIC a node, its GPUs share it
     nic = network * nics / np.maximum(np.minimum(gpus, per_node), 1.0)
-    return replace(ring, **fitted, num_nodes=nodes, nic_bytes_per_s=nic)
+    # fitted constants count instead of the ring where the library has them
+    measured = replace(ring, protocols=node.protocols() or None, network=_by_name(library.network))
+    return replace(measured, num_nodes=nodes, nic_bytes_per_s=nic)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:

@@ -151,8 +151,8 @@ def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
     )
     if isinstance(model, Transformer):  # stages may differ by a layer, where the ends count as layers
         layers = np.asarray(model.layers)
-        rule = "times parallel.pp = {0} is more stages than layers (model has {1})"
-        yield Rule("parallel.virtual_stages", pp * several > layers, rule, several, (pp, layers), "take fewer")
+        rule = "times parallel.pp = {0} is more stages than layers and both ends (model has {1} layers)"
+        yield Rule("parallel.virtual_stages", pp * several > layers + 2, rule, several, (pp, layers), "take fewer")
 
 
 def _gpu_rules(gpu: Gpu) -> Iterator[Rule]:

@@ -170,7 +170,6 @@ def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     each = routing.rows / routing.active
     wide = routing.width * (2 if sizes.model.gated else 1)  # gate and up projection in one product
     parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
-    parts["share"] = kernels.grouped_share
     launches = np.asarray(kernels.products) * routing.local
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
     yield Op("expert fc1", "fc", "forward", Product(wide, each, hidden, **parts), launches=launches)

@@ -326,9 +326,7 @@ class Iteration:
             + self.passes.copies.slot_s
         )
 
-    def _stretches(
-        self, counts: Mapping[str, ArrayLike], *, forward: bool, share: ArrayLike = 1.0
-    ) -> list[Stretch]:
+    def _stretches(self, counts: Mapping[str, ArrayLike], *, forward: bool, share: ArrayLike = 1.0) -> list[Stretch]:
         """Launches and run of a pass of one micro-batch through so many of each block, block by block.
 
         share: of the time of its operators that a pass takes.
@@ -340,7 +338,9 @@ class Iteration:
             count = np.asarray(counts[block.name])
             place = self._waits_at(parts) if forward else None
             if place is None:
-                launched, run = (sum(times, np.zeros(())) for times in zip(*layer, strict=True)) if layer else (0.0, 0.0)
+                launched, run = (
+                    (sum(times, np.zeros(())) for times in zip(*layer, strict=True)) if layer else (0.0, 0.0)
+                )
             else:  # the host is as late as its GPU where it waits: in the next layer it begins anew
                 launched = run = drained_s([*layer[place:], *layer[:place]])
             stretches.append((launched * count, run * count))
@@ -361,7 +361,7 @@ class Iteration:
         return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]
 
     def _waits_at(self, parts: Sequence[StageOperator]) -> int | None:
-        """Place of the operator of a layer that the host launches when its GPU is done with those before; None: none."""
+        """Place of the operator of a layer that the host launches after its GPU has run those before; None: none."""
         if not self.experts.waits:
             return None
         return next((place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)), None)

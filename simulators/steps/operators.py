@@ -58,8 +58,7 @@ _BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")  # libraries choose 
 class Product:
     """`batch` GEMMs of sizes (m, n, k) at once; transposed: whether A is. grouped: by a kernel for GEMMs of experts.
 
-    share: rate of such a kernel over that of GEMMs in one launch. weight_bytes: of an element of A, where weights are
-    stored in a format of their own.
+    weight_bytes: of an element of A, where weights are stored in a format of their own.
     """
 
     m: ArrayLike
@@ -69,7 +68,6 @@ class Product:
     transposed: bool = False
     grouped: bool = False
     weight_bytes: ArrayLike | None = None
-    share: ArrayLike = 1.0
 
 
 @dataclass(frozen=True)
@@ -234,8 +232,8 @@ def _products(works: Sequence[Product], platform: Platform) -> list[OperatorCost
     """Costs of products, all in one call."""
     if not works:
         return []
-    # `grouped` is a flag, `weight_bytes` may be None, and `share` is not the kernel's shape
-    names = [field.name for field in fields(Product) if field.name not in ("grouped", "weight_bytes", "share")]
+    # `grouped` is a flag, and `weight_bytes` may be None
+    names = [field.name for field in fields(Product) if field.name not in ("grouped", "weight_bytes")]
     columns = [[np.asarray(getattr(work, name), float) for work in works] for name in names]
     gpu = platform.gemms
     constants = [*vars(gpu).values(), platform.taken, *(vars(platform.batched).values() if platform.batched else ())]
@@ -252,8 +250,7 @@ def _products(works: Sequence[Product], platform: Platform) -> list[OperatorCost
     cost = Cost.of(alone.flop, traffic, alone.seconds + alone.launch_s)
     seconds = _of_batched(cost, (m, n, k), platform=platform, batch=batch) if platform.batched else cost.seconds
     grouped = np.array([work.grouped for work in works]).reshape(-1, *(1 for _ in shape))
-    shares = np.stack([np.broadcast_to(np.asarray(work.share, float), shape) for work in works])
-    seconds = np.where(grouped, cost.seconds / shares, seconds)  # rates of batched GEMMs are not those of experts
+    seconds = np.where(grouped, cost.seconds, seconds)  # rates of batched GEMMs do not apply to a kernel of experts
     return [OperatorCost(*row) for row in zip(cost.flop, cost.bytes, 0 * cost.flop, seconds, strict=True)]
 
 

@@ -257,7 +257,9 @@ def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Itera
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
     inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
     if not backward:
-        yield Op(f"{op.name} cast", op.kind, "forward", Stream((before + casts.inputs) * inputs), op.count, launches=launches)
+        yield Op(
+            f"{op.name} cast", op.kind, "forward", Stream((before + casts.inputs) * inputs), op.count, launches=launches
+        )
         return
     gradients = Stream((before + casts.gradients) * outputs)
     yield Op(f"{op.name} cast", op.kind, "backward", gradients, op.count, launches=launches)
@@ -294,7 +296,7 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
         yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
     elif isinstance(work, Product):
         yield from _casts(sizes, op, backward=True)
-        parts: dict[str, Any] = {"batch": work.batch, "grouped": work.grouped, "share": work.share}
+        parts: dict[str, Any] = {"batch": work.batch, "grouped": work.grouped}
         yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m, **parts))
         # each GPU has a part of the gradient of the whole input
         if op.name in _READS_ALL or (op.name == "expert fc1" and sizes.parallel.ep == 1):

@@ -348,10 +348,10 @@ class ExpertKernels(Frozen):
     """What a framework does around the grouped GEMMs of experts, and launches for them.
 
     exchange: of tokens, by the machine's library of expert parallelism, by an all-to-all that sends a token to each of
-    its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts that put tokens in
-    order, on their way there and back; twice as many around an all-to-all, on both sides of it.
-    grouped_share: rate of grouped GEMMs over that of the same GEMMs in one launch. router: kernels over scores that pick
-    experts. moved, products: launches of an exchange, and of each expert in a grouped product (0: one for all experts).
+    its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts beside their products
+    (order, padding, casts, probabilities), on their way there and back; around an all-to-all on both sides of it.
+    router: kernels over scores that pick experts. moved, products: launches of an exchange, and of each expert in a
+    grouped product (0: one for all experts).
     cast_first: whether tokens are cast before their dispatch, and not again for the first product of their experts.
     waits: whether the host waits for the counts of tokens before it launches experts (dropless), so that it is not
     ahead of its GPU. graphed: parts of a layer that are replayed as a graph, and take no launches.
@@ -359,7 +359,6 @@ class ExpertKernels(Frozen):
 
     exchange: Annotated[ExpertExchange, knob(structural=True)] = "library"
     orders: Annotated[Number, Field(ge=0, le=100)] = 2.0
-    grouped_share: Annotated[Share, Field(gt=0)] = 1.0
     router: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
     moved: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
     products: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
