@@ -306,7 +306,7 @@ def test_a_host_that_launches_every_kernel_bounds_a_layer_and_graphs_free_it() -
     bound, free = (of_framework({**experts, "kernels.graphs": graphs}) for graphs in ([], ["training"]))
     assert float(bound.launch_wait_s) > 0 == float(free.launch_wait_s)
     twice = of_framework({**experts, "kernels.host_launch_s": 2e-3})
-    assert float(twice.turns.busy_s) == pytest.approx(2 * float(bound.turns.busy_s), rel=0.05)
+    assert float(twice.slot_s) == pytest.approx(2 * float(bound.slot_s), rel=0.05)
     fast = of_framework({**experts, "kernels.host_launch_s": 1e-12})
     assert float(fast.seconds) == pytest.approx(float(free.seconds), rel=1e-6)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import model_tree, option_tree
 from validation.measured_step import Step, settings, summary
@@ -87,14 +88,14 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
             return f"{names}: none of the {kind} that steps_measured.yaml maps"
     design = _design(chosen, row)
     tokens = int(row["global_batch"]) * int(row["sequence_length"])
-    seconds = tokens / (float(row["tokens_per_s_per_gpu"]) * int(row["gpus"]))
+    seconds = tokens / (float(row["tokens_per_s_per_gpu"].partition("[")[0]) * int(row["gpus"]))  # without a footnote
     name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
     facts = {"model": model, "system": system, "precision": row["precision"], "mixture": "moe" in design["model"]}
     step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, _is_fitted(chosen, row))
     try:
         step.metrics()
-    except ValueError as broken:
-        return f"{model} {system}: {str(broken).removeprefix(step.name)}"
+    except (ValueError, ConfigError) as broken:
+        return f"{model} {system}: {str(broken).removeprefix(step.name).lstrip(': ')}"
     return step
 
 
