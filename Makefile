@@ -31,16 +31,16 @@ check: setup ## check style, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-fast: setup ## run the quick half of the tests (a minute and a quarter)
+fast: setup ## run the quick half of the tests (a minute)
 	$(BIN)/pytest -n auto --dist worksteal --hypothesis-profile ci -m 'not slow'
 
 coverage: setup ## print the branch coverage of the quick half of the tests (four minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m 'not slow' $(PACKAGES:%=--cov=%) $(patsubst %,--cov=%,$(notdir $(wildcard plugins/*/dse_*))) --cov-branch --cov-report=term
 
-test: check ## check, then run the tests, with the same drawn examples every time (seven minutes)
+test: check ## check, then run the tests, with the same drawn examples every time (six minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile ci
 
-more: setup ## run the longer tests, as CI does after `make test` (six minutes)
+more: setup ## run the longer tests, as CI does after `make test` (five minutes)
 	$(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile more -m 'more and not nightly'
 
 core: setup ## run the core's tests in an environment in which no plug-in is installed

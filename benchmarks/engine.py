@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers, steps
+from benchmarks import steps
 from benchmarks.graphs import HBM_OF_COPY, HBM_OF_GEMM, LINKS, pipeline
 from benchmarks.hand_loop import hand_loop
 from dse.backend import Batch
@@ -199,6 +199,7 @@ class Peer:
 
 def against_peers(cases: list[Case]) -> list[Peer]:
     """Every peer that runs here, at work that ours does in the same run; they need the plug-in of peers."""
+    from benchmarks import peers
     from dse_peers import simgrid
     from validation import packet_level
 

@@ -134,7 +134,7 @@ def _order_rules(knobs: CommEngineKnobs, overlap: Overlap) -> Iterator[Rule]:
         yield Rule("workload.operators", True, rule, overlap.collective.pattern)
     elif (order == "before" and moved.reduces) or (order == "after" and moved.pattern not in knobs.sums):
         rule = f"cannot come {order} the GEMM it belongs to in this schedule"
-        way = f"all_gather and all_to_all come before, {' and '.join(knobs.sums)} after; the others only concurrently"
+        way = f"all_gather and all_to_all come before, {' and '.join(knobs.sums)} after, the others only concurrently"
         yield Rule("workload.operators.gather.pattern", True, rule, moved.pattern, way_out=way)
     elif knobs.comm_engine == "dma" and moved.reduces and order == "beside" and not knobs.near_memory:
         way = "schedule.comm_engine=cu, or schedule.near_memory=true"

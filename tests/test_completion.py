@@ -35,7 +35,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "matches"),
     [
         ("comp", ["completion "]),
-        ("results re", ["report ", "reproduce "]),
+        ("results repo", ["report "]),
         ("run ficco_s", ["ficco_sweep "]),
         ("study=ficco_s", ["study=ficco_sweep "]),
         ("study=nowhere", []),

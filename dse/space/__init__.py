@@ -189,6 +189,15 @@ class Space:
             self._sizes[most] = self._count(most) if all(knob.values for knob in self.knobs) else None
         return self._sizes[most]
 
+    def num_designs(self) -> int:
+        """Number of combinations of the values that are no numbers: each is a design of its own; others are axes."""
+        return sum(
+            math.prod(
+                len(knob.values) for knob in free if not all(isinstance(value, int | float) for value in knob.values)
+            )
+            for _, free in self._structures({}, self.deciding_knobs)
+        )
+
     def _count(self, most: int | None) -> int | None:
         count = 0
         for _, free in self._structures({}, self.deciding_knobs):

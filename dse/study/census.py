@@ -23,6 +23,7 @@ from dse.study.timing import Call, Estimate
 
 _Z = 1.959964  # two-sided 95 % of the normal distribution
 MOST_COUNTED = 20_000_000  # points that are counted one by one, at some 50 bytes each
+MOST_DESIGNS = 20_000  # that are made one by one, each of which holds points that differ in numbers alone
 NUM_DRAWN = 4000  # points of all scenarios together that are drawn from a space that is not counted
 _CALLS_HELD = 64  # from which the timed calls are drawn
 _PER_CALL = ROWS_PER_GROUP // 2  # designs in a timed call at most
@@ -207,12 +208,11 @@ def count_points(planned: Plan, random: np.random.Generator, advance: Advance) -
             if block is not None:
                 pending.append((index, block))
                 count += block.size
+                advance(block.size)
         if count >= ROWS_PER_GROUP:  # rules are checked for many designs at once
             census.take(pending)
-            advance(count)
             pending, count = [], 0
     census.take(pending)
-    advance(count)
     return census
 
 

@@ -23,7 +23,16 @@ from dse.evaluation.local import POOL_PAYS_S
 from dse.results import report
 from dse.results.pareto import SeenHashes
 from dse.store.result_store import recorded_keys
-from dse.study.census import MOST_COUNTED, NUM_DRAWN, Census, Tally, count_points, sample_points, search_calls
+from dse.study.census import (
+    MOST_COUNTED,
+    MOST_DESIGNS,
+    NUM_DRAWN,
+    Census,
+    Tally,
+    count_points,
+    sample_points,
+    search_calls,
+)
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan
 from dse.study.settings import Budget
@@ -132,7 +141,8 @@ def outlook(planned: Plan, refused: str = "") -> Outlook:
     random = np.random.default_rng(planned.settings.seed)  # the same forecast for the same command
     sizes = [space.size() for space in planned.spaces.values()]
     size = None if None in sizes else sum(size for size in sizes if size is not None)
-    counts = size is not None and size <= MOST_COUNTED
+    designs = sum(space.num_designs() for space in planned.spaces.values()) if size is not None else 0
+    counts = size is not None and size <= MOST_COUNTED and designs <= MOST_DESIGNS
     with bar(
         f"{planned.settings.study.name}: {'counting' if counts else 'drawing'}", size if counts else NUM_DRAWN
     ) as on:
