@@ -316,9 +316,9 @@ def test_what_the_host_waits_for_and_launches_for_each_expert_costs_time_and_a_g
         float(of_framework({"kernels.experts": {**ONE_BY_ONE, **change}}).seconds)
         for change in ({"waits": False, "products": 0}, {"products": 0}, {}, {"graphed": ["attention"]})
     ]
-    without, waiting, each, graphed = seconds
-    assert without <= waiting < each
-    assert graphed < each
+    ahead, waiting, one_by_one, graphed = seconds
+    assert ahead <= waiting < one_by_one
+    assert graphed < one_by_one
 
 
 def test_more_passes_over_the_rows_of_experts_take_longer_around_an_all_to_all_on_both_sides() -> None:
