@@ -93,6 +93,23 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
     return {**system, "gpu": {name: value for name, value in system["gpu"].items() if name != "pim"}}
 
 
+def constants_of(design: StepDesign) -> dict[str, str | None]:
+    """Precision of the run and of its products -> that whose constants it has."""
+    names = (design.run.precision, design.run.products or design.run.precision)
+    return {str(name): design.system.gpu.stands_for(name) for name in names}
+
+
+def reads_constant(path: str, design: StepDesign) -> bool:
+    """Tell whether a constant of the machine counts: of efficiency at the run's precisions, of what is used."""
+    if path.startswith("system.node.in_switch."):  # constants that the run does not read are no facts of it
+        return design.parallel.collectives == "in_switch"
+    if path.startswith("system.node.experts."):
+        return design.parallel.ep > 1
+    efficiency = "system.gpu.efficiency."
+    known = set(constants_of(design).values())
+    return not path.startswith(efficiency) or path.removeprefix(efficiency).partition(".")[0] in known
+
+
 def rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel

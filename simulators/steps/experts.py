@@ -16,6 +16,11 @@ and b N H of outputs, which the gradients of the router's weights need. Dispatch
 `simulators.costs.expert_exchange` says, or an all-to-all where a node's library has none for them; in the backward pass
 each is the other. At fp8 tokens and their gradients go to experts in fp8 and come back in 16 bits (arXiv:2412.19437,
 section 3.3). All waits for them, or they run beside other work (`parallel.exchanges`, `simulators.steps.exchanges`).
+
+What a framework adds (`kernels.experts`): passes over the N rows beside the products, each way; kernels that pick
+experts; launches of a host for each expert, which waits for the counts of tokens (`simulators.steps.iteration`); and how
+tokens travel: as above, as k copies of each token in an all-to-all, or once to each node by the NIC beside once to each
+GPU over its links.
 """
 
 from __future__ import annotations
