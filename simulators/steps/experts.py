@@ -18,7 +18,7 @@ each is the other. At fp8 tokens and their gradients go to experts in fp8 and co
 section 3.3). All waits for them, or they run beside other work (`parallel.exchanges`, `simulators.steps.exchanges`).
 
 What a framework adds (`kernels.experts`): passes over the N rows beside the products, each way; kernels that pick
-experts; launches of a host for each expert, which waits for the counts of tokens (`simulators.steps.iteration`); and how
+experts; launches for each expert by a host that waits for the counts of tokens (`simulators.steps.iteration`); and how
 tokens travel: as above, as k copies of each token in an all-to-all, or once to each node by the NIC beside once to each
 GPU over its links.
 """

@@ -13,8 +13,9 @@ micro-batches, and a bubble (`simulators.steps.pipelines`); the busiest stage ha
 or output, whichever is longer. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients
 are split (`simulators.steps.sharded_data`). A framework that launches kernels one by one takes no less for the passes
 of a micro-batch than its host for their launches; where it waits for counts of tokens before it launches experts, no
-less for each layer, as its host is never ahead (`simulators.steps.launches`). Low-precision copies of weights that are made just in time lengthen
-the turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
+less for each layer, as its host is never ahead (`simulators.steps.launches`). Low-precision copies of weights that are
+made just in time lengthen the turn of each micro-batch, and those that are stored the update
+(`simulators.steps.quantised`).
 """
 
 from __future__ import annotations
