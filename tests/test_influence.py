@@ -94,13 +94,13 @@ def test_a_typed_number_has_the_command_line_as_its_source() -> None:
     planned = plan(plan_request)
     design = planned.backend.design(next(iter(planned.spaces.values())).base)
     facts = {path: (value, provenance) for path, value, provenance, _ in planned.backend.facts(design)}
-    assert facts["system.gpu.hbm_bytes_per_s"] == (5e12, "assumed")
+    assert facts["system.gpu.hbm_bytes_per_s"] == (5e12, "user")
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["study=plan", "system.node.library.network_bytes_per_s=1"], "did you mean `system.node"),
+        (["study=plan", "system.node.library.network_byte_per_s=1"], "did you mean `system.node"),
         (["study=ficco_sweep", "space.schedule.num_chunks=range(1,200000000)"], "take a larger step"),
     ],
 )

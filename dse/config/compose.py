@@ -20,7 +20,7 @@ from dse.config import options as option_files
 from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
 from dse.config.options import catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
-from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
+from dse.config.yaml_checks import accidents, calls_code, is_hydras, load_yaml, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
 from dse.files import read_text
 from dse.space import Knob, get_path, has_path, set_path
@@ -88,7 +88,15 @@ class _Composer:
         """How Hydra calls the choice of a group: with its section where that lies inside another option's."""
         files = [path for folder in self.folders for path in sorted((folder / group).glob("*.yaml"))]
         header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
-        return f"{group}@{header}" if "." in header else group
+        section = header.partition(".")[0]
+        inside = section in self.groups() and group not in self._at_root
+        return f"{group}@{section}.{group}" if inside else group
+
+    @functools.cached_property
+    def _at_root(self) -> set[str]:
+        """Groups whose option `config.yaml` chooses; others are chosen in options of another group, or of a study."""
+        entries = load_yaml(option_files.conf_dir() / "config.yaml")["defaults"]
+        return {name for entry in entries if isinstance(entry, dict) for name in entry}
 
     def lines(self, texts: Sequence[str]) -> list[_Line]:
         """Overrides that can be parsed; `<group>.name=x` is the same as `<group>=x`."""

@@ -211,7 +211,7 @@ def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     # a quantity such as `5 TB/s` is a number, too
     is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
     if path and is_number and isinstance(sources, dict):
-        sources[path] = {"provenance": "assumed", "source": "typed on the command line"}
+        sources[path] = {"provenance": "user", "source": "typed on the command line"}
 
 
 def problems_of_files(tree: Mapping[str, Any]) -> list[Problem]:
