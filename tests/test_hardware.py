@@ -55,8 +55,8 @@ def test_machines_of_today_serve_schedules_and_iterations(name: str) -> None:
 )
 def test_a_machine_has_its_network_by_one_word(base: str, fabric: str, name: str) -> None:
     trees = (request([f"system={base}", f"fabric={fabric}"]).tree["system"], tree_of(name))
-    one, other = ({key: value for key, value in tree.items() if key not in ("name", "description")} for tree in trees)
-    assert one == other
+    typed, named = ({key: of for key, of in tree.items() if key not in ("name", "description")} for tree in trees)
+    assert typed == named
     assert served_by(name).missing["schedules"] == ()
 
 
