@@ -20,6 +20,7 @@ import numpy as np
 from dse.errors.rules import Rule
 from dse.values import knob
 from dse.values.units import Integer
+from simulators.costs.fabric import num_gpus
 from simulators.costs.gemm.sharing import Choice, SharedGemms, chosen, lacks
 from simulators.hardware.machine import System
 from simulators.overlap.design import ScheduleKnobs
@@ -44,7 +45,7 @@ class Streams(ScheduleKnobs):
             Rule(f"system.{path}", True, "is needed where kernels share a GPU", None, way_out="use system=mi100")
             for path in lacks(system.gpu)
         ]
-        if system.node.num_gpus != 1 or system.fabric is not None:
+        if num_gpus(system) != 1:
             rule = "is more than the one GPU whose streams these are"
             rules.append(Rule("system.node.num_gpus", True, rule, system.node.num_gpus, way_out="use one"))
         unsupported = [name for name, op in workload.operators.items() if not isinstance(op, Gemm) or op.after]

@@ -52,7 +52,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("results report study=", ["study=ficco_sweep "]),
         ("results compare ficco", ["ficco_sweep ", "ficco_sweep/2026-01-01_00-00-00 "]),
         ("results timeline ke", ["key="]),
-        ("machine show h100_8", ["h100_8 "]),
+        ("machine show h100_96", ["h100_96gb_8 "]),
         ("completion z", ["zsh "]),
         ("study=ficco_sweep workload.shapes='my ", []),
     ],

@@ -49,6 +49,17 @@ def test_machines_of_today_serve_schedules_and_iterations(name: str) -> None:
     assert served.constants["node.num_gpus"][0] == int(name.rpartition("_")[2])
 
 
+@pytest.mark.parametrize(
+    ("base", "fabric", "name"),
+    [("h100_8", "ndr400", "h100_8_ndr"), ("mi355x_8", "roce400", "mi355x_8_roce"), ("h100_8_ndr", "none", "h100_8")],
+)
+def test_a_machine_has_its_network_by_one_word(base: str, fabric: str, name: str) -> None:
+    trees = (request([f"system={base}", f"fabric={fabric}"]).tree["system"], tree_of(name))
+    typed, named = ({key: of for key, of in tree.items() if key not in ("name", "description")} for tree in trees)
+    assert typed == named
+    assert served_by(name).missing["schedules"] == ()
+
+
 def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
     mi300x, h200 = (served_by(name).constants for name in ("mi300x_8", "h200_8"))
     assert mi300x["gpu.contention.late_start"][1] == "calibrated"

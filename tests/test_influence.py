@@ -94,13 +94,13 @@ def test_a_typed_number_has_the_command_line_as_its_source() -> None:
     planned = plan(plan_request)
     design = planned.backend.design(next(iter(planned.spaces.values())).base)
     facts = {path: (value, provenance) for path, value, provenance, _ in planned.backend.facts(design)}
-    assert facts["system.gpu.hbm_bytes_per_s"] == (5e12, "assumed")
+    assert facts["system.gpu.hbm_bytes_per_s"] == (5e12, "user")
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["study=plan", "system.node.library.network_bytes_per_s=1"], "did you mean `system.node"),
+        (["study=plan", "system.node.library.network_byte_per_s=1"], "did you mean `system.node"),
         (["study=ficco_sweep", "space.schedule.num_chunks=range(1,200000000)"], "take a larger step"),
     ],
 )
@@ -108,6 +108,12 @@ def test_a_way_out_is_one(words: list[str], hint: str) -> None:
     (problem,) = request(words).problems
     assert hint in str(problem)
     assert "study.uncertainty" not in str(problem)
+
+
+def test_a_number_without_which_a_study_is_refused_is_taken() -> None:
+    words = ["study=plan", "model=llama3_8b", "system=h100_8", "parallel.tp=8", "parallel.dp=8"]
+    notes = check_typed(plan(request([*words, "system.node.library.network_bytes_per_s='50 GB/s'"])))
+    assert "the study is refused without it" in notes[-1]  # replicas of a prefill exchange nothing
 
 
 @pytest.mark.slow

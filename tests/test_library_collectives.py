@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,14 +18,17 @@ from hypothesis import strategies as st
 
 from benchmarks import validity
 from dse.cli import main
+from dse.config.options import list_options
 from dse.errors import ConfigError
+from dse.space import get_path
 from simulators.calibration.collectives import (
     COLLECTIVE_KINDS,
     LARGE_BYTES,
     MOST_COLLECTIVES,
     read_collectives,
 )
-from simulators.costs.collective import Group, collective_cost, node_ring
+from simulators.costs.collective import Group, collective_cost, machine_ring, node_ring
+from simulators.costs.expert_exchange import RoutedTokens, exchange_seconds
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
@@ -82,6 +86,34 @@ def test_nics_of_a_node_add_up_and_more_nodes_take_more_steps(nodes: int, togeth
     assert several == pytest.approx(alone / together, rel=1e-3)
     near, far = (float(protocol_seconds(TRUE, "all_reduce", n * together, size, num_nodes=n)) for n in (nodes, 64))
     assert near <= far * (1 + 1e-12)
+
+
+@functools.cache
+def networked() -> list[Device]:
+    """Shipped machines whose node has a network."""
+    trees = map(tree_of, list_options("system"))
+    return [Device.of(tree) for tree in trees if get_path(tree, "node.library.network_bytes_per_s") is not None]
+
+
+@given(kinds, st.integers(2, 32), st.sampled_from([1, 2, 4, 8]), sizes)
+def test_no_shipped_network_is_faster_than_its_nics(
+    kind: CollectiveKind, nodes: int, together: int, size: float
+) -> None:
+    together = 1 if kind == "send_recv" else together
+    assert len(networked()) > 14
+    for machine in networked():
+        node: Any = machine.node
+        library = node.library
+        port = library.nic_bytes_per_s or library.network_bytes_per_s
+        nics = together if library.network_nics == "one_a_gpu" else 1
+        seconds = collective_cost(kind, "ring", size, machine_ring(machine, nodes * together, together)).seconds
+        # of a tensor, what a node needs of the others, or sends to them
+        tensors = {"all_reduce": 2.0, "all_to_all": together}.get(kind, 1.0)
+        crossing = size * (1.0 if kind == "send_recv" else tensors * (nodes - 1) / nodes)
+        assert seconds >= crossing / (nics * port) * (1 - 1e-12), machine.name
+        if (experts := node.exchange()) is not None:
+            routed = RoutedTokens(4096, size / 1e6, 256, 8, nodes * node.num_gpus, nodes)
+            assert not exchange_seconds(experts, "dispatch", routed) < routed.sent_bytes / port, machine.name
 
 
 @given(kinds, st.integers(2, 8), sizes, st.floats(1e-6, 1e-3))

@@ -22,7 +22,6 @@ from dse.config.options import catalogued, catalogued_paths, catalogued_tree, li
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
-from dse.files import read_text
 from dse.space import Knob, get_path, has_path, set_path
 
 if TYPE_CHECKING:
@@ -83,12 +82,6 @@ class _Composer:
             for path in folder.glob("*/*.yaml"):
                 options_of.setdefault(path.parent.name, set()).add(path.stem)
         return {group: sorted(options) for group, options in options_of.items()}  # not in the order of the disk
-
-    def override_key(self, group: str) -> str:
-        """How Hydra calls the choice of a group: with its section where that lies inside another option's."""
-        files = [path for folder in self.folders for path in sorted((folder / group).glob("*.yaml"))]
-        header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
-        return f"{group}@{header}" if "." in header else group
 
     def lines(self, texts: Sequence[str]) -> list[_Line]:
         """Overrides that can be parsed; `<group>.name=x` is the same as `<group>=x`."""
@@ -271,7 +264,7 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     good = [line for line in chosen if _option_exists(composer, line, groups) and _is_only(composer, line, chosen)]
     described = [line for line in good if line.value in groups[line.key]]
     _accidents(composer, described)
-    picks = [f"{composer.override_key(line.key)}={line.value}" for line in described]
+    picks = [f"{option_files.override_key(line.key, composer.folders)}={line.value}" for line in described]
     tree = composer.compose(picks)
     if not tree:
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems), folder=composer.folder)
@@ -361,7 +354,7 @@ def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option
 
 def _add_to_name(composer: _Composer, tree: dict[str, Any], line: _Line) -> None:
     """Say in the name of an option that a part of it was chosen otherwise: it is no longer what its file describes."""
-    section = composer.override_key(line.key).partition("@")[2].partition(".")[0]
+    section = option_files.override_key(line.key, composer.folders).partition("@")[2].partition(".")[0]
     if section and isinstance(tree.get(section), dict):
         tree[section]["name"] = f"{tree[section].get('name', '')} {line.key}={line.value}".lstrip()
 

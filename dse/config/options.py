@@ -65,6 +65,26 @@ def offered_twice(group: str, option: str, folders: Sequence[Path]) -> list[Prob
     return [Problem(group, rule, option, "rename one of them, and its `name`")]
 
 
+def override_key(group: str, folders: Sequence[Path]) -> str:
+    """How Hydra calls the choice of a group: with its place where that lies inside another group's section.
+
+    >>> override_key("gpu", conf_dirs()), override_key("system", conf_dirs())
+    ('gpu@system.gpu', 'system')
+    """
+    files = [path for folder in folders for path in sorted((folder / group).glob("*.yaml"))]
+    header = read_text(files[0], str(files[0])).partition("\n")[0].partition("# @package ")[2] if files else ""
+    section = header.partition(".")[0]
+    is_inside = any((folder / section).is_dir() for folder in folders if section) and group not in _groups_at_root()
+    return f"{group}@{section}.{group}" if is_inside else group
+
+
+@functools.cache
+def _groups_at_root() -> set[str]:
+    """Groups whose option `config.yaml` chooses; others are chosen in options of another group, or of a study."""
+    entries = load_yaml(conf_dir() / "config.yaml")["defaults"]
+    return {name for entry in entries if isinstance(entry, dict) for name in entry}
+
+
 def is_shipped(path: Path) -> bool:
     """True for a file of the shipped configuration, or of another distribution's."""
     return any(folder in path.parents for folder in conf_dirs())
@@ -211,7 +231,7 @@ def note_source(tree: dict[str, Any], key: str, value: Any) -> None:
     # a quantity such as `5 TB/s` is a number, too
     is_number = not isinstance(value, bool) and (isinstance(value, int | float) or amount(str(value)) is not None)
     if path and is_number and isinstance(sources, dict):
-        sources[path] = {"provenance": "assumed", "source": "typed on the command line"}
+        sources[path] = {"provenance": "user", "source": "typed on the command line"}
 
 
 def problems_of_files(tree: Mapping[str, Any]) -> list[Problem]:

@@ -21,10 +21,11 @@ import numpy as np
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Result, Results
+from dse.config.compose import request
 from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem
 from dse.space import Knob, Space, get_path, has_path, set_path
-from dse.study.plan import Plan
+from dse.study.plan import Plan, plan
 from dse.study.settings import SECTIONS
 from dse.values import LABELS
 from dse.values.units import amount, unit_of
@@ -77,7 +78,9 @@ def check_typed(planned: Plan) -> list[str]:
     problems = list[Problem]()
     for path, typed in _typed_numbers(planned).items():
         influence = sample.influence(path)
-        if not influence.is_read:
+        if not influence.is_read and _is_demanded(planned, path):
+            notes.append(f"{path} = {typed}: changes no metric here, and the study is refused without it")
+        elif not influence.is_read:
             problems.append(_unread(sample, path, typed))
         elif not influence.base:
             notes.append(_partial(sample, path, typed))
@@ -98,6 +101,16 @@ def _unread_keys(planned: Plan) -> list[str]:
             keys |= dict.fromkeys(map(str, value.get("unread") or ()))
             stack += value.values()
     return list(keys)
+
+
+def _is_demanded(planned: Plan, path: str) -> bool:
+    """Whether a rule refuses the study without a number that was typed."""
+    others = [text for text in planned.request.overrides if text.lstrip("+").partition("=")[0] != path]
+    try:
+        plan(request(others, planned.request.folder))
+    except ConfigError:
+        return True
+    return False
 
 
 def _unread(sample: _Sample, path: str, typed: object) -> Problem:

@@ -72,7 +72,9 @@ def condition(kind: type[BaseModel], name: str) -> Mapping[str, str]:
     return {str(key): str(value) for key, value in needed.items()} if isinstance(needed, dict) else {}
 
 
-Provenance = Literal["measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated", "assumed"]
+Provenance = Literal[
+    "measured", "vendor", "abstract", "secondary", "memory", "derived", "calibrated", "assumed", "user"
+]
 
 
 class CalibrationSource(Frozen):
@@ -89,10 +91,10 @@ class CalibrationSource(Frozen):
 
 
 class Source(Frozen):
-    """The origin of a number. `memory` is unverified recollection and never shown as published; `assumed` is taken
-    over from other hardware, or chosen. spread: how far off it may be, as a share either way, where the source says.
-    calibration: of calibrated numbers, what they were fitted to. copy_of: the option of `conf` whose numbers these are,
-    at the same path (`gpu/h100`) or another one (`gpu/h100:efficiency.bf16`).
+    """The origin of a number. `memory` is unverified recollection and never shown as published; `assumed` is taken over
+    from other hardware, or chosen; `user` was typed with the question. spread: how far off it may be, as a share either
+    way, where the source says. calibration: of calibrated numbers, what they were fitted to. copy_of: the option of
+    `conf` whose numbers these are, at the same path (`gpu/h100`) or another one (`gpu/h100:efficiency.bf16`).
     """
 
     provenance: Provenance

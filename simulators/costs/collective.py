@@ -248,7 +248,8 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     # unknown, not unlimited: a ring that leaves the node then has no time
     network = np.nan if library.network_bytes_per_s is None else library.network_bytes_per_s
     nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0  # else one NIC serves the node
-    ring = flat_ring(inside, Group(nodes, nics * network, library.latency_s), np.asarray(gpus) / nodes)
+    late = library.latency_s if library.network_latency_s is None else library.network_latency_s
+    ring = flat_ring(inside, Group(nodes, nics * network, late), np.asarray(gpus) / nodes)
     # with one NIC a node, its GPUs share it
     nic = network * nics / np.maximum(np.minimum(gpus, per_node), 1.0)
     # fitted constants count instead of the ring where the library has them

@@ -19,6 +19,7 @@ from pydantic_core import InitErrorDetails
 from dse.config.options import conf_dir, is_shipped
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
+from dse.files import read_text
 from dse.space import get_path
 from dse.values import LABELS, knob
 from dse.values.units import Bytes, FlopPerSecond, Fraction, Integer, Number
@@ -445,13 +446,17 @@ def _upwards(path: str) -> list[str]:
 
 def tree_of(name: str) -> dict[str, Any]:
     """Composed tree of a machine, by the name of a shipped system or by path. Raises ConfigError."""
+    return _composed(_file_of(name), {})
+
+
+def _file_of(name: str) -> Path:
     shipped = conf_dir() / "system" / f"{name}.yaml"
     path = shipped if "/" not in name and shipped.is_file() else Path(name)
     if not path.is_file():
         options = [file.stem for file in (conf_dir() / "system").glob("*.yaml")]
         rule = "is neither a shipped system nor a YAML file"
         raise ConfigError([Problem("system", rule, name, did_you_mean(name, options))])
-    return _composed(path)
+    return path
 
 
 def tree_of_gpu(name: str) -> dict[str, Any]:
@@ -459,21 +464,41 @@ def tree_of_gpu(name: str) -> dict[str, Any]:
     return {"name": name, "gpu": _read(conf_dir() / "gpu" / f"{name}.yaml")}
 
 
-def _composed(path: Path) -> dict[str, Any]:
-    """A file's tree over those of the systems and groups that its `defaults` name; its own values count."""
+_OVERRIDE = "override /"
+
+
+def _composed(path: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """A file's tree over those of the systems and groups that its `defaults` name; its own values count.
+
+    chosen: group -> option that a file above it has in place of this one's.
+    """
     tree = _read(path)
+    entries = tree.pop("defaults", [])
+    named = [(str(group), str(of)) for entry in entries if isinstance(entry, Mapping) for group, of in entry.items()]
+    chosen = {group.removeprefix(_OVERRIDE): of for group, of in named if group.startswith(_OVERRIDE)} | dict(chosen)
     composed: dict[str, Any] = {}
-    for entry in tree.pop("defaults", []):
+    for entry in entries:
         if isinstance(entry, str) and entry != "_self_":
-            composed = merged(composed, tree_of(entry))
+            composed = merged(composed, _composed(_file_of(entry), chosen))
         for group, option in entry.items() if isinstance(entry, Mapping) else ():
             section = str(group).strip("/")
-            file = conf_dir() / section / f"{option}.yaml"
-            if not file.is_file():
-                way = did_you_mean(str(option), [path.stem for path in file.parent.glob("*.yaml")])
-                raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
-            composed[section] = _read(file)
+            if not section.startswith("override "):
+                composed = _with_option(composed, section, chosen.get(section, option), path)
     return merged(composed, tree)
+
+
+def _with_option(composed: dict[str, Any], section: str, option: object, path: Path) -> dict[str, Any]:
+    """A machine's tree with an option of a group, which fills its section or, as a network, several."""
+    file = conf_dir() / section / f"{option}.yaml"
+    if not file.is_file():
+        way = did_you_mean(str(option), [path.stem for path in file.parent.glob("*.yaml")])
+        raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
+    return merged(composed, _read(file)) if _is_of_system(file) else {**composed, section: _read(file)}
+
+
+def _is_of_system(file: Path) -> bool:
+    """Whether an option fills several parts of a machine."""
+    return read_text(file, str(file)).startswith("# @package system\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

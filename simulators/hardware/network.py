@@ -64,11 +64,12 @@ class CollectiveLibrary(Grown):
     bytes_per_s: rate of a GPU in a ring of two; each further GPU lengthens the time of a byte by the share `sharing`,
     because paths through switches and sockets are shared. latency_s: latency of a step. network_bytes_per_s: rate of a
     GPU once a ring leaves the node; None if it was not measured. network_nics: a ring of several GPUs of a node goes
-    through one NIC, or each GPU through its own. link_bytes_per_s: rate of the node's links with which all rates inside
-    it (and in its switch) were measured, and with which they grow; None: they stay as they are. protocols, network:
-    constants of collectives that were measured by size inside the node and across nodes; rings describe the others.
-    name: of the library in measured tables, where several were measured. fitted_on: kind of rows -> names of the rows
-    that these were fitted on.
+    through one NIC, or each GPU through its own. network_latency_s: latency of a step across nodes; None: as inside.
+    nic_bytes_per_s: rate of the port of such a NIC, which nothing exceeds that leaves the node; None: not known.
+    link_bytes_per_s: rate of the node's links with which all rates inside it (and in its switch) were measured, and
+    with which they grow; None: they stay as they are. protocols, network: constants of collectives that were measured
+    by size inside the node and across nodes; rings describe the others. name: of the library in measured tables, where
+    several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
     """
 
     name: str | None = None
@@ -77,6 +78,8 @@ class CollectiveLibrary(Grown):
     sharing: Annotated[Number, Field(ge=0, le=1)] = 0.0
     network_bytes_per_s: Bandwidth | None = None
     network_nics: Annotated[Literal["one", "one_a_gpu"], knob(structural=True)] = "one_a_gpu"
+    network_latency_s: Duration | None = None
+    nic_bytes_per_s: Bandwidth | None = None
     link_bytes_per_s: Bandwidth | None = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
     network: Mapping[CollectiveKind, Protocols] | None = None
@@ -132,6 +135,13 @@ class TokenKernels(Frozen):
 
     dispatch: TokenKernel
     combine: TokenKernel
+
+    def within(self, bytes_per_s: Any) -> TokenKernels:
+        """The same over links or NICs of a rate that they do not exceed."""
+        rates = {name: np.minimum(kernel.bytes_per_s, bytes_per_s) for name, kernel in self}
+        return self.model_copy(
+            update={name: kernel.model_copy(update={"bytes_per_s": rates[name]}) for name, kernel in self}
+        )
 
 
 TokenKernelKind = Literal["node", "network", "network_low_latency"]
@@ -189,6 +199,16 @@ class Node(WithSources, Grown):
         """Constants of the library's collectives inside the node, with its links."""
         constants = {} if self.library is None else self.library.protocols or {}
         return {str(kind): of.faster(self.speed) for kind, of in constants.items()}
+
+    def exchange(self) -> ExpertLibrary | None:
+        """The library of expert parallelism, whose kernels across nodes are no faster than a NIC of the node."""
+        nic = None if self.library is None else self.library.nic_bytes_per_s
+        if self.experts is None or nic is None:
+            return self.experts
+        kernels = {
+            str(kind): both if kind == "node" else both.within(nic) for kind, both in self.experts.kernels.items()
+        }
+        return self.experts.model_copy(update={"kernels": kernels})
 
     def switch(self) -> InSwitch | None:
         """What the switch computes, with the node's links."""
@@ -250,7 +270,7 @@ class Nic(Frozen):
     of a GPU or of a NIC. host_bytes_per_s: rate of a node's host memory. hop_s: latency of a PCIe switch or bridge.
     """
 
-    num_nics: Annotated[Integer, knob(structural=True, ge=1, le=64)]
+    num_nics: Annotated[Integer, knob(structural=True, ge=1, le=128)]
     bytes_per_s: Bandwidth
     latency_s: Seconds
     message_s: Seconds

@@ -19,7 +19,7 @@ from simulators.hardware.system import ScheduleSystem
 
 VIEWS: Mapping[str, type[View]] = {"schedules": ScheduleSystem, "iterations": Device, "requests": MemorySystem}
 """What is simulated -> the view of a machine that its backend reads."""
-_KNOWN = ("measured", "calibrated", "vendor", "abstract", "secondary", "derived", "memory", "assumed")
+_KNOWN = ("measured", "calibrated", "vendor", "abstract", "secondary", "derived", "memory", "assumed", "user")
 
 
 @dataclass(frozen=True)

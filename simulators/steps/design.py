@@ -288,7 +288,7 @@ def _node_rules(design: StepDesign) -> Iterator[Rule]:
     elif node.library.network_bytes_per_s is None:  # a library without a network serves one node
         rule = f"is missing: {degrees} is {{0}} GPUs, a node has {{1}}"
         path = "system.node.library.network_bytes_per_s"
-        way = f"type it (`+{path}='50 GB/s'`), give it with its source in a system of your own, or take another"
+        way = "write `fabric=ndr400`, or another network: python -m dse fabrics"
         yield Rule(path, leaves_node(node, parallel), rule, given=(gpus, node.num_gpus), way_out=way)
     yield from _link_rules(design)
     if parallel.collectives == "in_switch" and (node is None or node.in_switch is None):

@@ -318,9 +318,11 @@ class LayoutQuestion:
         """The problem that no layout fits, or that none divides."""
         if not serial.layouts:
             rule = f"finds no layout of {self.gpus} GPUs for {self.sequences} sequences a step"
-            why = next((f": {reason}" for reason in serial.reasons if reason), "")
-            way = "take another layouts.gpus, or more sequences: run.batch=<of all GPUs>"
-            return Problem("parallel", f"{rule}{why}", "auto", way)
+            # what the machine lacks hinders every layout, and says its own way out
+            machine = next((reason for reason in serial.reasons if reason.startswith("system.")), "")
+            why = machine or next(filter(None, serial.reasons), "")
+            way = "" if machine else "take another layouts.gpus, or more sequences: run.batch=<of all GPUs>"
+            return Problem("parallel", f"{rule}: {why}" if why else rule, "auto", way)
         least = int(np.argmin(serial.memory_share))  # the layout that comes nearest
         rule = f"finds no layout of {self.gpus} GPUs that fits: {serial.layouts[least].name} takes least, "
         rule += f"{serial.memory_share[least]:.2f} times the memory of a GPU"
