@@ -416,7 +416,7 @@ def draw(file: Path) -> None:
         _draw_floors(panel, package, **shown[package])
     plugins = ", ".join(name.removeprefix("dse_") for name in shown["plugins"])
     figure.suptitle(
-        f"plug-ins ({plugins})  →  studies  →  search_spaces  →  simulators  →  dse\n"
+        f"plug-ins  →  studies  →  search_spaces  →  simulators  →  dse\nplug-ins: {plugins}\n"
         "An arrow means: imports. A number counts the modules of a package.",
         fontsize=13,
     )

@@ -35,6 +35,7 @@ from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.overlap_measured.prefills import BASELINE, OVERLAPPED
 from validation import dualpipe, steps_measured
 from validation.left_out import FITTED, report_left_out
+from validation.measured_step import settings
 from validation.overlaps import GAIN, judged_prefills
 
 _DENSE = ("model=llama3_70b", "system=h100_8")
@@ -68,7 +69,7 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
 
 def _of_steps(data: Path) -> dict[str, float]:
     """Median error of steps on the GPUs of one node."""
-    file = data / steps_measured.settings()["megatron_deepspeed"]["file"]
+    file = data / settings()["megatron_deepspeed"]["file"]
     measured = list(steps_measured.megatron_deepspeed(file)) if file.is_file() else []
     if fitted := sum(step.fitted for step in measured):
         report_left_out(file.name, FITTED, rows=fitted)

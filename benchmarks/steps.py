@@ -1,4 +1,5 @@
-"""How many model and hardware scenarios a core evaluates in a second: `python -m benchmarks.steps [--json] [--quick]`.
+"""How many model and hardware scenarios a core evaluates in a second: `python -m benchmarks.steps [--json] [--quick]
+[--data DIR]`, and with DIR how far predicted steps are from published ones (`validation.published_tables`).
 
 A scenario is a width, sequence length, batch, TP and flop-versus-bandwidth, drawn from the space of study=comp_vs_comm.
 Full: every operator of the iteration, all metrics, through the backend. Projected: from one profile, the share of
@@ -11,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from dse.values import put
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.projection import Profile, Size, by_kind, project_layer, serialized_share
+from validation.published_tables import read_throughput, throughput_figures
 
 _BASE = {"model.hidden": 1024, "run.sequence_length": 512, "run.batch": 16, "parallel.tp": 4}
 _CHOICES: Mapping[str, Sequence[float]] = {
@@ -95,9 +98,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     parser.add_argument("--quick", action="store_true", help="fewer scenarios")
+    parser.add_argument("--data", type=Path, help="folder of measured tables: errors of predicted steps as well")
     asked = parser.parse_args(words)
-    found = figures(quick=asked.quick)
-    rows = [f"| {name} | {value:,.4g} |" for name, value in found.items()]
+    found: dict[str, Any] = dict(figures(quick=asked.quick))
+    if asked.data is not None:
+        found |= throughput_figures(read_throughput(asked.data))
+    rows = [f"| {name} | {value:,.4g} |" for name, value in found.items() if isinstance(value, float)]
     print(json.dumps(found, indent=2) if asked.json else "\n".join(["| figure | value |", "|---|--:|", *rows]))
     return 0
 

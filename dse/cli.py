@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse import __version__, plugins
 from dse.config.options import (
@@ -38,6 +38,9 @@ from dse.config.options import (
 )
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
+
+if TYPE_CHECKING:
+    from dse.config.compose import Request
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], Any]
@@ -93,14 +96,18 @@ def _exit_code(command: Callable[..., int], *arguments: Any) -> int:
         return ENVIRONMENT
 
 
-def _dispatch(words: list[str]) -> int:
+def _information(words: list[str]) -> str:
+    """The help or the version, where words ask for one."""
     if not words or words[0] == "help" or {"--help", "-h"} & set(words):
         from dse.shell.help import help_text
 
-        print(help_text(words, own_folder(words)))
-        return OK
-    if words[0] in ("--version", "version"):
-        print(f"dse {__version__}")
+        return help_text(words, own_folder(words))
+    return f"dse {__version__}" if words[0] in ("--version", "version") else ""
+
+
+def _dispatch(words: list[str]) -> int:
+    if text := _information(words):
+        print(text)
         return OK
     if words[0] in (*VERBOSE, *SEVERAL):
         words = [*words[1:], words[0]]
@@ -118,29 +125,34 @@ def _dispatch(words: list[str]) -> int:
         return _run_command(words)
     words = _named_study(words)
     _refuse_command_after(words)
-    return _hydra(words) if _needs_hydra(words) else _run_study(words)[1]
+    if _needs_hydra(words):
+        return _hydra(words)
+    composed = _composed(words)
+    from dse.run_study import run
+
+    return run(composed)[1]
 
 
-def _run_study(words: Sequence[str]) -> tuple[Path, int]:
-    """Run a study; its folder, and its exit code."""
+def _composed(words: Sequence[str]) -> Request:
+    """The request of a command line. Raises ConfigError: a refusal waits for no import of what evaluates."""
     from dse.config.compose import request
 
     composed = request(overrides(words), own_folder(words))
-    composed.check()  # a refusal waits for no import of what evaluates
-    from dse.run_study import run
-
-    return run(composed)
+    composed.check()
+    return composed
 
 
 def _asks_for_several(words: Sequence[str]) -> bool:
     """Tell whether a command line runs a study several times: by `-m`, or by `system=[h100_8,h200_8]`."""
+    lists = [word for word in words if re.match(r"[a-z_]+=\[", word)]
+    has_flag = bool(set(words) & set(SEVERAL))
+    if not lists and not has_flag:
+        return False
     if words[0] != "run" and "=" not in words[0] and not plugins.command_of_study(words[0]):
         return False
-    if set(words) & set(SEVERAL):
-        return True
     from dse.config.sweeps import names_several
 
-    return any(names_several(word, plugins.declarations("GROUPS")) for word in words if "=[" in word)
+    return has_flag or any(names_several(word, plugins.declarations("GROUPS")) for word in lists)
 
 
 def _run_each(words: Sequence[str]) -> int:
@@ -165,7 +177,9 @@ def _run_each(words: Sequence[str]) -> int:
 def _run_one(words: Sequence[str]) -> tuple[Path, int]:
     """Run a study by its command, if it has one; its folder, and its exit code."""
     if not plugins.command_of_study(words[0]):
-        return _run_study(words)
+        from dse.run_study import run
+
+        return run(_composed(words))
     answer = plugins.load("command", words[0])(words[1:])
     return answer.folder, answer.code
 

@@ -67,7 +67,7 @@ class Command:
     """A command of the command line, named by a verb, or a verb and a word (`results compare`).
 
     target: `module:function`, of the words after it, which returns the exit code, or a
-    `dse.results.command_answer.CommandAnswer`, which is printed, and returned to Python.
+    `dse.results.run_folder.CommandAnswer`, which is printed, and returned to Python.
 
     options: word of the command -> what it is for, with its default. examples: words after `python -m dse`.
     keys: path in the configuration of `study` -> what it is, which the help lists with its default.

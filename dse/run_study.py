@@ -72,8 +72,8 @@ class SeveralRuns:
             folder, code = study()
         self.finished.append((values, Outputs(folder)))
         chosen = " ".join(f"{path}={value}" for path, value in values.items())
-        found = Outputs(folder).read_json("summary").get("answer") or "done"
-        report.console().print(f"{chosen}: {found} ({folder})", soft_wrap=True)
+        sentence = Outputs(folder).read_json("summary").get("answer") or "done"
+        report.console().print(f"{chosen}: {sentence} ({folder})", soft_wrap=True)
         return code
 
     def show(self) -> None:

@@ -33,6 +33,7 @@ LOOKS = {
     "hetero_unfused_2d": ("hetero unfused 2d", "violet", ">"),
     "chunked": ("chunked", "blue", "8"),
     "signalled": ("signalled", "green", "8"),
+    "in_switch": ("summed in the switch", "wine", "8"),
     "c3_base": ("concurrent", "grey", "s"),
     "c3_sp": ("concurrent, priority", "sky", "^"),
     "c3_rp": ("concurrent, CUs set apart", "blue", "s"),

@@ -25,7 +25,7 @@ COMMANDS = {
             "run.batch": "sequences of a micro-batch, on each replica of the model",
             "run.sequence_length": "tokens",
             "run.micro_batches": "micro-batches of a step",
-            "run.precision": "of activations: bf16, fp16, fp8, fp32 or mixed; run.products=fp8 is that of GEMMs alone",
+            "run.precision": "of activations; run.products=fp8 (mxfp8, nvfp4) is that of GEMMs alone",
             "run.recompute": "in the backward pass: none, attention, up_projections, half or all",
             "run.weights": "format of stored weights; null: the model's own",
             "run.kv_cache": "format of stored keys and values; null: the model's own",

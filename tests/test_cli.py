@@ -552,7 +552,13 @@ def test_what_hydra_cannot_compose_is_refused_in_a_sentence_whatever_the_flag(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["-m", "run", "system=h100_8,mi300x_8"], ["run", "system=[h100_8,mi300x_8]"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["-m", "run", "system=h100_8,mi300x_8"], marks=pytest.mark.more),
+        ["run", "system=[h100_8,mi300x_8]"],
+    ],
+)
 def test_machines_are_compared_in_one_table(
     words: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

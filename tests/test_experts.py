@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from simulators.steps.task_graph import intervals
 from simulators.workloads.experts import MixtureOfExperts, distinct_places, largest_normal
 from simulators.workloads.model_zoo import model_tree
 from tests.iterations import BACKEND, KERNELS, NETWORK, block, laid, made, metrics, step
+from tests.support import shipped
 
 SMALL: dict[str, Any] = {
     "kind": "transformer",
@@ -281,3 +283,48 @@ def test_a_split_that_cannot_be_is_infeasible_with_rule_and_way_out(case: str) -
     assert [problem.path for problem in problems] == [path]
     assert problems[0].rule
     assert problems[0].way_out
+
+
+# What a framework launches
+
+
+LAUNCHED = {"parallel.ep": 4, "parallel.dp": 4, "run.precision": "bf16", "kernels.host_launch_s": 1e-3}
+MADE_UP = {"provenance": "derived", "source": "made up"}
+SOURCES = {**shipped("kernels")["flash"]["sources"], "experts": MADE_UP, "host_launch_s": MADE_UP}
+ONE_BY_ONE = {"router": 20, "moved": 10, "products": 1, "waits": True}
+
+
+def of_framework(overrides: Mapping[str, Any]) -> Iteration:
+    """An iteration of experts on four GPUs with values of kernels set by dotted path."""
+    return made(
+        {**LAUNCHED, "kernels.sources": SOURCES, **overrides}, system="h100_8", kernels="flash", model=small(EXPERTS)
+    )
+
+
+def test_a_host_that_launches_every_kernel_bounds_a_layer_and_graphs_free_it() -> None:
+    experts = {"kernels.experts": ONE_BY_ONE}
+    bound, free = (of_framework({**experts, "kernels.graphs": graphs}) for graphs in ([], ["training"]))
+    assert float(bound.launch_wait_s) > 0 == float(free.launch_wait_s)
+    twice = of_framework({**experts, "kernels.host_launch_s": 2e-3})
+    assert float(twice.slot_s) == pytest.approx(2 * float(bound.slot_s), rel=0.05)
+    fast = of_framework({**experts, "kernels.host_launch_s": 1e-12})
+    assert float(fast.seconds) == pytest.approx(float(free.seconds), rel=1e-6)
+
+
+def test_what_the_host_waits_for_and_launches_for_each_expert_costs_time_and_a_graph_of_attention_saves_some() -> None:
+    seconds = [
+        float(of_framework({"kernels.experts": {**ONE_BY_ONE, **change}}).seconds)
+        for change in ({"waits": False, "products": 0}, {"products": 0}, {}, {"graphed": ["attention"]})
+    ]
+    ahead, waiting, one_by_one, graphed = seconds
+    assert ahead <= waiting < one_by_one
+    assert graphed < one_by_one
+
+
+def test_more_passes_over_the_rows_of_experts_take_longer_around_an_all_to_all_on_both_sides() -> None:
+    def ordered(exchange: str, orders: float) -> float:
+        change = {"kernels.experts": {"exchange": exchange, "orders": orders}, "kernels.host_launch_s": None}
+        parts = of_framework(change).passes.parts
+        return float(sum(part.spent.seconds for part in parts if "permute" in part.op.name))
+
+    assert ordered("library", 2) < ordered("library", 8) <= ordered("all_to_all", 4)

@@ -707,7 +707,7 @@ def test_a_recorded_program_is_started_only_where_it_is_named_and_tells_no_times
     assert main(words) == 2
     (way,) = re.findall(r"add (command=.*)\)$", capsys.readouterr().err, re.MULTILINE)
     assert main([*words, *shlex.split(way)]) == 2
-    assert "tells its metrics only" in capsys.readouterr().err
+    assert "has metrics only" in capsys.readouterr().err
     assert main(["results", "report", "study=mine"]) == 0
 
 

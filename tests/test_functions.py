@@ -44,11 +44,11 @@ def helper(x):
 
 
 def test_what_a_function_answers_depends_on_its_code_and_what_it_refers_to() -> None:
-    own = content_hash(compiled(BOWL, scale=0.5))
-    assert content_hash(compiled("\n\n" + BOWL.replace("# a comment", "# another"), scale=0.5)) == own
+    original = content_hash(compiled(BOWL, scale=0.5))
+    assert content_hash(compiled("\n\n" + BOWL.replace("# a comment", "# another"), scale=0.5)) == original
     changes = [compiled(BOWL.replace("n=2", "n=4"), scale=0.5), compiled(BOWL.replace("x - s", "x + s"), scale=0.5)]
     changes += [compiled(BOWL, scale=0.6), compiled(BOWL.replace("** n", "* n"), scale=0.5)]
-    assert len({own, *map(content_hash, changes)}) == 5
+    assert len({original, *map(content_hash, changes)}) == 5
 
 
 def test_files_that_a_function_reads_count(tmp_path: Path) -> None:
@@ -112,19 +112,19 @@ def bowl(x, kind, folder):
 def test_a_function_is_searched_in_worker_processes_and_known_points_are_kept(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     calls.mkdir()
-    asked: dict[str, Any] = {"space": {"x": range(4), "kind": ["round", "crash"], "folder": str(calls)}}
+    question: dict[str, Any] = {"space": {"x": range(4), "kind": ["round", "crash"], "folder": str(calls)}}
     goals = {"time_s": "minimize", "process": None}
     values = {**QUIET, "output_dir": tmp_path / "outputs", "executor__max_retries": 0, "executor__broken_after": 0}
     with pytest.warns(UserWarning, match="points failed"):
-        found = dse.optimise(compiled(COUNTING), objectives=goals, **asked, **values)
-    table = found.table.set_index(["arguments.kind", "arguments.x"])
+        result = dse.optimise(compiled(COUNTING), objectives=goals, **question, **values)
+    table = result.table.set_index(["arguments.kind", "arguments.x"])
     assert table["status"].to_list() == ["ok", "failed", "ok", "failed", "ok", "failed", "infeasible", "failed"]
     assert "EXIT 3" in str(table.loc[("crash", 0), "reason"])
     assert os.getpid() not in set(table["process"])
-    assert found.winners["arguments.x"].to_list() == [1]
-    assert found.optuna.best_params == {"arguments.x": 1, "arguments.kind": "round"}
+    assert result.winners["arguments.x"].to_list() == [1]
+    assert result.optuna.best_params == {"arguments.x": 1, "arguments.kind": "round"}
     assert len(list(calls.iterdir())) == 8
     with pytest.warns(UserWarning, match="points failed"):
-        again = dse.optimise(compiled(COUNTING), objectives=goals, **asked, **values)
+        again = dse.optimise(compiled(COUNTING), objectives=goals, **question, **values)
     assert len(list(calls.iterdir())) == 8  # all were known
-    assert "points" in found.compare(again).text
+    assert "points" in result.compare(again).text

@@ -68,6 +68,16 @@ def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
     assert served_by("h100_8").constants["gpu.efficiency.bf16.compute"][1] == "calibrated"
 
 
+def test_a_format_that_nobody_measured_has_the_constants_of_the_nearest_one_at_its_own_peak() -> None:
+    b200, h100, a100, h800 = (
+        System.model_validate(tree_of(f"{name}_8")).gpu for name in ("b200", "h100", "a100", "h800")
+    )
+    assert [b200.stands_for(name) for name in ("fp8", "mxfp8", "nvfp4")] == ["bf16"] * 3
+    assert [gpu.stands_for("mxfp8") for gpu in (h100, a100)] == [None, None]  # no units that scale blocks
+    assert (h800.stands_for("fp8"), a100.stands_for("fp8")) == ("fp8", None)
+    assert (b200.peak("nvfp4"), b200.peak("mxfp8")) == (b200.peak("fp4"), b200.peak("fp8"))
+
+
 @pytest.mark.parametrize("view", VIEWS.values())
 def test_a_view_reads_values_of_the_one_schema_and_needs_some_of_them(view: type[View]) -> None:
     kinds: dict[str, type[BaseModel]] = {"": System, "gpu": Gpu, "node": Node, "costs": CostModels}
@@ -212,7 +222,7 @@ def test_a_node_takes_no_more_links_than_a_gpu_has(system: str, change: dict[str
             "schedule.comm_cus = 57: is more than the workgroups of the collective's kernel (56, by "
             "system.gpu.cu_copy.num_cus): some would idle (use at most 56)",
         ),
-        (["study=bert", "system=h100_8", "run.precision=fp8"], "system.gpu.efficiency: has no constants for fp8 (run."),
+        (["study=bert", "system=a100_8", "run.precision=fp8"], "system.gpu.efficiency: has no constants for fp8 (run."),
         (["study=ficco_sweep", "system=v100_8"], "system.gpu.peak_flop_per_s.bf16: is missing: a GEMM of the workload"),
         (
             ["study=bert", "system=a100_8", "system.gpu.active_cus=109"],

@@ -139,3 +139,10 @@ def test_a_multiple_of_a_number_is_another_number_of_its_kind(value: object, fac
 def test_no_number_of_hardware_is_silent() -> None:
     """More are drawn by `python -m benchmarks.answers`."""
     assert silent_leaves(drawn(6).max_examples, seed=3) == []
+
+
+@pytest.mark.slow
+def test_a_number_that_chooses_scenarios_is_in_no_design_and_is_taken(tmp_path: Path) -> None:
+    words = ["model=llama3_8b", "layouts.auto=true", "layouts.gpus=2", "layouts.most=1", "store=none", "search=random"]
+    planned = plan(request(["study=plan", *words, "budget.trials=2", f"output_dir={tmp_path}"]))
+    assert list(check_typed(planned)) == []

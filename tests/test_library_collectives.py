@@ -312,3 +312,12 @@ def test_collectives_in_the_switch_are_predicted_by_size_and_ctas(
         assert all(rows[kind]["median"] < 0.02 and rows[kind]["p90"] < 0.04 for kind in switched)
         assert 0.03 < rows["all_reduce"]["median"] < 0.15  # as PyTorch calls them: constants are of nccl-tests
         (tmp_path / f"{name}.csv").unlink()
+
+
+@given(st.integers(2, 16), sizes)
+def test_an_all_to_all_across_nodes_is_no_faster_than_the_nic_of_a_gpu(nodes: int, payload: float) -> None:
+    tree = tree_of("h100_8")
+    tree["node"]["library"]["network_bytes_per_s"] = 45e9
+    node = Node.model_validate(tree["node"])
+    cost = collective_cost("all_to_all", "direct", payload, node_ring(node, 8 * nodes, 8))
+    assert float(cost.seconds) >= (1 - 1e-9) * payload * (nodes - 1) / nodes / 45e9

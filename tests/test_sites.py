@@ -142,7 +142,7 @@ def test_what_a_schedule_makes_of_a_site_is_remembered_by_content() -> None:
         ({"ffn_in": "shard_p2p"}, {"tp": 1, "sequence_parallel": False}, "needs parallel.tp > 1"),
         ({"ffn_out_backward": "shard_p2p"}, {"mode": "prefill"}, "is no site of this step"),
         ({"ffn_out": "t3_mca"}, {}, "system.gpu.tracker: is needed by this schedule"),
-        ({"ffn_in": "conccl"}, {}, "none is beside ffn_in"),
+        ({"ffn_in": "conccl"}, {}, "none is concurrent with ffn_in"),
         ({"ffn_in_backward": "conccl"}, {}, "sites.ffn_in_backward.comm_engine = 'dma': cannot add"),
         ({"ffn_in": "hetero_fused_1d comm_engine=cu comm_cus=99"}, {}, "sites.ffn_in.comm_cus = 99"),
     ],

@@ -59,9 +59,9 @@ def messages() -> Iterator[str]:
 @pytest.mark.parametrize("texts", [pages, screens, pytest.param(messages, marks=pytest.mark.more)])
 def test_what_people_read_is_in_plain_english(texts: Callable[[], Iterator[str]]) -> None:
     text = "\n".join(texts())
-    found = {
+    marked = {
         mark: [text[place.start() - 60 : place.end() + 40] for place in re.finditer(pattern, text, re.IGNORECASE)]
         for mark, pattern in MARKS.items()
     }
     most = {mark: PER_WORD[mark] * len(text.split()) for mark in MARKS}
-    assert {mark: places for mark, places in found.items() if len(places) > most[mark]} == {}
+    assert {mark: places for mark, places in marked.items() if len(places) > most[mark]} == {}

@@ -32,7 +32,7 @@ _LAWS = {
     " or until it ends; whatever they move",
     "cu_copy_beside_gemm": "`cu_copy_beside_gemm` s | a CU moves `r / s` while a GEMM runs, so links that many CUs fill"
     " hardly suffer",
-    "dma_beside_gemm": "`dma_beside_gemm` d | a transfer by DMA engines and the GEMM beside it take d times as long,"
+    "dma_beside_gemm": "`dma_beside_gemm` d | a transfer by DMA engines and a concurrent GEMM take d times as long,"
     " both",
 }
 _FITTED_ON = {
@@ -126,8 +126,8 @@ def overlaps() -> Iterator[str]:
     unseen = [row for row in rows if not row.fitted]
     sign = np.mean([row.right_sign for row in unseen])
     yield (
-        f"{len(rows)} of {len(rows) + not_predicted} rows are predicted, of which"
-        f" {len(rows) - len(unseen)} fitted a constant and are not judged. Of the other {len(unseen)} the sign of the"
+        f"{len(rows)} of {len(rows) + not_predicted} rows are predicted; {len(rows) - len(unseen)} of these"
+        f" fitted a constant and are not judged. In the other {len(unseen)} the sign of the"
         f" gain is right in {100 * sign:.0f} %, and the speed-up is off by {_percent(_median(unseen))} in the median"
         f" (ideal overlap: {_percent(_median(unseen, _ideal))}, no overlap: {_percent(_median(unseen, _none))})."
     )

@@ -44,15 +44,15 @@ def _cells(sections: Sections) -> Iterator[tuple[str, str]]:
         ", ".join(f"{100 * e:.0f} %" for e in errors),
     )
     beside = sections["GEMMs beside other work"]
-    for name, text in {"copy_by_sms": "copies by 4, 16, 32 SMs", "hold_sms": "4, 16, 32 held SMs"}.items():
-        yield f"slowdown of a GEMM beside {text}", _pairs(beside, [{"beside": name, "sms": sms} for sms in (4, 16, 32)])
+    for name, text in {"copy_by_sms": "during copies by 4, 16, 32 SMs", "hold_sms": "with 4, 16, 32 SMs held"}.items():
+        yield f"slowdown of a GEMM {text}", _pairs(beside, [{"beside": name, "sms": sms} for sms in (4, 16, 32)])
     told = sections["GEMMs beside held SMs"]
     cells = [[_row(told, {"held": sms, "left": left * sms})["slowdown"] for sms in (1, 4, 16)] for left in (0, 1)]
     yield (
         "the same by 1, 4, 16, all / the rest for cuBLAS",
         " / ".join(", ".join(f"{x:.2f}" for x in row) for row in cells),
     )
-    yield "slowdown of a GEMM beside copy engines", _pairs(beside, [{"beside": "engine_to_gpu"}])
+    yield "slowdown of a GEMM during copies by copy engines", _pairs(beside, [{"beside": "engine_to_gpu"}])
     cut = sections["Chunks one after the other over the whole GEMM"]
     yield "four chunks over one GEMM, along m, n, k", _pairs(cut, [{"axis": axis, "chunks": 4} for axis in "mnk"])
     gains, constants = sections["Gain of both at once over one after the other"], sections["Constants"]
@@ -87,7 +87,7 @@ def slowdowns(judged: Mapping[str, Sections]) -> plots.FigureSheet:
     """Draw the slowdown of GEMMs over the SMs that other work takes, a panel for each GPU."""
     rows = pd.concat([_lines_of(gpu, sections) for gpu, sections in judged.items()], ignore_index=True)
     low, high = (rows[(rows["line"] == _LINES["copy_by_sms"]) & (rows["sms"] == sms)]["y"].min() for sms in (4, 24))
-    title = f"A median GEMM takes {low:.2f} times as long beside a copy by 4 SMs, and {high:.2f} times by 24"
+    title = f"A median GEMM takes {low:.2f} times as long during a copy by 4 SMs, and {high:.2f} times by 24"
     note = "medians over 15 GEMMs in bf16; bands: from the least to the largest"
     axes = plots.Axis("sms", "SMs that other work takes"), plots.Axis("y", "slowdown of the GEMM [x]", centre=1.0)
     return tables.curves(rows, axes[0], y=axes[1], by="line", frame=plots.Frame(title, note, "gpu"))

@@ -11,7 +11,7 @@ import io
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
 from validation import expert_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
+from validation.measured_step import Step, settings
+from validation.published_tables import read_throughput
 
 _DECIMALS = 3  # of coefficients of contention
 _IDEAL = "conccl.best_dma"  # the finding that `contention.dma_beside_gemm` is fitted to
@@ -204,16 +206,30 @@ def host(numbers: Sequence[Number], table: Path | None) -> Refit:
         kernels = {number.path: value for number, value in zip(numbers, values, strict=True)}
         designs = [merged(step.design, {"kernels": kernels}) for step in steps]
         return [
-            steps_measured.Step(step.table, step.name, design, step.seconds, step.facts).error
+            Step(step.table, step.name, design, step.seconds, step.facts).error
             for step, design in zip(steps, designs, strict=True)
         ]
 
     return Refit(_from_shipped(numbers, errors))
 
 
-def _host_bound_steps(table: Path) -> list[steps_measured.Step]:
+def mixtures(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Passes over the rows of experts, and the host: published steps of mixtures, least squares of relative errors."""
+    assert table is not None
+    steps = [step for step in read_throughput(table.parent.parent, fitted=True).steps if step.fitted]
+
+    def errors(values: Sequence[float]) -> list[float]:
+        kernels: dict[str, Any] = {}
+        for number, value in zip(numbers, values, strict=True):
+            kernels = merged(kernels, _tree(number.path, value))
+        return [replace(step, design=merged(step.design, {"kernels": kernels})).error for step in steps]
+
+    return Refit(_from_shipped(numbers, errors))
+
+
+def _host_bound_steps(table: Path) -> list[Step]:
     """Steps of the table that the host's times are fitted on; no other row is looked at, as each takes a moment."""
-    chosen = steps_measured.settings()["megatron_deepspeed"]
+    chosen = settings()["megatron_deepspeed"]
     wanted = {name: value for name, value in chosen["calibrated_on"].items() if name in chosen["columns"]}
     places = {chosen["columns"].index(name): value for name, value in wanted.items()}
     lines = [line for line in table.read_text("utf-8").splitlines() if not line.startswith("#")]
@@ -245,6 +261,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "conccl": conccl,
     "prefills": prefill_rows,
     "host": host,
+    "mixtures": mixtures,
     "technology": technology,
 }
 """Name -> function, in order of dependence: a fit uses numbers of those above it alone."""

@@ -1,8 +1,9 @@
 """Measured training steps held against predictions: `python -m validation.steps_measured [--data DIR] [--json]`.
 
 Tables: GPT on one to eight A100 (Megatron-DeepSpeed; below DIR), Llama 3 on 64 and 256 H100 (FSDP and tp; below DIR),
-and published throughput of GPT on 8 to 3,072 A100 (`conf/data/training_throughput.csv`). `steps_measured.yaml` says of
-which designs these are, and on which rows a constant was fitted; those are left out of the errors.
+published throughput of GPT on 8 to 3,072 A100 (`conf/data/training_throughput.csv`), and tables of NVIDIA on H100 to
+GB300 (`validation.published_tables`; below DIR). `steps_measured.yaml` says of which designs these are, and on which
+rows a constant was fitted; those are left out of the errors.
 """
 
 from __future__ import annotations
@@ -15,61 +16,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dse.config.options import conf_dir
-from dse.config.yaml_checks import load_yaml
 from simulators.hardware.machine import tree_of
-from simulators.steps.backend import StepBackend, metrics_of
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.measured_step import Step, settings, summary
+from validation.published_tables import read_throughput, throughput_figures
 
 BASELINE = "vanilla TP"
 BY_ROW = "fp8 rowwise"
 """Precision of rows whose casts and products are not modelled (docs/explanation/training.md)."""
 BY = ("hidden", "tp", "dp", "pp", "micro_batch", "micro_batches")
-
-
-@dataclass(frozen=True)
-class Step:
-    """A measured step and its design; seconds: measured. fitted: a constant was fitted on this row."""
-
-    table: str
-    name: str
-    design: Mapping[str, Any]
-    seconds: float
-    facts: Mapping[str, Any]
-    fitted: bool = False
-
-    @property
-    def predicted_s(self) -> float:
-        """Time of the iteration that the step backend predicts [s]."""
-        return float(self.metrics()["iteration_s"])
-
-    @property
-    def error(self) -> float:
-        """Relative error of the prediction, with its sign."""
-        return self.predicted_s / self.seconds - 1
-
-    def metrics(self) -> Mapping[str, Any]:
-        """Every metric of the iteration. Raises ValueError for a design that breaks a rule."""
-        backend = StepBackend()
-        design = backend.design(self.design)
-        broken = [problem for problem in backend.problems(design) if problem.path != "run.batch"]
-        if broken:
-            raise ValueError(f"{self.name}: {broken[0].path} {broken[0].rule}")
-        return metrics_of(design)
-
-
-@cache
-def settings() -> Mapping[str, Any]:
-    """What `steps_measured.yaml` says."""
-    tree: Mapping[str, Any] = load_yaml(Path(__file__).with_suffix(".yaml"))
-    return tree
 
 
 def _design(chosen: Mapping[str, Any], model: Mapping[str, Any], **sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,18 +201,6 @@ def published_steps() -> list[Step]:
     return list(published(conf_dir() / "data" / "training_throughput.csv"))
 
 
-def summary(errors: Sequence[float]) -> dict[str, float]:
-    """Count, median, 90th percentile and worst of the sizes of errors, and their median with its sign."""
-    size = np.abs(errors)
-    return {
-        "count": len(errors),
-        "median": float(np.median(size)),
-        "p90": float(np.quantile(size, 0.9)),
-        "worst": float(np.max(size)),
-        "signed_median": float(np.median(errors)),
-    }
-
-
 def by_table(measured: Sequence[Step]) -> dict[str, dict[str, float]]:
     """Summary of the errors of each table, without the rows that a constant was fitted on."""
     errors: dict[str, list[float]] = {}
@@ -283,12 +231,19 @@ def figures(data: Path | None) -> dict[str, Any]:
     measured = steps(data)
     large = [step for step in measured if step.table.startswith("Megatron-DeepSpeed") and not step.fitted]
     small = [step for step in measured if not step.table.startswith("Megatron-DeepSpeed")]
-    rows = [
-        {"table": step.table, "row": step.name, "seconds": step.seconds, "predicted": step.predicted_s}
-        for step in small
-    ]
+    rows = [_row(step) for step in small]
     sizes = list(memory(conf_dir() / "data" / "training_memory.csv"))
-    return {"tables": by_table(measured), "by_fact": by_fact(large), "rows": rows, "memory": sizes}
+    found: dict[str, Any] = {"tables": by_table(measured), "by_fact": by_fact(large), "rows": rows, "memory": sizes}
+    throughput = None if data is None else read_throughput(data)
+    if throughput is not None and throughput.steps:
+        found["rows"] += [_row(step) for step in throughput.steps]
+        found["throughput"] = throughput_figures(throughput)
+        found["tables"] |= found["throughput"]["groups"]
+    return found
+
+
+def _row(step: Step) -> dict[str, Any]:
+    return {"table": step.table, "row": step.name, "seconds": step.seconds, "predicted": step.predicted_s}
 
 
 def _markdown(result: Mapping[str, Any]) -> str:
@@ -307,6 +262,8 @@ def _markdown(result: Mapping[str, Any]) -> str:
     for row in result["memory"]:
         error = 100 * (row["predicted"] / row["gib"] - 1)
         lines.append(f"| {row['row']} | {row['gib']:.4g} | {row['predicted']:.4g} | {error:+.1f} % |")
+    for reason, count in result.get("throughput", {}).get("left_out", {}).items():
+        lines.append(f"\n{count} rows are left out: {reason}")
     return "\n".join(lines)
 
 

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from dse.errors import ConfigError, Problem, pairs
 from dse.results import output_files, provenance, report
-from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun, read
 from dse.results.output_files import plain_folder
 from dse.results.pareto import minimized
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import CommandAnswer, Outputs
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -34,8 +34,8 @@ from dse.analysis.standings import ScenarioStanding, draw_factors, option_text, 
 from dse.errors import ConfigError, Problem, pairs
 from dse.errors.terminal import bar
 from dse.results import output_files
-from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import CommandAnswer
 from dse.study.plan_again import Present, plan_again
 from dse.values.units import quantity_text
 

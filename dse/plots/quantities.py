@@ -88,6 +88,8 @@ def words(path: str) -> str:
     >>> words("system.gpu.num_things"), words("exposed_comm_s"), words("tokens_per_s"), words("idle_w")
     ('things', 'exposed communication', 'tokens per second', 'idle')
     """
+    if path.endswith("_improvement"):
+        return f"improvement of {words(path.removesuffix('_improvement'))}"
     section, _, name = path.rpartition(".")
     declared = plugins.declarations("WORDS")
     if path in declared or name in declared:

@@ -18,12 +18,12 @@ from dse.results import output_files, provenance
 from dse.results.finished_run import FinishedRun
 from dse.results.pareto import Contest
 from dse.results.run_folder import Outputs
+from dse.results.run_folder import console as console
 from dse.results.selection import MOST_ROWS, SELECTED, Selection, select
 from dse.results.words import cell, choice_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
     from rich.table import Table
 
     from dse.plots import Draw
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 _MOST_COLOURS = 11  # of the palette
 _MOST_TASKS = 100_000
 _IN_WHOLE_PERCENT = 0.1  # share from which on an error has no digits after the point
-
-
-def console() -> Console:
-    """The console of a command: as wide as the terminal, or 160 columns into a file or a pipe."""
-    from dse.errors.terminal import Terminal
-
-    return Terminal(width=None if sys.stdout.isatty() else 160)
 
 
 def load_selection(outputs: Outputs) -> Selection:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import html
+import io
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -22,6 +26,8 @@ from dse.results import output_files
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
 
 _MOST_GOALS = 16
 
@@ -267,3 +273,63 @@ def writable(out: str) -> Outputs:
     except OSError as error:
         raise ConfigError([Problem("out", f"cannot be made ({error.strerror})", out)]) from None
     return outputs
+
+
+def console() -> Console:
+    """The console of a command: as wide as the terminal, or 160 columns into a file or a pipe."""
+    from dse.errors.terminal import Terminal
+
+    return Terminal(width=None if sys.stdout.isatty() else 160)
+
+
+@dataclass(frozen=True)
+class CommandAnswer:
+    """Answer of a command.
+
+    Attributes
+    ----------
+    folder
+        The folder that its files are in.
+    parts
+        Texts and tables in the order in which the command line prints them.
+    record
+        Name of the JSON file in the folder that holds all numbers, without its ending; "" for none.
+    code
+        The exit code: 0, or 3 where points failed.
+    """
+
+    folder: Path
+    parts: tuple[Table | str, ...] = ()
+    record: str = ""
+    code: int = 0
+
+    @cached_property
+    def data(self) -> Any:
+        """All numbers, as the JSON file of the answer holds them; None where it has none."""
+        return Outputs(self.folder).read_json(self.record) if self.record else None
+
+    @property
+    def text(self) -> str:
+        """What the command line prints."""
+        from rich.console import Console
+
+        file = io.StringIO()
+        # a notebook would show each line by itself
+        self._print(Console(file=file, width=160, force_jupyter=False, force_terminal=False))
+        return file.getvalue()
+
+    def show(self) -> int:
+        """Print the answer; its exit code."""
+        self._print(console())
+        return self.code
+
+    def _print(self, console: Console) -> None:
+        for part in self.parts:
+            console.print(part, soft_wrap=isinstance(part, str), highlight=False)
+
+    def __repr__(self) -> str:
+        return self.text or f"<{type(self).__name__} {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """The text, as a notebook shows it."""
+        return f"<pre>{html.escape(self.text)}</pre>"

@@ -16,9 +16,8 @@ from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.terminal import quiet
 from dse.results import report
 from dse.results.answer import ranked_winners, winners_in_words
-from dse.results.command_answer import CommandAnswer
 from dse.results.pareto import Contest
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import CommandAnswer, Outputs
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -151,7 +151,9 @@ def _typed_numbers(planned: Plan) -> dict[str, object]:
     numbers: dict[str, object] = {}
     for text in planned.request.overrides:
         path, equals, _ = text.lstrip("+").partition("=")
-        value = get_path(planned.request.tree, path) if equals else None
+        # numbers that only choose which scenarios there are, such as layouts.most, are in no design
+        is_of_design = any(has_path(space.base, path) for space in planned.spaces.values())
+        value = get_path(planned.request.tree, path) if equals and is_of_design else None
         # numbers and quantities only
         if path.partition(".")[0] not in SECTIONS and path.rpartition(".")[2] not in LABELS and _multiple(value, 2.0):
             numbers[path] = value

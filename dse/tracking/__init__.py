@@ -10,7 +10,6 @@ MLflow's list, which loads 100 runs at a time.
 
 from dse.plugins import Command
 
-VIEWS = {"optuna": "dse.tracking.optuna_storage:optuna_studies"}
 COMMANDS = {
     "store sync": Command(
         "dse.tracking.views:sync",

@@ -60,7 +60,7 @@ class Group:
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
     links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
-    protocols.
+    protocols. nic_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
     """
 
@@ -71,6 +71,7 @@ class Group:
     short_messages: bool = True
     protocols: Mapping[str, Protocols] | None = None
     network: Mapping[str, Protocols] | None = None
+    nic_bytes_per_s: ArrayLike | None = None
     num_nodes: ArrayLike = 1
     in_switch: InSwitch | None = None
     links: System | None = None
@@ -166,6 +167,12 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
         here = _over_links(group.links, pattern, payload, group.num_gpus)
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
+    if (
+        pattern == "all_to_all" and group.nic_bytes_per_s is not None
+    ):  # each GPU sends to all other nodes by its own NIC
+        nodes = np.asarray(group.num_nodes, float)
+        sent = (nodes - 1) / nodes * payload / np.asarray(group.nic_bytes_per_s)
+        seconds = np.where(leaves, np.maximum(seconds, sent), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
         seconds = np.where(leaves, there, seconds)
@@ -243,8 +250,11 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     nics = np.minimum(gpus, per_node) if library.network_nics == "one_a_gpu" else 1.0  # else one NIC serves the node
     late = library.latency_s if library.network_latency_s is None else library.network_latency_s
     ring = flat_ring(inside, Group(nodes, nics * network, late), np.asarray(gpus) / nodes)
+    # with one NIC a node, its GPUs share it
+    nic = network * nics / np.maximum(np.minimum(gpus, per_node), 1.0)
     # fitted constants count instead of the ring where the library has them
-    return replace(ring, protocols=node.protocols() or None, network=_by_name(library.network), num_nodes=nodes)
+    measured = replace(ring, protocols=node.protocols() or None, network=_by_name(library.network))
+    return replace(measured, num_nodes=nodes, nic_bytes_per_s=nic)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:

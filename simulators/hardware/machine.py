@@ -68,8 +68,15 @@ CollectiveModel = Literal["links", "library"]
 SiteModel = Literal["uncontended", "fluid", "node"]
 """Models of a schedule at a site, from the coarsest to the finest."""
 
-_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16"}
+_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
+_NEAREST: Mapping[str, tuple[str, ...]] = {
+    "fp8": ("bf16", "fp16"),
+    "mxfp8": ("fp8", "bf16", "fp16"),
+    "nvfp4": ("fp8", "bf16", "fp16"),
+}
+"""Precision -> those whose constants it has, at its own peak, where nobody measured it; the nearest first."""
+_BLOCK_SCALED = ("mxfp8", "nvfp4")
 
 
 def peak_format(precision: str) -> str:
@@ -208,8 +215,12 @@ class Gpu(WithSources, Grown):
         return self.overall_speed if self.clock is None else self.clock * self.overall_speed
 
     def peak(self, precision: str) -> float | None:
-        """Peak rate [FLOP/s] of all CUs at a precision; None if the data sheet does not give it."""
-        sheet = {str(key): rate for key, rate in (self.peak_flop_per_s or {}).items()}.get(peak_format(precision))
+        """Peak rate [FLOP/s] of all CUs at a precision; None if the data sheet does not give it.
+
+        Matrix units that scale blocks came with those of fp4.
+        """
+        sheets = {str(key): rate for key, rate in (self.peak_flop_per_s or {}).items()}
+        sheet = None if precision in _BLOCK_SCALED and "fp4" not in sheets else sheets.get(peak_format(precision))
         # each CU has its rate, however many there are
         more = 1.0 if self.peak_cus is None else np.asarray(self.num_cus) / self.peak_cus
         return sheet if sheet is None or np.all(more == 1) else cast("float", sheet * more)  # or an array of them
@@ -245,8 +256,14 @@ class Gpu(WithSources, Grown):
         return {}
 
     def constants(self, precision: str) -> Efficiency | None:
-        """Fitted constants at a precision; None if there are none."""
-        return {str(name): fitted for name, fitted in (self.efficiency or {}).items()}.get(precision)
+        """Constants of kernels at a precision, those of `stands_for` where none were fitted; None if there are none."""
+        known = self.stands_for(precision)
+        return None if known is None else {str(name): of for name, of in (self.efficiency or {}).items()}[known]
+
+    def stands_for(self, precision: str) -> str | None:
+        """Name of the precision whose constants count: its own, or the nearest measured one at the peak of its own."""
+        near = _NEAREST.get(precision, ()) if self.peak(precision) is not None else ()
+        return next((name for name in (precision, *near) if name in dict(self.efficiency or {})), None)
 
 
 class System(SourcedValue, Grown):

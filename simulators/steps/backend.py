@@ -34,7 +34,15 @@ from simulators.hardware.pim import InstructionSet
 from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
 from simulators.steps.contention import ContendedPlatform
-from simulators.steps.design import OPTIONAL, ScheduledDesign, StepDesign, own_sections, rules
+from simulators.steps.design import (
+    OPTIONAL,
+    ScheduledDesign,
+    StepDesign,
+    constants_of,
+    own_sections,
+    reads_constant,
+    rules,
+)
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
 from simulators.steps.exchanges import OverlappedExchanges
@@ -50,10 +58,10 @@ from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
 from simulators.taskgraph.timeline import Timeline
-from simulators.workloads.model import Kernels, Model, Optimizer, Parallel, Run, Transformer
+from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "11"  # part of every result's key: raised where results change
+_VERSION = "12"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -123,7 +131,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
         tied=_tied(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
-    return Iteration(gradients, design.model.hidden, **host)
+    return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
 
 
 def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Platform:
@@ -409,10 +417,16 @@ class StepBackend(Backend):
         return run(iteration(_typical(design)))
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
-        """Models of the costs of GEMMs and collectives."""
+        """Models of the costs of GEMMs and collectives, and which precision's constants a format has."""
         assert isinstance(design, StepDesign)
         switch = "in_switch, else " if design.parallel.collectives == "in_switch" else ""
-        return {"gemm": design.system.costs.gemm, "collective": f"{switch}{design.system.costs.collective}"}
+        near = "".join(
+            f", {name} with the constants of {known} at its own peak"
+            for name, known in constants_of(design).items()
+            if name != known
+        )
+        gemm = f"{design.system.costs.gemm}{near}"
+        return {"gemm": gemm, "collective": f"{switch}{design.system.costs.collective}"}
 
     def facts(self, design: BaseModel) -> Sequence[tuple[str, Any, str, str]]:
         """Constants of the device that count in the run, of the kernels and of the optimizer, with sources."""
@@ -421,17 +435,7 @@ class StepBackend(Backend):
         sourced = {**parts, "lengths": design.lengths, "quantised": design.quantised, "format": design.format}
         sourced["instructions"] = design.instructions
         below = [fact for name, part in sourced.items() if part is not None for fact in part.facts_below(name)]
-        return [*(fact for fact in design.system.facts_below("system") if _counts(fact[0], design)), *below]
-
-
-def _counts(path: str, design: StepDesign) -> bool:
-    """Tell whether a constant of the machine counts: of efficiency at the run's precision, of what is used."""
-    if path.startswith("system.node.in_switch."):  # constants that the run does not read are no facts of it
-        return design.parallel.collectives == "in_switch"
-    if path.startswith("system.node.experts."):
-        return design.parallel.ep > 1
-    efficiency = "system.gpu.efficiency."
-    return not path.startswith(efficiency) or path.startswith(f"{efficiency}{design.run.precision}.")
+        return [*(fact for fact in design.system.facts_below("system") if reads_constant(fact[0], design)), *below]
 
 
 def _fields(tree: Tree, section: str) -> set[str]:

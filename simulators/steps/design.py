@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import ConfigDict
@@ -15,7 +15,7 @@ from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.number_formats import Format
-from simulators.hardware.parts import Grown
+from simulators.hardware.parts import Grown, Precision
 from simulators.hardware.pim import InstructionSet
 from simulators.steps.groups import leaves_node
 from simulators.steps.parallel_rules import parallel_rules
@@ -93,15 +93,33 @@ def _without_pim(system: Mapping[str, Any]) -> dict[str, Any]:
     return {**system, "gpu": {name: value for name, value in system["gpu"].items() if name != "pim"}}
 
 
+def constants_of(design: StepDesign) -> dict[str, str | None]:
+    """Precision of the run and of its products -> that whose constants it has."""
+    names = (design.run.precision, design.run.products or design.run.precision)
+    return {str(name): design.system.gpu.stands_for(name) for name in names}
+
+
+def reads_constant(path: str, design: StepDesign) -> bool:
+    """Tell whether a constant of the machine counts: of efficiency at the run's precisions, of what is used."""
+    if path.startswith("system.node.in_switch."):  # constants that the run does not read are no facts of it
+        return design.parallel.collectives == "in_switch"
+    if path.startswith("system.node.experts."):
+        return design.parallel.ep > 1
+    efficiency = "system.gpu.efficiency."
+    known = set(constants_of(design).values())
+    return not path.startswith(efficiency) or path.removeprefix(efficiency).partition(".")[0] in known
+
+
 def rules(design: StepDesign) -> Iterator[Rule]:
     """Rules between sections, each with where over a grid it is broken."""
     system, run, parallel = design.system, design.run, design.parallel
-    if run.precision not in dict(system.gpu.efficiency):  # kernels of that precision were not fitted
+    if system.gpu.constants(run.precision) is None:  # nor of one near it
         rule = f"has no constants for {run.precision}"
         precisions = f"run.precision is one of {', '.join(system.gpu.efficiency)}"
         yield Rule("system.gpu.efficiency", True, rule, way_out=f"{precisions}; or python -m dse machine calibrate")
-    if run.products is not None and run.products not in dict(system.gpu.efficiency):
-        precisions = f"run.products is null or one of {', '.join(system.gpu.efficiency)}"
+    if run.products is not None and system.gpu.constants(run.products) is None:
+        known = (name for name in get_args(Precision) if system.gpu.constants(name) is not None)
+        precisions = f"run.products is null or one of {', '.join(known)}"
         yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
     optimizer = design.optimizer
     if run.mode == "training" and optimizer.bytes_at(run.precision) is None:
@@ -148,11 +166,10 @@ def _schedule_rules(design: StepDesign) -> Iterator[Rule]:
     yield Rule(
         "run.micro_batches", uneven, rule, run.micro_batches, (pp,), "take a multiple, or parallel.pipeline=1f1b"
     )
-    if isinstance(model, Transformer):
+    if isinstance(model, Transformer):  # stages may differ by a layer, where the ends count as layers
         layers = np.asarray(model.layers)
-        rule = "times parallel.pp = {0} does not divide the layers (model has {1})"
-        uneven = layers % (pp * several) != 0  # whole layers on each virtual stage
-        yield Rule("parallel.virtual_stages", uneven, rule, several, (pp, layers), "take a divisor")
+        rule = "times parallel.pp = {0} is more stages than layers and both ends (model has {1} layers)"
+        yield Rule("parallel.virtual_stages", pp * several > layers + 2, rule, several, (pp, layers), "take fewer")
 
 
 def _gpu_rules(gpu: Gpu) -> Iterator[Rule]:

@@ -16,6 +16,11 @@ and b N H of outputs, which the gradients of the router's weights need. Dispatch
 `simulators.costs.expert_exchange` says, or an all-to-all where a node's library has none for them; in the backward pass
 each is the other. At fp8 tokens and their gradients go to experts in fp8 and come back in 16 bits (arXiv:2412.19437,
 section 3.3). All waits for them, or they run beside other work (`parallel.exchanges`, `simulators.steps.exchanges`).
+
+What a framework adds (`kernels.experts`): passes over the N rows beside the products, each way; kernels that pick
+experts; launches for each expert by a host that waits for the counts of tokens (`simulators.steps.iteration`); and how
+tokens travel: as above, as k copies of each token in an all-to-all, or once to each node by the NIC beside once to each
+GPU over its links.
 """
 
 from __future__ import annotations
@@ -27,22 +32,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.collective import Group
+from simulators.costs.collective import Group, collective_cost
 from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_seconds
 from simulators.steps.operators import Exchange, Op, Product, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
 from simulators.workloads.experts import MixtureOfExperts, distinct_places
+from simulators.workloads.model import ExpertExchange, ExpertKernels
 from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
 _GATED = 1.5  # reads two tensors, writes one
+_FP32 = 4  # bytes of a score
 
 
 @dataclass(frozen=True)
 class TokenExchange(Exchange):
     """Dispatch or combine of `tokens` tokens of a GPU. payload_bytes: what it sends, its own share included.
 
-    width: numbers of a token. fp8: whether a dispatch is in fp8. load: of the busiest GPU over the mean.
+    width: numbers of a token. fp8: whether a dispatch is in fp8. load: of the busiest GPU over the mean. how: by the
+    library of expert parallelism, if there is one, or otherwise (`simulators.workloads.model.ExpertKernels`).
     """
 
     direction: Direction = "dispatch"
@@ -54,6 +62,7 @@ class TokenExchange(Exchange):
     per_token: ArrayLike = 1
     groups: tuple[int, int] = (1, 1)
     load: ArrayLike = 1.0
+    how: ExpertExchange = "library"
 
     @property
     def backward(self) -> TokenExchange:
@@ -63,14 +72,29 @@ class TokenExchange(Exchange):
 
     def library_seconds(self, group: Group) -> Floats | None:
         """Time [s] of the busiest GPU by the library of expert parallelism; None without one, NaN without a kernel."""
-        if group.experts is None:
+        if group.experts is None or self.how == "all_to_all":
             return None
         small = self.fp8 and self.direction == "dispatch"  # a combine comes back in 16 bits
         token_bytes = np.asarray(self.width, float) * (group.experts.fp8_bytes if small else self.element)
         tokens = np.asarray(self.tokens, float) * np.asarray(self.load)  # all wait for the busiest GPU
         places = (group.num_gpus, group.num_nodes, group.link_share)
         routed = RoutedTokens(tokens, token_bytes, self.experts, self.per_token, *places, self.groups)
+        if self.how == "hybrid":
+            return _by_levels(routed, group)
         return exchange_seconds(group.experts, self.direction, routed)
+
+
+def _by_levels(routed: RoutedTokens, group: Group) -> Floats:
+    """Time [s] of tokens that go once to each node by the NIC, beside once to each GPU over its links (HybridEP).
+
+    Assumed: links as fast as in an all-to-all of the library of collectives; no kernel of HybridEP was measured.
+    """
+    sent = np.asarray(routed.tokens, float) * np.asarray(routed.token_bytes)
+    node = replace(group, num_nodes=1.0, network=None, nic_bytes_per_s=None)
+    links = collective_cost("all_to_all", "direct", sent * routed.copies, node).seconds
+    if group.nic_bytes_per_s is None:
+        return links
+    return np.asarray(np.maximum(links, sent * routed.remote_nodes / np.asarray(group.nic_bytes_per_s)))
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,10 @@ class _TokenRouting:
 def _moe(sizes: Sizes) -> MixtureOfExperts:
     assert sizes.model.moe is not None
     return sizes.model.moe
+
+
+def _kernels(sizes: Sizes) -> ExpertKernels:
+    return sizes.kernels.experts or ExpertKernels()
 
 
 def _routing(sizes: Sizes) -> _TokenRouting:
@@ -117,6 +145,10 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
         yield from gather_tokens(sizes, "ffn")
     experts = np.asarray(_moe(sizes).experts, float)
     yield Op("router", "fc", "forward", product(experts, routing.tokens, sizes.hidden))
+    kernels = np.asarray(_kernels(sizes).router, float)
+    if np.any(kernels > 0):
+        scores = kernels * 2 * _FP32 * routing.tokens * experts  # read and written by each
+        yield Op("routing", "activation", "forward", Stream(scores, kernels=kernels, like="add", like_bytes=scores))
     narrow = _expert_hidden(sizes)
     if _moe(sizes).expert_hidden is not None:  # experts that work on narrower activations
         yield Op("expert down", "fc", "forward", product(narrow, routing.tokens, sizes.hidden))
@@ -137,15 +169,18 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
 def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:
     """Grouped GEMMs of the experts of a GPU, between two changes of the tokens' order."""
     hidden = _expert_hidden(sizes)
-    moved = 2 * sizes.element * routing.rows * hidden  # read in one order, written in the other
+    kernels = _kernels(sizes)
+    orders = np.asarray(kernels.orders) * (2 if kernels.exchange == "all_to_all" else 1)  # on either side of it
+    moved = orders * sizes.element * routing.rows * hidden  # read in one order, written in the other
     each = routing.rows / routing.active
     wide = routing.width * (2 if sizes.model.gated else 1)  # gate and up projection in one product
     parts: dict[str, Any] = {"batch": routing.active, "transposed": True, "grouped": True}
+    launches = np.asarray(kernels.products) * routing.local
     yield Op("permute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
-    yield Op("expert fc1", "fc", "forward", Product(wide, each, hidden, **parts))
+    yield Op("expert fc1", "fc", "forward", Product(wide, each, hidden, **parts), launches=launches)
     gated = (_GATED if sizes.model.gated else 1.0) * routing.width * routing.rows
     yield stream(sizes, "expert activation", "activation", sizes.kernels.activation, gated)
-    yield Op("expert fc2", "fc", "forward", Product(hidden, each, routing.width, **parts))
+    yield Op("expert fc2", "fc", "forward", Product(hidden, each, routing.width, **parts), launches=launches)
     yield Op("unpermute", "activation", "forward", Stream(moved, like="add", like_bytes=moved))
 
 
@@ -170,7 +205,10 @@ def _exchange(sizes: Sizes, routing: _TokenRouting, direction: Direction) -> Op:
     """Tokens to the GPUs of their experts, or back."""
     moe = _moe(sizes)
     groups = moe.picked_groups
+    kernels = _kernels(sizes)
     places = distinct_places(sizes.parallel.ep, moe.experts, moe.experts_per_token, groups=groups)
+    if kernels.exchange == "all_to_all":  # a copy for each expert, also of those on one GPU
+        places = np.asarray(moe.experts_per_token, float)
     payload = sizes.element * routing.tokens * _expert_hidden(sizes) * places * routing.load
     work = TokenExchange(
         "all_to_all",  # where a node's library has no kernels for experts
@@ -185,8 +223,9 @@ def _exchange(sizes: Sizes, routing: _TokenRouting, direction: Direction) -> Op:
         per_token=moe.experts_per_token,
         groups=groups,
         load=routing.load,
+        how=kernels.exchange,
     )
-    return Op(direction, "fc", "forward", work)
+    return Op(direction, "fc", "forward", work, launches=kernels.moved)
 
 
 def expert_params(sizes: Sizes) -> Any:

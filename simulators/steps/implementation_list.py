@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, did_you_mean
-from dse.results.command_answer import CommandAnswer
+from dse.results.run_folder import CommandAnswer
 from simulators.steps.implementations import GROUP, Implementation, implementation
 
 if TYPE_CHECKING:

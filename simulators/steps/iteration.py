@@ -12,14 +12,16 @@ one of the n_j blocks j, in the order of the backward pass, and r_jk when the k-
 micro-batches, and a bubble (`simulators.steps.pipelines`); the busiest stage has layers / pp, rounded up, and embedding
 or output, whichever is longer. Only the last micro-batch's backward pass hides the reduction over dp, unless gradients
 are split (`simulators.steps.sharded_data`). A framework that launches kernels one by one takes no less for the passes
-of a micro-batch than its host for their launches. Low-precision copies of weights that are made just in time lengthen
-the turn of each micro-batch, and those that are stored the update (`simulators.steps.quantised`).
+of a micro-batch than its host for their launches; where it waits for counts of tokens before it launches experts, no
+less for each layer, as its host is never ahead (`simulators.steps.launches`). Low-precision copies of weights that are
+made just in time lengthen the turn of each micro-batch, and those that are stored the update
+(`simulators.steps.quantised`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulators.costs.collective import CollectiveCost, Pattern
 from simulators.steps.contention import Bucket, ContendedPlatform, GradientReduction, Slowdowns, exposed_s
+from simulators.steps.experts import TokenExchange
 from simulators.steps.launches import Stretch, drained_s
 from simulators.steps.operators import (
     Axis,
@@ -41,10 +44,12 @@ from simulators.steps.operators import (
     collective,
     num_kernels,
     operator_costs,
+    quotient,
 )
 from simulators.steps.passes import MicroBatch
 from simulators.steps.pipelines import StageTurns
 from simulators.steps.sharded_data import SplitLayers
+from simulators.workloads.model import ExpertKernels
 
 Floats = NDArray[np.float64]
 
@@ -225,6 +230,7 @@ class Iteration:
 
     width: of the activations that go from stage to stage. host_s: time in which the GPU waits for its host.
     host_launch_s, host_batch_s: time of the host for the launch of one kernel, and for a micro-batch before its passes.
+    experts: how it launches layers with experts.
     """
 
     gradients: Gradients
@@ -232,6 +238,7 @@ class Iteration:
     host_s: ArrayLike = 0.0
     host_launch_s: ArrayLike = 0.0
     host_batch_s: ArrayLike = 0.0
+    experts: ExpertKernels = field(default_factory=ExpertKernels)
 
     @property
     def passes(self) -> MicroBatch:
@@ -304,8 +311,11 @@ class Iteration:
         """Time of one micro-batch in which the GPU waits for its host."""
         if not np.any(np.asarray(self.host_launch_s) > 0):
             return np.asarray(self.host_batch_s, float)
-        forward, backward = (self._stretches(self.passes.counts, forward=forward) for forward in (True, False))
-        whole = drained_s(forward) + drained_s(backward)
+        # exchanges beside other work shorten what the GPU has to run of every operator alike
+        together = self.passes.forward_s + self.passes.backward_s
+        share = quotient(together - self.passes.saved_s, together)
+        passes = (self._stretches(self.passes.counts, forward=forward, share=share) for forward in (True, False))
+        whole = sum((drained_s(stretches) for stretches in passes), np.zeros(()))
         return np.asarray(self.host_batch_s + np.maximum(whole - self._gpu_s, 0.0))
 
     @property
@@ -318,18 +328,45 @@ class Iteration:
             + self.passes.copies.slot_s
         )
 
-    def _stretches(self, counts: Mapping[str, ArrayLike], *, forward: bool) -> list[Stretch]:
-        """Launches and run of a pass of one micro-batch through so many of each block, block by block."""
+    def _stretches(self, counts: Mapping[str, ArrayLike], *, forward: bool, share: ArrayLike = 1.0) -> list[Stretch]:
+        """Launches and run of a pass of one micro-batch through so many of each block, block by block.
+
+        share: of the time of its operators that a pass takes.
+        """
         stretches = []
         for block in self.passes.blocks if forward else self.passes.blocks[::-1]:
             parts = [part for part in self.passes.parts if part.block is block and part.forward == forward]
-            times = [(part, np.asarray(part.op.count, float) * np.asarray(counts[block.name])) for part in parts]
-            kernels = sum(
-                (num_kernels(part.op, self.passes.parallel.tp) * count for part, count in times), np.zeros(())
-            )
-            run = sum((part.spent.seconds * count for part, count in times), np.zeros(()))
-            stretches.append((np.asarray(self.host_launch_s, float) * kernels, run))
+            layer = [self._stretch(part, share, replayed=part in self._graphed(parts)) for part in parts]
+            count = np.asarray(counts[block.name])
+            place = self._waits_at(parts) if forward else None
+            if place is None:
+                launched, run = (
+                    (sum(times, np.zeros(())) for times in zip(*layer, strict=True)) if layer else (0.0, 0.0)
+                )
+            else:  # the host is as late as its GPU where it waits: in the next layer it begins anew
+                launched = run = drained_s([*layer[place:], *layer[:place]])
+            stretches.append((launched * count, run * count))
         return stretches
+
+    def _stretch(self, part: StageOperator, share: ArrayLike, *, replayed: bool) -> Stretch:
+        """Launches and run of one operator of a block; one that a graph replays takes no launch."""
+        count = np.asarray(part.op.count, float)
+        kernels = num_kernels(part.op, self.passes.parallel.tp) + np.asarray(part.op.launches, float)
+        launch_s = 0.0 if replayed else np.asarray(self.host_launch_s, float)
+        return launch_s * kernels * count, part.spent.seconds * count * share
+
+    def _graphed(self, parts: Sequence[StageOperator]) -> Sequence[StageOperator]:
+        """Operators of a pass of a layer that a graph replays: attention and router, on one side of both exchanges."""
+        moved = [place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)]
+        if not self.experts.graphed or not moved:
+            return ()
+        return parts[: moved[0]] if parts[0].forward else parts[moved[-1] + 1 :]
+
+    def _waits_at(self, parts: Sequence[StageOperator]) -> int | None:
+        """Place of the operator of a layer that the host launches after its GPU has run those before; None: none."""
+        if not self.experts.waits:
+            return None
+        return next((place for place, part in enumerate(parts) if isinstance(part.op.work, TokenExchange)), None)
 
     @cached_property
     def turns(self) -> StageTurns:

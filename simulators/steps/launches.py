@@ -8,7 +8,8 @@ kernel before its launch. From a point where the GPU has nothing left to run, al
 (the completion of a queue whose stretches are fluid; derived). Megatron-LM waits for its GPU before and after the
 forward pass of each micro-batch, and the backward pass, so that its timers are right (`torch.cuda.synchronize` in
 `megatron/global_vars.py`, `forward_step` and `backward_step` of `megatron/schedules.py` of NVIDIA/Megatron-LM at
-6985e58): each pass drains.
+6985e58): each pass drains. A framework that routes tokens to experts without dropping any waits for their counts before
+it launches the experts (`ExpertKernels.waits`): a layer drains from one dispatch to the next.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Op:
     """One operator of a block. count: how often it runs in one pass of the block.
 
     weight: whether it makes gradients of weights, which nothing waits for but their all-reduce. half: of the tokens
-    that it is of, A or B, where two halves take turns.
+    that it is of, A or B, where two halves take turns. launches: of the host, beside one a kernel.
     """
 
     name: str
@@ -141,6 +141,7 @@ class Op:
     count: ArrayLike = 1.0
     weight: bool = False
     half: str = ""
+    launches: ArrayLike = 0.0
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,7 @@ class SiteSchedules:
         if schedule is None or not isinstance(exchange, Exchange):
             return
         if _runs_beside(schedule) and at.beside is None:
-            rule = f"overlaps a collective with a GEMM that has nothing to do with it, and none is concurrent {at.name}"
+            rule = f"overlaps a collective with an unrelated GEMM, and none is concurrent with {at.name}"
             yield Rule(f"sites.{at.name}", True, rule, schedule.name, way_out="take another schedule")
             return
         gemm = ops[at.beside if _runs_beside(schedule) and at.beside is not None else at.gemm]

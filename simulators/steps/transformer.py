@@ -249,16 +249,23 @@ def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
 
 def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Iterator[Op]:
     """Casts by tiles, of inputs and gradients alone; tokens that were cast for their dispatch are not cast again."""
-    casts = sizes.kernels.tile_casts
-    if casts is None or (op.name in _DISPATCHED and not backward):  # cast once, for their dispatch
+    casts, experts = sizes.kernels.tile_casts, sizes.kernels.experts
+    cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
+    if casts is None or (cast_first and not backward):  # cast once, for their dispatch
         return
+    launches, before = op.launches if work.grouped else 0.0, casts.before(sizes.run.products)
     m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
     inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
     if not backward:
-        yield Op(f"{op.name} cast", op.kind, "forward", Stream(casts.inputs * inputs), op.count)
+        yield Op(
+            f"{op.name} cast", op.kind, "forward", Stream((before + casts.inputs) * inputs), op.count, launches=launches
+        )
         return
-    yield Op(f"{op.name} cast", op.kind, "backward", Stream(casts.gradients * outputs), op.count)
-    yield Op(f"{op.name} transpose", op.kind, "backward", Stream(casts.transposes * inputs), op.count, weight=True)
+    gradients = Stream((before + casts.gradients) * outputs)
+    yield Op(f"{op.name} cast", op.kind, "backward", gradients, op.count, launches=launches)
+    if np.any(np.asarray(casts.transposes) > 0):
+        transposes = Stream(casts.transposes * inputs)
+        yield Op(f"{op.name} transpose", op.kind, "backward", transposes, op.count, weight=True)
 
 
 def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:

@@ -327,12 +327,44 @@ class TileCasts(Frozen):
     """Passes over tensors of 16 bits by casts to fp8 with a scale for each tile (arXiv:2412.19437, section 3.3).
 
     inputs: of a linear layer, cast once. gradients: of its output, cast by rows and by columns. transposes: of an input
-    from tiles of rows to tiles of columns, for the gradients of weights. Weights are cast once an update, not counted.
+    from tiles of rows to tiles of columns, for the gradients of weights. largest: by format, to find the largest number
+    of a tensor before, where it has a scale. Weights are cast once an update, not counted.
     """
 
     inputs: Annotated[Number, Field(ge=0, le=100)]
     gradients: Annotated[Number, Field(ge=0, le=100)]
     transposes: Annotated[Number, Field(ge=0, le=100)]
+    largest: Mapping[Precision, Annotated[Number, Field(ge=0, le=100)]] = {}
+
+    def before(self, precision: str | None) -> Any:
+        """Passes before a cast to a format."""
+        return {str(name): passes for name, passes in self.largest.items()}.get(precision or "", 0.0)
+
+
+ExpertExchange = Literal["library", "all_to_all", "hybrid"]
+
+
+class ExpertKernels(Frozen):
+    """What a framework does around the grouped GEMMs of experts, and launches for them.
+
+    exchange: of tokens, by the machine's library of expert parallelism, by an all-to-all that sends a token to each of
+    its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts beside their products
+    (order, padding, casts, probabilities), on their way there and back; around an all-to-all on both sides of it.
+    router: kernels over scores that pick experts. moved, products: launches of an exchange, and of each expert in a
+    grouped product (0: one for all experts).
+    cast_first: whether tokens are cast before their dispatch, and not again for the first product of their experts.
+    waits: whether the host waits for the counts of tokens before it launches experts (dropless), so that it is not
+    ahead of its GPU. graphed: parts of a layer that are replayed as a graph, and take no launches.
+    """
+
+    exchange: Annotated[ExpertExchange, knob(structural=True)] = "library"
+    orders: Annotated[Number, Field(ge=0, le=100)] = 2.0
+    router: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    moved: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    products: Annotated[Number, Field(ge=0, le=1e3)] = 0.0
+    cast_first: Annotated[bool, knob(structural=True)] = True
+    waits: Annotated[bool, knob(structural=True)] = False
+    graphed: Annotated[tuple[Literal["attention"], ...], knob(structural=True)] = ()
 
 
 class Kernels(SourcedValue):
@@ -349,7 +381,8 @@ class Kernels(SourcedValue):
     (backward). host_s: time of an iteration in which the GPU waits for the host. host_launch_s: time that the host
     spends on one kernel of a pass (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes,
     while the GPU waits. graphs: modes of a step whose kernels are replayed as one graph, so that the host is not waited
-    for; a design without them says nothing of it.
+    for; a design without them says nothing of it. experts: of layers with experts; None for one pass in order, and no
+    more launches than operators.
     """
 
     name: str
@@ -370,8 +403,9 @@ class Kernels(SourcedValue):
     host_launch_s: Seconds | None = None
     host_batch_s: Seconds | None = None
     graphs: Annotated[tuple[Literal["training", "prefill", "decode"], ...], knob(structural=True)] = ()
+    experts: ExpertKernels | None = None
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `tile_casts` and `graphs` only where there are any."""
-        absent = (("tile_casts", None), ("graphs", ()))
+        """Iterate over the fields; `tile_casts`, `graphs` and `experts` only where there are any."""
+        absent = (("tile_casts", None), ("graphs", ()), ("experts", None))
         yield from ((name, value) for name, value in super().__iter__() if (name, value) not in absent)

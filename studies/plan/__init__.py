@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
-from dse.results.command_answer import CommandAnswer
 from dse.results.finished_run import FinishedRun
-from dse.results.run_folder import Outputs
+from dse.results.run_folder import CommandAnswer, Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend

@@ -11,16 +11,9 @@ import pytest
 
 from dse.config.options import conf_dir
 from validation import steps_measured
-from validation.steps_measured import (
-    Step,
-    async_tp,
-    by_table,
-    megatron_deepspeed,
-    memory,
-    overlapped_steps,
-    published,
-    settings,
-)
+from validation.measured_step import Step, settings
+from validation.published_tables import read_throughput, throughput_figures
+from validation.steps_measured import async_tp, by_table, megatron_deepspeed, memory, overlapped_steps, published
 
 PUBLISHED = conf_dir() / "data" / "training_throughput.csv"
 
@@ -113,3 +106,16 @@ def test_what_async_tensor_parallelism_gains_is_within_three_points_but_for_form
     assert far == ["Llama 3 70B fp8 tensorwise", "Llama 3 70B fp8 rowwise", "Llama 3 8B fp8 rowwise"]
     assert max(abs(pair.gain_error) for pair in pairs) < 0.065
     assert all(pair.overlapped.predicted_s < pair.serial.predicted_s for pair in pairs)
+
+
+@pytest.mark.slow
+def test_published_steps_of_dense_models_and_mixtures_are_within_the_bounds_that_the_docs_state(
+    shared: Callable[[str], Path],
+) -> None:
+    read = read_throughput(shared("data"))
+    figures = throughput_figures(read)
+    assert figures["dense_median"] <= 7
+    assert figures["moe_median"] <= 12
+    assert figures["moe_worst_model"] <= 30
+    assert figures["nemo_median"] <= 8
+    assert (len(read.steps), figures["fitted_rows"], sum(read.left_out.values())) == (70, 6, 26)

@@ -19,7 +19,7 @@ from pydantic import Field
 from dse.config.compose import Request, request
 from dse.config.options import overrides, own_folder
 from dse.errors import Problems, did_you_mean
-from dse.results.command_answer import CommandAnswer
+from dse.results.run_folder import CommandAnswer
 from dse.run_study import run
 from dse.space import Knob
 from dse.values import Frozen

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse import plugins
 from dse.errors import Problems, pairs
-from dse.results.command_answer import CommandAnswer
-from dse.results.run_folder import writable
+from dse.results.run_folder import CommandAnswer, writable
 from dse.results.words import cell
 from dse.space import get_path
 from dse_deploy.command import is_of_plan, keep, nearest, tool_named, with_words, write_all

@@ -543,13 +543,13 @@ def test_degrees_of_a_launch_are_those_that_it_sets(
 @pytest.mark.parametrize(
     ("tool", "text", "part"),
     [
-        ("sglang", "x --tp 8 --dp 8 --enable-dp-attention", "parallel.ep: is not said"),
+        ("sglang", "x --tp 8 --dp 8 --enable-dp-attention", "parallel.ep: is missing"),
         (
             "tensorrt_llm",
             "cat > c.yml <<E\nenable_attention_dp: true\nE\nx --tp_size 8 --config c.yml",
             "parallel.ep: is",
         ),
-        ("vllm", "vllm serve m --config /nowhere/c.yaml", "settings.--config = '/nowhere/c.yaml': is not beside"),
+        ("vllm", "vllm serve m --config /nowhere/c.yaml", "settings.--config = '/nowhere/c.yaml': is not in the"),
         ("vllm", "vllm serve m -tp $TP", "settings.-tp = '$TP': names what the file does not set (write parallel.tp="),
         ("megatron", "torchrun --nproc-per-node 8 x.py --tensor-model-parallel-size 3", "parallel.dp: would be 8 / 3"),
         (
@@ -559,7 +559,7 @@ def test_degrees_of_a_launch_are_those_that_it_sets(
         ),
         ("megatron", "srun --nodes=your_nodes --ntasks-per-node 8 x", "is no whole number from 1 (write parallel.dp="),
         ("megatron", "x --num-layers-per-virtual-pipeline-stage 2", "needs the number of layers"),
-        ("megatron", "x --tp-comm-overlap --tp-comm-overlap-cfg /a/b.yaml", "is not beside the launch file"),
+        ("megatron", "x --tp-comm-overlap --tp-comm-overlap-cfg /a/b.yaml", "is not in the folder of the launch file"),
         (
             "megatron",
             "x --num-layers ${L} --num-layers-per-virtual-pipeline-stage 2",

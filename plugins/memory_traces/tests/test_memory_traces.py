@@ -281,7 +281,7 @@ def test_kernels_of_a_list_are_replayed_one_after_another(tmp_path: Path) -> Non
     [
         ("4 1 0x1000 4 0", "4 3 0x1000 4 0", ["kernel-1.traceg, line 19: is no instruction: address mode 3"]),
         ("8 0 0x2000 0x2fc8", "8 0 0x2000", ["line 20", "1 addresses for 2 active lanes"]),
-        ("8 0 0x2000 0x2fc8", "8 1 0x2000 4", ["line 20", "active lanes beside one another"]),
+        ("8 0 0x2000 0x2fc8", "8 1 0x2000 4", ["line 20", "neighbouring active lanes"]),
         ("2 0x4000 4 -4 64 0", "2 0x4000 4", ["line 22", "2 addresses for 4 active lanes"]),
         ("0x103f", "0x10zf", ["line 45", "invalid literal"]),
         ("0x103f", "0xffffffffffffffff", ["line 45", "from 0 to 2^62"]),

@@ -105,7 +105,7 @@ def test_a_run_that_does_not_finish_on_every_gpu_is_told(what: str, stand_in: Ca
 
 def test_a_log_that_says_nothing_of_tasks_is_told(stand_in: Callable[..., Path]) -> None:
     stand_in("traces = [nodes[:0] for nodes in traces]")
-    with pytest.raises(RuntimeError, match="log does not say when every task was issued"):
+    with pytest.raises(RuntimeError, match="log does not have when every task was issued"):
         ENGINE.run(node_of("serial"))
 
 
@@ -183,7 +183,7 @@ def test_without_the_program_the_way_out_is_told_and_a_level_is_left_out(
 ) -> None:
     monkeypatch.delenv("ASTRA_SIM", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match=r"is not on the path; plugins/peers/README\.md"):
+    with pytest.raises(RuntimeError, match=r"is not on the path; see plugins/peers/README\.md"):
         seconds("all_reduce", 1 << 20)
     assert "is not on the path" in OverlapBackend("astra_sim", gpus="all").absence()
     with pytest.raises(ConfigError, match="simulator = 'astra_sim': AstraSim"):

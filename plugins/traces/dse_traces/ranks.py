@@ -157,9 +157,7 @@ def _assumed(profiles: Sequence[Profile]) -> str:
     sources: dict[int | None, list[str]] = {}
     for profile in profiles:
         sources.setdefault(profile.rank, []).append(profile.source)
-    twice = [
-        f"{_names(names)} are both of rank {rank}" for rank, names in sources.items() if rank is not None and names[1:]
-    ]
+    twice = [f"{_names(names)} name rank {rank}" for rank, names in sources.items() if rank is not None and names[1:]]
     silent = sources.pop(None, [])
     if not sources and len(set(silent)) == 1:
         return ""  # GPUs of one file

@@ -154,11 +154,14 @@ def test_ranks_without_numbers_or_with_the_same_are_numbered_by_their_files(tmp_
 @pytest.mark.parametrize(
     ("numbers", "assumed"),
     [
-        ([0, 0], "0.json and 1.json say rank 0: taken as ranks 0 to 1 of one run, in the order of files; of two runs"),
-        ([0, 0, 3, 3, 3], "0.json and 1.json say rank 0; 2.json, 3.json and 4.json say rank 3: taken as ranks 0 to 4"),
+        ([0, 0], "0.json and 1.json name rank 0: taken as ranks 0 to 1 of one run, in the order of files; of two runs"),
+        (
+            [0, 0, 3, 3, 3],
+            "0.json and 1.json name rank 0; 2.json, 3.json and 4.json name rank 3: taken as ranks 0 to 4",
+        ),
         ([3, None], "1.json says no rank: taken as ranks 0 to 1 of one run, in the order of files"),
         ([None, None], "0.json and 1.json say no rank: taken as ranks 0 to 1"),
-        ([0] * 9, "0.json, 1.json, 2.json, 3.json and 5 more say rank 0: taken as ranks 0 to 8"),
+        ([0] * 9, "0.json, 1.json, 2.json, 3.json and 5 more name rank 0: taken as ranks 0 to 8"),
         ([9, 4], ""),
     ],
 )
@@ -187,7 +190,7 @@ def test_a_path_through_one_of_two_files_of_the_same_rank_says_what_is_assumed(
             rank_file(tmp_path / folder, 0, rows, f"{folder}{number}.json")
     assert main(["profile", "explain", f"{tmp_path / 'a'}", f"{tmp_path / 'b'}", f"out={tmp_path / 'out'}"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "a0.json and a1.json say rank 0: taken as ranks 0 to 1" in shown
+    assert "a0.json and a1.json name rank 0: taken as ranks 0 to 1" in shown
 
 
 def test_collectives_that_one_rank_alone_has_are_counted(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def lacks(gpu: Gpu) -> list[str]:
     return [path for path, value in needed.items() if value is None]
 
 
-def _occupancy(library: GemmLibrary, rows: Floats, cols: Floats, element_bytes: int) -> Floats:
+def _occupancy(library: GemmLibrary, rows: Floats, cols: Floats, element_bytes: float) -> Floats:
     assert library.register_bytes is not None
     assert library.lds_bytes is not None
     assert library.tile_depth is not None

@@ -49,7 +49,7 @@ class WaveGemms:
     flop_per_s_per_cu: ArrayLike
     hbm_bytes_per_s: ArrayLike
     launch_s: ArrayLike
-    element_bytes: int
+    element_bytes: float
     library: GemmLibrary
     engines: ShaderEngines | None = None
 

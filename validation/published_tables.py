@@ -1,0 +1,153 @@
+"""Rows of published tables of pre-training throughput as measured steps (`validation.steps_measured`).
+
+A row has a model, a machine, a precision and a layout by the names of its table; `steps_measured.yaml` maps them, and
+says what recipes do beside. A row that no design expresses is counted with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dse.errors import ConfigError
+from simulators.hardware.machine import tree_of
+from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.measured_step import Step, settings, summary
+
+TABLES = ("megatron_bridge", "nemo")
+_ABSENT = ("", "n/a", "0")
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Steps of published tables, and reasons why other rows are left out, with their number."""
+
+    steps: tuple[Step, ...]
+    left_out: Mapping[str, int]
+
+
+def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
+    """Steps of the tables below a folder; none of those that are absent. fitted: of rows for fitting alone."""
+    steps, reasons = list[Step](), Counter[str]()
+    for name in TABLES:
+        file = data / settings()[name]["file"]
+        rows = list(_rows(file)) if file.is_file() else []
+        for row in (row for row in rows if not fitted or _is_fitted(settings()[name], row)):
+            step = _step(name, {**settings()[name].get("always", {}), **row})
+            if isinstance(step, Step):
+                steps.append(step)
+            else:
+                reasons[step] += 1
+    return Throughput(tuple(steps), dict(reasons))
+
+
+def throughput_figures(read: Throughput) -> dict[str, Any]:
+    """Errors of steps that no constant was fitted on, by model and GPU, and the figures of the benchmark [%].
+
+    dense_median, moe_median: median size of the errors of Megatron-Bridge's rows; moe_worst_model: of the mixture whose
+    median error is largest; nemo_median: as dense_median, of NeMo 24.07's rows. None where a table is absent.
+    """
+    groups: dict[str, list[float]] = {}
+    models: dict[str, list[float]] = {}
+    for step in (step for step in read.steps if not step.fitted):
+        kind = step.table if step.table == "nemo" else "mixtures" if step.facts["mixture"] else "dense"
+        for name in (kind, f"{kind}: {step.facts['model']}", f"{kind}: {step.facts['system']}"):
+            groups.setdefault(name, []).append(step.error)
+        if kind == "mixtures":
+            models.setdefault(step.facts["model"], []).append(step.error)
+    medians = {name: 100 * summary(errors)["median"] for name, errors in groups.items()}
+    worst = [100 * abs(summary(errors)["signed_median"]) for errors in models.values()]
+    return {
+        "dense_median": medians.get("dense"),
+        "moe_median": medians.get("mixtures"),
+        "moe_worst_model": max(worst, default=None),
+        "nemo_median": medians.get("nemo"),
+        "groups": {name: summary(errors) for name, errors in sorted(groups.items())},
+        "left_out": dict(read.left_out),
+        "fitted_rows": sum(step.fitted for step in read.steps),
+    }
+
+
+def _rows(file: Path) -> Iterator[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as text:
+        yield from csv.DictReader(line for line in text if not line.startswith("#"))
+
+
+def _step(table: str, row: Mapping[str, str]) -> Step | str:
+    """The step of a row, or why it has none."""
+    chosen, model, system = settings()[table], row["model"], row["system"]
+    if model in chosen["unmodelled"]:
+        return f"{model}: {chosen['unmodelled'][model]}"
+    for kind, names in (("models", model), ("systems", system), ("products", row["precision"])):
+        if names not in chosen[kind]:
+            return f"{names}: none of the {kind} that steps_measured.yaml maps"
+    design = _design(chosen, row)
+    tokens = int(row["global_batch"]) * int(row["sequence_length"])
+    seconds = tokens / (float(row["tokens_per_s_per_gpu"].partition("[")[0]) * int(row["gpus"]))  # without a footnote
+    name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
+    facts = {"model": model, "system": system, "precision": row["precision"], "mixture": "moe" in design["model"]}
+    step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, _is_fitted(chosen, row))
+    try:
+        step.metrics()
+    except (ValueError, ConfigError) as broken:
+        return f"{model} {system}: {str(broken).removeprefix(step.name).lstrip(': ')}"
+    return step
+
+
+def _is_fitted(chosen: Mapping[str, Any], row: Mapping[str, str]) -> bool:
+    """Tell whether a constant was fitted on a row."""
+    return any(_matches(cells, row) for cells in chosen.get("fitted_on", ()))
+
+
+def _matches(cells: Mapping[str, Any], row: Mapping[str, str]) -> bool:
+    return all(row.get(name) in values for name, values in cells.items())
+
+
+def _number(cell: str) -> int:
+    return 1 if cell in _ABSENT else int(cell)
+
+
+def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]:
+    """The tree of the design of a row."""
+    tp, pp, cp, vp, ep = (_number(row[name]) for name in ("tp", "pp", "cp", "vp", "ep"))
+    dp, batch = int(row["gpus"]) // (tp * pp * cp), int(row["micro_batch"])
+    run = {"batch": batch, "micro_batches": int(row["global_batch"]) // (batch * dp)}
+    run |= {"sequence_length": int(row["sequence_length"])}
+    products = chosen["products"][row["precision"]]
+    parallel: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep, "sequence_parallel": tp > 1}
+    if vp > 1 and pp > 1:
+        parallel |= {"pipeline": "interleaved", "virtual_stages": vp}
+    tree: dict[str, Any] = {
+        "system": _system(chosen, row["system"]),
+        "model": model_tree(chosen["models"][row["model"]]),
+        "optimizer": option_tree("optimizer", chosen["optimizer"]),
+        "kernels": dict(option_tree("kernels", chosen["kernels"])),
+        "run": {"mode": "training", **chosen["run"], **run, **({"products": products} if products else {})},
+        "parallel": {**chosen["parallel"], **parallel, **({"zero": 3} if _number(row["fsdp"]) > 1 else {})},
+    }
+    for recipe in chosen["recipes"]:
+        sections = {name: recipe[name] for name in ("run", "parallel", "kernels", "experts") if name in recipe}
+        if _matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
+            for name, values in sections.items():
+                part = tree["kernels"] if name == "experts" else tree
+                part[name] = {**(part.get(name) or {}), **values}
+    return tree
+
+
+def _system(chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The tree of a machine with the changes that the table of settings names."""
+    of_name = chosen["systems"][name]
+    tree = deepcopy(tree_of(of_name["system"]))
+    for path, value in of_name.get("changes", {}).items():
+        *parents, last = path.split(".")
+        part = tree
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+        tree.setdefault("sources", {})[path] = {"provenance": "assumed", "source": "validation/steps_measured.yaml"}
+    return tree
