@@ -444,19 +444,14 @@ def _upwards(path: str) -> list[str]:
     return list(accumulate(path.split("."), "{}.{}".format))
 
 
-def tree_of(name: str) -> dict[str, Any]:
-    """Composed tree of a machine, by the name of a shipped system or by path. Raises ConfigError."""
-    return _composed(_file_of(name), {})
-
-
-def _file_of(name: str) -> Path:
+def tree_of(name: str, chosen: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Composed tree of a system by name or by path, with options chosen for groups. Raises ConfigError."""
     shipped = conf_dir() / "system" / f"{name}.yaml"
     path = shipped if "/" not in name and shipped.is_file() else Path(name)
     if not path.is_file():
-        options = [file.stem for file in (conf_dir() / "system").glob("*.yaml")]
-        rule = "is neither a shipped system nor a YAML file"
-        raise ConfigError([Problem("system", rule, name, did_you_mean(name, options))])
-    return path
+        way = did_you_mean(name, [file.stem for file in shipped.parent.glob("*.yaml")])
+        raise ConfigError([Problem("system", "is neither a shipped system nor a YAML file", name, way)])
+    return _composed(path, chosen or {})
 
 
 def tree_of_gpu(name: str) -> dict[str, Any]:
@@ -464,26 +459,19 @@ def tree_of_gpu(name: str) -> dict[str, Any]:
     return {"name": name, "gpu": _read(conf_dir() / "gpu" / f"{name}.yaml")}
 
 
-_OVERRIDE = "override /"
-
-
-def _composed(path: Path, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """A file's tree over those of the systems and groups that its `defaults` name; its own values count.
-
-    chosen: group -> option that a file above it has in place of this one's.
-    """
-    tree = _read(path)
+def _composed(path: Path, chosen: Mapping[str, object]) -> dict[str, Any]:
+    """A file's tree over those of the systems and groups that its `defaults` name; its own values count."""
+    tree, composed = _read(path), dict[str, Any]()
     entries = tree.pop("defaults", [])
-    named = [(str(group), str(of)) for entry in entries if isinstance(entry, Mapping) for group, of in entry.items()]
-    chosen = {group.removeprefix(_OVERRIDE): of for group, of in named if group.startswith(_OVERRIDE)} | dict(chosen)
-    composed: dict[str, Any] = {}
+    named = {str(group): of for entry in entries if isinstance(entry, Mapping) for group, of in entry.items()}
+    overrides = {group.partition("/")[2]: of for group, of in named.items() if group.startswith("override /")}
     for entry in entries:
         if isinstance(entry, str) and entry != "_self_":
-            composed = merged(composed, _composed(_file_of(entry), chosen))
-        for group, option in entry.items() if isinstance(entry, Mapping) else ():
+            composed = merged(composed, tree_of(entry, {**overrides, **chosen}))
+        for group in entry if isinstance(entry, Mapping) else ():
             section = str(group).strip("/")
             if not section.startswith("override "):
-                composed = _with_option(composed, section, chosen.get(section, option), path)
+                composed = _with_option(composed, section, chosen.get(section, entry[group]), path)
     return merged(composed, tree)
 
 
@@ -493,12 +481,8 @@ def _with_option(composed: dict[str, Any], section: str, option: object, path: P
     if not file.is_file():
         way = did_you_mean(str(option), [path.stem for path in file.parent.glob("*.yaml")])
         raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
-    return merged(composed, _read(file)) if _is_of_system(file) else {**composed, section: _read(file)}
-
-
-def _is_of_system(file: Path) -> bool:
-    """Whether an option fills several parts of a machine."""
-    return read_text(file, str(file)).startswith("# @package system\n")
+    is_of_several = read_text(file, str(file)).startswith("# @package system\n")
+    return merged(composed, _read(file)) if is_of_several else {**composed, section: _read(file)}
 
 
 def _read(path: Path) -> dict[str, Any]:
