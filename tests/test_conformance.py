@@ -19,7 +19,6 @@ from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Results, check_results
 from dse.config.compose import request
-from dse.config.function_study import FunctionStudy
 from dse.errors import ConfigError
 from dse.plugins import available
 from dse.testing import check_backend
@@ -33,7 +32,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
-from tests import applications, iterations, test_external, test_functions, toy
+from tests import applications, iterations, test_external, toy
 from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from tests.support import (
     ENGINES,
@@ -98,15 +97,6 @@ def programs_given_a_design_each() -> tuple[Backend, list[Batch]]:
     """The menu answers 1.0 to whatever it is asked."""
     program = BACKENDS["external"](**test_external.parameters())
     return program, [Batch(program.design(test_external.tree(x=x))) for x in (1.0, 2.0)]
-
-
-def calls_of_a_function() -> tuple[Backend, list[Batch]]:
-    """The file of a module's function, which is called with each design."""
-    folder = Path(tempfile.mkdtemp())
-    FunctionStudy(test_functions.bowl, {"x": (0.0, 1.0)}, {"loss": "minimize"}).write(folder)
-    settings = {"function": str(folder / "bowl" / "bowl.pickle"), "metrics": {"loss": {"unit": "", "meaning": "-"}}}
-    simulator = BACKENDS["function"](**settings)
-    return simulator, [Batch(simulator.design({"arguments": {"x": x}})) for x in (1.0, 2.0)]
 
 
 def things() -> tuple[Backend, list[Batch]]:
@@ -193,7 +183,6 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "codesign": machines_at_a_price,
     "external": programs_given_a_design_each,
-    "function": calls_of_a_function,
     "landscape": searches,
     "measured": predictions,
     "memory": requests_through_caches,

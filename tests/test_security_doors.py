@@ -157,7 +157,7 @@ def test_consoles_come_from_one_door() -> None:
             used = [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
             if any(isinstance(name, ast.Name) and name.id in ("Console", "Terminal") for name in used):
                 makers.add(str(path.relative_to(REPOSITORY)))
-    assert makers == {"dse/errors/terminal.py", "dse/results/report.py"}
+    assert makers == {"dse/errors/terminal.py", "dse/results/run_folder.py"}
 
 
 # YAML and JSON

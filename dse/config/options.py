@@ -66,7 +66,7 @@ def offered_twice(group: str, option: str, folders: Sequence[Path]) -> list[Prob
 
 
 def override_key(group: str, folders: Sequence[Path]) -> str:
-    """How Hydra calls the choice of a group: with its place where that lies inside another group's section.
+    """Name that Hydra has for the choice of a group: with its place where that lies inside another group's section.
 
     >>> override_key("gpu", conf_dirs()), override_key("system", conf_dirs())
     ('gpu@system.gpu', 'system')

@@ -310,7 +310,7 @@ class CommandAnswer:
 
     @property
     def text(self) -> str:
-        """What the command line prints."""
+        """Text that the command line prints."""
         from rich.console import Console
 
         file = io.StringIO()

@@ -104,7 +104,7 @@ def _unread_keys(planned: Plan) -> list[str]:
 
 
 def _is_demanded(planned: Plan, path: str) -> bool:
-    """Whether a rule refuses the study without a number that was typed."""
+    """True if a rule refuses the study without a number that was typed."""
     others = [text for text in planned.request.overrides if text.lstrip("+").partition("=")[0] != path]
     try:
         plan(request(others, planned.request.folder))

@@ -122,16 +122,16 @@ def leaves(value: Any, path: str = "", structural: bool = False) -> Iterator[tup
 
     path, structural: of the field. What is no number is structural anyhow.
     """
-    found = [(path, value, structural)]  # not by recursion: every key of a point is made of them
-    while found:
-        path, value, structural = found.pop()
+    stack = [(path, value, structural)]  # not by recursion: every key of a point is made of them
+    while stack:
+        path, value, structural = stack.pop()
         if isinstance(value, BaseModel):
             marked, before = _marked(type(value)), f"{path}." if path else ""
             # those that a model allows beyond its own, too
             inner = [(before + name, item, name in marked) for name, item in value if name not in LABELS]
-            found += inner[::-1]
+            stack += inner[::-1]
         elif isinstance(value, Mapping):
-            found += [(f"{path}.{key}", item, structural) for key, item in value.items()][::-1]
+            stack += [(f"{path}.{key}", item, structural) for key, item in value.items()][::-1]
         else:
             numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
             yield path, value, structural or not numeric

@@ -1,6 +1,3 @@
-"""Programs and Python functions of the user as simulators, run point by point."""
+"""Programs of the user as simulators, run point by point."""
 
-BACKENDS = {
-    "external": "simulators.external.backend:ExternalBackend",
-    "function": "simulators.external.function:FunctionBackend",
-}
+BACKENDS = {"external": "simulators.external.backend:ExternalBackend"}

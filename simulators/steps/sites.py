@@ -332,9 +332,9 @@ def _runs_beside(schedule: Any) -> bool:
 
 
 def _in_two_steps(schedule: Any, exchange: Exchange) -> bool:
-    """Whether a schedule sums an all-reduce by a reduce-scatter, which an all-gather completes."""
-    whole = _runs_beside(schedule) or "all_reduce" in getattr(schedule, "sums", ())
-    return exchange.pattern == "all_reduce" and not whole
+    """True if a schedule sums an all-reduce by a reduce-scatter, which an all-gather completes."""
+    single = _runs_beside(schedule) or "all_reduce" in getattr(schedule, "sums", ())
+    return exchange.pattern == "all_reduce" and not single
 
 
 def _rectangle(exchange: Exchange, element_bytes: int) -> tuple[Any, Any]:

@@ -345,7 +345,7 @@ ExpertExchange = Literal["library", "all_to_all", "hybrid"]
 
 
 class ExpertKernels(Frozen):
-    """What a framework does around the grouped GEMMs of experts, and launches for them.
+    """Kernels of a framework around the grouped GEMMs of experts, and launches for them.
 
     exchange: of tokens, by the machine's library of expert parallelism, by an all-to-all that sends a token to each of
     its experts, or once to each node and GPU (HybridEP). orders: passes over the rows of experts beside their products

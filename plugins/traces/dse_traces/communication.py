@@ -25,7 +25,7 @@ def communication_lines(profile: Profile, recorded: Overlapped) -> Iterator[str]
         return
     share = f"{100 * recorded.exposed_s / recorded.span_s:.1f} % of the run"
     yield (
-        f"collectives take {cell(recorded.collective_s, 's')}, {100 * recorded.hidden:.1f} % of it hidden by "
+        f"collectives take {cell(recorded.collective_s, 's')}, {100 * recorded.hidden:.1f} % of it beside "
         f"computation; {cell(recorded.exposed_s, 's')} are exposed, {share}"
     )
     if (copies := profile.is_peer_copy).any():
