@@ -64,7 +64,7 @@ def test_what_is_computed_again_is_work_of_the_forward_pass(drawn: dict[str, Any
     h, s, b, t = (drawn[name] for name in ("model.hidden", "run.sequence_length", "run.batch", "parallel.tp"))
     attention, forward = 4 * h * s * s * b / t, laid(plain, "layer", forward=True)
     again = {None: 0.0, "attention": attention, "all": forward}[what]
-    if how in ("compiled", "deepseek", "flash", "vllm"):
+    if shipped("kernels")[how].get("flash_share_of_peak") is not None:
         again = {None: 0.0, "attention": 0.0, "all": forward}[what] + attention / 2
     assert laid(iteration, "layer") == pytest.approx(3 * forward + again, rel=1e-12)
 

@@ -126,7 +126,7 @@ def test_kernels_that_multiply_and_communicate_in_one_are_both_and_told() -> Non
     done = replay(alone).recorded
     assert (done.collective_s, done.both_s, done.compute_s) == pytest.approx((100 * US, 100 * US, 150 * US))
     lines = list(communication_lines(alone, done))
-    assert lines[0].startswith("collectives take 100.00 µs, 100.0 % of it hidden by computation; 0")
+    assert lines[0].startswith("collectives take 100.00 µs, 100.0 % of it beside computation; 0")
     assert "of it kernels that multiply and communicate in one (1): 100.00 µs, taken as hidden inside" in lines[1]
     with pytest.raises(ConfigError, match="multiply and communicate in one, and hide it inside"):
         advise(alone, "h100_8")
