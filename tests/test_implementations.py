@@ -40,6 +40,7 @@ def test_every_implementation_has_schedules_and_a_source_of_each_cost(name: str)
         costs = set(software.schedules[place]) - {"schedule", "comm_engine", "sender"}
         assert costs == {knob for knob, *_ in software.constants(place)}
     assert all(gpu in list_options("gpu") for gpu in software.gpus)
+    assert all({"fits", "gpu", "method"} <= set(row) for row in software.fitted_on)  # by which rows are left out
     assert set(software.modes) <= set(get_args(Mode))
 
 

@@ -167,9 +167,8 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
         here = _over_links(group.links, pattern, payload, group.num_gpus)
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
-    if (
-        pattern == "all_to_all" and group.nic_bytes_per_s is not None
-    ):  # each GPU sends to all other nodes by its own NIC
+    # each GPU sends to all other nodes by its own NIC
+    if pattern == "all_to_all" and group.nic_bytes_per_s is not None:
         nodes = np.asarray(group.num_nodes, float)
         sent = (nodes - 1) / nodes * payload / np.asarray(group.nic_bytes_per_s)
         seconds = np.where(leaves, np.maximum(seconds, sent), seconds)

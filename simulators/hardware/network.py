@@ -138,10 +138,11 @@ class TokenKernels(Frozen):
 
     def within(self, bytes_per_s: Any) -> TokenKernels:
         """The same over links or NICs of a rate that they do not exceed."""
-        rates = {name: np.minimum(kernel.bytes_per_s, bytes_per_s) for name, kernel in self}
-        return self.model_copy(
-            update={name: kernel.model_copy(update={"bytes_per_s": rates[name]}) for name, kernel in self}
-        )
+        bounded = {
+            name: kernel.model_copy(update={"bytes_per_s": np.minimum(kernel.bytes_per_s, bytes_per_s)})
+            for name, kernel in self
+        }
+        return self.model_copy(update=bounded)
 
 
 TokenKernelKind = Literal["node", "network", "network_low_latency"]

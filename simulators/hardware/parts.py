@@ -18,7 +18,7 @@ PeakFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """Formats of inputs of which data sheets give the peak rate."""
 ELEMENT_BYTES: Mapping[str, float] = {
     **{"fp32": 4, "fp16_storage": 2, "mixed": 2, "fp16": 2, "bf16": 2, "fp8": 1},
-    **{"mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16},  # with a scale of one byte for each block
+    **{"mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16},  # with a byte of scale for 32 (OCP MX 1.0), 16 numbers
 }
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit
