@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 VIEWS = {"optuna": "dse.tracking.optuna_storage:optuna_studies"}
 """Views of a finished run, by name (`dse.plugins`)."""
-__all__ = ["codesign", "load", "plan", "result", "run"]
+__all__ = ["codesign", "load", "optimise", "plan", "result", "run"]
 
 
 def __dir__() -> list[str]:
@@ -118,6 +118,53 @@ def codesign(**values: Any) -> StudyResult:
 
     plugins.load("command", "codesign")
     return run("codesign", **values)
+
+
+def optimise(
+    function: Callable[..., Any],
+    space: Mapping[str, Any],
+    *,
+    objectives: Mapping[str, str | None],
+    files: Sequence[str | Path] = (),
+    name: str = "",
+    **values: Any,
+) -> StudyResult:
+    """Search the arguments of a Python function, in worker processes; known points are not evaluated again.
+
+    Parameters
+    ----------
+    function
+        Function at the top level of a file, which workers import, so a script calls this under `if __name__ ==
+        "__main__":`. It takes arguments by name and returns a number, or metrics by name; `{"status": "infeasible",
+        "reason": "..."}` for arguments without a result. A call that raises is a failed point.
+    space
+        Argument -> its values: a list, a `range`, an interval `(low, high)`, or a sweep as the command line writes it,
+        such as `"tag(log,interval(1e-5,1e-1))"`. A single number or text is an argument that is not searched.
+    objectives
+        Metric -> `"minimize"`, `"maximize"`, or None for one that is recorded only. The first decides the winner. A
+        name such as `time_s` gives the unit.
+    files
+        Files that the function reads; when one changes, points are evaluated again, as when the code does.
+    name
+        Name of the study; the function's, unless given.
+    **values
+        As those of `run`, such as `search="tpe"`, `budget__trials=200`, `executor__timeout_s=60`.
+
+    Returns
+    -------
+    StudyResult
+        The result; its `optuna` is the study of Optuna. Searched arguments are columns `arguments.<name>`.
+
+    Raises
+    ------
+    dse.errors.ConfigError
+        If the function is in no file, or anything else is refused.
+    """
+    from dse.config.function_study import FunctionStudy
+
+    study = FunctionStudy(function, space, objectives, files, name)
+    folder = study.write(Path(values.get("output_dir", "outputs")) / "functions")
+    return run(study.study, config_dir=folder, **values)
 
 
 def result(run: str | Path, output_dir: str | Path = "outputs") -> StudyResult:

@@ -248,7 +248,8 @@ class Backend:
 
     A backend may derive from this class; one that does not is given these defaults where it has no such member
     (`complete`). batch: how many designs it likes to be given in one call. relations: metrics relative to a baseline.
-    bounds: metrics that `bound` adds to a finished point.
+    bounds: metrics that `bound` adds to a finished point. is_isolated: designs are evaluated in worker processes from
+    the start, so that one that ends its process does not end this one.
     """
 
     version: str
@@ -256,6 +257,7 @@ class Backend:
     relations: Mapping[str, Metric] = MappingProxyType({})
     bounds: Mapping[str, Metric] = MappingProxyType({})
     batch: int = 1
+    is_isolated: bool = False
 
     @property
     def described(self) -> Mapping[str, Metric]:

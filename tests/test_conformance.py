@@ -32,7 +32,7 @@ from simulators.taskgraph.graph import GraphBuilder, TaskGraph
 from simulators.taskgraph.max_min_fairness import fair_rates
 from simulators.taskgraph.symmetry import patterns, reduce_graph
 from simulators.taskgraph.timeline import Timeline
-from tests import applications, iterations, test_external, toy
+from tests import applications, iterations, test_external, test_functions, toy
 from tests.graphs import AMOUNTS, Plan, assert_equal_totals, graphs, grids, pipelines
 from tests.support import (
     ENGINES,
@@ -97,6 +97,12 @@ def programs_given_a_design_each() -> tuple[Backend, list[Batch]]:
     """The menu answers 1.0 to whatever it is asked."""
     program = BACKENDS["external"](**test_external.parameters())
     return program, [Batch(program.design(test_external.tree(x=x))) for x in (1.0, 2.0)]
+
+
+def calls_of_a_function() -> tuple[Backend, list[Batch]]:
+    """The function of a module, which is called with each design."""
+    simulator = test_functions.backend(Path(__file__).parents[1], "tests.test_functions:bowl")
+    return simulator, [Batch(simulator.design({"arguments": {"x": x}})) for x in (1.0, 2.0)]
 
 
 def things() -> tuple[Backend, list[Batch]]:
@@ -183,6 +189,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "overlap": a_grid_of_overlap,
     "codesign": machines_at_a_price,
     "external": programs_given_a_design_each,
+    "function": calls_of_a_function,
     "landscape": searches,
     "measured": predictions,
     "memory": requests_through_caches,

@@ -199,7 +199,8 @@ class _Calls:
         # limits need a process that can be ended
         limited = executor.timeout_s is not None or executor.memory_bytes is not None
         # points in flight may have ended their process: keep this one out of it
-        self._apart = limited or evaluator.apart or evaluator.session.lost > 0
+        isolated = evaluator.apart or evaluator.spec.make().is_isolated
+        self._apart = limited or isolated or evaluator.session.lost > 0
         self._streak: list[Keys] = []  # keys of the last failures that were alike
         self._last = ""
         self._patience = Patience(executor.max_retries, executor.broken_after)

@@ -1,3 +1,6 @@
-"""Programs of the user as simulators, run point by point."""
+"""Programs and Python functions of the user as simulators, run point by point."""
 
-BACKENDS = {"external": "simulators.external.backend:ExternalBackend"}
+BACKENDS = {
+    "external": "simulators.external.backend:ExternalBackend",
+    "function": "simulators.external.function:FunctionBackend",
+}
