@@ -97,9 +97,9 @@ def words(path: str) -> str:
     name = name if name != "name" or not section else section.rpartition(".")[2]
     ending = next((ending for ending in _ENDINGS if f"_{name}".endswith(ending)), "")
     bare = f"_{name}".removesuffix("" if name.endswith("_per_s") and ending == "_s" else ending).removeprefix("_")
-    if not bare:
+    if not bare and len(name) > 1:  # a single letter is a variable, even `x` and `s`
         return words(section) if section else name
-    return _SHORT.sub(lambda match: _SPELT[match[0]], bare.replace("_", " ")).strip()
+    return _SHORT.sub(lambda match: _SPELT[match[0]], (bare or name).replace("_", " ")).strip()
 
 
 def scale(axis: Axis, values: Any, *, logarithmic: bool = False) -> Scale:
