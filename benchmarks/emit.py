@@ -1,0 +1,309 @@
+"""Emitted schedules run by processes on the CPU, and held against serial execution and the task graph.
+
+`python -m benchmarks.emit [--json] [--schedules N] [--orders N]` draws schedules and shapes (uneven shards, shards of a
+row, slices of the depth), writes each as `dse emit` does, runs it by gloo with a process for each rank, and prints
+
+    schedules, schedules_equal   how many were run, and how many gave serial execution's result to the bit; operands are
+                                 small whole numbers, so that sums are exact in any order
+    bytes_equal                  how many sent the bytes that the task graph moves to a GPU
+    deadlocks                    of drawn orders in which ranks go on: where all wait for one another
+    loss_error                   largest relative difference of a transformer layer's loss from serial execution's, over
+                                 20 steps of training on 8 ranks (the shape of Llama 3 8B's, 1/64 as wide, in fp64)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks import emitted_layer as layer
+from dse.space import set_path
+from dse_emit.table import Table, table_of
+from dse_emit.writing import Sizes, operator_file, package
+from simulators.overlap.backend import OverlapBackend
+from simulators.steps.sites import read_schedule
+from simulators.workloads.model_zoo import option_tree
+
+_MOST_RANKS = 8
+_PATTERNS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule and the sizes that it runs with. rows: of each rank's shard."""
+
+    schedule: str
+    pattern: str
+    rows: tuple[int, ...]
+    n: int
+    k: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.rows)
+
+    @property
+    def table(self) -> Table:
+        """Order of work of a rank."""
+        return table_of(read_schedule(self.schedule), self.pattern, self.ranks)
+
+
+def draw(count: int, seed: int) -> list[Case]:
+    """Random cases, the same for the same seed; a third of them has shards that differ."""
+    random_of = random.Random(seed)
+    return [_drawn(random_of) for _ in range(count)]
+
+
+def _drawn(of: random.Random) -> Case:
+    ranks, pattern = of.randint(2, _MOST_RANKS), of.choice(_PATTERNS)
+    total = of.choice([ranks, of.randint(ranks, 6 * ranks), of.randint(ranks, 60)])
+    rows = [total // ranks + (rank < total % ranks) for rank in range(ranks)]
+    if of.random() < 0.3:
+        rows = [of.randint(1, 9) for _ in range(ranks)]
+    engine = of.choice(["dma", "cu"])
+    family = of.choice(["chunked", "chunked", "chunked", "shard_p2p", "serial"])
+    text = f"{family} comm_engine={engine}" if family != "serial" else "serial"
+    if family == "chunked":
+        text += f" num_chunks={of.randint(1, 6)} chunk_dim={of.choice('mk')} compute={of.choice(['fused', 'unfused'])}"
+        text += f" local_shard_first={of.choice(['true', 'false'])}"
+    return Case(text, pattern, tuple(rows), of.randint(1, 12), of.randint(1, 12))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank found: results equal to serial execution's, and the bytes that it sent."""
+
+    equal: bool
+    sent_bytes: int
+
+
+def run(cases: Sequence[Case], seconds: float = 600.0) -> list[list[Outcome]]:
+    """Outcomes of each case, by rank. Raises queue.Empty where they take longer, or a process ended early."""
+    answers = on_ranks(_outcomes, list(cases), seconds, max(case.ranks for case in cases))
+    return [[answers[rank][place] for rank in range(case.ranks)] for place, case in enumerate(cases)]
+
+
+def on_ranks(
+    work: Callable[[int, Mapping[int, Any], Any], Any], argument: Any, seconds: float, ranks: int
+) -> dict[int, Any]:
+    """Call a function in a process for each rank, with it, groups by their number of ranks, and an argument.
+
+    Raises queue.Empty after so many seconds.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        queue = context.Queue()
+        words = [(work, (rank, ranks), str(Path(folder) / "store"), argument, queue) for rank in range(ranks)]
+        processes = [context.Process(target=_rank, args=each, daemon=True) for each in words]
+        for process in processes:
+            process.start()
+        try:
+            return dict(queue.get(timeout=seconds) for _ in processes)
+        finally:
+            for process in processes:
+                process.join(5)
+                process.kill()
+
+
+def _rank(work: Any, place: tuple[int, int], store: str, argument: Any, queue: Any) -> None:
+    """Join the group as one rank, do the work, and put the result into a queue. place: the rank, of how many."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    limit, (rank, ranks) = timedelta(seconds=60), place
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit)
+    # every process makes every group, in the same order
+    groups = {count: dist.new_group(list(range(count)), timeout=limit) for count in range(2, ranks + 1)}
+    queue.put((rank, work(rank, groups, argument)))
+    dist.barrier()
+
+
+def _outcomes(rank: int, groups: Mapping[int, Any], cases: Sequence[Case]) -> dict[int, Outcome]:
+    """Outcomes by place of the cases that a rank takes part in."""
+    return {
+        place: _outcome(case, place, rank, groups[case.ranks]) for place, case in enumerate(cases) if rank < case.ranks
+    }
+
+
+def _outcome(case: Case, place: int, rank: int, group: Any) -> Outcome:
+    import torch
+
+    from dse_emit.package import transport
+
+    gathers, total = case.table.gathers, sum(case.rows)
+    heights = [
+        total if not gathers else rows * (case.ranks if case.pattern == "all_to_all" else 1) for rows in case.rows
+    ]
+    generator = torch.Generator().manual_seed(place)
+    xs = [torch.randint(-3, 4, (height, case.k), generator=generator).float() for height in heights]
+    ws = [torch.randint(-3, 4, (case.k, case.n), generator=generator).float() for _ in heights]
+    module, counted = _module(case), list[Any]()
+    make = transport.transport
+
+    def counting(*words: Any) -> Any:
+        counted.append(make(*words))
+        return counted[-1]
+
+    module["transport"] = counting
+    operator = module["gather_gemm" if gathers else "gemm_reduce"]
+    result = operator(xs[rank], ws[rank], case.rows, group)
+    return Outcome(torch.equal(result, _expected(case, rank, xs, ws)), sum(each.sent_bytes for each in counted))
+
+
+def _expected(case: Case, rank: int, xs: Sequence[Any], ws: Sequence[Any]) -> Any:
+    """The result of serial execution, from the operands of all ranks."""
+    import torch
+
+    if case.pattern == "all_gather":
+        return torch.cat(list(xs)) @ ws[rank]
+    if case.pattern == "all_to_all":
+        blocks = [x[rank * rows : (rank + 1) * rows] for x, rows in zip(xs, case.rows, strict=True)]
+        return torch.cat(blocks) @ ws[rank]
+    product = sum(x @ w for x, w in zip(xs, ws, strict=True))
+    return product if case.pattern == "all_reduce" else product.split(list(case.rows))[rank]
+
+
+def _module(case: Case) -> dict[str, Any]:
+    """The names of the emitted operator, from its text."""
+    name = operator_file(case.table)
+    text = package(case.table, None, Sizes(), "a draw")[name]
+    module = types.ModuleType(f"dse_emit.package.drawn_{name.removesuffix('.py')}")
+    module.__package__ = "dse_emit.package"
+    exec(compile(text, name, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def graph_bytes(case: Case) -> float:
+    """Bytes that the task graph of a case moves to a GPU, of fp32 and even shards.
+
+    An all-reduce is a reduce-scatter by the schedule, and an all-gather of the library after it.
+    """
+    pattern = "reduce_scatter" if case.pattern == "all_reduce" else case.pattern
+    tree: dict[str, Any] = {"system": option_tree("system", "mi300x_8"), "schedule": option_tree("schedule", "serial")}
+    set_path(tree, "system.node.num_gpus", case.ranks)
+    # n of all GPUs: an all-gather's weights are split by columns
+    gathers = pattern in ("all_gather", "all_to_all")
+    shape = {"name": "x", "m": sum(case.rows), "n": case.n, "k": case.k}
+    tree["workload"] = {"name": "drawn", "pattern": pattern, "shapes": [shape]}
+    backend = OverlapBackend("fluid")
+    design: Any = backend.design(backend.scenarios(tree)["x"])
+    collective = design.workload.overlap().collective
+    graph = read_schedule(case.schedule).lower(design.system, design.workload)
+    moved = float(graph["moved_bytes"].sum()) / collective.element_bytes / float(collective.cols)
+    return 4.0 * float(moved) * (case.k if gathers else case.n)
+
+
+def bytes_are_equal(case: Case, outcomes: Sequence[Outcome]) -> bool:
+    """True if every rank sent what its table says, and ranks with even shards what the task graph moves.
+
+    Task graphs have no pieces without rows or columns.
+    """
+    cols, table = case.k if case.table.gathers else case.n, case.table
+    alike = len(set(case.rows)) == 1 and table.pieces <= min(case.rows[0] if table.by_rows else cols, cols)
+    by_table = [4 * case.table.sent(case.rows, cols, rank) for rank in range(case.ranks)]
+    if [outcome.sent_bytes for outcome in outcomes] != by_table:
+        return False
+    return not alike or abs(by_table[0] - graph_bytes(case)) < 0.5
+
+
+def deadlocks(tables: Sequence[Table], orders: int, seed: int) -> int:
+    """Drawn orders of work in which ranks wait for one another for ever."""
+    of = random.Random(seed)
+    return sum(_hangs(of.choice(tables), of) for _ in range(orders))
+
+
+def _hangs(table: Table, of: random.Random) -> bool:
+    """Run all ranks in a drawn order; True if none can go on.
+
+    A rank's GEMMs and sums run in order, and so do its sends, each of which waits for the GEMMs before it. A send ends
+    once all its peers have begun the send that answers it (NCCL's rule, which is stricter than gloo's).
+    """
+    lanes = {(rank, lane): list(_lane(table, lane)) for rank in range(table.ranks) for lane in ("compute", "send")}
+    ended = set[tuple[int, int]]()  # rank and step
+    begun = set[tuple[int, int]]()
+    while any(lanes.values()):
+        ready = [lane for lane, steps in lanes.items() if steps and _can_end(table, lane[0], steps[0], ended, begun)]
+        if not ready:
+            return True
+        rank, name = of.choice(ready)
+        ended.add((rank, lanes[rank, name].pop(0)))
+    return False
+
+
+def _lane(table: Table, lane: str) -> Iterator[int]:
+    return (place for place, step in enumerate(table.steps) if (step.what == "send") == (lane == "send"))
+
+
+def _can_end(table: Table, rank: int, place: int, ended: set[tuple[int, int]], begun: set[tuple[int, int]]) -> bool:
+    """Return whether a step, the next of its lane, may end; a send that may begin is noted as begun."""
+    step = table.steps[place]
+    if step.what != "send":
+        needed = [] if step.what == "gemm" and not table.gathers else _sends_of(table, step)
+        return all((rank, send) in ended for send in needed)
+    gemms = [] if table.gathers else [at for at in range(place) if table.steps[at].what == "gemm"]
+    if all((rank, gemm) in ended for gemm in gemms):
+        begun.add((rank, place))
+    peers = {(rank + sign * distance) % table.ranks for distance in step.distances for sign in (1, -1)}
+    return (rank, place) in begun and all((peer, place) in begun for peer in peers)
+
+
+def _sends_of(table: Table, step: Any) -> list[int]:
+    """Places of the sends that bring what a GEMM reads, or a sum adds."""
+    return [
+        place
+        for place, other in enumerate(table.steps)
+        if other.what == "send" and other.piece == step.piece and set(other.distances) & set(step.distances)
+    ]
+
+
+def loss_error(steps: int = 20) -> float:
+    """Largest relative difference of the losses of a layer of emitted operators from serial execution's."""
+    import numpy as np
+
+    answers = on_ranks(layer.losses, steps, 300.0, 8)
+    emitted, serial = (np.array([answers[rank][place] for rank in answers]) for place in range(2))
+    difference: float = np.max(np.abs(emitted / serial - 1)).item()
+    return difference
+
+
+def figures(schedules: int, orders: int) -> Mapping[str, float]:
+    """All figures."""
+    cases = draw(schedules, seed=1)
+    outcomes = run(cases, seconds=60 + schedules)
+    return {
+        "schedules": len(cases),
+        "schedules_equal": sum(all(outcome.equal for outcome in ranks) for ranks in outcomes),
+        "bytes_equal": sum(bytes_are_equal(case, ranks) for case, ranks in zip(cases, outcomes, strict=True)),
+        "deadlocks": deadlocks([case.table for case in cases], orders, seed=2),
+        "loss_error": loss_error(),
+    }
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.emit", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--schedules", type=int, default=2000, help="schedules to run (2000)")
+    parser.add_argument("--orders", type=int, default=10_000, help="orders to draw (10000)")
+    words = parser.parse_args()
+    values = figures(words.schedules, words.orders)
+    print(
+        json.dumps(values) if words.json else "\n".join(f"{name:<20}{value:>12,.12g}" for name, value in values.items())
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

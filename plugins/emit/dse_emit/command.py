@@ -1,0 +1,132 @@
+"""The command `emit`: a schedule as a package of plain PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dse.errors import ConfigError, Problem, Problems, pairs
+from dse.files import atomic_replacement
+from dse.results.run_folder import CommandAnswer, Outputs, writable
+from dse.study.plan_again import Present
+from dse.study.replay import stored_point
+from dse_emit.table import table_of
+from dse_emit.writing import Sizes, operator_file, package, reverse_pattern
+from simulators.steps.sites import SITES, read_schedule
+from studies.plan.plan_file import read_plan
+
+_SOURCES = ("study", "plan", "schedule")
+_WHOLE = re.compile(r"[1-9]\d{0,8}")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A schedule to be written. name: of its folder below the one that is named; "" for that folder."""
+
+    schedule: Any
+    pattern: str
+    ranks: int
+    origin: str
+    sizes: Sizes
+    name: str = ""
+
+
+def emit(words: Sequence[str]) -> CommandAnswer:
+    """`emit study=<name> key=<letters> | plan=<file> gpus=8 | schedule=<text> gpus=8 [out=<folder>]`; see its help.
+
+    Raises ConfigError for a schedule that plain PyTorch cannot run, with what it lacks.
+    """
+    names = ["study", "key", "plan", "schedule", "pattern", "gpus", "m", "n", "k", "output_dir", "config_dir"]
+    options = pairs(words, {}, optional=[*names, "out"])
+    sources = [name for name in _SOURCES if name in options]
+    if len(sources) != 1:
+        way = "write study=<name> key=<letters>, plan=<file> gpus=8 or schedule=<option> gpus=8"
+        raise ConfigError([Problem("emit", "takes one source of a schedule", " ".join(sources) or None, way)])
+    asked = list({"study": _of_point, "plan": _of_plan, "schedule": _of_text}[sources[0]](options))
+    folder = writable(options.get("out", "my_overlap")).folder
+    lines, refused = list[str](), Problems()
+    for each in asked:
+        try:
+            lines.append(_write(each, folder / each.name))
+        except ConfigError as error:
+            if len(asked) == 1:
+                raise
+            refused.found += error.problems  # other sites may do
+            lines += [f"{each.name}: not written: {problem}" for problem in error.problems]
+    if len(refused.found) == len(asked):
+        refused.done()
+    return CommandAnswer(folder, tuple(lines))
+
+
+def _write(asked: _Asked, folder: Path) -> str:
+    """Write a package; the line on it."""
+    table = table_of(asked.schedule, asked.pattern, asked.ranks)
+    reversed_pattern = reverse_pattern(table)
+    reverse = None if reversed_pattern is None else table_of(asked.schedule, reversed_pattern, asked.ranks)
+    texts = package(table, reverse, asked.sizes, asked.origin)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with atomic_replacement(folder / name) as scratch:
+            scratch.write_text(text, encoding="utf-8")
+    run = f"torchrun --nproc-per-node={table.ranks} -m {folder.name}.{operator_file(table).removesuffix('.py')}"
+    return f"{table.title} ({table.pattern}, {len(table.steps)} steps) written to {folder}/; check it: {run}"
+
+
+def _of_point(options: dict[str, str]) -> Iterator[_Asked]:
+    """Yield the schedule of a stored point."""
+    outputs = Outputs.latest(Path(options.get("output_dir", "outputs")), options["study"])
+    if not options.get("key"):
+        raise ConfigError([Problem("key", "is needed with study=", None, "copy the start of a `key` of the results")])
+    _, _, design = stored_point(outputs, options["key"], Present.of(options))
+    if not hasattr(design, "schedule") or not hasattr(design, "workload"):
+        raise ConfigError([Problem("study", "has no overlap schedules", options["study"], "use ficco_sweep, or plan=")])
+    overlap = design.workload.overlap()
+    gemm, nodes = overlap.gemm, design.system.fabric
+    ranks = design.system.node.num_gpus * (1 if nodes is None else nodes.num_nodes)
+    sizes = Sizes(int(gemm.m), int(gemm.local_n), int(gemm.local_k))
+    origin = f"study {options['study']}, point {options['key']}"
+    yield _Asked(design.schedule, overlap.collective.pattern, ranks, origin, sizes)
+
+
+def _of_plan(options: dict[str, str]) -> Iterator[_Asked]:
+    """Yield the schedule of each site of a plan."""
+    plan = read_plan(Path(options["plan"])).plan
+    sites = {name: text for name, text in plan.get("sites", {}).items() if name in SITES and text != "serial"}
+    if not sites:
+        way = "plan with sites, such as parallel.sequence_parallel=true"
+        raise ConfigError([Problem("plan.sites", "has no schedule of a GEMM and its collective", None, way)])
+    tokens_split = plan.get("parallel", {}).get("sequence_parallel", True)
+    for name, text in sites.items():
+        sums = "reduce_scatter" if tokens_split else "all_reduce"
+        pattern = "all_gather" if SITES[name].order == "before" else sums
+        schedule = read_schedule(str(text), name)
+        yield _Asked(schedule, pattern, _number(options, "gpus"), f"site {name} of a plan", _sizes(options), name)
+
+
+def _of_text(options: dict[str, str]) -> Iterator[_Asked]:
+    """Yield the schedule that a text names."""
+    try:
+        schedule = read_schedule(options["schedule"])
+    except ConfigError as error:
+        problems = [
+            Problem(f"schedule {problem.path}".strip(), problem.rule, problem.value, problem.way_out)
+            for problem in error.problems
+        ]
+        raise ConfigError(problems) from None
+    pattern = options.get("pattern", "all_gather")
+    yield _Asked(schedule, pattern, _number(options, "gpus"), "the command line", _sizes(options))
+
+
+def _sizes(options: dict[str, str]) -> Sizes:
+    return Sizes(**{name: _number(options, name) for name in ("m", "n", "k") if name in options})
+
+
+def _number(options: dict[str, str], name: str) -> int:
+    """A whole number that was typed. Raises ConfigError."""
+    text = options.get(name)
+    if text is None or not _WHOLE.fullmatch(text):
+        raise ConfigError([Problem(name, "must be a whole number above 0", text, f"write {name}=8")])
+    return int(text)

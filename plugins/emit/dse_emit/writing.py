@@ -1,0 +1,91 @@
+"""Files of an emitted package: the operators of `dse_emit.package`, with a schedule at their top."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from dse import __version__
+from dse_emit.table import REVERSED, WHOLE, Table
+
+_SHARED = ("check.py", "transport.py")
+_SCHEDULE = re.compile(r"^# schedule\n.*?^# end of schedule\n", re.MULTILINE | re.DOTALL)
+_SIZES = re.compile(r"^# sizes\n.*?^# end of sizes\n", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that the check of a package begins with: rows m of all ranks, columns n and depth k of a rank's GEMM."""
+
+    m: int = 256
+    n: int = 128
+    k: int = 64
+
+
+def package(table: Table, reverse: Table | None, sizes: Sizes, origin: str) -> Mapping[str, str]:
+    """Texts of the files of a package, by name.
+
+    reverse: table of the collective of the gradients (`REVERSED`), None after an all-to-all, which has no layer.
+    origin: where the schedule comes from, in words.
+    """
+    tables = [table] if reverse is None else [table, reverse]
+    texts = {name: _text(name) for name in ("__init__.py", *_SHARED)}
+    texts["check.py"] = _SIZES.sub(
+        f"# sizes\nM, N, K = {sizes.m}, {sizes.n}, {sizes.k}\n# end of sizes\n", texts["check.py"]
+    )
+    for each in tables:
+        name = operator_file(each)
+        texts[name] = _SCHEDULE.sub(lambda _, each=each: _block(each, origin), _text(name))  # type: ignore[misc]
+    if reverse is not None:
+        texts["linear.py"] = _text("linear.py")
+    texts["README.md"] = _readme(table, sorted(texts), origin)
+    return texts
+
+
+def reverse_pattern(table: Table) -> str | None:
+    """Pattern of the collective of the gradients; None where no layer is written."""
+    return REVERSED.get(table.pattern)
+
+
+def operator_file(table: Table) -> str:
+    """Name of the file of a table's operator."""
+    return "gather_gemm.py" if table.gathers else "gemm_reduce.py"
+
+
+def _text(name: str) -> str:
+    return files("dse_emit").joinpath("package", name).read_text("utf-8")
+
+
+def _block(table: Table, origin: str) -> str:
+    """The schedule as the constants at the top of an operator."""
+    cut = "rows" if table.by_rows else "depth" if table.gathers else "columns"
+    steps = "".join(
+        f'    ("{step.what}", {"ALL" if step.piece == WHOLE else step.piece}, {step.distances!r}),\n'
+        for step in table.steps
+    )
+    lines = [
+        "# schedule",
+        f"# {table.title}: {origin}"[:120],
+        f'PATTERN = "{table.pattern}"',
+        f"RANKS = {table.ranks}",
+        f'CUT = "{cut}"',
+        f"PIECES = {table.pieces}",
+        f'TRANSPORT = "{"copies" if table.copies else "messages"}"',
+        f"SCHEDULE: tuple[tuple[str, int, tuple[int, ...]], ...] = (\n{steps})",
+        "# end of schedule",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _readme(table: Table, names: list[str], origin: str) -> str:
+    operator = operator_file(table).removesuffix(".py")
+    layers = "`linear.py` has layers for a model, with backward passes.\n\n" if "linear.py" in names else ""
+    return (
+        f"# {table.title}, {table.pattern} on {table.ranks} ranks\n\n"
+        f"From {origin}, by dse {__version__}. Plain PyTorch; `{operator}.py` begins with its schedule.\n\n"
+        f"Check it against serial execution, and time both, in the folder above this one:\n\n"
+        f"```sh\ntorchrun --nproc-per-node={table.ranks} -m <this folder>.{operator}\n```\n\n{layers}"
+        "With a GPU for each rank it runs by NCCL and copy engines, otherwise on the CPU by gloo.\n"
+    )

@@ -1,0 +1,116 @@
+"""Emitted operators: equal to serial execution, of the bytes of the task graph, without deadlocks; what is refused."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import emit as proof
+from dse.errors import ConfigError
+from dse_emit.command import emit
+from dse_emit.table import Step, Table, table_of
+from simulators.steps.sites import read_schedule
+from tests.support import REPOSITORY
+
+MOST_LINES = 200
+CHUNKED = "chunked num_chunks=2 comm_engine=dma chunk_dim=m compute=fused local_shard_first=true"
+
+
+def cases(count: int, seed: int, ranks: int = 8) -> None:
+    """Run drawn cases of up to so many ranks, and hold them to what is promised of all."""
+    drawn = [case for case in proof.draw(count, seed) if case.ranks <= ranks]
+    for case, outcomes in zip(drawn, proof.run(drawn, seconds=300), strict=True):
+        assert all(outcome.equal for outcome in outcomes), case
+        assert proof.bytes_are_equal(case, outcomes), case
+
+
+@pytest.mark.slow
+def test_drawn_schedules_equal_serial_execution(torch: Any) -> None:
+    cases(80, seed=5, ranks=2)
+
+
+@pytest.mark.more
+def test_drawn_schedules_of_up_to_eight_ranks_equal_serial_execution(torch: Any) -> None:
+    cases(40, seed=6)
+
+
+@pytest.mark.nightly
+def test_many_drawn_schedules_equal_serial_execution(torch: Any) -> None:
+    cases(2000, seed=1)
+
+
+@pytest.mark.more
+def test_a_layer_of_emitted_operators_trains_as_the_serial_one(torch: Any) -> None:
+    assert proof.loss_error() < 1e-12
+
+
+@pytest.mark.slow
+def test_no_drawn_order_of_ranks_hangs() -> None:
+    assert proof.deadlocks([case.table for case in proof.draw(100, seed=7)], 300, seed=2) == 0
+
+
+def test_ranks_that_wait_for_one_another_are_found() -> None:
+    steps = (Step("add", 0, (1,)), Step("gemm", 0, (1,)), Step("send", 0, (1,)))
+    table = Table("made up", "reduce_scatter", 2, by_rows=True, pieces=1, copies=True, steps=steps)
+    assert proof.deadlocks([table], 3, seed=0) == 3
+
+
+@pytest.mark.parametrize("engine", ["dma", "cu"])
+def test_what_copy_engines_moved_is_added_one_piece_behind(engine: str) -> None:
+    schedule = read_schedule(f"{CHUNKED} num_chunks=4".replace("=dma", f"={engine}"))
+    steps = table_of(schedule, "reduce_scatter", 2).steps
+    order = [f"{step.what} {step.piece}" for step in steps]
+    places = [order.index(f"add {piece}") for piece in range(4)]
+    assert places == sorted(places)
+    assert (order.index("add 0") < order.index("send 2")) == (engine == "dma")
+
+
+@pytest.mark.parametrize("pattern", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+def test_emitted_files_are_short_and_import_nothing_of_ours(pattern: str, tmp_path: Path) -> None:
+    answer = emit([f"schedule={CHUNKED}", f"pattern={pattern}", "gpus=4", f"out={tmp_path / 'mine'}", "m=64"])
+    files = sorted((tmp_path / "mine").glob("*.py"))
+    assert len(files) == (4 if pattern == "all_to_all" else 6)
+    for file in files:
+        text = file.read_text()
+        imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {
+            name for node in imports for name in (getattr(node, "module", ""), *(each.name for each in node.names))
+        }
+        assert not any(str(name).startswith(("dse", "simulators")) for name in names)
+        assert len(text.splitlines()) <= MOST_LINES
+    assert "torchrun --nproc-per-node=4" in answer.text
+    ruff = [sys.executable, "-m", "ruff", "check", "-q", "--config", str(REPOSITORY / "pyproject.toml"), str(tmp_path)]
+    assert subprocess.run(ruff, capture_output=True, text=True, check=False).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["schedule=t3", "gpus=4", "pattern=reduce_scatter"], "a tracker in the memory controller"),
+        (["schedule=in_switch", "gpus=8", "pattern=all_reduce"], "adds in the switch"),
+        (["schedule=shard_p2p", "gpus=1"], "no peers"),
+        (["schedule=shard_p2p", "gpus=1.5"], "whole number above 0"),
+        (["schedule=shard_p2p"], "whole number above 0"),
+        (["schedule=shard_p2p", "gpus=4", "pattern=broadcast"], "no collective that is emitted"),
+        (["schedule=chunke", "gpus=4"], "did you mean `chunked`"),
+        (["schedule=shard_p2p", "plan=x", "gpus=4"], "one source"),
+        (["study=ficco_sweep"], "finished|no run"),
+        (["plan=absent.yaml", "gpus=4"], "absent"),
+    ],
+)
+def test_what_cannot_be_emitted_is_refused(words: list[str], match: str, elsewhere: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        emit(words)
+
+
+def test_the_sites_of_a_plan_are_written_one_by_one(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("sites: {ffn_in: hetero_fused_1d, ffn_out: in_switch}\nparallel: {sequence_parallel: true}\n")
+    answer = emit([f"plan={plan}", "gpus=4", f"out={tmp_path / 'mine'}"])
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["ffn_in"]
+    assert "ffn_out: not written" in answer.text
