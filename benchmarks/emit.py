@@ -1,7 +1,8 @@
 """Emitted schedules run by processes on the CPU, and held against serial execution and the task graph.
 
-`python -m benchmarks.emit [--json] [--schedules N] [--orders N]` draws schedules and shapes (uneven shards, shards of a
-row, slices of the depth), writes each as `dse emit` does, runs it by gloo with a process for each rank, and prints
+`python -m benchmarks.emit [--json] [--schedules N] [--orders N] [--fused N]` draws schedules and shapes
+(uneven shards, shards of a row, slices of the depth), writes each as `dse emit` does, runs it by gloo with a process
+for each rank, and prints
 
     schedules, schedules_equal   how many were run, and how many gave serial execution's result to the bit; operands are
                                  small whole numbers, so that sums are exact in any order
@@ -9,6 +10,9 @@ row, slices of the depth), writes each as `dse emit` does, runs it by gloo with 
     deadlocks                    of drawn orders in which ranks go on: where all wait for one another
     loss_error                   largest relative difference of a transformer layer's loss from serial execution's, over
                                  20 steps of training on 8 ranks (the shape of Llama 3 8B's, 1/64 as wide, in fp64)
+    fused, fused_equal           fused operators run by Triton's interpreter on 2, 4 and 8 ranks, and how many have the
+                                 results and gradients of PyTorch: to 1e-5 in fp32, within rounding in bf16
+    gpu_tables                   tables measured on GPUs, in conf/data/measured
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks import emitted_fused as fused
 from benchmarks import emitted_layer as layer
 from dse.space import set_path
 from dse_emit.table import Table, table_of
@@ -35,6 +40,7 @@ from simulators.steps.sites import read_schedule
 from simulators.workloads.model_zoo import option_tree
 
 _MOST_RANKS = 8
+GPU_TABLES = Path(__file__).parents[1] / "conf" / "data" / "measured"
 _PATTERNS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
 
@@ -278,7 +284,13 @@ def loss_error(steps: int = 20) -> float:
     return difference
 
 
-def figures(schedules: int, orders: int) -> Mapping[str, float]:
+def fused_equal(cases: Sequence[fused.FusedCase]) -> int:
+    """Fused operators whose results and gradients are right on every rank."""
+    answers = on_ranks(fused.errors, list(cases), 60.0 + 5 * len(cases), max(case.ranks for case in cases))
+    return sum(all(answers[rank][place] for rank in range(case.ranks)) for place, case in enumerate(cases))
+
+
+def figures(schedules: int, orders: int, fused_operators: int) -> Mapping[str, float]:
     """All figures."""
     cases = draw(schedules, seed=1)
     outcomes = run(cases, seconds=60 + schedules)
@@ -288,6 +300,9 @@ def figures(schedules: int, orders: int) -> Mapping[str, float]:
         "bytes_equal": sum(bytes_are_equal(case, ranks) for case, ranks in zip(cases, outcomes, strict=True)),
         "deadlocks": deadlocks([case.table for case in cases], orders, seed=2),
         "loss_error": loss_error(),
+        "fused": fused_operators,
+        "fused_equal": fused_equal(fused.draw(fused_operators, seed=3)),
+        "gpu_tables": len(list(GPU_TABLES.glob("*.csv"))),
     }
 
 
@@ -297,8 +312,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--schedules", type=int, default=2000, help="schedules to run (2000)")
     parser.add_argument("--orders", type=int, default=10_000, help="orders to draw (10000)")
+    parser.add_argument("--fused", type=int, default=300, help="fused operators to run (300)")
     words = parser.parse_args()
-    values = figures(words.schedules, words.orders)
+    values = figures(words.schedules, words.orders, words.fused)
     print(
         json.dumps(values) if words.json else "\n".join(f"{name:<20}{value:>12,.12g}" for name, value in values.items())
     )

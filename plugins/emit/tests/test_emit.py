@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import emit as proof
+from benchmarks import emitted_fused as fused
 from dse.errors import ConfigError
 from dse_emit.command import emit
 from dse_emit.table import Step, Table, table_of
@@ -19,6 +20,12 @@ from tests.support import REPOSITORY
 
 MOST_LINES = 200
 CHUNKED = "chunked num_chunks=2 comm_engine=dma chunk_dim=m compute=fused local_shard_first=true"
+
+
+@pytest.fixture
+def triton(torch: Any) -> Any:
+    """Triton, by which fused operators are written."""
+    return pytest.importorskip("triton", reason="triton is not installed: pip install triton")
 
 
 def cases(count: int, seed: int, ranks: int = 8) -> None:
@@ -42,6 +49,16 @@ def test_drawn_schedules_of_up_to_eight_ranks_equal_serial_execution(torch: Any)
 @pytest.mark.nightly
 def test_many_drawn_schedules_equal_serial_execution(torch: Any) -> None:
     cases(2000, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks"),
+    [pytest.param(30, (2, 4), marks=pytest.mark.more), pytest.param(300, (2, 4, 8), marks=pytest.mark.nightly)],
+)
+def test_drawn_fused_operators_have_the_results_and_gradients_of_pytorch(
+    count: int, ranks: tuple[int, ...], triton: Any
+) -> None:
+    assert proof.fused_equal(fused.draw(count, 4, ranks)) == count
 
 
 @pytest.mark.more
@@ -114,3 +131,38 @@ def test_the_sites_of_a_plan_are_written_one_by_one(tmp_path: Path) -> None:
     answer = emit([f"plan={plan}", "gpus=4", f"out={tmp_path / 'mine'}"])
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["ffn_in"]
     assert "ffn_out: not written" in answer.text
+
+
+COMPILED = """
+import dse_fused.kernels as kernels
+import triton.language as tl
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+numbers = {"tables": "*fp32", "a": "*fp32", "b": "*fp32", "w": "*fp32", "x": "*fp32", "inbox": "*fp32", "out": "*fp32"}
+numbers |= {"flags": "*i32"} | dict.fromkeys(["indices", "addresses", "flag_addresses", "masks"], "*i64")
+constants = {"remote_first": True, "dtype": tl.float32, "factor": tl.float32, "dim_block": 32, "phase": 0}
+constants |= {"rows_block": 16, "block": 16}
+for name in ["embedding_put", "gemm_put", "gemv_put", "await_all", "sum_ready", "sum_ready_put"]:
+    kernel = getattr(kernels, name)
+    fixed = {word: constants[word] for word in kernel.arg_names if word in constants}
+    types = {word: "constexpr" if word in fixed else numbers.get(word, "i32") for word in kernel.arg_names}
+    code = triton.compile(ASTSource(kernel, types, fixed), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    assert ("acquire" in code) == (name not in ["embedding_put", "gemm_put", "gemv_put"]) or "atom" in code
+    print(name)
+"""
+
+
+@pytest.mark.more
+def test_fused_kernels_compile_for_a_gpu(triton: Any) -> None:
+    result = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert len(result.stdout.split()) == 6, result.stderr
+
+
+@pytest.mark.parametrize(("changes", "match"), [({"num_chunks": 63}, "1 to 62"), ({"workgroups": 0}, "at least 1")])
+def test_slices_that_no_kernel_could_have_are_refused(changes: dict[str, Any], match: str, torch: Any) -> None:
+    import dse_fused
+
+    with pytest.raises(ValueError, match=match):
+        dse_fused.Slices(**changes)
