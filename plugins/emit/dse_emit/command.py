@@ -23,7 +23,7 @@ _WHOLE = re.compile(r"[1-9]\d{0,8}")
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Emission:
     """A schedule to be written. name: of its folder below the one that is named; "" for that folder."""
 
     schedule: Any
@@ -45,28 +45,28 @@ def emit(words: Sequence[str]) -> CommandAnswer:
     if len(sources) != 1:
         way = "write study=<name> key=<letters>, plan=<file> gpus=8 or schedule=<option> gpus=8"
         raise ConfigError([Problem("emit", "takes one source of a schedule", " ".join(sources) or None, way)])
-    asked = list({"study": _of_point, "plan": _of_plan, "schedule": _of_text}[sources[0]](options))
+    requests = list({"study": _of_point, "plan": _of_plan, "schedule": _of_text}[sources[0]](options))
     folder = writable(options.get("out", "my_overlap")).folder
     lines, refused = list[str](), Problems()
-    for each in asked:
+    for request in requests:
         try:
-            lines.append(_write(each, folder / each.name))
+            lines.append(_write(request, folder / request.name))
         except ConfigError as error:
-            if len(asked) == 1:
+            if len(requests) == 1:
                 raise
             refused.found += error.problems  # other sites may do
-            lines += [f"{each.name}: not written: {problem}" for problem in error.problems]
-    if len(refused.found) == len(asked):
+            lines += [f"{request.name}: not written: {problem}" for problem in error.problems]
+    if len(refused.found) == len(requests):
         refused.done()
     return CommandAnswer(folder, tuple(lines))
 
 
-def _write(asked: _Asked, folder: Path) -> str:
+def _write(request: Emission, folder: Path) -> str:
     """Write a package; the line on it."""
-    table = table_of(asked.schedule, asked.pattern, asked.ranks)
+    table = table_of(request.schedule, request.pattern, request.ranks)
     reversed_pattern = reverse_pattern(table)
-    reverse = None if reversed_pattern is None else table_of(asked.schedule, reversed_pattern, asked.ranks)
-    texts = package(table, reverse, asked.sizes, asked.origin)
+    reverse = None if reversed_pattern is None else table_of(request.schedule, reversed_pattern, request.ranks)
+    texts = package(table, reverse, request.sizes, request.origin)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         with atomic_replacement(folder / name) as scratch:
@@ -75,7 +75,7 @@ def _write(asked: _Asked, folder: Path) -> str:
     return f"{table.title} ({table.pattern}, {len(table.steps)} steps) written to {folder}/; check it: {run}"
 
 
-def _of_point(options: dict[str, str]) -> Iterator[_Asked]:
+def _of_point(options: dict[str, str]) -> Iterator[Emission]:
     """Yield the schedule of a stored point."""
     outputs = Outputs.latest(Path(options.get("output_dir", "outputs")), options["study"])
     if not options.get("key"):
@@ -88,10 +88,10 @@ def _of_point(options: dict[str, str]) -> Iterator[_Asked]:
     ranks = design.system.node.num_gpus * (1 if nodes is None else nodes.num_nodes)
     sizes = Sizes(int(gemm.m), int(gemm.local_n), int(gemm.local_k))
     origin = f"study {options['study']}, point {options['key']}"
-    yield _Asked(design.schedule, overlap.collective.pattern, ranks, origin, sizes)
+    yield Emission(design.schedule, overlap.collective.pattern, ranks, origin, sizes)
 
 
-def _of_plan(options: dict[str, str]) -> Iterator[_Asked]:
+def _of_plan(options: dict[str, str]) -> Iterator[Emission]:
     """Yield the schedule of each site of a plan."""
     plan = read_plan(Path(options["plan"])).plan
     sites = {name: text for name, text in plan.get("sites", {}).items() if name in SITES and text != "serial"}
@@ -103,10 +103,10 @@ def _of_plan(options: dict[str, str]) -> Iterator[_Asked]:
         sums = "reduce_scatter" if tokens_split else "all_reduce"
         pattern = "all_gather" if SITES[name].order == "before" else sums
         schedule = read_schedule(str(text), name)
-        yield _Asked(schedule, pattern, _number(options, "gpus"), f"site {name} of a plan", _sizes(options), name)
+        yield Emission(schedule, pattern, _number(options, "gpus"), f"site {name} of a plan", _sizes(options), name)
 
 
-def _of_text(options: dict[str, str]) -> Iterator[_Asked]:
+def _of_text(options: dict[str, str]) -> Iterator[Emission]:
     """Yield the schedule that a text names."""
     try:
         schedule = read_schedule(options["schedule"])
@@ -117,7 +117,7 @@ def _of_text(options: dict[str, str]) -> Iterator[_Asked]:
         ]
         raise ConfigError(problems) from None
     pattern = options.get("pattern", "all_gather")
-    yield _Asked(schedule, pattern, _number(options, "gpus"), "the command line", _sizes(options))
+    yield Emission(schedule, pattern, _number(options, "gpus"), "the command line", _sizes(options))
 
 
 def _sizes(options: dict[str, str]) -> Sizes:

@@ -144,19 +144,19 @@ def _adds(schedule: Any, sent: Sequence[tuple[int, tuple[int, ...]]], *, last_on
 
 
 def _chunked_gather(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
-    own = () if schedule.local_shard_first else (0,)
+    local = () if schedule.local_shard_first else (0,)
     yield from (Step("send", index, peers) for index in range(schedule.num_chunks))
     if schedule.local_shard_first:
         yield Step("gemm", WHOLE, (0,))
     for index in range(schedule.num_chunks):
-        groups = [(*own, *peers)] if schedule.compute == "fused" else [(peer,) for peer in (*own, *peers)]
+        groups = [(*local, *peers)] if schedule.compute == "fused" else [(peer,) for peer in (*local, *peers)]
         yield from (Step("gemm", index, group) for group in groups)
 
 
 def _chunked_reduction(schedule: Any, peers: tuple[int, ...]) -> Iterator[Step]:
-    own = () if schedule.local_shard_first else (0,)
+    local = () if schedule.local_shard_first else (0,)
     for index in range(schedule.num_chunks):
-        groups = [(*peers, *own)] if schedule.compute == "fused" else [(peer,) for peer in (*peers, *own)]
+        groups = [(*peers, *local)] if schedule.compute == "fused" else [(peer,) for peer in (*peers, *local)]
         yield from (Step("gemm", index, group) for group in groups)
         yield from _adds(schedule, [(before, peers) for before in range(index)], last_only=True)
         yield Step("send", index, peers)

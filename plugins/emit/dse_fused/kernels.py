@@ -87,7 +87,7 @@ def gemm_put(
     a, b, addresses, flag_addresses, masks, rank, ranks, call, slices, rows, n, k,
     remote_first: tl.constexpr, dtype: tl.constexpr, factor: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """A B, [rows, n] for each rank, summed in fp32. a [ranks * rows, k]; b [k, n]. factor: type of what is multiplied."""
+    """A B, [rows, n] for each rank, summed in fp32. a [ranks * rows, k]; b [k, n]. factor: type of the factors."""
     for unit in range(tl.program_id(0), ranks * slices, tl.num_programs(0)):
         target = _destination(unit, slices, rank, ranks, remote_first)
         low, high = _slice_rows(unit, slices, rows)

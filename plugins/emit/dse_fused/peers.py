@@ -55,14 +55,14 @@ class Peers:
         count = max(1, elements)
         # the folder of shared memory, else any: mapped files are shared as well
         place = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()
-        handle, own = tempfile.mkstemp(prefix="dse_fused_", dir=place)
+        handle, path = tempfile.mkstemp(prefix="dse_fused_", dir=place)
         os.ftruncate(handle, count * dtype.itemsize)
         os.close(handle)
         paths: list[Any] = [None] * self.ranks
-        dist.all_gather_object(paths, own, group=self.group)
-        tensors = [torch.from_file(path, shared=True, size=count, dtype=dtype) for path in paths]
+        dist.all_gather_object(paths, path, group=self.group)
+        tensors = [torch.from_file(each, shared=True, size=count, dtype=dtype) for each in paths]
         dist.barrier(group=self.group)  # all have it
-        Path(own).unlink()
+        Path(path).unlink()
         _KEPT.extend(tensors)
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
         return tensors[self.rank], addresses
@@ -86,8 +86,8 @@ def peers_of(group: str, device: torch.device) -> Peers:
     key = (group, device)
     if key not in _PEERS:
         try:
-            found: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(group)
+            process_group: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(group)
         except (RuntimeError, ValueError, LookupError) as error:
             raise ValueError(f"{group!r} is no process group here: pass group.group_name") from error
-        _PEERS[key] = Peers(found, device)
+        _PEERS[key] = Peers(process_group, device)
     return _PEERS[key]

@@ -1,4 +1,4 @@
-"""What the operators have in common when they are run by themselves: sizes, a group, check and times."""
+"""Sizes, group, check and times of operators that are run by themselves."""
 
 from __future__ import annotations
 

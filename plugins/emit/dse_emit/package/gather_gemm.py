@@ -102,8 +102,8 @@ def serial(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) 
     if PATTERN == "all_gather":
         return gather_rows(x, rows, group) @ w
     received = x.new_empty((sum(rows), x.shape[1]))
-    own = rows[dist.get_rank(group)]
-    dist.all_to_all_single(received, x.contiguous(), list(rows), [own] * len(rows), group=group)
+    height = rows[dist.get_rank(group)]
+    dist.all_to_all_single(received, x.contiguous(), list(rows), [height] * len(rows), group=group)
     return received @ w
 
 
@@ -114,8 +114,8 @@ def main() -> None:
     group = dist.group.WORLD
     assert group is not None
     rows = [sizes.m // RANKS + (rank < sizes.m % RANKS) for rank in range(RANKS)]
-    own = rows[dist.get_rank()] * (RANKS if PATTERN == "all_to_all" else 1)
-    x, w = sizes.tensor(own, sizes.k), sizes.tensor(sizes.k, sizes.n)
+    height = rows[dist.get_rank()] * (RANKS if PATTERN == "all_to_all" else 1)
+    x, w = sizes.tensor(height, sizes.k), sizes.tensor(sizes.k, sizes.n)
     compare(lambda: gather_gemm(x, w, rows, group), lambda: serial(x, w, rows, group))
     dist.destroy_process_group()
 

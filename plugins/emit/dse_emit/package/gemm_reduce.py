@@ -52,18 +52,18 @@ def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
         raise ValueError(f"the schedule is for {RANKS} ranks, the group has {ranks}, and rows {len(rows)}")
     moving = transport(TRANSPORT, group, x, RANKS * max(rows) * w.shape[1] * (PIECES + 1))
     y = x.new_zeros((rows[rank], w.shape[1]))
-    made: dict[tuple[int, int], Tensor] = {}  # piece and rank -> its product
+    products_of: dict[tuple[int, int], Tensor] = {}  # piece and rank -> its product
     sent_at: dict[tuple[int, int], int] = {}  # piece and source -> step
     for order, (what, piece, distances) in enumerate(SCHEDULE):
         targets = [(rank - distance) % ranks for distance in distances]
         sources = [(rank + distance) % ranks for distance in distances]
         if what == "gemm":
             products = gemm(x, w, rows, piece, targets)
-            made.update({(piece, target): block for target, block in zip(targets, products, strict=True)})
+            products_of.update({(piece, target): block for target, block in zip(targets, products, strict=True)})
             if rank in targets:
-                part(y, piece).add_(made.pop((piece, rank)))
+                part(y, piece).add_(products_of.pop((piece, rank)))
         elif what == "send":
-            outgoing = {target: made.pop((piece, target)) for target in targets}
+            outgoing = {target: products_of.pop((piece, target)) for target in targets}
             incoming = {source: part(y, piece).shape for source in sources}
             moving.post(order, outgoing, incoming)
             sent_at.update({(piece, source): order for source in sources})

@@ -46,10 +46,10 @@ class Messages:
         operations = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=peer) for peer, tensor in sends]
         operations += [dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=peer) for peer, tensor in receives]
         works = dist.batch_isend_irecv(operations) if operations else []
-        own = works if len(works) == len(operations) else works * len(operations)  # NCCL answers once for all
-        self._posted += zip(own[: len(sends)], sends, strict=True)  # what is sent must live until it has arrived
+        handles = works if len(works) == len(operations) else works * len(operations)  # NCCL answers once for all
+        self._posted += zip(handles[: len(sends)], sends, strict=True)  # what is sent must live until it has arrived
         self.sent_bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in sends)
-        arrived = dict(zip([peer for peer, _ in receives], own[len(sends) :], strict=True))
+        arrived = dict(zip([peer for peer, _ in receives], handles[len(sends) :], strict=True))
         for peer, tensor in arrivals.items():
             self._arriving[step, peer] = arrived.get(peer), tensor
 
@@ -129,6 +129,6 @@ def gather_rows(shard: Tensor, rows: Sequence[int], group: dist.ProcessGroup) ->
     """The shards of all ranks [sum(rows), columns] by the library's all-gather, which takes shards of one size only."""
     most = max(rows)
     padded = torch.nn.functional.pad(shard, (0, 0, 0, most - len(shard)))
-    whole = [torch.empty_like(padded) for _ in rows]
-    dist.all_gather(whole, padded.contiguous(), group=group)
-    return torch.cat([tensor[:count] for tensor, count in zip(whole, rows, strict=True)])
+    shards = [torch.empty_like(padded) for _ in rows]
+    dist.all_gather(shards, padded.contiguous(), group=group)
+    return torch.cat([tensor[:count] for tensor, count in zip(shards, rows, strict=True)])
