@@ -96,7 +96,7 @@ def test_emitted_files_are_short_and_import_nothing_of_ours(pattern: str, tmp_pa
         text = file.read_text()
         imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {
-            name for node in imports for name in (getattr(node, "module", ""), *(each.name for each in node.names))
+            name for node in imports for name in (getattr(node, "module", ""), *(alias.name for alias in node.names))
         }
         assert not any(str(name).startswith(("dse", "simulators")) for name in names)
         assert len(text.splitlines()) <= MOST_LINES
