@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.backend import Interval
+from dse.config.options import list_options
 from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
 from dse.plots.timelines import timeline
 from dse.results.claims import ClaimResult
@@ -30,6 +31,7 @@ from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.common.facts import facts
 from studies.common.iterations import at, legal_base, step_tree
 from studies.common.sentences import extremes, reach
+from studies.jitq import numerics
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class JitQ(Plain):
             yield "contention", _contention(_as_configured(table, run))
             yield from _losses(table, run)
         yield "systems", _systems(run)
+        yield from _numbers()
         design = _designs(run).get(next(iter(_names(run)), ""))
         if design is not None:
             yield "turns", partial(_turns, design)
@@ -392,6 +395,29 @@ def _contention(rows: pd.DataFrame) -> pd.DataFrame:
     for name in ("slowed", "waited"):
         columns[f"{name}_share"] = pim[f"quantisation_{name}_s"] / pim["quantisation_s"]
     return columns.rename(columns={"slowed_share": "mu"})
+
+
+def _numbers() -> Iterator[tuple[str, Any]]:
+    """Errors of weights and products in each format, the loss of a small network by its copies, and a picture."""
+    import pandas as pd
+
+    formats = {name: Format.model_validate(option_tree("format", name)) for name in list_options("format")}
+    errors = pd.DataFrame(numerics.errors(formats))
+    yield "numbers", errors
+    mx9, mx6, mx4 = formats["mx9"], formats["mx6"], formats["mx4"]
+    copies = {"none": (None, None), "mx9": (mx9, mx9), "mx9, backward mx6": (mx9, mx6), "mx6": (mx6, mx6)}
+    yield "losses", pd.DataFrame(numerics.losses({**copies, "mx4": (mx4, mx4)}))
+    yield "numbers", partial(_numbers_figure, errors)
+
+
+def _numbers_figure(errors: pd.DataFrame) -> FigureSheet:
+    """Error of a product by the format of its weights."""
+    mean = errors.groupby("format")["forward_db"].mean()
+    title = f"Products of weights in MX9 are {mean['mx9']:.0f} dB above their errors, in MX6 {mean['mx6']:.0f} dB"
+    rows = errors.assign(format=errors["format"] + errors["bytes_per_element"].map(" ({:.3g} B)".format))
+    value = Axis("forward_db", "product over its error", "dB")
+    frame = Frame(title, "weights drawn from two distributions; exact inputs; blocks along the sum")
+    return tables.dots(rows.sort_values("bytes_per_element"), value, row="format", by="weights", frame=frame)
 
 
 def _systems(run: FinishedRun) -> pd.DataFrame:
