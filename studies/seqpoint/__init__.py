@@ -34,6 +34,7 @@ from studies.common import throughput
 from studies.common.facts import facts
 from studies.common.sentences import capitalised, geometric_mean, reach
 from studies.plain import Plain
+from studies.seqpoint import noise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,6 +127,9 @@ class SeqPoint(Plain):
             yield "points", {name: epoch.weighted_representatives() for name, epoch in epochs.items()}
             yield "representatives", partial(_representatives, epochs)
             yield "bounds", partial(_bounds, epochs)
+            scattered = _scattered(epochs)
+            yield "noise", scattered
+            yield "noise", partial(_noise_figure, scattered)
         measured = _recurrent_layers(run)
         if len(measured):
             yield "recurrent", measured
@@ -320,6 +324,31 @@ def _bounds(epochs: Mapping[str, _Epoch]) -> FigureSheet:
     title = "; ".join(f"{100 * bound:g} % of error needs {reach(points)} iterations" for bound, points in ends.items())
     x, y = Axis("bound", "error that is allowed", "%"), Axis("points", "iterations that stand for the epoch")
     return tables.curves(rows, x, y=y, by="scenario", frame=Frame(title, "on the GPU as it is"))
+
+
+def _scattered(epochs: Mapping[str, _Epoch]) -> pd.DataFrame:
+    """Errors of projections where times scatter, by epoch."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {"scenario": name, **row}
+        for name, epoch in epochs.items()
+        for row in noise.errors(epoch.asked, epoch.lengths, epoch.seconds)
+    )
+
+
+def _noise_figure(scattered: pd.DataFrame) -> FigureSheet:
+    """Error of a projection over the spread of times, for the lengths as logged and drawn anew."""
+    most = 100 * scattered.groupby("spread")["error_p90"].max()
+    spreads = [scattered["spread"].min(), scattered["spread"].max()]
+    ends = ", ".join(f"{most[spread]:.1f} % where they scatter by {100 * spread:.2g} %" for spread in spreads)
+    rows = scattered.assign(panel=scattered["scenario"].str.replace("_", " ")).sort_values("spread")
+    x, y = (
+        Axis("spread", "spread of an iteration's time", "%"),
+        Axis("error_p90", "error, nine draws in ten below", "%"),
+    )
+    frame = Frame(f"The time of an epoch is projected within {ends}", "chosen in one epoch, judged by another", "panel")
+    return tables.curves(rows, x, y=y, by="lengths", frame=frame)
 
 
 def _recurrent_figure(measured: pd.DataFrame, device: str) -> FigureSheet:
