@@ -75,7 +75,9 @@ class Pipeline:
         """
         name = f"communication by means {len(self._movers)}" if self._movers else "communication"
         knobs = self._knobs
-        costs = ChunkCosts(self.system, self.op, mode.engine, knobs.kernel, knobs.tile, knobs.lost)
+        # one kernel, whose cost is of all rows, loses them in every shard
+        lost = np.asarray(knobs.lost) * (1 if knobs.kernel is None else self.system.node.num_gpus)
+        costs = ChunkCosts(self.system, self.op, mode.engine, knobs.kernel, knobs.tile, lost)
         self._movers.append(Means(self.system, mode, self.routes, costs, LawGroups(name)))
         return len(self._movers) - 1
 

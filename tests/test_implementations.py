@@ -92,7 +92,7 @@ def test_the_list_shows_every_implementation_and_each_constant_its_source() -> N
     names = list(list_options("implementation"))
     assert all(name in list_implementations([]).text for name in names)
     shown = list_implementations(["nccl"]).text
-    assert "6.9 us" in shown
+    assert "7.2185 us" in shown
     assert "calibrated" in shown
     with pytest.raises(ConfigError, match="did you mean `nccl`"):
         list_implementations(["ncll"])

@@ -30,7 +30,8 @@ class Implementation(Frozen):
 
     schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
     the GEMM that it belongs to, or beside another. gpus: that it runs on, and precisions; all where none is named.
-    fitted_on: rows that constants were fitted on, by their cells, and which.
+    fitted_on: rows that constants were fitted on, by their cells, and which. unseen: what such constants are taken as by
+    one who has seen no row.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Implementation(Frozen):
     modes: tuple[Mode, ...] = get_args(Mode)
     schedules: Mapping[Place, Mapping[str, Any]] = Field(min_length=1)
     fitted_on: tuple[Mapping[str, Any], ...] = ()
+    unseen: Mapping[str, Any] = {}
     sources: Mapping[str, Source] = {}
 
     def tree(self, place: Place, *, knobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -56,6 +58,12 @@ class Implementation(Frozen):
         option = option_tree("schedule", str(own.pop("schedule")))
         chosen = {name: value for name, value in own.items() if value is not None}
         return {**merged(option, chosen), "name": self.name}
+
+    def fits(self, knob: str) -> bool:
+        """Return whether a knob was fitted on rows, here or where it was copied from."""
+        copied = (name for name, source in self.sources.items() if source.copy_of is not None)
+        own = (word for row in self.fitted_on for word in str(row["fits"]).split(", "))
+        return knob in own or any(name.rpartition(".")[2] == knob for name in copied)
 
     def constants(self, place: Place) -> Iterator[tuple[str, Any, Provenance]]:
         """Yield knobs of the schedule at a place that say what it costs, their values and provenance."""
