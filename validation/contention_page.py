@@ -27,13 +27,13 @@ PAGE = ROOT / "docs" / "explanation" / "contention.md"
 MACHINE = "mi300x_8"
 _LAWS = {
     "gemm_beside_cus": "`gemm_beside_cus` f | while kernels move data a GEMM takes `f T(CUs left)` if its tiles are"
-    " dynamic, `max(T(CUs left), f T(all CUs))` if they are static: the added waves hide what is lost within them",
+    " dynamic; if they are static, what it loses by CUs and by `f` are added in quadrature: added waves hide losses",
     "late_start": "`late_start` w | kernels hold their CUs, and move nothing for `w` times the time of the GEMM alone,"
     " or until it ends; whatever they move",
     "cu_copy_beside_gemm": "`cu_copy_beside_gemm` s | a CU moves `r / s` while a GEMM runs, so links that many CUs fill"
     " hardly suffer",
     "dma_beside_gemm": "`dma_beside_gemm` d | a transfer by DMA engines and a concurrent GEMM take d times as long,"
-    " both",
+    " both; d - 1 less by the share of CUs that are withheld",
 }
 _FITTED_ON = {
     "gemm_beside_cus": "GEMM times of the six fitted rows of the work-stealing GEMM",
