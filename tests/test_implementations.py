@@ -43,7 +43,7 @@ def seconds(tokens: int, sites: dict[str, str]) -> float:
 @pytest.mark.parametrize(("tokens", "model", "serial"), [(2048, {}, 0), (2040, {}, 1), (65536, {"hidden": 4096}, 1)])
 def test_software_leaves_small_tensors_serial(tokens: int, model: dict[str, int], serial: int) -> None:
     problems = StepBackend().problems(prefill(tokens, {GATHER: "vllm_async_tp"}, **model))
-    assert len([each for each in problems if "leaves a site serial" in each.rule]) == serial
+    assert len([problem for problem in problems if "leaves a site serial" in problem.rule]) == serial
 
 
 @pytest.mark.parametrize("name", list_options(GROUP))
