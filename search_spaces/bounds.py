@@ -9,7 +9,7 @@ schedule spends its time on some of these, so for every price z [s/byte] up to 1
 
     alone    g = G, v = 0                            DMA      g = f G, v: the rate of its engines, slowed (less where
                                                               CUs may be withheld)
-    CUs      g: the GEMM on the CUs that c kernels leave, slowed beside them; v: as c CUs fill links
+    CUs      g: the larger of the GEMM on the CUs that c kernels leave, and slowed beside them; v: as c CUs fill links
     both     g slowed by both; v: the sum, but no more than the links carry
 
 which is Lagrangian duality; the bound is the largest over z. head: set-up of a transfer, in which the GEMM may run;
@@ -213,8 +213,8 @@ class _Pieces:
         cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * self._axes), np.minimum(library, num_cus - 1))
         granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
         # of a kernel that was launched first, the last workgroups lose no CUs
-        lost = 0.0 if self.overlap.order == "beside" else granted - full
-        gemm_s = full + np.hypot(lost, (interference - 1) * full) if static else interference * granted
+        least = full if self.overlap.order == "beside" else granted
+        gemm_s = np.maximum(least, interference * full) if static else interference * granted
         gemm_s = np.broadcast_to(gemm_s, np.broadcast_shapes(np.shape(gemm_s), granted.shape))
         mode, active = self._mode("cu", cus), self._routes
         if library_s(system, self._received, by=mode) is not None:  # measured: as fast as the links at most

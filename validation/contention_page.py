@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "explanation" / "contention.md"
 MACHINE = "mi300x_8"
 _LAWS = {
     "gemm_beside_cus": "`gemm_beside_cus` f | while kernels move data a GEMM takes `f T(CUs left)` if its tiles are"
-    " dynamic; if they are static, what it loses by CUs and by `f` are added in quadrature: added waves hide losses",
+    " dynamic, `max(T(CUs left), f T(all CUs))` if they are static: the added waves hide what is lost within them",
     "late_start": "`late_start` w | kernels hold their CUs, and move nothing for `w` times the time of the GEMM alone,"
     " or until it ends; whatever they move",
     "cu_copy_beside_gemm": "`cu_copy_beside_gemm` s | a CU moves `r / s` while a GEMM runs, so links that many CUs fill"

@@ -64,7 +64,7 @@ def _predicted(
     known: rows that are not left out. lost: names of constants that were fitted on rows that are.
     """
     changes = _STORES if any(word.endswith("store_bytes_per_s_per_cu") for word in lost) else {}
-    knobs = {name: _fitted_again(name, known) for name in sorted(lost) if not name.startswith("gpu/")}
+    knobs = {name: fitted_again(name, known) for name in sorted(lost) if not name.startswith("gpu/")}
     for cells in judged:
         try:
             yield predict_overlap(cells, changes=changes, knobs=knobs)
@@ -72,7 +72,7 @@ def _predicted(
             continue
 
 
-def _fitted_again(knob: str, known: Sequence[Mapping[str, str]]) -> float | None:
+def fitted_again(knob: str, known: Sequence[Mapping[str, str]]) -> float | None:
     """A knob by the rows that are left of those that it was fitted on; None where there are none."""
     rows = [(cells, frozenset({knob})) for cells in known if knob in fits_of(cells)]
     return least([_START[knob]], lambda values: mean_errors(rows, {knob: values[0]}))[0] if rows else None

@@ -2,8 +2,7 @@
 
 While kernels of a library reduce gradients, they hold CUs, and move bytes over links and through the HBM:
 
-    GEMM        T and, in quadrature, what it loses on the CUs that are left and (f - 1) T     static tiles, as in
-                                                         `simulators.costs.gemm.beside_cu_copies`
+    GEMM        max(T on the CUs that are left, f T)     `simulators.costs.gemm.beside_cu_copies`, static tiles
     attention   T c / (c - c_r)                          in one kernel: bound by the c CUs, of which c_r are held
     streams     T max(1, u + u_r)                        u, u_r: shares of the HBM's bandwidth that both draw alone
     collective  T / max(1 - r, 1 / 2)                    r: rate of the reduction over that of the collective: links of
@@ -123,8 +122,8 @@ class ContendedPlatform:
     def _slowed(self, op: Op, cost: OperatorCost, granted: OperatorCost, reduction: GradientReduction) -> Floats:
         chip, seconds = self.platform.chip, cost.seconds
         if isinstance(op.work, Product):
-            lost, slowed = granted.seconds - seconds, (self.contention.gemm_beside_cus - 1) * seconds
-            return np.asarray(seconds + np.hypot(np.maximum(lost, 0.0), slowed))
+            # the larger counts: waves that are added hide interference
+            return np.maximum(granted.seconds, self.contention.gemm_beside_cus * seconds)
         if isinstance(op.work, Exchange):
             wanted = quotient(reduction.rate(reduction.wire_bytes), quotient(cost.wire_bytes, seconds))
             # links are shared fairly between two: no less than half

@@ -62,7 +62,7 @@ def beside_sums(
     """Times [s] of kernels of a layer beside the sums of the other half.
 
     granted: with the CUs that these leave. interference: slowdown of kernels while others move data; of lost CUs and
-    this the larger counts.
+    this the larger counts (`simulators.costs.gemm.beside_cu_copies`).
     """
     computed, added = sum(alone, np.zeros(())), sum(sums, np.zeros(()))
     # sums may outlast what is computed

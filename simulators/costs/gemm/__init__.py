@@ -85,10 +85,10 @@ def beside_cu_copies(gpu: Gpu, granted: Floats, full: Floats) -> Floats:
     """Time [s] of a GEMM while kernels move data.
 
     granted, full: its time alone on the CUs that these leave, and on all CUs [s], with the same tile. Static tiles: the
-    waves that are added hide most of what is lost within them, so the shares that lost CUs and interference add to
-    T_full are added in quadrature. Others lose both, f T_granted. How that was found: docs/explanation/contention.md.
+    waves that are added hide what is lost within them, so of lost CUs and interference the larger counts,
+    max(T_granted, f T_full). Others lose both, f T_granted. How that was found: docs/explanation/contention.md.
     """
     interference = np.asarray(gpu.contention.gemm_beside_cus)  # shared caches and HBM
     if gpu.gemm.assignment != "static":  # workgroups that are dealt out freely lose CUs and interference
         return np.asarray(interference * granted)
-    return np.asarray(full + np.hypot(granted - full, (interference - 1) * full))
+    return np.asarray(np.maximum(granted, interference * full))
