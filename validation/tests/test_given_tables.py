@@ -151,7 +151,6 @@ def test_a_knob_of_software_that_nobody_saw_is_that_of_other_software() -> None:
     rows = [cells for _, cells in read_csv(conf_dir() / "data" / "overlap" / "gemm_collective.csv", needed=NEEDED).rows]
     software = implementation("torch_async_tp")
     assert software is not None
-    for name, known in {"triton": "torch symm_mem async TP", "nobody": ""}.items():
-        seen = [cells for cells in rows if cells["method"] == known]
-        expected = pytest.approx(software.schedules["before"]["lost_rows"], rel=0.02) if known else None
-        assert fitted_again("lost_rows", seen) == expected, name
+    expected = {"torch symm_mem async TP": pytest.approx(software.schedules["before"]["lost_rows"], rel=0.02), "": None}
+    for method, lost_rows in expected.items():
+        assert fitted_again("lost_rows", [cells for cells in rows if cells["method"] == method]) == lost_rows
