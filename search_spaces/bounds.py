@@ -7,7 +7,8 @@ schedule spends its time on some of these, so for every price z [s/byte] up to 1
 
     T >= z V + min over a of g_a (1 - z v_a) + head (1 - s) + tail
 
-    alone    g = G, v = 0                            DMA      g = f G, v: the rate of its engines, slowed
+    alone    g = G, v = 0                            DMA      g = f G, v: the rate of its engines, slowed (less where
+                                                              CUs may be withheld)
     CUs      g: the larger of the GEMM on the CUs that c kernels leave, and slowed beside them; v: as c CUs fill links
     both     g slowed by both; v: the sum, but no more than the links carry
 
@@ -34,6 +35,7 @@ from simulators.costs.gemm.least import LeastTime, least_linear, least_time
 from simulators.costs.transfer import (
     Mover,
     TransferMode,
+    beside_engines,
     kernel_share,
     library_cus,
     library_s,
@@ -191,8 +193,14 @@ class _Pieces:
         rate = np.minimum(
             self._capacity, engine * min(dma.num_engines, num_links * max(1, dma.num_engines // num_links))
         )
-        slow = np.asarray(self.system.gpu.contention.dma_beside_gemm, float)
-        return _ConcurrentWork(np.asarray(self._least.linear * slow), np.asarray(rate / slow))
+        gpu, least = self.system.gpu, self._least.linear
+        if self.overlap.order != "beside":  # whose schedules withhold no CUs
+            slow = beside_engines(gpu, withheld=0)
+            return _ConcurrentWork(np.asarray(least / slow), np.asarray(rate * slow))
+        withheld = np.arange(int(np.min(gpu.num_cus))).reshape(-1, *(1,) * self._axes)
+        granted = least_linear(self._gpu("dma"), self._size, taken=withheld, cut_columns=self._cut_columns)
+        slowed = granted / beside_engines(gpu, withheld=withheld)
+        return _ConcurrentWork(np.minimum(slowed.min(axis=0), granted[-1]), np.asarray(rate))
 
     @cached_property
     def _kernels(self) -> _ConcurrentWork:
@@ -204,7 +212,10 @@ class _Pieces:
         most = int(np.min([np.max(library), np.max(num_cus) - 1]))
         cus = np.minimum(np.arange(1, most + 1).reshape(-1, *(1,) * self._axes), np.minimum(library, num_cus - 1))
         granted = least_linear(self._gpu("cu"), self._size, taken=cus, cut_columns=self._cut_columns)
-        gemm_s = np.maximum(granted, interference * full) if static else interference * granted
+        # of a kernel that was launched first, the last workgroups lose no CUs
+        least = full if self.overlap.order == "beside" else granted
+        gemm_s = np.maximum(least, interference * full) if static else interference * granted
+        gemm_s = np.broadcast_to(gemm_s, np.broadcast_shapes(np.shape(gemm_s), granted.shape))
         mode, active = self._mode("cu", cus), self._routes
         if library_s(system, self._received, by=mode) is not None:  # measured: as fast as the links at most
             rate = np.broadcast_to(self._capacity, np.broadcast_shapes(cus.shape, self._capacity.shape))

@@ -19,7 +19,7 @@ from simulators.costs.gemm import (
     gemms_of,
     waves_as_fast,
 )
-from simulators.costs.transfer import Mover, late_start_s
+from simulators.costs.transfer import Mover, beside_engines, late_start_s
 from simulators.hardware.machine import System
 from simulators.hardware.parts import Tile
 from simulators.workloads.operators import Gemm
@@ -118,7 +118,7 @@ class ChunkCosts:
         cus, cost = (gpu.num_cus - reserved, granted) if masked else (gpu.num_cus, full)
         factor = np.ones(())  # stores of its own workgroups are a part of it
         if self.mover == "dma":
-            factor = np.asarray(1 / np.asarray(gpu.contention.dma_beside_gemm, float))
+            factor = beside_engines(gpu, withheld=reserved)
         elif self.mover == "cu":
             factor = np.minimum(cost.seconds / beside_cu_copies(gpu, granted.seconds, full.seconds), 1.0)
         late_s = late_start_s(gpu, full.seconds, by=self.mover)

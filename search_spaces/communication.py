@@ -52,7 +52,7 @@ class RouteCopy:
 class Means:
     """A mover of a collective over `routes`, and the transfers of the last step that it was given.
 
-    costs: of GEMM chunks beside it. laws: groups of its transfers.
+    costs: of GEMM chunks beside it. laws: groups of its transfers. withheld: CUs that no GEMM gets beside it.
     """
 
     system: System
@@ -60,6 +60,7 @@ class Means:
     routes: Sequence[Route]
     costs: ChunkCosts
     laws: LawGroups
+    withheld: ArrayLike = 0
     last_step: list[int] = field(default_factory=list)
     _copies: dict[tuple[int, ...], RouteCopy] = field(default_factory=dict)
 
@@ -86,9 +87,13 @@ class Means:
                 cus=np.asarray(self.mode.cus if self.by_kernels else 0) / len(active),
                 lane=next(iter(route.loads)) if exclusive_link else f"peer.{route.peer}",
                 limiter=pace.limiter,
-                group=self.laws.group(ContentionLaw((slowed_beside_gemm(self.system, active, by=self.mode),))),
+                group=self.laws.group(ContentionLaw((self._slowed(active),))),
             )
         return self._copies[key]
+
+    def _slowed(self, active: Sequence[Route]) -> Any:
+        """Factor on the rates of its transfers while a GEMM runs."""
+        return slowed_beside_gemm(self.system, active, by=self.mode, withheld=self.withheld)
 
     def library_factor(self, concurrent: _Amounts) -> Any:
         """Factor on the rate of kernels that move a collective at once, where the library was measured by size."""

@@ -75,7 +75,9 @@ class Pipeline:
         """
         name = f"communication by means {len(self._movers)}" if self._movers else "communication"
         knobs = self._knobs
-        costs = ChunkCosts(self.system, self.op, mode.engine, knobs.kernel, knobs.tile, knobs.lost)
+        # one kernel, whose cost is of all rows, loses them in every shard
+        lost = np.asarray(knobs.lost) * (1 if knobs.kernel is None else self.system.node.num_gpus)
+        costs = ChunkCosts(self.system, self.op, mode.engine, knobs.kernel, knobs.tile, lost)
         self._movers.append(Means(self.system, mode, self.routes, costs, LawGroups(name)))
         return len(self._movers) - 1
 
@@ -166,6 +168,8 @@ class Computation:
     def withhold(self, cus: ArrayLike) -> None:
         """Withhold CUs from all GEMMs beside DMA engines, whether or not communication uses them."""
         self._withheld = np.asarray(cus)
+        for means in self._movers:
+            means.withheld = self._withheld
 
     @property
     def waves(self) -> tuple[Any, Any]:
@@ -187,19 +191,32 @@ class Computation:
         return self._add(label, self._chunk(size, overlapped=overlapped, accumulate=accumulate), before, frees=consumed)
 
     def gemm_in_parts(self, size: _Size, between: Callable[[int], Any]) -> None:
-        """Add a GEMM beside a collective that `between` adds, given the task that retires the first workgroups.
+        """Add a GEMM beside a collective that `between` adds, given the task after which CUs are left for it.
 
-        This task is the first wave, or the entire GEMM if workgroups persist. A late start counts from the start of the
-        GEMM, so that the first wave is a part of it.
+        The workgroups of the kernel that was launched first are dispatched first, so this task is all waves but the
+        last, or the entire GEMM if workgroups persist (as cuBLAS's do: the second kernel ends its own time after a GEMM
+        that was launched first in 90 of 90 rows of conf/data/measured/h100_2026-11-26/starts.csv). A late start counts
+        from the start of the GEMM, so that these waves are a part of it.
         """
         chunks = self._chunk(size, overlapped=True, accumulate=False)
         waves = chunks[self._machine.gpus[0]].waves
-        first = 1 / waves if self._system.gpu.gemm.assignment == "static" else np.ones_like(waves)
-        between(self._add("gemm, first wave", [chunk.part(first) for chunk in chunks], []))
-        remaining = [
-            replace(chunk.part(1 - first), launch_s=0.0, law=chunk.law.later(first * chunk.alone_s)) for chunk in chunks
-        ]
+        dealt, _ = self.waves
+        early = np.where(dealt > 1, (dealt - 1) / np.maximum(dealt, 1), 1.0)
+        first = early if self._system.gpu.gemm.assignment == "static" else np.ones_like(waves)
+        between(self._add("gemm, early waves", [chunk.part(first) for chunk in chunks], []))
+        remaining = [self._dealt_out(chunk, gpu, first) for gpu, chunk in zip(self._machine.gpus, chunks, strict=True)]
         self._add("gemm", remaining, [])
+
+    def _dealt_out(self, chunk: GemmChunk, gpu: int, passed: Any) -> GemmChunk:
+        """What is left of a chunk when a share of it has passed and all its workgroups have their CUs.
+
+        The collective gets those that they leave, so that it takes none from them: the caches and HBM slow them alone.
+        """
+        left, contention, mover = chunk.part(1 - passed), self._system.gpu.contention, self._movers[0].mode
+        law = chunk.law.later(passed * chunk.alone_s)
+        law = replace(law, factors=(1 / np.asarray(contention.gemm_beside_cus, float), *law.factors[1:]))
+        cu, kept = self._machine.cu[gpu], 1 - np.asarray(mover.cus) / self._system.gpu.num_cus
+        return replace(left, launch_s=0.0, law=law, uses={**left.uses, cu: left.uses[cu] * kept})
 
     def part(self, label: str, rows: Any, *, after: Sequence[int] = (), launched: bool = False) -> int:
         """Add the part of one kernel for the whole GEMM that computes some rows, next in the stream."""

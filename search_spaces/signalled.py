@@ -43,14 +43,17 @@ class SignalledSchedule(CommEngineKnobs):
     """Knobs of the family.
 
     kernel_rate: rate of the kernel over the library's best. kernel_tile: rows and columns of C of its workgroups; None
-    for the best of the library's. sender: with comm_engine=cu, a `kernel` on CUs of its own, or the workgroups that
-    compute the `tiles`, which load or store them at their peers.
+    for the best of the library's. lost_rows: rows in whose time the tiles of each shard get nothing done, where the
+    kernel takes shard after shard and reads its weights for each; of a shard of fewer rows, twice its time.
+    sender: with comm_engine=cu, a `kernel` on CUs of its own, or the workgroups that compute the `tiles`, which load or
+    store them at their peers.
     """
 
     family: Literal["signalled"]
     comm_cus: Annotated[Integer | None, knob(when={"comm_engine": "cu", "sender": "kernel"}, ge=1, le=4096)]
     kernel_rate: Annotated[Number, Field(gt=0, le=16)] = 1.0
     kernel_tile: tuple[Side, Side] | None = None
+    lost_rows: Annotated[Number, Field(ge=0, le=4096)] = 0.0
     sender: Annotated[Literal["kernel", "tiles"] | None, knob(when={"comm_engine": "cu"}, structural=True)] = "kernel"
 
     @property
@@ -67,6 +70,11 @@ class SignalledSchedule(CommEngineKnobs):
     def tile(self) -> tuple[int, int] | None:
         """Rows and columns of C that a workgroup of the kernel computes."""
         return self.kernel_tile
+
+    @property
+    def lost(self) -> ArrayLike:
+        """Rows whose time the tiles of a shard lose."""
+        return self.lost_rows
 
     def rules(self, system: System, workload: Workload) -> Sequence[Rule]:
         """Require a tile that the GPU's library describes."""

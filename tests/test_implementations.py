@@ -12,6 +12,7 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.steps.backend import StepBackend, metrics_of
+from simulators.steps.design import ScheduledDesign
 from simulators.steps.implementation_list import list_implementations
 from simulators.steps.implementations import GROUP, Mode, implementation
 from simulators.steps.sites import SITES, read_schedule
@@ -21,13 +22,28 @@ GATHER, SUM = "ffn_in", "ffn_out"
 CHOICES = {"default": [], "existing": ["candidates=existing"], "ideal": ["candidates=ideal"]}
 
 
-def seconds(tokens: int, sites: dict[str, str]) -> float:
-    """Time of a prefill of Llama 3 70B on 8 H100s."""
+def prefill(tokens: int, sites: dict[str, str], **model: Any) -> ScheduledDesign:
+    """A prefill of a model of width 16,384 on 8 H100s."""
     groups = {group: shipped(group)[name] for group, name in (("optimizer", "adam"), ("kernels", "flash"))}
     run = {"mode": "prefill", "batch": 1, "sequence_length": tokens, "precision": "bf16"}
-    tree: dict[str, Any] = {**groups, "system": shipped("system")["h100_8"], "model": shipped("model")["transformer"]}
+    tree: dict[str, Any] = {
+        **groups,
+        "system": shipped("system")["h100_8"],
+        "model": shipped("model")["transformer"] | model,
+    }
     tree |= {"run": run, "parallel": {"tp": 8, "sequence_parallel": True}, "sites": sites}
-    return float(metrics_of(StepBackend().design(tree))["iteration_s"])
+    return StepBackend().design(tree)
+
+
+def seconds(tokens: int, sites: dict[str, str]) -> float:
+    """Time of that prefill."""
+    return float(metrics_of(prefill(tokens, sites))["iteration_s"])
+
+
+@pytest.mark.parametrize(("tokens", "model", "serial"), [(2048, {}, 0), (2040, {}, 1), (65536, {"hidden": 4096}, 1)])
+def test_software_leaves_small_tensors_serial(tokens: int, model: dict[str, int], serial: int) -> None:
+    problems = StepBackend().problems(prefill(tokens, {GATHER: "vllm_async_tp"}, **model))
+    assert len([problem for problem in problems if "leaves a site serial" in problem.rule]) == serial
 
 
 @pytest.mark.parametrize("name", list_options(GROUP))
@@ -92,7 +108,7 @@ def test_the_list_shows_every_implementation_and_each_constant_its_source() -> N
     names = list(list_options("implementation"))
     assert all(name in list_implementations([]).text for name in names)
     shown = list_implementations(["nccl"]).text
-    assert "6.9 us" in shown
+    assert "7.2185 us" in shown
     assert "calibrated" in shown
     with pytest.raises(ConfigError, match="did you mean `nccl`"):
         list_implementations(["ncll"])

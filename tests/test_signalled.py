@@ -50,6 +50,14 @@ def test_a_slower_kernel_takes_longer_by_no_more_than_its_rate(factor: float) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["signalled", "shard_p2p"])
+@given(rows=st.floats(0, 4096))
+def test_lost_rows_cost_what_they_would_take_and_no_more_than_twice_the_time(schedule: str, rows: float) -> None:
+    full, lossy = (makespan(schedule, {**SIZES, **GATHER, "schedule.lost_rows": lost}) for lost in (0.0, rows))
+    assert full * (1 - 1e-9) <= lossy <= full * min(1 + 8 * rows / 8192, 2) * (1 + 1e-9)
+
+
+@pytest.mark.slow
 @given(host=st.floats(0, 1e-3))
 def test_a_host_bounds_the_makespan_from_below_and_does_nothing_else(host: float) -> None:
     ahead, bound = (makespan("shard_p2p", {"schedule.host_s": seconds}) for seconds in (0.0, host))

@@ -33,7 +33,7 @@ _LAWS = {
     "cu_copy_beside_gemm": "`cu_copy_beside_gemm` s | a CU moves `r / s` while a GEMM runs, so links that many CUs fill"
     " hardly suffer",
     "dma_beside_gemm": "`dma_beside_gemm` d | a transfer by DMA engines and a concurrent GEMM take d times as long,"
-    " both",
+    " both; d - 1 less by the share of CUs that are withheld",
 }
 _FITTED_ON = {
     "gemm_beside_cus": "GEMM times of the six fitted rows of the work-stealing GEMM",

@@ -130,9 +130,7 @@ def software(numbers: Sequence[Number], table: Path | None) -> Refit:
         rows = [(cells, gemm_collective.fits_of(cells)) for cells in gemm_collective.rows_fitted_by(table, option)]
 
         def errors(tried: Sequence[float], own: Sequence[Number] = own, rows: Any = rows) -> list[float]:
-            knobs = {_knob(number): value for number, value in zip(own, tried, strict=True)}
-            judged = [(gemm_collective.predict_overlap(cells, knobs=knobs), fits) for cells, fits in rows]
-            return [_mean_error(_knob(number), judged) for number in own]
+            return mean_errors(rows, {_knob(number): value for number, value in zip(own, tried, strict=True)})
 
         values |= _from_shipped(own, errors)
     return Refit(values)
@@ -142,11 +140,18 @@ def _knob(number: Number) -> str:
     return number.path.rpartition(".")[2]
 
 
-def _mean_error(knob: str, judged: Sequence[tuple[gemm_collective.MeasuredOverlap, frozenset[str]]]) -> float:
-    """Mean logarithm of predicted over measured times of the rows of a knob: of overlaps, or of what they replace."""
-    side = int(knob != "collective_calls")  # submissions of a library's collective count in the baseline alone
-    times = [(row.predicted[side], row.measured[side]) for row, fits in judged if knob in fits]
-    return float(np.mean([np.log(predicted / measured) for predicted, measured in times if measured]))
+def mean_errors(rows: Sequence[tuple[Mapping[str, str], frozenset[str]]], knobs: Mapping[str, float]) -> list[float]:
+    """Mean logarithm of predicted over measured times of the rows that each knob was fitted on, with knobs at values.
+
+    rows: and what was fitted on each. Times are of overlaps; of what they replace for `collective_calls`.
+    """
+    judged = [(gemm_collective.predict_overlap(cells, knobs=knobs), fits) for cells, fits in rows]
+    errors = []
+    for knob in knobs:
+        side = int(knob != "collective_calls")  # submissions of a library's collective count in the baseline alone
+        times = [(row.predicted[side], row.measured[side]) for row, fits in judged if knob in fits]
+        errors.append(float(np.mean([np.log(predicted / measured) for predicted, measured in times if measured])))
+    return errors
 
 
 def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
@@ -271,18 +276,24 @@ def _from_shipped(
     numbers: Sequence[Number], errors: Callable[[Sequence[float]], Sequence[float]]
 ) -> dict[Number, float]:
     """Numbers that make the squares of some errors least, searched for from their values as they stand."""
+    return dict(zip(numbers, least([number.value for number in numbers], errors), strict=True))
+
+
+def least(values: Sequence[float], errors: Callable[[Sequence[float]], Sequence[float]]) -> list[float]:
+    """Values that make the squares of some errors least, searched for from others, all above zero."""
     from scipy.optimize import least_squares
 
-    shipped = np.array([number.value for number in numbers])
+    shipped = np.array(values)
     solved = least_squares(
         lambda logs: np.asarray(errors((shipped * np.exp(logs)).tolist())),
-        np.zeros(len(numbers)),
+        np.zeros(len(values)),
         diff_step=1e-3,
         xtol=1e-4,
         ftol=1e-6,
         max_nfev=12,
     )
-    return dict(zip(numbers, (shipped * np.exp(solved.x)).tolist(), strict=True))
+    found: list[float] = (shipped * np.exp(solved.x)).tolist()
+    return found
 
 
 def _by_option(numbers: Sequence[Number]) -> dict[str, list[Number]]:

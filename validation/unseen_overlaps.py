@@ -1,7 +1,9 @@
 """Overlaps predicted without what was fitted on their GPU, or software: `python -m validation.unseen_overlaps DIR`.
 
-In turn each GPU, and each software, counts as never seen: constants fitted on its rows of `gemm_collective` tables take
-their ideal values, everywhere, and its rows are judged. Fitted constants of GEMMs and libraries are of other tables.
+In turn each GPU, and each software, counts as never seen, and its rows are judged. Knobs of implementations that were
+fitted on its rows are fitted again on those rows of others that the same knob was fitted on; where there are none, and
+of constants of machines, `unseen` of the implementation counts, or ideal values. Fitted constants of GEMMs and
+libraries are of other tables.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ from studies.overlap_measured.gemm_collective import (
     NEEDED,
     MeasuredOverlap,
     UnpredictableError,
+    fits_of,
     fitted_rows,
     holds_overlaps,
     predict_overlap,
 )
 from validation.left_out import report_left_out
+from validation.refits import least, mean_errors
 
 _STORES = {"gpu": {"cu_copy": {"store_bytes_per_s_per_cu": None}}}
+_START = {"collective_calls": 10.0, "lost_rows": 100.0, "overhead_s": 4e-5}
+"""Where the search for a knob begins that several implementations have."""
 _BY = {"GPU": "gpu", "software": "method"}
 
 
@@ -36,27 +42,40 @@ def left_out(folder: Path) -> Iterator[dict[str, Any]]:
     rows = [cells for file in files for _, cells in read_csv(file, needed=NEEDED).rows]
     for kind, column in _BY.items():
         for name in sorted({cells[column] for cells in rows if cells[column]}):
-            wired = {row["gpu"] for row in fitted_rows() if row[column] == name and "link_efficiency" in row["fits"]}
-            seen = [cells for cells in rows if cells[column] == name and cells["gpu"] in wired]
-            if seen:
+            fits = [row for row in fitted_rows() if str(row[column]) == name]
+            lost = frozenset(word for row in fits for word in str(row["fits"]).split(", "))
+            wired = {row["gpu"] for row in fits if "link_efficiency" in row["fits"]}
+            own = [cells for cells in rows if cells[column] == name]
+            if seen := [cells for cells in own if cells["gpu"] in wired]:
                 report_left_out(f"{kind} {name}", "its links were fitted, and have no ideal value", rows=len(seen))
-            own = [cells for cells in rows if cells[column] == name and cells["gpu"] not in wired]
-            judged = list(_predicted(own, column, name))
+            known = [cells for cells in rows if cells[column] != name]
+            judged = list(_predicted([cells for cells in own if cells["gpu"] not in wired], known, lost))
             if judged:
                 sign = float(np.mean([row.right_sign for row in judged]))
                 error = float(np.median([abs(row.error) for row in judged]))
                 yield {"left out": kind, "name": name, "rows": len(judged), "sign": sign, "median": error}
 
 
-def _predicted(rows: Sequence[Mapping[str, str]], column: str, name: str) -> Iterator[MeasuredOverlap]:
-    """Yield the rows that can be predicted, by constants that were fitted on none of them."""
-    fits = {word for row in fitted_rows() if str(row[column]) == name for word in str(row["fits"]).split(", ")}
-    changes = _STORES if any(word.endswith("store_bytes_per_s_per_cu") for word in fits) else {}
-    for cells in rows:
+def _predicted(
+    judged: Sequence[Mapping[str, str]], known: Sequence[Mapping[str, str]], lost: frozenset[str]
+) -> Iterator[MeasuredOverlap]:
+    """Yield rows that can be predicted, by constants that were fitted on none of them.
+
+    known: rows that are not left out. lost: names of constants that were fitted on rows that are.
+    """
+    changes = _STORES if any(word.endswith("store_bytes_per_s_per_cu") for word in lost) else {}
+    knobs = {name: fitted_again(name, known) for name in sorted(lost) if not name.startswith("gpu/")}
+    for cells in judged:
         try:
-            yield predict_overlap(cells, changes=changes, knobs=dict.fromkeys(fits))
+            yield predict_overlap(cells, changes=changes, knobs=knobs)
         except UnpredictableError:
             continue
+
+
+def fitted_again(knob: str, known: Sequence[Mapping[str, str]]) -> float | None:
+    """A knob by the rows that are left of those that it was fitted on; None where there are none."""
+    rows = [(cells, frozenset({knob})) for cells in known if knob in fits_of(cells)]
+    return least([_START[knob]], lambda values: mean_errors(rows, {knob: values[0]}))[0] if rows else None
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -273,20 +273,32 @@ def late_start_s(gpu: Gpu, gemm_s: ArrayLike, *, by: Mover) -> NDArray[np.float6
     return np.asarray(share * gemm_s)
 
 
-def slowed_beside_gemm(system: System, active: Sequence[Route], *, by: TransferMode) -> NDArray[np.float64]:
-    """Factor (0, 1] on the rate of transfers while a GEMM runs.
+def slowed_beside_gemm(
+    system: System, active: Sequence[Route], *, by: TransferMode, withheld: ArrayLike = 0
+) -> NDArray[np.float64]:
+    """Factor (0, 1] on the rate of transfers while a GEMM runs. withheld: CUs that it does not get.
 
     CUs: each takes `cu_copy_beside_gemm` times as long for a byte, so links that few CUs fill suffer and links that
-    many fill hardly do. DMA engines: `dma_beside_gemm`.
+    many fill hardly do. DMA engines: `beside_engines`.
     """
     contention = system.gpu.contention
     if by.engine in _TILES:
         return np.ones(())
     if by.engine == "dma":
-        return np.asarray(1 / np.asarray(contention.dma_beside_gemm, float))
+        return beside_engines(system.gpu, withheld=withheld)
     # the demand of fewer CUs, as each takes longer for a byte
     slow = TransferMode(by.engine, np.asarray(by.cus) / contention.cu_copy_beside_gemm, by.pattern)
     return np.minimum(_cu_fill(system, active, slow) / _cu_fill(system, active, by), 1.0)  # 1 + 1 ulp is none
+
+
+def beside_engines(gpu: Gpu, *, withheld: ArrayLike) -> NDArray[np.float64]:
+    """Factor (0, 1] on the rates of a GEMM and of transfers by DMA engines beside one another, both alike.
+
+    What `dma_beside_gemm` adds to 1 is of a GEMM on all CUs: requests in flight, and with them the queues at caches and
+    HBM, are as many as the CUs that it runs on (assumed).
+    """
+    share = 1 - np.asarray(withheld, float) / gpu.num_cus
+    return np.asarray(1 / (1 + (np.asarray(gpu.contention.dma_beside_gemm, float) - 1) * share))
 
 
 def _cu_fill(system: System, active: Sequence[Route], by: TransferMode) -> NDArray[np.float64]:

@@ -35,7 +35,7 @@ def _least_seconds(backend: StepBackend, tree: Mapping[str, Any], changes: Mappi
     for path, value in changes.items():
         set_path(step, path, value)
     least = _seconds(backend, step)
-    for site, texts in _candidates().items():
+    for site, texts in ideal_candidates().items():
         for text in texts:
             seconds = _seconds(backend, {**step, "sites": {**step["sites"], site: text}})
             if seconds < least:
@@ -53,8 +53,8 @@ def _seconds(backend: StepBackend, tree: Mapping[str, Any]) -> float:
 
 
 @cache
-def _candidates() -> Mapping[str, Sequence[str]]:
-    """Schedules of each site."""
+def ideal_candidates() -> Mapping[str, Sequence[str]]:
+    """Ideal schedules of each site, one of a family."""
     tree = option_tree("candidates", "ideal")["sites"]
     return {site: [text for text in _texts(tree, site) if _is_typical(text)] for site in SITES}
 

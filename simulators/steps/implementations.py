@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dse import plugins
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, validate_as
+from dse.errors.rules import Rule
 from dse.values import Frozen, Provenance, Source
+from dse.values.units import Bytes
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import Precision
 from simulators.workloads.model_zoo import option_tree
@@ -25,12 +29,20 @@ Mode = Literal["training", "prefill", "decode"]
 GROUP = "implementation"
 
 
+class LeastSize(Frozen):
+    """Sizes from which software overlaps by itself: columns of the tensor, and its bytes for each GPU, by GPU."""
+
+    columns: int = 0
+    bytes_per_gpu: Mapping[str, Bytes] = {}
+
+
 class Implementation(Frozen):
     """An implementation.
 
     schedules: option of the group `schedule`, and values of its knobs, by the place of the collective: before or after
     the GEMM that it belongs to, or beside another. gpus: that it runs on, and precisions; all where none is named.
-    fitted_on: rows that constants were fitted on, by their cells, and which.
+    fitted_on: rows that constants were fitted on, by their cells, and which. unseen: what they are taken as where no
+    row was seen. least: size below which it leaves a site serial.
     """
 
     name: str
@@ -40,6 +52,8 @@ class Implementation(Frozen):
     modes: tuple[Mode, ...] = get_args(Mode)
     schedules: Mapping[Place, Mapping[str, Any]] = Field(min_length=1)
     fitted_on: tuple[Mapping[str, Any], ...] = ()
+    unseen: Mapping[str, Any] = {}
+    least: LeastSize = LeastSize()
     sources: Mapping[str, Source] = {}
 
     def tree(self, place: Place, *, knobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -57,6 +71,12 @@ class Implementation(Frozen):
         chosen = {name: value for name, value in own.items() if value is not None}
         return {**merged(option, chosen), "name": self.name}
 
+    def fits(self, knob: str) -> bool:
+        """Return whether a knob was fitted on rows, here or where it was copied from."""
+        copied = (name for name, source in self.sources.items() if source.copy_of is not None)
+        own = (word for row in self.fitted_on for word in str(row["fits"]).split(", "))
+        return knob in own or any(name.rpartition(".")[2] == knob for name in copied)
+
     def constants(self, place: Place) -> Iterator[tuple[str, Any, Provenance]]:
         """Yield knobs of the schedule at a place that say what it costs, their values and provenance."""
         for knob, value in self.schedules[place].items():
@@ -73,6 +93,13 @@ class Implementation(Frozen):
         if self.precisions and precision not in self.precisions:
             return f"does not multiply {precision}; it multiplies {', '.join(self.precisions)}"
         return None
+
+    def size_rule(self, path: str, gpu: str, *, columns: ArrayLike, bytes_per_gpu: ArrayLike) -> Rule:
+        """Rule that a tensor is as large as the software needs. bytes_per_gpu: of the tensor over the GPUs."""
+        least = self.least.columns, float(self.least.bytes_per_gpu.get(gpu, 0))
+        broken = np.less(columns, least[0]) | np.less(bytes_per_gpu, least[1])
+        rule = f"leaves a site serial below {least[0]} columns, or {least[1]:.4g} bytes a GPU"
+        return Rule(path, broken, rule, self.name, way_out="take another implementation, or serial")
 
 
 @plugins.cached_until_refresh

@@ -296,7 +296,12 @@ class SiteSchedules:
         where = self.group.system.gpu.name, self.group.format, self.mode
         if software is not None and (refusal := software.refusal(*where)):
             yield Rule(f"sites.{at.name}", True, refusal, schedule.name, way_out="take another implementation")
-        for rule in schedule.rules(self.group.system, self.workload(schedule, at.name, gemm, exchange)):
+        workload = self.workload(schedule, at.name, gemm, exchange)
+        if software is not None:
+            columns, size = workload.overlap().collective.cols, np.asarray(exchange.payload_bytes)
+            shared = size / self.group.system.node.num_gpus
+            yield software.size_rule(f"sites.{at.name}", where[0], columns=columns, bytes_per_gpu=shared)
+        for rule in schedule.rules(self.group.system, workload):
             # reported by the path that was typed
             yield replace(rule, path=re.sub(r"^schedule\b", f"sites.{at.name}", rule.path))
 

@@ -138,11 +138,16 @@ def _settings() -> Mapping[str, Any]:
     return settings
 
 
-def _software(cells: Mapping[str, str]) -> tuple[Implementation, Implementation] | None:
-    """Implementations of a row's baseline and of its method at its operator; None where there is none."""
+def _software(cells: Mapping[str, str], *, learnt: bool = True) -> tuple[Implementation, Implementation] | None:
+    """Implementations of a row's baseline and of its method at its operator; None where there is none.
+
+    learnt: those count whose schedule is known from measured times alone.
+    """
     for method in _settings()["methods"]:
         if all(re.fullmatch(pattern, cells.get(column, "")) for column, pattern in method["match"].items()):
             software = _named(method["implementation"])
+            if not learnt and software.fits("schedule"):
+                continue
             baseline = _named(method.get("baseline", _settings()["baseline"]))
             return (baseline, software) if _OPS[cells["op"]][2] in software.schedules else None
     return None
@@ -157,7 +162,8 @@ def _named(name: str) -> Implementation:
 def predict_overlap(
     cells: Mapping[str, str], *, changes: Mapping[str, Any] | None = None, knobs: Mapping[str, Any] | None = None
 ) -> MeasuredOverlap:
-    """Predict a row. changes: of the shipped machine's tree. knobs: in place of those that implementations have.
+    """Predict a row. changes: of the shipped machine's tree. knobs: in place of those that implementations were fitted
+    by; None for `unseen` or ideal ones, and `schedule: None` where no schedule was learnt from measured times.
 
     Raises UnpredictableError where it cannot be predicted.
     """
@@ -200,9 +206,20 @@ def _times(
     """Predicted times [s] of the baseline, of the overlap, and of GEMM and collective in the baseline."""
     workload = _workload(cells, whole=whole)
     cus = system["gpu"]["cu_copy"]["num_cus"]
-    software, place = _software(cells), _OPS[cells["op"]][2]
+    place, changed = _OPS[cells["op"]][2], dict(knobs or {})
+    software = _software(cells, learnt=changed.pop("schedule", "") is not None)
     assert software is not None
-    schedules = [each.tree(place, knobs=knobs) for each in software]
+    schedules = [
+        each.tree(
+            place,
+            knobs={
+                knob: each.unseen.get(knob) if value is None else value
+                for knob, value in changed.items()
+                if each.fits(knob)
+            },
+        )
+        for each in software
+    ]
     schedules = [{**tree, **({"comm_cus": cus} if "comm_cus" in tree else {})} for tree in schedules]
     backend = OverlapBackend("fluid")
     designs = [backend.design({"system": system, "workload": workload, "schedule": knobs}) for knobs in schedules]

@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 from benchmarks import expert_exchanges, plan, traces, validity
+from dse.config.options import conf_dir
+from dse.files import read_csv
 from simulators.calibration.contention import TABLE, TIMES, Overlaps, predict_overlaps
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
+from simulators.steps.implementations import implementation
+from studies.overlap_measured.gemm_collective import NEEDED
 from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
 from validation.expert_rows import constants_of, node_of, predict, read_rows
+from validation.unseen_overlaps import fitted_again
 
 LIBRARIES = {"static": "torch", "dynamic": "ws"}
 SWEPT = {"gemm": "gemm_overlap", "comm": "comm_overlap", "wall": "wall"}
@@ -140,3 +145,12 @@ def test_a_folder_without_profiles_has_no_replays(tmp_path: Path, capsys: pytest
     assert traces.profiles(tmp_path) == []
     assert traces.replay_figures([]) == {}
     assert "the folder has no profile" in capsys.readouterr().err
+
+
+def test_a_knob_of_software_that_nobody_saw_is_that_of_other_software() -> None:
+    rows = [cells for _, cells in read_csv(conf_dir() / "data" / "overlap" / "gemm_collective.csv", needed=NEEDED).rows]
+    software = implementation("torch_async_tp")
+    assert software is not None
+    expected = {"torch symm_mem async TP": pytest.approx(software.schedules["before"]["lost_rows"], rel=0.02), "": None}
+    for method, lost_rows in expected.items():
+        assert fitted_again("lost_rows", [cells for cells in rows if cells["method"] == method]) == lost_rows

@@ -28,7 +28,7 @@ from simulators.hardware.machine import SiteModel
 from simulators.hardware.network import Topology
 
 Floats = NDArray[np.float64]
-_VERSION = "4"
+_VERSION = "5"
 _MOST_JUDGES = 64
 _STRUCTURES = ("copy_engines", "tracked", "topology", "pim")
 _OF_STEPS = (
@@ -92,6 +92,12 @@ class Judge:
     steps: Mapping[str, Step]
     _known: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
     computed: Counter[str] = field(default_factory=Counter)
+
+    def with_ideal(self) -> Judge:
+        """The same by plans with ideal schedules, too."""
+        steps = self.steps.items()
+        ideal = {name: step.model_copy(update={"options": step.options.with_ideal()}) for name, step in steps}
+        return Judge(self.base, ideal)
 
     @property
     def num_known(self) -> int:

@@ -20,6 +20,7 @@ from dse.values import Frozen
 from simulators.hardware.device import ScheduledDevice
 from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.design import ScheduledDesign
+from simulators.steps.ideal import ideal_candidates
 from simulators.steps.iteration import Iteration
 from simulators.steps.sites import SERIAL, SITES, SiteSchedules, TensorGroup, read_schedule
 
@@ -47,6 +48,12 @@ class PlanOptions(Frozen):
             for name, site in SITES.items()
         }
         return {name: (SERIAL, *options) for name, options in self.sites.items() if has[name]}
+
+    def with_ideal(self) -> PlanOptions:
+        """The same with ideal schedules beside those of software, as the hardware alone limits them."""
+        ideal = ideal_candidates()
+        sites = {name: tuple(dict.fromkeys((*texts, *ideal[name]))) for name, texts in self.sites.items()}
+        return self.model_copy(update={"sites": sites})
 
     def num_plans(self, design: ScheduledDesign) -> int:
         """Number of plans of a step."""
@@ -195,6 +202,8 @@ class _Planner:
         changes: dict[str, Any] = {"system": self._system(places), "parallel": parallel, "sites": schedules}
         design = self._design.model_copy(update=changes)
         legal, _ = self._legal(design, (len(places),))
+        if plan["collectives"] != "in_switch" and any(each.family == "in_switch" for each in schedules.values()):
+            legal = np.zeros_like(legal)  # whose kernel orders the switch: where that adds up
         return design, legal
 
     def _system(self, places: NDArray[np.intp]) -> ScheduledDevice:

@@ -180,6 +180,7 @@ class CodesignStudy(Plain):
         yield _chosen_table(machines)
         yield from _worth_table(machines)
         yield from _slopes_table(machines)
+        yield _ideal_text(machines)
         yield from _existing_table(machines)
 
     def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
@@ -304,6 +305,16 @@ def _chosen_table(machines: Machines) -> Table:
         prices = [f"{row['die_mm2']:.0f} mm2", f"{row['power_w']:.0f} W", f"${row['cost_usd']:,.0f}"]
         shown.add_row(label, differs or "the base", *speeds, cell(machines.regret[place], "fraction"), *prices)
     return shown
+
+
+def _ideal_text(machines: Machines) -> str:
+    """What ideal schedules, which software need not run, would give on the robust machine beyond its plans."""
+    machine = machines.all[machines.chosen["robust"]]
+    judged, ideal = (judge.judge(machine, 1) for judge in (machines.judge, machines.judge.with_ideal()))
+    tokens = "tokens_per_s"
+    gains = {name: float(columns[tokens][0] / judged.steps[name][tokens][0]) for name, columns in ideal.steps.items()}
+    text = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
+    return f"the same with ideal schedules, limited by the hardware alone: {text} as fast"
 
 
 def _worth_table(machines: Machines) -> Iterator[Table | str]:

@@ -18,6 +18,8 @@ from dse_deploy.launches import LAUNCH
 from dse_deploy.reading import read, settings_of
 from dse_deploy.settings import Setting, SettingsFile, Tool, Written, tools, write
 from dse_deploy.shell import split_documents
+from simulators.steps.implementations import implementation
+from simulators.steps.sites import place_of
 from studies.plan.plan_file import SECTIONS, Plan, put_in
 
 _MOST_BYTES = 1 << 20
@@ -43,10 +45,22 @@ def settings_import(words: Sequence[str]) -> int:
         for unread in counting:
             console.print(f"changes a step, and is not modelled: {unread}", soft_wrap=True, highlight=False)
         console.print(text.rstrip(), soft_wrap=True, highlight=False)
+        for line in _of_software(settings.plan.get("sites", {})):
+            console.print(line, soft_wrap=True, highlight=False)
         for unread in dict.fromkeys(unread for unread in settings.unread if unread not in counting):
             console.print(f"means nothing to a plan: {unread}", soft_wrap=True, highlight=False)
     console.print(f"written to {out}; judge it: python -m dse plan plan={out}", soft_wrap=True)
     return 0
+
+
+def _of_software(sites: Mapping[str, str]) -> Iterator[str]:
+    """Yield which schedules software runs at the sites of a plan."""
+    for name in dict.fromkeys(text.partition(" ")[0] for text in sites.values()):
+        software = implementation(name)
+        if software is not None:
+            own = (site for site, text in sites.items() if text.partition(" ")[0] == name)
+            runs = (f"{site}: {software.schedules[place_of(software, site)]['schedule']}" for site in own)
+            yield f"{name} runs {', '.join(runs)}, at what it costs (conf/implementation)"
 
 
 def _number_of(text: str) -> int:

@@ -43,6 +43,9 @@ _BY_DEFAULT: Mapping[str, str] = {
 """Layer that overlaps by itself -> its site."""
 _BY_PIECES = ("chunked", "shard_p2p", "signalled")
 
+_RING = "transformer_engine"
+"""Implementation of a ring exchange, with what it costs (`conf/implementation`)."""
+
 Method = Literal["ring_exchange", "pipeline", "bulk", "external"]
 Flag = Annotated[Integer, Field(ge=0, le=1)]
 
@@ -175,7 +178,7 @@ def _schedule(name: str, layer: UserBuffer, tp: int) -> str:
     if layer.atomic_gemm:
         return f"signalled{by_sms}"
     in_pairs = layer.aggregate and SITES[LAYERS[name]].order == "before"
-    return (f"hetero_fused_1d num_chunks={max(1, tp // 2)}" if in_pairs else "shard_p2p") + by_sms
+    return (f"hetero_fused_1d num_chunks={max(1, tp // 2)}" if in_pairs else _RING) + by_sms
 
 
 def read_layers(tree: Any) -> dict[str, UserBuffer]:

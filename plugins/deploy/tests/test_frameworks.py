@@ -196,10 +196,10 @@ def test_layers_that_are_not_named_have_the_defaults_of_the_tool() -> None:
     sites = sites_of({"qkv_fprop": UserBuffer(method="ring_exchange", aggregate=1)}, 8)
     assert set(sites) == set(SITES)
     assert sites["attention_in"] == "hetero_fused_1d num_chunks=4"
-    assert sites["ffn_in"] == "shard_p2p"
+    assert sites["ffn_in"] == "transformer_engine"
     assert sites["ffn_out"] == "uniform_fused_1d num_chunks=4 comm_engine=cu comm_cus=16"
     assert sites["ffn_in_backward"] == "c3_sp comm_cus=16"
-    assert sites_of({}, 8)["attention_in"] == "shard_p2p"
+    assert sites_of({}, 8)["attention_in"] == "transformer_engine"
     (file,) = tools()["transformer_engine"].files
     assert read([(file, "{}")], {"parallel": {"tp": 8}}).plan["sites"] == sites_of({}, 8)
     assert "sites" not in read([(file, "null  # not initialised")], {"parallel": {"tp": 8}}).plan
@@ -242,13 +242,13 @@ def test_a_plan_is_exported_and_settings_are_imported(
     assert main(["settings", "export", "to=megatron", *words]) == 0
     output = capsys.readouterr().out
     assert "Megatron-LM needs no setting for parallel.collectives = in_switch" in output  # NCCL does so by itself
-    assert "nearest: sites.ffn_out = shard_p2p, not uniform_fused_1d num_chunks=8" in output
+    assert "nearest: sites.ffn_out = transformer_engine, not uniform_fused_1d num_chunks=8" in output
     arguments = Path("outputs/export/megatron/megatron_args.txt").read_text().splitlines()
     assert {"--tensor-model-parallel-size 4", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag"} <= set(arguments)
     assert main(["settings", "import", "settings=outputs/export/megatron", "from=megatron", "out=back.yaml"]) == 0
     back = yaml.safe_load(Path("back.yaml").read_text())
     assert back["parallel"] == {"tp": 4, "sequence_parallel": True}
-    assert back["sites"]["ffn_out"] == "shard_p2p"
+    assert back["sites"]["ffn_out"] == "transformer_engine"
     assert back["sites"]["ffn_in"] == "serial"
     assert main(["settings", "export", "plan=plan.yaml", "to=nccl"]) == 0
     assert "export NCCL_NVLS_ENABLE=1" in Path("outputs/export/nccl/nccl.env").read_text()
@@ -287,7 +287,7 @@ def test_settings_without_which_the_step_is_faster_are_not_written(
     assert "not written, as the step is slower with it: compilation-config.pass_config.enable_sp, comp" in answer
     assert "nearest: sites.ffn_in = serial, not signalled comm_engine=cu sender=tiles" in answer
     assert all(re.search(rf"^{site} +signalled .* [mµ]s +serial", answer, re.MULTILINE) for site in sites)
-    longer = ["model=llama3_8b", "run.mode=prefill", "run.sequence_length=8192", "run.batch=8"]
+    longer = ["model=llama3_70b", "run.mode=prefill", "run.sequence_length=8192", "run.batch=8"]
     assert main(["settings", "export", "plan=plan.yaml", "to=vllm", *longer]) == 0
     assert "fuse_gemm_comms: true" in Path("outputs/export/vllm/vllm.yaml").read_text()
     assert "not written" not in capsys.readouterr().out
