@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds, link_share
+from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds
 from simulators.hardware.network import Node, TokenKernel, TokenKernelKind
 from simulators.workloads.model_zoo import option_tree
 
@@ -176,7 +176,7 @@ def is_fitted(row: KernelRow) -> bool:
 def predict(kernel: TokenKernel, row: KernelRow, node: Node) -> float:
     """Time [s] of a row by constants of its kernel and direction."""
     inside: Any = np.minimum(np.asarray(row.routed.gpus), node.num_gpus)
-    share = link_share(node, inside)
+    share = node.link_share(inside)
     routed = RoutedTokens(**{**vars(row.routed), "link_share": share})
     return float(kernel_seconds(kernel, routed, num_sms=row.num_sms))
 

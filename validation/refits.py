@@ -214,9 +214,13 @@ def host(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def mixtures(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Passes over the rows of experts, and the host: published steps of mixtures, least squares of relative errors."""
+    """Constants of kernels: published steps of a table, most of them of mixtures, least squares of relative errors."""
     assert table is not None
-    steps = [step for step in read_throughput(table.parent.parent, fitted=True).steps if step.fitted]
+    steps = [
+        step
+        for step in read_throughput(table.parent.parent, fitted=True).steps
+        if step.fitted and Path(settings()[step.table]["file"]).name == table.name
+    ]
 
     def errors(values: Sequence[float]) -> list[float]:
         kernels: dict[str, Any] = {}

@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
 from simulators.hardware.machine import System
-from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
+from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.system import has_links, links_of
@@ -162,7 +162,8 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
     inside, across = ((constants or {}).get(pattern) for constants in (group.protocols, group.network))
     leaves, here = np.asarray(group.num_nodes) > 1, None
     if inside is not None:
-        here = protocol_seconds(inside, pattern, group.num_gpus, payload)
+        # GPUs of a mesh send over the links to one another alone
+        here = protocol_seconds(inside, pattern, group.num_gpus, payload / np.asarray(group.link_share))
     elif group.links is not None and pattern != "send_recv":
         here = _over_links(group.links, pattern, payload, group.num_gpus)
     if here is not None:  # what leaves a node is no faster than inside it
@@ -252,8 +253,9 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     # with one NIC a node, its GPUs share it
     nic = network * nics / np.maximum(np.minimum(gpus, per_node), 1.0)
     # fitted constants count instead of the ring where the library has them
-    measured = replace(ring, protocols=node.protocols() or None, network=_by_name(library.network))
-    return replace(measured, num_nodes=nodes, nic_bytes_per_s=nic)
+    measured = replace(ring, protocols=node.protocols() or None, network=node.network() or None)
+    share = node.link_share(np.minimum(gpus, per_node))
+    return replace(measured, num_nodes=nodes, nic_bytes_per_s=nic, link_share=share)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
@@ -262,10 +264,6 @@ def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = 
     # schedules and iterations alike: what the library was measured to reach, else what links carry
     protocols = ring.protocols if machine.costs.collective == "library" else None
     return replace(ring, protocols=protocols, links=machine if has_links(machine) else None)
-
-
-def _by_name(constants: Mapping[CollectiveKind, Protocols] | None) -> Mapping[str, Protocols] | None:
-    return {str(kind): protocols for kind, protocols in (constants or {}).items()} or None
 
 
 @dataclass(frozen=True)

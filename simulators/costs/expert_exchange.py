@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.network import ExpertLibrary, Node, TokenKernel, TokenKernels
+from simulators.hardware.network import ExpertLibrary, TokenKernel, TokenKernels
 from simulators.workloads.experts import distinct_places
 
 Floats = NDArray[np.float64]
@@ -80,14 +80,6 @@ def kernel_seconds(kernel: TokenKernel, routed: RoutedTokens, *, num_sms: ArrayL
     by_links = routed.sent_bytes / (kernel.bytes_per_s * share)
     seconds = kernel.launch_s + kernel.sm_launch_s / sms + np.cbrt(by_sms**3 + by_links**3)
     return np.asarray(np.where(np.asarray(routed.gpus) > 1, seconds, 0.0), float)
-
-
-def link_share(node: Node, gpus: ArrayLike) -> Floats:
-    """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
-    count = np.asarray(gpus, float)
-    if node.topology != "mesh":
-        return np.ones(count.shape)
-    return np.asarray(np.clip((count - 1) / np.maximum(np.asarray(node.num_gpus) - 1, 1), 1e-9, 1.0))
 
 
 def exchange_seconds(library: ExpertLibrary, direction: Direction, routed: RoutedTokens) -> Floats:

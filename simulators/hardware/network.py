@@ -5,12 +5,13 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dse.errors.rules import Rule
@@ -52,6 +53,10 @@ class Protocols(Grown):
     fill_bytes: Annotated[Number, Field(ge=1)]
     simple_s: Duration | None = None
     host_s: Duration | None = None
+
+    def within(self, bytes_per_s: Any) -> Protocols:
+        """The same over a network of a rate that they do not exceed."""
+        return self.model_copy(update={"bytes_per_s": np.minimum(self.bytes_per_s, bytes_per_s)})
 
     def faster(self, factor: Any) -> Protocols:
         """The same over links `factor` times as fast."""
@@ -196,16 +201,34 @@ class Node(WithSources, Grown):
             1.0 if measured is None or self.link_bytes_per_s is None else np.asarray(self.link_bytes_per_s) / measured
         )
 
+    def link_share(self, gpus: ArrayLike) -> NDArray[np.float64]:
+        """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
+        count = np.asarray(gpus, float)
+        if self.topology != "mesh":
+            return np.ones(count.shape)
+        return np.asarray(np.clip((count - 1) / np.maximum(np.asarray(self.num_gpus) - 1, 1), 1e-9, 1.0))
+
     def protocols(self) -> dict[str, Protocols]:
         """Constants of the library's collectives inside the node, with its links."""
         constants = {} if self.library is None else self.library.protocols or {}
         return {str(kind): of.faster(self.speed) for kind, of in constants.items()}
 
+    def network(self) -> dict[str, Protocols]:
+        """Constants of the library's collectives across nodes, which go no faster than the network's rate."""
+        library = self.library
+        constants = {} if library is None else {str(kind): of for kind, of in (library.network or {}).items()}
+        if library is None or library.network_bytes_per_s is None:
+            return constants
+        return {kind: of.within(library.network_bytes_per_s) for kind, of in constants.items()}
+
     def exchange(self) -> ExpertLibrary | None:
-        """The library of expert parallelism, whose kernels across nodes are no faster than a NIC of the node."""
-        nic = None if self.library is None else self.library.nic_bytes_per_s
-        if self.experts is None or nic is None:
+        """The library of expert parallelism, whose kernels across nodes are no faster than a NIC and its network."""
+        library = self.library
+        rates = () if library is None else (library.nic_bytes_per_s, library.network_bytes_per_s)
+        known = [rate for rate in rates if rate is not None]
+        if self.experts is None or not known:
             return self.experts
+        nic = functools.reduce(np.minimum, known)
         kernels = {
             str(kind): both if kind == "node" else both.within(nic) for kind, both in self.experts.kernels.items()
         }

@@ -138,7 +138,7 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     """The GPU at a precision and a clock, and its groups."""
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
-    gemms = gemms_of(system, precision, clock=clock)
+    gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision))
     # nothing is known of contention: no slowdown
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     at = groups(system, design.parallel)

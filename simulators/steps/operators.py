@@ -150,7 +150,8 @@ class ModelBlock:
 
     tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
     keys and values). expert_params: weights among `params` that are split over ep. weight_bytes: of all of them, where
-    they are stored in formats of their own; formats: how many have which. Order of `ops`: that of a pass.
+    they are stored in formats of their own; formats: how many have which. trained, trained_tensors: weights and
+    tensors of them that have gradients; None for all. Order of `ops`: that of a pass.
     """
 
     name: str
@@ -162,6 +163,23 @@ class ModelBlock:
     expert_params: ArrayLike = 0.0
     weight_bytes: ArrayLike | None = None
     formats: Mapping[str, ArrayLike] = field(default_factory=dict)
+    trained: ArrayLike | None = None
+    trained_tensors: ArrayLike | None = None
+
+    @property
+    def trained_params(self) -> ArrayLike:
+        """Weights of one GPU that have gradients."""
+        return self.params if self.trained is None else self.trained
+
+    @property
+    def trained_experts(self) -> ArrayLike:
+        """Those of experts among them."""
+        return self.expert_params if self.trained is None else 0.0
+
+    @property
+    def updated_tensors(self) -> ArrayLike:
+        """Tensors that an optimizer updates."""
+        return self.tensors if self.trained_tensors is None else self.trained_tensors
 
     def of(self, *phases: Phase) -> tuple[Op, ...]:
         """Its operators of some phases."""
