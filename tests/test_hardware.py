@@ -135,7 +135,8 @@ def test_a_view_reads_what_the_chosen_cost_models_need_and_no_more() -> None:
 
 @pytest.mark.slow
 def test_parts_are_chosen_apart_and_the_name_says_so() -> None:
-    tree = request(["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4"]).tree["system"]
+    words = ["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4", "system.costs.collective=links"]
+    tree = request(words).tree["system"]
     assert tree["name"] == "mi300x_8 gpu=mi210 node=mi210_mesh_4"
     assert ScheduleSystem.of({**tree, "fabric": {}}).gpu == ScheduleSystem.of(tree_of("mi210_4")).gpu
     assert ScheduleSystem.of(tree).node == ScheduleSystem.of(tree_of("mi210_4")).node

@@ -6,18 +6,21 @@ says what recipes do beside. A row that no design expresses is counted with the 
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.amd_tables import fitted as fitted_row
+from validation.amd_tables import matches, rows_of
 from validation.measured_step import Step, settings, summary
 
 TABLES = ("megatron_bridge", "nemo", "amd_training")
@@ -38,9 +41,8 @@ def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
     for name in TABLES:
         file = data / settings()[name]["file"]
         names = settings()[name].get("columns", {})
-        every = _rows(file) if file.is_file() else iter(())
-        rows = [{names.get(column, column): cell for column, cell in row.items()} for row in every]
-        for row in (row for row in rows if not fitted or _is_fitted(settings()[name], row)):
+        rows = [{names.get(column, column): cell for column, cell in row.items()} for row in rows_of(file)]
+        for row in (row for row in rows if not fitted or fitted_row(name, row)):
             step = _step(name, {**settings()[name].get("always", {}), **row})
             if isinstance(step, Step):
                 steps.append(step)
@@ -77,11 +79,6 @@ def throughput_figures(read: Throughput) -> dict[str, Any]:
     }
 
 
-def _rows(file: Path) -> Iterator[dict[str, str]]:
-    with file.open(encoding="utf-8", newline="") as text:
-        yield from csv.DictReader(line for line in text if not line.startswith("#"))
-
-
 def _step(table: str, row: Mapping[str, str]) -> Step | str:
     """The step of a row, or why it has none."""
     chosen, model, system = settings()[table], row["model"], row["system"]
@@ -96,7 +93,7 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
     seconds = _seconds(row, design)
     name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
     facts = {"model": model, "system": system, "precision": row["precision"], "mixture": "moe" in design["model"]}
-    step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, _is_fitted(chosen, row))
+    step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, fitted_row(table, row))
     try:
         step.metrics()
     except (ValueError, ConfigError) as broken:
@@ -116,21 +113,15 @@ def _seconds(row: Mapping[str, str], design: Mapping[str, Any]) -> float:
 
 def megatron_flop(design: Mapping[str, Any]) -> float:
     """FLOP of a token as Megatron-LM counts them: 6 a weight of a product, and all pairs of queries and keys."""
-    model = Transformer.model_validate(design["model"])
-    layers, hidden, head = float(model.layers), float(model.hidden), float(model.width_of_head)
-    heads, kv_heads, moe = float(model.num_heads), float(model.num_kv_heads), model.moe
-    wide = float(model.width_of_ffn) if moe is None else float(moe.experts_per_token) * float(moe.expert_ffn)
+    model, moe = Transformer.model_validate(design["model"]), design["model"].get("moe")
+    numbers = model.layers, model.hidden, model.width_of_head, model.num_heads, model.num_kv_heads, model.width_of_ffn
+    layers, hidden, head, heads, kv_heads, wide = (float(np.asarray(number)) for number in numbers)
+    if moe is not None:
+        wide = float(moe["experts_per_token"]) * float(moe["expert_ffn"])
     each = hidden * (2 * (heads + kv_heads) * head + (3 if model.gated else 2) * wide)
-    return 6 * (layers * each + model.vocab * hidden) + 12 * layers * heads * head * float(design["run"]["sequence_length"])
-
-
-def _is_fitted(chosen: Mapping[str, Any], row: Mapping[str, str]) -> bool:
-    """Tell whether a constant was fitted on a row."""
-    return any(_matches(cells, row) for cells in chosen.get("fitted_on", ()))
-
-
-def _matches(cells: Mapping[str, Any], row: Mapping[str, str]) -> bool:
-    return all(row.get(name) in values for name, values in cells.items())
+    return 6 * (layers * each + model.vocab * hidden) + 12 * layers * heads * head * float(
+        design["run"]["sequence_length"]
+    )
 
 
 def _number(cell: str) -> int:
@@ -157,7 +148,7 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
     }
     for recipe in chosen["recipes"]:
         sections = {name: recipe[name] for name in ("run", "parallel", "kernels", "experts") if name in recipe}
-        if _matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
+        if matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
             for name, values in sections.items():
                 part = tree["kernels"] if name == "experts" else tree
                 part[name] = {**(part.get(name) or {}), **values}

@@ -72,9 +72,10 @@ class CollectiveLibrary(Grown):
     through one NIC, or each GPU through its own. network_latency_s: latency of a step across nodes; None: as inside.
     nic_bytes_per_s: rate of the port of such a NIC, which nothing exceeds that leaves the node; None: not known.
     link_bytes_per_s: rate of the node's links with which all rates inside it (and in its switch) were measured, and
-    with which they grow; None: they stay as they are. protocols, network: constants of collectives that were measured
-    by size inside the node and across nodes; rings describe the others. name: of the library in measured tables, where
-    several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
+    with which they grow; None: they stay as they are. mesh_gpus: GPUs of the mesh that its protocols were measured on,
+    each with a link to all others; None where a switch joins them. protocols, network: constants of collectives that
+    were measured by size inside the node and across nodes; rings describe the others. name: of the library in measured
+    tables, where several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
     """
 
     name: str | None = None
@@ -86,6 +87,7 @@ class CollectiveLibrary(Grown):
     network_latency_s: Duration | None = None
     nic_bytes_per_s: Bandwidth | None = None
     link_bytes_per_s: Bandwidth | None = None
+    mesh_gpus: Annotated[Integer | None, knob(structural=True, ge=2, le=1024)] = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
     network: Mapping[CollectiveKind, Protocols] | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
@@ -210,8 +212,11 @@ class Node(WithSources, Grown):
 
     def protocols(self) -> dict[str, Protocols]:
         """Constants of the library's collectives inside the node, with its links."""
-        constants = {} if self.library is None else self.library.protocols or {}
-        return {str(kind): of.faster(self.speed) for kind, of in constants.items()}
+        if self.library is None:
+            return {}
+        meshed = self.library.mesh_gpus
+        links = 1.0 if meshed is None or self.topology != "mesh" else (self.num_gpus - 1) / (meshed - 1)
+        return {str(kind): of.faster(self.speed * links) for kind, of in (self.library.protocols or {}).items()}
 
     def network(self) -> dict[str, Protocols]:
         """Constants of the library's collectives across nodes, which go no faster than the network's rate."""

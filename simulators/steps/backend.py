@@ -114,6 +114,8 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
         for name in ("host_s", "host_launch_s", "host_batch_s")
         if design.run.mode not in kernels.graphs  # a graph is launched whole, so that the host does not count
     }
+    if kernels.host_sequence_s is not None and design.run.mode != "training":
+        host["host_s"] = np.asarray(host.get("host_s", 0.0)) + kernels.host_sequence_s * np.asarray(design.run.batch)
     shards = kernels.shard_copies
     passes = MicroBatch(
         _blocks(design),

@@ -39,12 +39,12 @@ def adapter(sizes: Sizes, name: str, work: Product) -> Iterator[Op]:
     if sizes.run.adapters is None or sizes.run.mode != "training":
         return
     rank = np.asarray(sizes.run.adapters, float)
-    read, added = (sizes.element * np.asarray(width, float) * work.n for width in (work.k, work.m))
+    m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
     # of kind attention: products of activations' precision, with two gradients each
-    yield _moved(f"{name} adapter dropout", _DROPOUT * read)
-    yield Op(f"{name} adapter down", "attention", "forward", product(rank, work.n, work.k))
-    yield Op(f"{name} adapter up", "attention", "forward", product(work.m, work.n, rank))
-    yield _moved(f"{name} adapter sum", 3 * added)
+    yield _moved(f"{name} adapter dropout", _DROPOUT * sizes.element * k * n)
+    yield Op(f"{name} adapter down", "attention", "forward", product(rank, n, k))
+    yield Op(f"{name} adapter up", "attention", "forward", product(m, n, rank))
+    yield _moved(f"{name} adapter sum", 3 * sizes.element * m * n)
 
 
 def _moved(name: str, moved: Any) -> Op:
@@ -171,8 +171,8 @@ def _streamed_back(sizes: Sizes, op: Op) -> Stream:
     assert isinstance(op.work, Stream)
     if op.kind == "attention":
         moved = np.asarray(op.work.bytes) * 2  # operands and their gradients
-        share = sizes.kernels.flash_backward_share
-        share = op.work.share_of_peak if share is None else share
+        known = sizes.kernels.flash_backward_share
+        share = op.work.share_of_peak if known is None else known
         return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD, share_of_peak=share)
     if op.work.like in ("rotary", "add") or op.name.startswith(COPIED):
         return op.work  # as much back as forward

@@ -48,7 +48,7 @@ from simulators.workloads.stored import Part
 Floats = NDArray[np.float64]
 
 _FP32 = 4  # bytes
-_FROZEN = {"trained": 0.0, "trained_tensors": 0.0}
+_FROZEN: dict[str, Any] = {"trained": 0.0, "trained_tensors": 0.0}
 
 
 def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[ModelBlock, ...]:

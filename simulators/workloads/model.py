@@ -370,6 +370,9 @@ class ExpertKernels(Frozen):
     graphed: Annotated[tuple[Literal["attention"], ...], knob(structural=True)] = ()
 
 
+_LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s")
+
+
 class Kernels(SourcedValue):
     """Kernels of a framework for operators other than GEMMs.
 
@@ -384,9 +387,10 @@ class Kernels(SourcedValue):
     so that old designs keep their keys. shard_copies: over weights that dp splits, after they are gathered (forward),
     and over their gradients, before they are reduced (backward). host_s: time of an iteration in which the GPU waits
     for the host. host_launch_s: time that the host spends on one kernel of a pass (`simulators.steps.launches`).
-    host_batch_s: on a micro-batch before its passes, while the GPU waits. graphs: modes of a step whose kernels are
-    replayed as one graph, so that the host is not waited for; a design without them says nothing of it. experts: of
-    layers with experts; None for one pass in order, and no more launches than operators.
+    host_batch_s: on a micro-batch before its passes, while the GPU waits. host_sequence_s: on each sequence between two
+    steps of inference (scheduler, sampler), graphs or not. graphs: modes of a step whose kernels are replayed as one
+    graph, so that the host is not waited for; a design without them says nothing of it. experts: of layers with
+    experts; None for one pass in order, and no more launches than operators.
     """
 
     name: str
@@ -408,6 +412,7 @@ class Kernels(SourcedValue):
     host_s: Seconds | None = None
     host_launch_s: Seconds | None = None
     host_batch_s: Seconds | None = None
+    host_sequence_s: Seconds | None = None
     graphs: Annotated[tuple[Literal["training", "prefill", "decode"], ...], knob(structural=True)] = ()
     experts: ExpertKernels | None = None
 
@@ -416,7 +421,6 @@ class Kernels(SourcedValue):
         return {str(name): share for name, share in self.product_share.items()}.get(precision, 1.0)
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `tile_casts`, `graphs` and `experts` only where there are any."""
-        absent = (("tile_casts", None), ("graphs", ()), ("experts", None), ("flash_backward_share", None))
-        absent = (*absent, ("product_share", {}))
-        yield from ((name, value) for name, value in super().__iter__() if (name, value) not in absent)
+        """Iterate over the fields; those that came later only where they are given: old designs keep their keys."""
+        absent: dict[str, Any] = dict.fromkeys(_LATER_KERNELS) | {"graphs": (), "product_share": {}}
+        yield from ((name, value) for name, value in super().__iter__() if name not in absent or value != absent[name])

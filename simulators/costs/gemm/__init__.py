@@ -48,7 +48,8 @@ Gemms: TypeAlias = "WaveGemms | FittedGemms"
 def gemms_of(machine: System, precision: str, *, clock: ArrayLike | None = None, share: ArrayLike = 1.0) -> Gemms:
     """The GPU of a machine as its model of GEMMs reads it, at a clock over that of kernels measured one by one.
 
-    clock: None for that of GEMMs under load. share: of the rate of these that a framework's products reach. Raises ValueError where the GPU lacks what the model needs.
+    clock: None for that of GEMMs under load. share: of the rate of these that a framework's products reach. Raises
+    ValueError where the GPU lacks what the model needs.
     """
     if machine.gemm_model(precision) == "waves":  # whose rates are sustained
         return WaveGemms.of(machine.gpu, precision).slower(1 / np.asarray(share))
