@@ -95,6 +95,21 @@ def experts(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit(values)
 
 
+def nodes(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Time for each node, and incast, of dispatch and combine across nodes (`validation.expert_rows.fit_nodes`)."""
+    assert table is not None
+    values = dict[Number, float]()
+    rows = [row for row in expert_rows.read_rows(table) if expert_rows.is_fitted_by_nodes(row)]
+    for number in numbers:
+        name, direction = (number.path.split(".")[place] for place in (-1, -2))
+        own = [row for row in rows if row.direction == direction]
+        node = expert_rows.node_of(own[0].device)
+        kernel = expert_rows.constants_of(own[0], node)
+        assert kernel is not None
+        values[number] = _rounded(getattr(expert_rows.fit_nodes(own, kernel, node), name))
+    return Refit(values)
+
+
 def links(numbers: Sequence[Number], table: Path | None) -> Refit:
     """Share of a link that the library's collectives reach: bytes that a GPU receives over time and the link's rate."""
     assert table is not None
@@ -298,6 +313,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "rings": collectives,
     "collectives": collectives,
     "experts": experts,
+    "nodes": nodes,
     "links": links,
     "stores": stores,
     "software": software,

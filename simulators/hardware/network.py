@@ -120,12 +120,13 @@ class InSwitch(Grown):
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
 
 
-class TokenKernel(Frozen):
+class TokenKernel(Grown):
     """Fitted constants of a kernel that moves tokens to experts or back (`simulators.costs.expert_exchange`).
 
     launch_s: of a call. sm_launch_s: time beyond it that SMs share. token_s, copy_s: time of an SM for a token, and for
     each GPU that it goes to. passes: over the token's bytes beside those for each GPU. bytes_per_s_per_sm: rate of an
-    SM. bytes_per_s: rate of a GPU's links; of its NIC, where tokens leave the node.
+    SM. bytes_per_s: rate of a GPU's links; of its NIC, where tokens leave the node. node_s: time of a call for each
+    node beyond two. incast_nodes: other nodes up to which a NIC keeps its rate; None: it always does.
     """
 
     launch_s: Duration
@@ -135,6 +136,8 @@ class TokenKernel(Frozen):
     passes: Annotated[Number, Field(ge=0, le=100)]
     bytes_per_s_per_sm: Bandwidth
     bytes_per_s: Bandwidth
+    node_s: Seconds | None = None
+    incast_nodes: Annotated[Number, Field(ge=1, le=4096)] | None = None
 
 
 class TokenKernels(Frozen):

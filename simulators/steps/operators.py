@@ -76,6 +76,7 @@ class Stream:
 
     share_of_peak: the rate at which these FLOP run. like: the operator of a layer that one kernel computes, whose
     fitted constants count where the device has them; like_bytes: what this operator moves, without what is fused to it.
+    again: bytes that are read again, from the last-level cache.
     """
 
     bytes: ArrayLike
@@ -84,6 +85,7 @@ class Stream:
     share_of_peak: ArrayLike = 1.0
     like: StreamKind | None = None
     like_bytes: ArrayLike = 0.0
+    again: ArrayLike = 0.0
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
     if isinstance(work, Stream):
         flop = np.asarray(work.flop, float)
         cost = streaming_cost(
-            platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels
+            platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels, again=work.again
         )
         seconds = _stream_s(work, platform, cost.seconds)  # fitted constants count where there are any
         cost = replace(cost, flop=np.broadcast_to(flop, seconds.shape), seconds=seconds)

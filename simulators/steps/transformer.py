@@ -191,10 +191,12 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
         seen = sizes.seen  # of all pairs of a query and a key
         read = sizes.cached if sizes.run.mode == "decode" else c  # only decoding reads keys from the cache
         narrower = sizes.cached_element / sizes.element if sizes.run.mode == "decode" else 1.0
-        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * (narrower * read))
-        yield Op(
-            f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share)
-        )
+        keys = sizes.element * sizes.sequences * d * 2 * sizes.kv_heads * (narrower * read)
+        moved = sizes.element * sizes.sequences * d * 2 * sizes.heads * s + keys
+        by_each = sizes.kernels.keys_read == "per_head" and sizes.run.mode == "decode"
+        again = (sizes.heads / sizes.kv_heads - 1) * keys if by_each else 0.0
+        work = Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share, again=again)
+        yield Op(f"{prefix}flash", "attention", "forward", work)
         return
     yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
     yield stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)

@@ -377,20 +377,21 @@ class Kernels(SourcedValue):
     """Kernels of a framework for operators other than GEMMs.
 
     flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
-    for three kernels; flash_backward_share: that of its backward pass, None for the same. product_share: rate of
-    products over that of the machine's GEMMs by precision, in steps of this software. What follows is None where there
-    is none of it. loss: passes over logits, where they are not those of softmax. transposes: passes over tensors of
-    tokens x width that attention copies into another order. gradient_passes: over gradients, to add those of a micro-
-    batch to those before. token_copies: over the whole tensor, to put its tokens in order after each all-gather and
-    before each reduce-scatter of sequence parallelism. casts: of inputs of a linear layer, and of the gradient of its
-    output, into the format of `run.products`. tile_casts: the same by tiles; a design without them says nothing of it,
-    so that old designs keep their keys. shard_copies: over weights that dp splits, after they are gathered (forward),
-    and over their gradients, before they are reduced (backward). host_s: time of an iteration in which the GPU waits
-    for the host. host_launch_s: time that the host spends on one kernel of a pass (`simulators.steps.launches`).
-    host_batch_s: on a micro-batch before its passes, while the GPU waits. host_sequence_s: on each sequence between two
-    steps of inference (scheduler, sampler), graphs or not. graphs: modes of a step whose kernels are replayed as one
-    graph, so that the host is not waited for; a design without them says nothing of it. experts: of layers with
-    experts; None for one pass in order, and no more launches than operators.
+    for three kernels; flash_backward_share: that of its backward pass, None for the same. keys_read: keys and values of
+    a decode step are read once by all heads that share them, or by each of these, but for the first from the last-level
+    cache. product_share: rate of products over that of the machine's GEMMs by precision, in steps of this software.
+    What follows is None where there is none of it. loss: passes over logits, where they are not those of softmax.
+    transposes: passes over tensors of tokens x width that attention copies into another order. gradient_passes: over
+    gradients, to add those of a micro- batch to those before. token_copies: over the whole tensor, to put its tokens in
+    order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of inputs of a linear
+    layer, and of the gradient of its output, into the format of `run.products`. tile_casts: the same by tiles; a design
+    without them says nothing of it, so that old designs keep their keys. shard_copies: over weights that dp splits,
+    after they are gathered (forward), and over their gradients, before they are reduced (backward). host_s: time of an
+    iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass
+    (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes, while the GPU waits.
+    host_sequence_s: on each sequence between two steps of inference (scheduler, sampler), graphs or not. graphs: modes
+    of a step whose kernels are replayed as one graph, so that the host is not waited for; a design without them says
+    nothing of it. experts: of layers with experts; None for one pass in order, and no more launches than operators.
     """
 
     name: str
@@ -400,6 +401,7 @@ class Kernels(SourcedValue):
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
     flash_backward_share: Annotated[Share | None, knob(structural=True)] = None
+    keys_read: Annotated[Literal["once", "per_head"], knob(structural=True)] = "once"
     product_share: Mapping[Precision, Annotated[Number, Field(gt=0, le=4)]] = {}
     batched: BatchedGemmRates
     loss: Passes | None = None
@@ -422,5 +424,5 @@ class Kernels(SourcedValue):
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; those that came later only where they are given: old designs keep their keys."""
-        absent: dict[str, Any] = dict.fromkeys(_LATER_KERNELS) | {"graphs": (), "product_share": {}}
+        absent: dict[str, Any] = dict.fromkeys(_LATER_KERNELS) | {"graphs": (), "product_share": {}, "keys_read": "once"}
         yield from ((name, value) for name, value in super().__iter__() if name not in absent or value != absent[name])
