@@ -53,7 +53,7 @@ from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisatio
 from simulators.steps.operators import ModelBlock, Platform
 from simulators.steps.passes import MicroBatch
 from simulators.steps.quantised import QuantisedWeights, WeightQuantiser
-from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
+from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, SOFTWARE, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
@@ -302,7 +302,7 @@ class StepBackend(Backend):
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
-        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN)
+        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN, SOFTWARE)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
         for name in StepDesign.model_fields:
