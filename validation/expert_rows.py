@@ -232,7 +232,9 @@ def fit_nodes(rows: Sequence[KernelRow], kernel: TokenKernel, node: Node) -> Tok
         node_s, incast = (float(value) for value in np.exp(logs))
         return kernel.model_copy(update={"node_s": node_s, "incast_nodes": incast})
 
-    best = least_squares(lambda logs: [np.log(predict(of(logs), row, node) / row.seconds) for row in rows], np.log([2e-5, 3.0]))
+    best = least_squares(
+        lambda logs: [np.log(predict(of(logs), row, node) / row.seconds) for row in rows], np.log([2e-5, 3.0])
+    )
     return of(best.x)
 
 

@@ -165,7 +165,8 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
         # GPUs of a mesh send over the links to one another alone
         here = protocol_seconds(inside, pattern, group.num_gpus, payload / np.asarray(group.link_share))
     elif group.links is not None and pattern != "send_recv":
-        here = _over_links(group.links, pattern, payload, group.num_gpus)
+        together = np.ceil(np.asarray(group.num_gpus, float) / np.asarray(group.num_nodes))  # of them in a node
+        here = _over_links(group.links, pattern, payload, together)
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
     # each GPU sends to all other nodes by its own NIC

@@ -10,11 +10,12 @@ T tokens of a GPU, w bytes each, go to r different GPUs, and to m different node
 
     time     launch + (N - 2) node + sm_launch / S + (t_s^3 + t_l^3)^(1/3)
 
-DeepEP and MORI send a token once to each node by the NIC, and from there to the GPUs by the links (README of
-deepseek-ai/DeepEP). The cubic sum stands for min(SMs, links), rounded as of GEMMs (`simulators.costs.gemm.library`;
-derived). Where more than i other nodes send to a NIC its rate falls with their number, up to the eight nodes that were
-measured (derived: on eight nodes of H100 it halves, whatever the SMs and the tokens). The library has kernels that wait for notifications of counts: their time is in `launch`. Constants of each
-kernel and direction are fitted on some rows and judged on the others (`validation.expert_rows`).
+DeepEP and MORI send a token once to each node by the NIC, and from there to the GPUs by the links (README of deepseek-
+ai/DeepEP). The cubic sum stands for min(SMs, links), rounded as of GEMMs (`simulators.costs.gemm.library`; derived).
+Where more than i other nodes send to a NIC its rate falls with their number, up to the eight nodes that were measured
+(derived: on eight nodes of H100 it halves, whatever the SMs and the tokens). The library has kernels that wait for
+notifications of counts: their time is in `launch`. Constants of each kernel and direction are fitted on some rows and
+judged on the others (`validation.expert_rows`).
 """
 
 from __future__ import annotations

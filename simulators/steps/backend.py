@@ -49,7 +49,7 @@ from simulators.steps.exchanges import OverlappedExchanges
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Gradients, Iteration
 from simulators.steps.layouts import Steps
-from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
+from simulators.steps.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
 from simulators.steps.operators import ModelBlock, Platform
 from simulators.steps.passes import MicroBatch
 from simulators.steps.quantised import QuantisedWeights, WeightQuantiser
@@ -61,7 +61,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "12"  # part of every result's key: raised where results change
+_VERSION = "13"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -473,7 +473,7 @@ def _legal(design: StepDesign, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_
 def _step(design: StepDesign) -> tuple[Iteration, Floats]:
     """The iteration of a design, and the share of a GPU's memory that it takes."""
     step, room = iteration(design), design.system.gpu.hbm_bytes
-    return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
+    return step, np.asarray(memory(step, np.inf if room is None else room)["memory_share"], float)
 
 
 def _sites(design: StepDesign) -> frozenset[str]:

@@ -44,6 +44,7 @@ _SCHEDULES: tuple[Mapping[str, Any], ...] = (
     {"pipeline": "zb_h1"},
 )
 """Schedules of pipelines that layouts are ranked by, beside their own."""
+_STATE, _GRADIENTS = 1, 2  # of an optimizer, and of weights, that `zero` splits
 # what takes the least memory: tried where nothing fits
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 
@@ -207,16 +208,20 @@ class LayoutQuestion:
     def candidates(self, **only: Sequence[Any]) -> Candidates:
         """All layouts that break no rule, the best with serial sites and its own pipeline first."""
         found, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
-        for choice in self._structures(only):
-            numbers = self._numbers(cp=choice["cp"], ep=choice["ep"])
-            if not len(numbers):
-                continue
-            design = self._design(choice, numbers)
-            legal, why = self.steps.legal(design, (len(numbers),))
-            reasons.update(dict.fromkeys(why))
-            for at, seconds, best, share in self._computed(design, legal):
-                sizes = dict(zip(_NUMBERS, numbers[at].tolist(), strict=True))
-                found.append((seconds, best, share, Layout(**sizes, **choice)))
+        values = self._values(only)
+        for cp, ep in itertools.product(values["cp"], values["ep"]):
+            numbers = self._numbers(cp=cp, ep=ep)
+            roomy = np.zeros(len(numbers), bool)  # layouts that fit with the optimizer's state split alone
+            for zero in values["zero"]:
+                left = ~roomy if zero == _GRADIENTS else np.ones(len(numbers), bool)
+                for recompute in values["recompute"]:
+                    choice = {"cp": cp, "ep": ep, "zero": zero, "recompute": recompute}
+                    rows = list(self._layouts(choice, numbers, np.flatnonzero(left), reasons))
+                    found += [row for _, row in rows]
+                    # what fits is not slowed by computing more of it again
+                    left[[at for at, (*_, share, _) in rows if share <= 1]] = False
+                    if zero == _STATE and recompute == "none":
+                        roomy = ~left
         found.sort(key=lambda row: row[0])  # by time with its own pipeline
         return Candidates(
             [layout for *_, layout in found],
@@ -225,8 +230,24 @@ class LayoutQuestion:
             list(reasons),
         )
 
-    def _structures(self, only: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield combinations of values that change which operators there are."""
+    def _layouts(
+        self, choice: Mapping[str, Any], numbers: NDArray[np.int64], places: NDArray[np.intp], reasons: dict[str, None]
+    ) -> Iterator[tuple[int, tuple[float, float, float, Layout]]]:
+        """Yield of some rows of numbers the places, and times, memory and layout of those that break no rule.
+
+        reasons: of those that do, which are added to it.
+        """
+        if not len(places):
+            return
+        design = self._design(choice, numbers[places])
+        legal, why = self.steps.legal(design, (len(places),))
+        reasons.update(dict.fromkeys(why))
+        for at, seconds, best, share in self._computed(design, legal):
+            sizes = dict(zip(_NUMBERS, numbers[places[at]].tolist(), strict=True))
+            yield int(places[at]), (seconds, best, share, Layout(**sizes, **choice))
+
+    def _values(self, only: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Values that change which operators there are, by name."""
         mode = get_path(self.tree, "run.mode")
         training = mode == "training"
         experts = get_path(self.tree, "model.moe.experts")
@@ -242,8 +263,7 @@ class LayoutQuestion:
         values |= {name: several for name, several in only.items() if training or name in ("cp", "ep")}
         # what the user has typed stands
         values |= {name: [value] for name, value in self.asked.fixed.items() if name in values}
-        for chosen in itertools.product(*values.values()):
-            yield dict(zip(values, chosen, strict=True))
+        return values
 
     def _numbers(self, *, cp: int, ep: int) -> NDArray[np.int64]:
         """Rows of (tp, pp, dp, batch, micro_batches) that give all GPUs and all sequences something to do."""

@@ -109,7 +109,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "dp_over_backward": np.divide(gradients.dp_s, backward) if passes.is_training else np.zeros(()),
         **_intensities(iteration),
         **_work(iteration, compute, busy),
-        **_memory(iteration, hbm_bytes),
+        **memory(iteration, hbm_bytes),
         **{f"share_{kind}": m * passes.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
         "share_optimizer": iteration.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
@@ -223,7 +223,7 @@ def _whole_bytes(iteration: Iteration) -> Any:
     return passes.run.element_bytes * gathered + gradients
 
 
-def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
+def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the GPU that holds most: of the first stage, or of the last one, with the micro-batches that are in
     flight there. Inference keeps keys and values of all micro-batches.
     """

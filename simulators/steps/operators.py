@@ -304,9 +304,8 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
         return OperatorCost(moved.flop, moved.hbm_bytes, moved.wire_bytes, _exchange_s(work, platform, moved.seconds))
     if isinstance(work, Stream):
         flop = np.asarray(work.flop, float)
-        cost = streaming_cost(
-            platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels, again=work.again
-        )
+        at_peak = flop / np.asarray(work.share_of_peak)
+        cost = streaming_cost(platform.chip, work.bytes, flop=at_peak, kernels=work.kernels, again=work.again)
         seconds = _stream_s(work, platform, cost.seconds)  # fitted constants count where there are any
         cost = replace(cost, flop=np.broadcast_to(flop, seconds.shape), seconds=seconds)
     else:

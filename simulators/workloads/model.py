@@ -424,5 +424,9 @@ class Kernels(SourcedValue):
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; those that came later only where they are given: old designs keep their keys."""
-        absent: dict[str, Any] = dict.fromkeys(_LATER_KERNELS) | {"graphs": (), "product_share": {}, "keys_read": "once"}
+        absent: dict[str, Any] = dict.fromkeys(_LATER_KERNELS) | {
+            "graphs": (),
+            "product_share": {},
+            "keys_read": "once",
+        }
         yield from ((name, value) for name, value in super().__iter__() if name not in absent or value != absent[name])
