@@ -189,6 +189,15 @@ class LayoutQuestion:
         sequences = int(np.asarray(design.parallel.dp) * np.asarray(run.micro_batches) * np.asarray(run.batch))
         return cls(serial, asked, gpus, sequences, steps)
 
+    def best(self) -> tuple[Layout, float]:
+        """The best layout with serial sites, and its time [s]. Raises ConfigError where none fits."""
+        serial = self.candidates()
+        fitting = serial.fitting
+        if not fitting.layouts:
+            raise ConfigError([self._why_none(serial)])
+        least = int(np.argmin(fitting.seconds))
+        return fitting.layouts[least], float(fitting.seconds[least])
+
     def chosen(self) -> list[Layout]:
         """The layouts whose schedules are worth a search, and the best one with serial sites. Raises ConfigError.
 
