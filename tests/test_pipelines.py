@@ -231,6 +231,15 @@ def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, An
     names = ("zb_h2", "zb_h1", "1f1b", "gpipe")
     times = [metrics({**drawn, "parallel.pipeline": name})["iteration_s"] for name in names]
     assert times == sorted(times)
+    turned = {name: metrics({**drawn, "parallel.pipeline": name}) for name in ("zbv", "v_half", "v_min")}
+    bubbles = [
+        metrics({**drawn, "parallel.pipeline": "1f1b"})["bubble_s"],
+        *(each["bubble_s"] for each in turned.values()),
+    ]
+    assert bubbles[1] <= bubbles[0]
+    assert bubbles[2] <= bubbles[3] <= bubbles[0]
+    kept = [each["activation_bytes"] for each in turned.values()]
+    assert kept == sorted(kept, reverse=True)
     split = {**drawn, "parallel.pipeline": "interleaved"}
     assert metrics(split)["iteration_s"] == times[2]
     if pp == 2:

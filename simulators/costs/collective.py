@@ -30,11 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dse.values import Memo
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
 from simulators.hardware.machine import System
@@ -48,6 +50,7 @@ Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "b
 Algorithm = Literal["ring", "direct", "tree", "in_switch"]
 
 _LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
+_PARTS = Memo[System](64)  # of a node's GPUs, each with the links between them
 _REDUCES = ("all_reduce", "reduce_scatter")  # patterns that add
 
 
@@ -149,7 +152,7 @@ def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus
     counts, size = np.broadcast_arrays(np.asarray(num_gpus, float), payload)
     seconds = np.zeros(size.shape)  # a single GPU sends nothing
     for count in np.unique(counts[counts > 1]):  # few group sizes in a batch: each has links of its own
-        system = links_of(machine, int(count))
+        system = _PARTS.get(partial(links_of, machine, int(count)), machine, key=int(count))
         by = TransferMode("cu", library_cus(system, pattern), pattern)
         seconds = np.where(counts == count, alone(system, size, by=by), seconds)
     return seconds
