@@ -232,10 +232,8 @@ def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, An
     times = [metrics({**drawn, "parallel.pipeline": name})["iteration_s"] for name in names]
     assert times == sorted(times)
     turned = {name: metrics({**drawn, "parallel.pipeline": name}) for name in ("zbv", "v_half", "v_min")}
-    bubbles = [
-        metrics({**drawn, "parallel.pipeline": "1f1b"})["bubble_s"],
-        *(each["bubble_s"] for each in turned.values()),
-    ]
+    plain = metrics({**drawn, "parallel.pipeline": "1f1b"})
+    bubbles = [each["bubble_s"] for each in (plain, *turned.values())]
     assert bubbles[1] <= bubbles[0]
     assert bubbles[2] <= bubbles[3] <= bubbles[0]
     kept = [each["activation_bytes"] for each in turned.values()]

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.config.compose import request
-from dse.config.options import list_options
+from dse.config.options import conf_dir, list_options
+from dse.config.yaml_checks import load_yaml
 from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
 from simulators.steps.backend import iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.frameworks import tool_facts
-from studies.plan.stacks import defaults_of, stack_words
+from studies.plan.stacks import defaults_of, measured_line, stack_words
 from tests.iterations import metrics, step
 from tests.support import shipped
 from validation.plan_matrix import LIMIT_S, answers, questions
@@ -61,6 +62,19 @@ def test_a_chosen_model_is_the_one_that_is_planned(name: str) -> None:
     composed = request(["study=plan", f"model={name}"])
     assert composed.problems == ()
     assert composed.tree["model"] == model_tree(name)
+
+
+def test_a_published_measurement_stands_beside_a_step_of_the_same_configuration() -> None:
+    published = load_yaml(conf_dir() / "data" / "steps_measured.yaml")["steps"]
+    for row in published:
+        design = {
+            "model": model_tree(row["model"]),
+            "system": {"gpu": {"name": row["gpu"]}},
+            "run": {"mode": "training", "products": row["products"], "sequence_length": row["sequence_length"]},
+            "parallel": {"dp": row["gpus"]},
+        }
+        assert f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s" in measured_line(design)
+        assert measured_line({**design, "parallel": {"dp": 7}}) == ""
 
 
 @given(rank=st.integers(1, 256), more=st.integers(1, 256))

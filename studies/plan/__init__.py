@@ -36,7 +36,7 @@ from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
-from studies.plan.stacks import named, stack_words
+from studies.plan.stacks import measured_line, named, stack_words
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
@@ -65,6 +65,8 @@ class PlanStudy(Plain):
             yield _before_and_after(plan)
             if plan.before is not plan.serial:
                 yield _nothing_overlapped(plan)
+            if published := measured_line(plan.point_tree(plan.best)):
+                yield published
             yield stored_line(plan.design(plan.best), plan.best)
             if plan.choices:
                 yield _choices_table(plan)

@@ -6,11 +6,15 @@ defaults are what the software does where nothing is set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dse.config.options import conf_dir
+from dse.config.yaml_checks import load_yaml
 from dse.space import get_path
 from simulators.steps.choices import OFF
+from simulators.workloads.public_models import aliases
 from studies.plan.frameworks import tool_facts
 
 _OF_RUN: Mapping[str, tuple[str, str]] = {"training": ("megatron_2026", "primus")}
@@ -45,3 +49,28 @@ def defaults_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def named(config: Mapping[str, Any]) -> str:
     """The software of a run by its name."""
     return str(get_path(config, "stack.name"))
+
+
+def measured_line(design: Mapping[str, Any]) -> str:
+    """What was measured and published of the same configuration; empty where `steps_measured.yaml` has nothing.
+
+    design: the tree of a step. Layout and batch of the published step may be others.
+    """
+    run = design["run"]
+    if run.get("mode", "training") != "training":
+        return ""
+    table = load_yaml(conf_dir() / "data" / "steps_measured.yaml")
+    degrees = (int(design["parallel"].get(name, 1)) for name in ("tp", "pp", "dp", "cp"))
+    asked = {
+        "model": aliases().get(design["model"]["name"], design["model"]["name"]),
+        "gpu": get_path(design, "system.gpu.name"),
+        "gpus": math.prod(degrees),
+        "products": run.get("products"),
+        "sequence_length": run["sequence_length"],
+    }
+    for row in table["steps"]:
+        same = {**row, "model": aliases().get(row["model"], row["model"])}
+        if all(same[name] == value for name, value in asked.items()):
+            of = table["sources"][row["of"]]
+            return f"measured: {row['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU by {of['title']} ({of['source']})"
+    return ""
