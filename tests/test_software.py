@@ -79,10 +79,10 @@ def test_a_published_measurement_stands_beside_a_step_of_the_same_configuration(
 
 @given(rank=st.integers(1, 256), more=st.integers(1, 256))
 def test_adapters_cost_more_the_wider_and_less_than_training_all(rank: int, more: int) -> None:
-    whole, narrow, wide = (of_llama({"run.adapters": width}) for width in (None, rank, rank + more))
-    assert narrow["iteration_s"] <= wide["iteration_s"] < whole["iteration_s"]
-    assert narrow["optimizer_s"] < 0.2 * whole["optimizer_s"]
-    assert narrow["state_bytes"] < wide["state_bytes"] < 0.5 * whole["state_bytes"]
+    full, narrow, wide = (of_llama({"run.adapters": width}) for width in (None, rank, rank + more))
+    assert narrow["iteration_s"] <= wide["iteration_s"] < full["iteration_s"]
+    assert narrow["optimizer_s"] < 0.2 * full["optimizer_s"]
+    assert narrow["state_bytes"] < wide["state_bytes"] < 0.5 * full["state_bytes"]
 
 
 def test_frozen_weights_have_no_gradients() -> None:
@@ -105,8 +105,8 @@ def test_layers_that_are_computed_again_lie_between_none_and_all(layers: int) ->
 @given(batch=st.integers(1, 64))
 def test_heads_that_read_keys_each_for_itself_take_longer_where_they_share_them(batch: int) -> None:
     values = {"run.mode": "decode", "run.batch": batch}
-    once, each = (of_llama(values, kernels=name) for name in ("flash", "tensorrt_llm_2023"))
-    assert each["iteration_s"] >= once["iteration_s"]
+    shared, apart = (of_llama(values, kernels=name) for name in ("flash", "tensorrt_llm_2023"))
+    assert apart["iteration_s"] >= shared["iteration_s"]
     alone = {**LLAMA, "kv_heads": LLAMA["heads"]}
     same = [of_llama(values, kernels=name, model=alone)["iteration_s"] for name in ("flash", "tensorrt_llm_2023")]
     assert same[0] == same[1]
@@ -118,11 +118,11 @@ def test_more_nodes_never_take_less_time(nodes: int, more: int, tokens: int) -> 
 
     library = node_of("h100_sxm").experts
     assert library is not None
-    few, many = (
+    near, far = (
         kernel_seconds(library.kernels["network"].combine, RoutedTokens(tokens, 14336, 256, 8, 8 * n, n), num_sms=20)
         for n in (nodes, nodes + more)
     )
-    assert few <= many * (1 + 1e-12)
+    assert near <= far * (1 + 1e-12)
 
 
 def test_a_network_that_is_typed_bounds_what_leaves_a_node() -> None:
@@ -152,6 +152,6 @@ def test_public_tables_of_amd_and_of_decoding_are_within_the_bounds_that_the_doc
     from validation.published_tables import read_throughput, throughput_figures
 
     data = shared("data")
-    found = amd_figures(data) | decode_figures(data) | throughput_figures(read_throughput(data))
+    figures = amd_figures(data) | decode_figures(data) | throughput_figures(read_throughput(data))
     bounds = {"amd_collectives_median": 4, "amd_latency_median": 8, "amd_training_median": 12, "decode_median": 12}
-    assert {name for name, bound in bounds.items() if not found[name] <= bound} == set()
+    assert {name for name, bound in bounds.items() if not figures[name] <= bound} == set()

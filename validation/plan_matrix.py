@@ -23,7 +23,7 @@ from typing import Any
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
 from simulators.steps.backend import StepBackend
-from simulators.steps.layouts import LayoutQuestion, LayoutSection
+from simulators.steps.layouts import LayoutQuestion, LayoutSection, best_layout
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.stacks import stack_words
 
@@ -107,7 +107,7 @@ def _ask(model: str, machine: str, gpus: int, mode: str, products: str) -> tuple
         "parallel": {"tp": 1, "pp": 1, "dp": 1},
     }
     asked = LayoutSection.model_validate({"auto": True, "gpus": gpus, "most": 1})
-    layout, seconds = LayoutQuestion.of(tree, asked, StepBackend().steps).best()
+    layout, seconds = best_layout(LayoutQuestion.of(tree, asked, StepBackend().steps))
     return seconds, layout.name
 
 

@@ -189,15 +189,6 @@ class LayoutQuestion:
         sequences = int(np.asarray(design.parallel.dp) * np.asarray(run.micro_batches) * np.asarray(run.batch))
         return cls(serial, asked, gpus, sequences, steps)
 
-    def best(self) -> tuple[Layout, float]:
-        """The best layout with serial sites, and its time [s]. Raises ConfigError where none fits."""
-        serial = self.candidates()
-        fitting = serial.fitting
-        if not fitting.layouts:
-            raise ConfigError([self._why_none(serial)])
-        least = int(np.argmin(fitting.seconds))
-        return fitting.layouts[least], float(fitting.seconds[least])
-
     def chosen(self) -> list[Layout]:
         """The layouts whose schedules are worth a search, and the best one with serial sites. Raises ConfigError.
 
@@ -206,7 +197,7 @@ class LayoutQuestion:
         serial = self.candidates()
         fitting = serial.fitting
         if not fitting.layouts:
-            raise ConfigError([self._why_none(serial)])
+            raise ConfigError([self.why_none(serial)])
         ranked = np.argsort(fitting.seconds, kind="stable").tolist()
         probed = self._probed(fitting, _first_of_each(fitting.layouts, ranked, _ALIKE)[:_PROBED])
         order = [place for _, place in sorted(probed)]  # by time, then by serial rank
@@ -343,7 +334,7 @@ class LayoutQuestion:
             return np.inf
         return float(self.steps.step(scheduled)[0].seconds)
 
-    def _why_none(self, serial: Candidates) -> Problem:
+    def why_none(self, serial: Candidates) -> Problem:
         """The problem that no layout fits, or that none divides."""
         if not serial.layouts:
             rule = f"finds no layout of {self.gpus} GPUs for {self.sequences} sequences a step"
@@ -364,6 +355,16 @@ class LayoutQuestion:
                 return Problem("parallel", rule, "auto", way)
         hinders = "" if larger.layouts else f"; {next(iter(larger.reasons), '')}"
         return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")
+
+
+def best_layout(question: LayoutQuestion) -> tuple[Layout, float]:
+    """The best layout with serial sites, and the time of its step [s]. Raises ConfigError where none fits."""
+    serial = question.candidates()
+    fitting = serial.fitting
+    if not fitting.layouts:
+        raise ConfigError([question.why_none(serial)])
+    least = int(np.argmin(fitting.seconds))
+    return fitting.layouts[least], float(fitting.seconds[least])
 
 
 def usual(spreading: LayoutQuestion) -> Layout | None:
