@@ -27,7 +27,7 @@ COMMANDS = {
             "run.sequence_length": "tokens",
             "run.micro_batches": "micro-batches of a step",
             "run.precision": "of activations: bf16, fp16, fp8, fp32 or mixed",
-            "run.products": "of the inputs of GEMMs: fp8, mxfp8, nvfp4; null: run.precision",
+            "run.products": "of the inputs of GEMMs: fp8, mxfp8, nvfp4, mxfp4; null: run.precision",
             "run.recompute": "in the backward pass: none, attention, up_projections, half or all",
             "run.recompute_layers": "layers of a stage that recompute is of; null: all",
             "run.adapters": "rank of adapters that alone are trained (LoRA); null: all weights are",

@@ -63,7 +63,7 @@ class Group:
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
     links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
-    protocols. nic_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
+    protocols. network_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
     """
 
@@ -74,7 +74,7 @@ class Group:
     short_messages: bool = True
     protocols: Mapping[str, Protocols] | None = None
     network: Mapping[str, Protocols] | None = None
-    nic_bytes_per_s: ArrayLike | None = None
+    network_bytes_per_s: ArrayLike | None = None
     num_nodes: ArrayLike = 1
     in_switch: InSwitch | None = None
     links: System | None = None
@@ -173,9 +173,9 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
     # each GPU sends to all other nodes by its own NIC
-    if pattern == "all_to_all" and group.nic_bytes_per_s is not None:
+    if pattern == "all_to_all" and group.network_bytes_per_s is not None:
         nodes = np.asarray(group.num_nodes, float)
-        sent = (nodes - 1) / nodes * payload / np.asarray(group.nic_bytes_per_s)
+        sent = (nodes - 1) / nodes * payload / np.asarray(group.network_bytes_per_s)
         seconds = np.where(leaves, np.maximum(seconds, sent), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
@@ -259,7 +259,7 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     # fitted constants count instead of the ring where the library has them
     measured = replace(ring, protocols=node.protocols() or None, network=node.network() or None)
     share = node.link_share(np.minimum(gpus, per_node))
-    return replace(measured, num_nodes=nodes, nic_bytes_per_s=nic, link_share=share)
+    return replace(measured, num_nodes=nodes, network_bytes_per_s=nic, link_share=share)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:

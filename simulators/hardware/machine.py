@@ -68,15 +68,22 @@ CollectiveModel = Literal["links", "library"]
 SiteModel = Literal["uncontended", "fluid", "node"]
 """Models of a schedule at a site, from the coarsest to the finest."""
 
-_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16", "mxfp8": "fp8", "nvfp4": "fp4"}
+_FORMAT: Mapping[str, PeakFormat] = {
+    "fp16_storage": "fp32",
+    "mixed": "fp16",
+    "mxfp8": "fp8",
+    "nvfp4": "fp4",
+    "mxfp4": "fp4",
+}
 """Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
 _NEAREST: Mapping[str, tuple[str, ...]] = {
     "fp8": ("bf16", "fp16"),
     "mxfp8": ("fp8", "bf16", "fp16"),
     "nvfp4": ("fp8", "bf16", "fp16"),
+    "mxfp4": ("fp8", "bf16", "fp16"),
 }
 """Precision -> those whose constants it has, at its own peak, where nobody measured it; the nearest first."""
-_BLOCK_SCALED = ("mxfp8", "nvfp4")
+_BLOCK_SCALED = ("mxfp8", "nvfp4", "mxfp4")
 
 
 def peak_format(precision: str) -> str:
