@@ -72,7 +72,7 @@ def test_a_format_that_nobody_measured_has_the_constants_of_the_nearest_one_at_i
     b200, h100, a100, h800 = (
         System.model_validate(tree_of(f"{name}_8")).gpu for name in ("b200", "h100", "a100", "h800")
     )
-    assert [b200.stands_for(name) for name in ("fp8", "mxfp8", "nvfp4")] == ["bf16"] * 3
+    assert [b200.stands_for(name) for name in ("fp8", "mxfp8", "nvfp4", "mxfp4")] == ["bf16"] * 4
     assert [gpu.stands_for("mxfp8") for gpu in (h100, a100)] == [None, None]  # no units that scale blocks
     assert (h800.stands_for("fp8"), a100.stands_for("fp8")) == ("fp8", None)
     assert (b200.peak("nvfp4"), b200.peak("mxfp8")) == (b200.peak("fp4"), b200.peak("fp8"))

@@ -369,14 +369,23 @@ def best_layout(question: LayoutQuestion) -> tuple[Layout, float]:
 
 def usual(spreading: LayoutQuestion) -> Layout | None:
     """The layout that Takeaways 1 and 2 of arXiv:2104.04473 give: tensor parallelism as wide as a node, as few stages
-    as fit, data parallelism for the rest, one sequence in a micro-batch; None where none fits, or nothing is trained.
+    as fit, data parallelism for the rest, one sequence in a micro-batch; experts spread over a node. None where none
+    fits, or nothing is trained.
     """
     if get_path(spreading.tree, "run.mode") != "training":  # the rule is of training
         return None
-    layouts = spreading.candidates(cp=(1,), ep=(1,), zero=(0, 1), recompute=("none", "all")).fitting.layouts
+    ep = (_usual_ep(spreading),)
+    layouts = spreading.candidates(cp=(1,), ep=ep, zero=(0, 1), recompute=("none", "all")).fitting.layouts
     # widest tp, fewest stages, smallest micro-batches, then nothing recomputed
     order = sorted(layouts, key=lambda layout: (-layout.tp, layout.pp, layout.batch, layout.recompute != "none"))
     return order[0] if order else None
+
+
+def _usual_ep(spreading: LayoutQuestion) -> int:
+    """GPUs of a node that experts can be spread over; one for a model without any."""
+    experts, node = get_path(spreading.tree, "model.moe.experts"), spreading.steps.make(spreading.tree).system.node
+    together = 1 if node is None or not experts else min(node.num_gpus, spreading.gpus)
+    return max(size for size in _divisors(spreading.gpus) if size <= together and int(experts or 1) % size == 0)
 
 
 def _first_of_each(layouts: Sequence[Layout], places: Sequence[int], most: int) -> list[int]:
