@@ -208,12 +208,15 @@ class LayoutQuestion:
     def candidates(self, **only: Sequence[Any]) -> Candidates:
         """All layouts that break no rule, the best with serial sites and its own pipeline first."""
         found, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
-        values = self._values(only)
+        values, bound = self._values(only), StateBound.of(self)
+        leanest: tuple[float, dict[str, Any]] = np.inf, {}
         for cp, ep in itertools.product(values["cp"], values["ep"]):
             numbers = self._numbers(cp=cp, ep=ep)
             roomy = np.zeros(len(numbers), bool)  # layouts that fit with the optimizer's state split alone
             for zero in values["zero"]:
-                left = ~roomy if zero == _GRADIENTS else np.ones(len(numbers), bool)
+                shares = bound.shares(numbers, cp=cp, ep=ep, zero=zero)
+                leanest = min(leanest, (shares.min(initial=np.inf), {"cp": cp, "ep": ep, "zero": zero}), key=_first)
+                left = (shares <= 1) & ~(roomy & (zero == _GRADIENTS))
                 for recompute in values["recompute"]:
                     choice = {"cp": cp, "ep": ep, "zero": zero, "recompute": recompute}
                     rows = list(self._layouts(choice, numbers, np.flatnonzero(left), reasons))
@@ -222,7 +225,11 @@ class LayoutQuestion:
                     left[[at for at, (*_, share, _) in rows if share <= 1]] = False
                     if zero == _STATE and recompute == "none":
                         roomy = ~left
-        found.sort(key=lambda row: row[0])  # by time with its own pipeline
+        if not found and leanest[1]:  # so that a refusal says what comes nearest
+            choice = {**leanest[1], "recompute": values["recompute"][-1]}
+            numbers = self._numbers(cp=choice["cp"], ep=choice["ep"])
+            found += [row for _, row in self._layouts(choice, numbers, np.arange(len(numbers)), reasons)]
+        found.sort(key=_first)  # by time with its own pipeline
         return Candidates(
             [layout for *_, layout in found],
             np.array([rank for _, rank, *_ in found]),
@@ -355,6 +362,52 @@ class LayoutQuestion:
                 return Problem("parallel", rule, "auto", way)
         hinders = "" if larger.layouts else f"; {next(iter(larger.reasons), '')}"
         return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")
+
+
+@dataclass(frozen=True)
+class StateBound:
+    """Least memory of layouts by their weights, gradients and optimizer's state, of the mean stage.
+
+    params, of_experts: weights of the model, and those of routed experts among them. sizes: bytes of a weight, its
+    gradient and its state; 0 of inference, whose layouts are few. room: bytes of a GPU.
+    """
+
+    params: float
+    of_experts: float
+    sizes: tuple[float, float, float]
+    room: float
+
+    @classmethod
+    def of(cls, question: LayoutQuestion) -> StateBound:
+        """Build from the model of a question, on one GPU."""
+        tree = Layout(1, 1, 1, 1, 1, 0, 1, 1, "none").tree(question.tree)
+        design = question.steps.make(tree)
+        run, optimizer, room = design.run, design.optimizer, design.system.gpu.hbm_bytes
+        by_weight = optimizer.bytes_at(run.precision)
+        if run.mode != "training" or by_weight is None or room is None or run.adapters is not None:
+            return cls(0.0, 0.0, (0.0, 0.0, 0.0), np.inf)
+        gradient = 0 if optimizer.in_backward else design.parallel.gradient_bytes or run.element_bytes
+        blocks = question.steps.step(design)[0].passes.blocks
+        params, of_experts = (
+            float(sum(np.asarray(block.count) * np.asarray(getattr(block, name), float) for block in blocks))
+            for name in ("params", "expert_params")
+        )
+        return cls(params, of_experts, (run.element_bytes, gradient, float(by_weight[1])), float(room))
+
+    def shares(self, numbers: NDArray[np.int64], *, cp: int, ep: int, zero: int) -> Floats:
+        """Share of a GPU's memory that rows of (tp, pp, dp, ...) take at least."""
+        tp, pp, dp = numbers[:, :3].T.astype(float)
+        over = ep if ep > 1 else tp  # GPUs that the experts of a layer are split over
+        total = np.zeros(len(numbers))
+        for place, size in enumerate(self.sizes):
+            # stage 1 splits the state, 2 gradients as well, 3 weights, too
+            replicas, same = (cp * dp, cp * dp * tp / over) if zero >= len(self.sizes) - place else (1.0, 1.0)
+            total += size * ((self.params - self.of_experts) / (tp * replicas) + self.of_experts / (over * same))
+        return np.asarray(total / pp / self.room)
+
+
+def _first(row: tuple[Any, ...]) -> float:
+    return float(row[0])
 
 
 def best_layout(question: LayoutQuestion) -> tuple[Layout, float]:
