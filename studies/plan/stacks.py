@@ -71,6 +71,6 @@ def measured_line(design: Mapping[str, Any]) -> str:
     for row in table["steps"]:
         same = {**row, "model": aliases().get(row["model"], row["model"])}
         if all(same[name] == value for name, value in asked.items()):
-            of = table["sources"][row["of"]]
+            of = table["tables"][row["of"]]
             return f"measured: {row['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU by {of['title']} ({of['source']})"
     return ""
