@@ -209,13 +209,11 @@ class LayoutQuestion:
         """All layouts that break no rule, the best with serial sites and its own pipeline first."""
         found, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
         values, bound = self._values(only), StateBound.of(self)
-        leanest: tuple[float, dict[str, Any]] = np.inf, {}
         for cp, ep in itertools.product(values["cp"], values["ep"]):
             numbers = self._numbers(cp=cp, ep=ep)
             roomy = np.zeros(len(numbers), bool)  # layouts that fit with the optimizer's state split alone
             for zero in values["zero"]:
                 shares = bound.shares(numbers, cp=cp, ep=ep, zero=zero)
-                leanest = min(leanest, (shares.min(initial=np.inf), {"cp": cp, "ep": ep, "zero": zero}), key=_first)
                 left = (shares <= 1) & ~(roomy & (zero == _GRADIENTS))
                 for recompute in values["recompute"]:
                     choice = {"cp": cp, "ep": ep, "zero": zero, "recompute": recompute}
@@ -225,9 +223,9 @@ class LayoutQuestion:
                     left[[at for at, (*_, share, _) in rows if share <= 1]] = False
                     if zero == _STATE and recompute == "none":
                         roomy = ~left
-        if not found and leanest[1]:  # so that a refusal says what comes nearest
-            choice = {**leanest[1], "recompute": values["recompute"][-1]}
-            numbers = self._numbers(cp=choice["cp"], ep=choice["ep"])
+        for cp, ep in itertools.product(values["cp"], values["ep"]) if not found else ():  # for what a refusal says
+            choice = {"cp": cp, "ep": ep, **{name: values[name][-1] for name in _LEAN}}
+            numbers = self._numbers(cp=cp, ep=ep)
             found += [row for _, row in self._layouts(choice, numbers, np.arange(len(numbers)), reasons)]
         found.sort(key=_first)  # by time with its own pipeline
         return Candidates(
@@ -330,16 +328,7 @@ class LayoutQuestion:
         alone = float(self.steps.step(self.steps.make(tree))[0].seconds)
         # sites of gathers exist only where tokens are split
         split = {**tree, "parallel": {**tree["parallel"], "sequence_parallel": True}}
-        return min(0.0, *(self._probed_s(variant) - alone for variant in (tree, split)))
-
-    def _probed_s(self, tree: Tree) -> float:
-        """Time of a step with the schedule at every site that it has; infinite where that breaks a rule [s]."""
-        needed = {name: site_condition(f"sites.{name}", {**tree, "sites": {}}) or {} for name in SITES}
-        there = [name for name in SITES if all(get_path(tree, path) == value for path, value in needed[name].items())]
-        scheduled = self.steps.make({**tree, "sites": dict.fromkeys(there, self.asked.probe)})
-        if not there or not self.steps.legal(scheduled, ())[0].all():
-            return np.inf
-        return float(self.steps.step(scheduled)[0].seconds)
+        return min(0.0, *(_probed_s(self, variant) - alone for variant in (tree, split)))
 
     def why_none(self, serial: Candidates) -> Problem:
         """The problem that no layout fits, or that none divides."""
@@ -408,6 +397,16 @@ class StateBound:
 
 def _first(row: tuple[Any, ...]) -> float:
     return float(row[0])
+
+
+def _probed_s(question: LayoutQuestion, tree: Tree) -> float:
+    """Time of a step with the schedule at every site that it has; infinite where that breaks a rule [s]."""
+    needed = {name: site_condition(f"sites.{name}", {**tree, "sites": {}}) or {} for name in SITES}
+    there = [name for name in SITES if all(get_path(tree, path) == value for path, value in needed[name].items())]
+    scheduled = question.steps.make({**tree, "sites": dict.fromkeys(there, question.asked.probe)})
+    if not there or not question.steps.legal(scheduled, ())[0].all():
+        return np.inf
+    return float(question.steps.step(scheduled)[0].seconds)
 
 
 def best_layout(question: LayoutQuestion) -> tuple[Layout, float]:
