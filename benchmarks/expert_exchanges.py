@@ -41,6 +41,13 @@ def medians_of(judged: Judged) -> dict[str, dict[str, float]]:
     return {name: _statistics(values) for name, values in _gathered(errors).items()}
 
 
+def across_many_nodes(folder: Path) -> float | None:
+    """Median size of the errors [%] of rows on more than two nodes that nothing was fitted on; None without any."""
+    rows = [row for path in tables_below(folder) for row in read_rows(path) if np.max(row.routed.nodes) > 2]
+    errors = [abs(_error(row)) for row in rows if row.table == "deepep" and not _reason_against(row)]
+    return 100 * float(np.median(errors)) if errors else None
+
+
 def errors_of_rows(judged: Judged) -> list[float]:
     """Errors of all measured rows, without published ones."""
     return [_error(row) for _, row in judged if row.table != "published"]

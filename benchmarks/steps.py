@@ -1,5 +1,6 @@
 """How many model and hardware scenarios a core evaluates in a second: `python -m benchmarks.steps [--json] [--quick]
-[--data DIR]`, and with DIR how far predicted steps are from published ones (`validation.published_tables`).
+[--data DIR]`, and with DIR how far predicted steps, collectives, latencies and exchanges are from published
+ones, and how many questions of a sample of `validation.plan_matrix` have an answer.
 
 A scenario is a width, sequence length, batch, TP and flop-versus-bandwidth, drawn from the space of study=comp_vs_comm.
 Full: every operator of the iteration, all metrics, through the backend. Projected: from one profile, the share of
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.expert_exchanges import across_many_nodes
 from benchmarks.timing import best
 from dse.backend import Batch
 from dse.config import compose
@@ -26,6 +28,9 @@ from dse.values import put
 from simulators.steps.backend import StepBackend, iteration
 from simulators.steps.design import StepDesign
 from simulators.steps.projection import Profile, Size, by_kind, project_layer, serialized_share
+from validation.amd_tables import amd_figures
+from validation.decode_tables import decode_figures
+from validation.plan_matrix import matrix_figures
 from validation.published_tables import read_throughput, throughput_figures
 
 _BASE = {"model.hidden": 1024, "run.sequence_length": 512, "run.batch": 16, "parallel.tp": 4}
@@ -39,6 +44,7 @@ _CHOICES: Mapping[str, Sequence[float]] = {
 _FINE = 64  # flop-versus-bandwidth ratios of the large grid
 _PROJECTED = 1_000_000
 _ONE_BY_ONE = 50
+_FEW_CELLS, _CELLS = 6, 60  # of the matrix of plans
 
 
 def base() -> StepDesign:
@@ -103,6 +109,9 @@ def main(words: Sequence[str] | None = None) -> int:
     found: dict[str, Any] = dict(figures(quick=asked.quick))
     if asked.data is not None:
         found |= throughput_figures(read_throughput(asked.data))
+        found |= amd_figures(asked.data) | decode_figures(asked.data)
+        found |= {"ep_4_8_median": across_many_nodes(asked.data / "ep_collectives")}
+        found |= matrix_figures(_FEW_CELLS if asked.quick else _CELLS)
     rows = [f"| {name} | {value:,.4g} |" for name, value in found.items() if isinstance(value, float)]
     print(json.dumps(found, indent=2) if asked.json else "\n".join(["| figure | value |", "|---|--:|", *rows]))
     return 0

@@ -239,6 +239,7 @@ def test_a_schedule_overlaps_as_the_formula_that_was_held_against_measurements(
     Equal where the CUs suffice for both at these shares, else slower: a GEMM of less than a wave counts all CUs.
     """
     knobs = {**AT_ONCE, "schedule.comm_cus": channels, "system.gpu.gemm.assignment": assignment}
+    knobs |= {"system.costs.collective": "links"}  # which that formula is of
     knobs |= {"workload.operators.gather.rows": 1024 * mib, "workload.operators.gemm.shards": 1}
     point = design("c3_sp", knobs, shape=(size, size, size), pattern="all_reduce")
     graph = lower(point)

@@ -72,7 +72,7 @@ def test_a_format_that_nobody_measured_has_the_constants_of_the_nearest_one_at_i
     b200, h100, a100, h800 = (
         System.model_validate(tree_of(f"{name}_8")).gpu for name in ("b200", "h100", "a100", "h800")
     )
-    assert [b200.stands_for(name) for name in ("fp8", "mxfp8", "nvfp4")] == ["bf16"] * 3
+    assert [b200.stands_for(name) for name in ("fp8", "mxfp8", "nvfp4", "mxfp4")] == ["bf16"] * 4
     assert [gpu.stands_for("mxfp8") for gpu in (h100, a100)] == [None, None]  # no units that scale blocks
     assert (h800.stands_for("fp8"), a100.stands_for("fp8")) == ("fp8", None)
     assert (b200.peak("nvfp4"), b200.peak("mxfp8")) == (b200.peak("fp4"), b200.peak("fp8"))
@@ -135,7 +135,8 @@ def test_a_view_reads_what_the_chosen_cost_models_need_and_no_more() -> None:
 
 @pytest.mark.slow
 def test_parts_are_chosen_apart_and_the_name_says_so() -> None:
-    tree = request(["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4"]).tree["system"]
+    words = ["study=ficco_sweep", "gpu=mi210", "node=mi210_mesh_4", "system.costs.collective=links"]
+    tree = request(words).tree["system"]
     assert tree["name"] == "mi300x_8 gpu=mi210 node=mi210_mesh_4"
     assert ScheduleSystem.of({**tree, "fabric": {}}).gpu == ScheduleSystem.of(tree_of("mi210_4")).gpu
     assert ScheduleSystem.of(tree).node == ScheduleSystem.of(tree_of("mi210_4")).node

@@ -106,7 +106,7 @@ def test_every_option_is_described_and_named_like_its_file() -> None:
     for group in GROUPS:
         descriptions = list_options(group)
         for option, tree in shipped(group).items():
-            described = tree.get(group, tree) if group in ("fabric", "study") else tree
+            described = tree.get(group, tree) if group in ("fabric", "stack", "study") else tree
             assert described.get("name", option) == option
             assert ("name" in described) == (group not in ("pim", "candidates") and tree != {}), (
                 "an option that adds to another has none"

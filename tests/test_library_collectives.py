@@ -71,7 +71,7 @@ def test_rings_inside_a_node_take_what_was_measured_and_beyond_it_what_the_netwo
     measured = node.model_copy(update={"library": library.model_copy(update={"network": {kind: TRUE}})})
     far = collective_cost(kind, "ring", 1e8, node_ring(measured, gpus)).seconds
     assert far[:2] == pytest.approx(ours[:2])
-    assert far[2] == pytest.approx(float(protocol_seconds(TRUE, kind, 16, 1e8, num_nodes=2)))
+    assert far[2] == pytest.approx(float(protocol_seconds(TRUE.within(2e10), kind, 16, 1e8, num_nodes=2)))
 
 
 @given(st.integers(2, 8), st.integers(1, 8), sizes)

@@ -231,6 +231,13 @@ def test_zero_bubble_and_virtual_stages_shorten_an_iteration(drawn: dict[str, An
     names = ("zb_h2", "zb_h1", "1f1b", "gpipe")
     times = [metrics({**drawn, "parallel.pipeline": name})["iteration_s"] for name in names]
     assert times == sorted(times)
+    turned = {name: metrics({**drawn, "parallel.pipeline": name}) for name in ("zbv", "v_half", "v_min")}
+    plain = metrics({**drawn, "parallel.pipeline": "1f1b"})
+    bubbles = [step["bubble_s"] for step in (plain, *turned.values())]
+    assert bubbles[1] <= bubbles[0]
+    assert bubbles[2] <= bubbles[3] <= bubbles[0]
+    activations = [step["activation_bytes"] for step in turned.values()]
+    assert activations == sorted(activations, reverse=True)
     split = {**drawn, "parallel.pipeline": "interleaved"}
     assert metrics(split)["iteration_s"] == times[2]
     if pp == 2:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds, link_share
+from simulators.costs.expert_exchange import Direction, RoutedTokens, kernel_seconds
 from simulators.hardware.network import Node, TokenKernel, TokenKernelKind
 from simulators.workloads.model_zoo import option_tree
 
@@ -164,6 +164,8 @@ def _published(cell: Mapping[str, str]) -> Iterator[KernelRow]:
 def is_fitted(row: KernelRow) -> bool:
     """Tell whether constants are fitted on a row (see the module)."""
     routed: Any = row.routed
+    if is_fitted_by_nodes(row):
+        return True
     if row.table == "published" or routed.tokens not in _FITTED_TOKENS[row.table]:
         return False
     if row.table == "mori":
@@ -176,7 +178,7 @@ def is_fitted(row: KernelRow) -> bool:
 def predict(kernel: TokenKernel, row: KernelRow, node: Node) -> float:
     """Time [s] of a row by constants of its kernel and direction."""
     inside: Any = np.minimum(np.asarray(row.routed.gpus), node.num_gpus)
-    share = link_share(node, inside)
+    share = node.link_share(inside)
     routed = RoutedTokens(**{**vars(row.routed), "link_share": share})
     return float(kernel_seconds(kernel, routed, num_sms=row.num_sms))
 
@@ -214,6 +216,28 @@ def fit(rows: Sequence[KernelRow], node: Node) -> TokenKernel:
     return _kernel(best.x)
 
 
+def is_fitted_by_nodes(row: KernelRow) -> bool:
+    """Tell whether `node_s` and `incast_nodes` are fitted on a row: by 20 SMs, few tokens on four nodes and on eight,
+    and many on eight.
+    """
+    shapes = {(4, 64), (8, 64), (8, 4096)}
+    return row.table == "deepep" and row.num_sms == 20 and (row.routed.nodes, row.routed.tokens) in shapes
+
+
+def fit_nodes(rows: Sequence[KernelRow], kernel: TokenKernel, node: Node) -> TokenKernel:
+    """Time for each node and incast of a kernel whose other constants stand, from rows on several numbers of nodes."""
+    from scipy.optimize import least_squares
+
+    def of(logs: Floats) -> TokenKernel:
+        node_s, incast = (float(value) for value in np.exp(logs))
+        return kernel.model_copy(update={"node_s": node_s, "incast_nodes": incast})
+
+    best = least_squares(
+        lambda logs: [np.log(predict(of(logs), row, node) / row.seconds) for row in rows], np.log([2e-5, 3.0])
+    )
+    return of(best.x)
+
+
 def _kernel(logs: Floats) -> TokenKernel:
     return TokenKernel(**{name: float(value) for name, value in zip(_BOUNDS, np.exp(logs), strict=True)})
 
@@ -247,7 +271,7 @@ def fit_all(rows: Iterable[KernelRow], node: Node) -> Mapping[str, tuple[TokenKe
     """Kernel and direction -> constants and the names of the rows that they were fitted on."""
     by_group: dict[str, list[KernelRow]] = {}
     for row in rows:
-        if is_fitted(row):
+        if is_fitted(row) and not is_fitted_by_nodes(row):
             by_group.setdefault(row.group, []).append(row)
     return {
         group: (fit(members, node), tuple(dict.fromkeys(row.name for row in members)))

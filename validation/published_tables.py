@@ -6,20 +6,24 @@ says what recipes do beside. A row that no design expresses is counted with the 
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dse.errors import ConfigError
 from simulators.hardware.machine import tree_of
+from simulators.workloads.model import Transformer
 from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.amd_tables import fitted as fitted_row
+from validation.amd_tables import matches, rows_of
 from validation.measured_step import Step, settings, summary
 
-TABLES = ("megatron_bridge", "nemo")
+TABLES = ("megatron_bridge", "nemo", "amd_training")
 _ABSENT = ("", "n/a", "0")
 
 
@@ -36,8 +40,9 @@ def read_throughput(data: Path, *, fitted: bool = False) -> Throughput:
     steps, reasons = list[Step](), Counter[str]()
     for name in TABLES:
         file = data / settings()[name]["file"]
-        rows = list(_rows(file)) if file.is_file() else []
-        for row in (row for row in rows if not fitted or _is_fitted(settings()[name], row)):
+        names = settings()[name].get("columns", {})
+        rows = [{names.get(column, column): cell for column, cell in row.items()} for row in rows_of(file)]
+        for row in (row for row in rows if not fitted or fitted_row(name, row)):
             step = _step(name, {**settings()[name].get("always", {}), **row})
             if isinstance(step, Step):
                 steps.append(step)
@@ -55,7 +60,7 @@ def throughput_figures(read: Throughput) -> dict[str, Any]:
     groups: dict[str, list[float]] = {}
     models: dict[str, list[float]] = {}
     for step in (step for step in read.steps if not step.fitted):
-        kind = step.table if step.table == "nemo" else "mixtures" if step.facts["mixture"] else "dense"
+        kind = step.table if step.table != "megatron_bridge" else "mixtures" if step.facts["mixture"] else "dense"
         for name in (kind, f"{kind}: {step.facts['model']}", f"{kind}: {step.facts['system']}"):
             groups.setdefault(name, []).append(step.error)
         if kind == "mixtures":
@@ -67,15 +72,11 @@ def throughput_figures(read: Throughput) -> dict[str, Any]:
         "moe_median": medians.get("mixtures"),
         "moe_worst_model": max(worst, default=None),
         "nemo_median": medians.get("nemo"),
+        "amd_training_median": medians.get("amd_training"),
         "groups": {name: summary(errors) for name, errors in sorted(groups.items())},
         "left_out": dict(read.left_out),
         "fitted_rows": sum(step.fitted for step in read.steps),
     }
-
-
-def _rows(file: Path) -> Iterator[dict[str, str]]:
-    with file.open(encoding="utf-8", newline="") as text:
-        yield from csv.DictReader(line for line in text if not line.startswith("#"))
 
 
 def _step(table: str, row: Mapping[str, str]) -> Step | str:
@@ -83,15 +84,16 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
     chosen, model, system = settings()[table], row["model"], row["system"]
     if model in chosen["unmodelled"]:
         return f"{model}: {chosen['unmodelled'][model]}"
+    if not (row["global_batch"] and row["micro_batch"]):
+        return "batch or layout are not stated"
     for kind, names in (("models", model), ("systems", system), ("products", row["precision"])):
         if names not in chosen[kind]:
             return f"{names}: none of the {kind} that steps_measured.yaml maps"
     design = _design(chosen, row)
-    tokens = int(row["global_batch"]) * int(row["sequence_length"])
-    seconds = tokens / (float(row["tokens_per_s_per_gpu"].partition("[")[0]) * int(row["gpus"]))  # without a footnote
+    seconds = _seconds(row, design)
     name = " ".join(row[key] for key in ("model", "system", "precision", "gpus") if key in row)
     facts = {"model": model, "system": system, "precision": row["precision"], "mixture": "moe" in design["model"]}
-    step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, _is_fitted(chosen, row))
+    step = Step(table, f"{name} {row.get('container', '')}".strip(), design, seconds, facts, fitted_row(table, row))
     try:
         step.metrics()
     except (ValueError, ConfigError) as broken:
@@ -99,13 +101,27 @@ def _step(table: str, row: Mapping[str, str]) -> Step | str:
     return step
 
 
-def _is_fitted(chosen: Mapping[str, Any], row: Mapping[str, str]) -> bool:
-    """Tell whether a constant was fitted on a row."""
-    return any(_matches(cells, row) for cells in chosen.get("fitted_on", ()))
+def _seconds(row: Mapping[str, str], design: Mapping[str, Any]) -> float:
+    """Time of a step [s], of what its row says: tokens a second, milliseconds, or FLOP/s as Megatron-LM counts them."""
+    tokens = int(row["global_batch"]) * int(row["sequence_length"]) / int(row["gpus"])
+    if row["tokens_per_s_per_gpu"]:
+        return tokens / float(row["tokens_per_s_per_gpu"].partition("[")[0])  # without a footnote
+    if row["step_ms"]:
+        return float(row["step_ms"]) * 1e-3
+    return tokens * megatron_flop(design) / (float(row["tflop_per_s_per_gpu"]) * 1e12)
 
 
-def _matches(cells: Mapping[str, Any], row: Mapping[str, str]) -> bool:
-    return all(row.get(name) in values for name, values in cells.items())
+def megatron_flop(design: Mapping[str, Any]) -> float:
+    """FLOP of a token as Megatron-LM counts them: 6 a weight of a product, and all pairs of queries and keys."""
+    model, moe = Transformer.model_validate(design["model"]), design["model"].get("moe")
+    numbers = model.layers, model.hidden, model.width_of_head, model.num_heads, model.num_kv_heads, model.width_of_ffn
+    layers, hidden, head, heads, kv_heads, wide = (float(np.asarray(number)) for number in numbers)
+    if moe is not None:
+        wide = float(moe["experts_per_token"]) * float(moe["expert_ffn"])
+    each = hidden * (2 * (heads + kv_heads) * head + (3 if model.gated else 2) * wide)
+    return 6 * (layers * each + model.vocab * hidden) + 12 * layers * heads * head * float(
+        design["run"]["sequence_length"]
+    )
 
 
 def _number(cell: str) -> int:
@@ -132,7 +148,7 @@ def _design(chosen: Mapping[str, Any], row: Mapping[str, str]) -> dict[str, Any]
     }
     for recipe in chosen["recipes"]:
         sections = {name: recipe[name] for name in ("run", "parallel", "kernels", "experts") if name in recipe}
-        if _matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
+        if matches({name: cells for name, cells in recipe.items() if name not in sections}, row):
             for name, values in sections.items():
                 part = tree["kernels"] if name == "experts" else tree
                 part[name] = {**(part.get(name) or {}), **values}

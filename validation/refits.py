@@ -29,7 +29,7 @@ from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
-from validation import expert_rows, steps_measured
+from validation import amd_tables, expert_rows, steps_measured
 from validation.calibrated_numbers import Number, read_option, value_of
 from validation.measured_step import Step, settings
 from validation.published_tables import read_throughput
@@ -92,6 +92,21 @@ def experts(numbers: Sequence[Number], table: Path | None) -> Refit:
         for number in own:
             kind, direction, name = number.path.split(".")[2:]
             values[number] = _rounded(getattr(fits[f"{kind} {direction}"][0], name))
+    return Refit(values)
+
+
+def nodes(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Time for each node, and incast, of dispatch and combine across nodes (`validation.expert_rows.fit_nodes`)."""
+    assert table is not None
+    values = dict[Number, float]()
+    rows = [row for row in expert_rows.read_rows(table) if expert_rows.is_fitted_by_nodes(row)]
+    for number in numbers:
+        name, direction = (number.path.split(".")[place] for place in (-1, -2))
+        own = [row for row in rows if row.direction == direction]
+        node = expert_rows.node_of(own[0].device)
+        kernel = expert_rows.constants_of(own[0], node)
+        assert kernel is not None
+        values[number] = _rounded(getattr(expert_rows.fit_nodes(own, kernel, node), name))
     return Refit(values)
 
 
@@ -219,9 +234,13 @@ def host(numbers: Sequence[Number], table: Path | None) -> Refit:
 
 
 def mixtures(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Passes over the rows of experts, and the host: published steps of mixtures, least squares of relative errors."""
+    """Constants of kernels: published steps of a table, most of them of mixtures, least squares of relative errors."""
     assert table is not None
-    steps = [step for step in read_throughput(table.parent.parent, fitted=True).steps if step.fitted]
+    steps = [
+        step
+        for step in read_throughput(table.parent.parent, fitted=True).steps
+        if step.fitted and Path(settings()[step.table]["file"]).name == table.name
+    ]
 
     def errors(values: Sequence[float]) -> list[float]:
         kernels: dict[str, Any] = {}
@@ -230,6 +249,46 @@ def mixtures(numbers: Sequence[Number], table: Path | None) -> Refit:
         return [replace(step, design=merged(step.design, {"kernels": kernels})).error for step in steps]
 
     return Refit(_from_shipped(numbers, errors))
+
+
+def latency(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Time of a host for each sequence: latencies of fixed batches, with the mean logarithm of errors zero."""
+    assert table is not None
+    chosen = settings()[amd_tables.LATENCY]
+    every = (row for row in amd_tables.rows_of(table) if amd_tables.fitted(amd_tables.LATENCY, row))
+    rows = [(amd_tables.shape_of(row), float(row["e2e_latency_s"])) for row in every]
+
+    def mean_error(values: Sequence[float]) -> list[float]:
+        kernels = dict(zip((number.path for number in numbers), values, strict=True))
+        logs = [np.log(amd_tables.latency(chosen, shape, kernels) / measured_s) for shape, measured_s in rows]
+        return [float(np.mean(logs))]
+
+    return Refit(_from_shipped(numbers, mean_error))
+
+
+def two_sizes(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Launch and share of the rate of an all-reduce, from its times at two sizes, where protocols begin and change.
+
+    T = launch + steps ll128_step + w / (share B) holds at both; Simple, with simple_s + w / B in place of the last
+    term, takes as long at the larger.
+    """
+    assert table is not None
+    values = dict[Number, float]()
+    for number in numbers:
+        gpu = number.option.rpartition("/")[2].partition("_")[0]
+        node, nodes = Device.of(tree_of(f"{gpu}_8_roce")).node, 2 if ".network." in number.path else 1
+        constants = (node.network() if nodes > 1 else node.protocols())["all_reduce"]
+        gpus = nodes * node.num_gpus
+        (size, early), (larger, late) = amd_tables.two_all_reduces(table, gpu.upper(), gpus)
+        begin, wire = (2 * (gpus - 1) / gpus * each for each in (size, larger))
+        slope, steps = (late - early) / (wire - begin), 2 * (nodes + node.num_gpus - 2)
+        rate = constants.bytes_per_s * (node.num_gpus if nodes > 1 else 1)
+        found = {
+            "launch_s": early - begin * slope - steps * constants.ll128_step_s,
+            "simple_s": wire * (slope - 1 / rate),
+        }
+        values[number] = _rounded(float(found.get(number.path.rpartition(".")[2], 1 / (slope * rate))))
+    return Refit(values)
 
 
 def _host_bound_steps(table: Path) -> list[Step]:
@@ -259,6 +318,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "rings": collectives,
     "collectives": collectives,
     "experts": experts,
+    "nodes": nodes,
     "links": links,
     "stores": stores,
     "software": software,
@@ -267,6 +327,8 @@ REFITTERS: Mapping[str, Refitter] = {
     "prefills": prefill_rows,
     "host": host,
     "mixtures": mixtures,
+    "latency": latency,
+    "two_sizes": two_sizes,
     "technology": technology,
 }
 """Name -> function, in order of dependence: a fit uses numbers of those above it alone."""

@@ -18,7 +18,7 @@ import yaml
 from dse.config import expansion, spelling, sweeps
 from dse.config import options as option_files
 from dse.config.expansion import interpolates, limit_cpu_time, with_text_keys
-from dse.config.options import catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
+from dse.config.options import catalogue, catalogued, catalogued_paths, catalogued_tree, listed, put_catalogued
 from dse.config.sweeps import FEWER_VALUES, MOST_VALUES, plain, range_size, sweep_knob, too_many
 from dse.config.yaml_checks import accidents, calls_code, is_hydras, looked_at
 from dse.errors import ConfigError, Problem, assignment, did_you_mean
@@ -269,10 +269,10 @@ def _request(composer: _Composer, texts: Sequence[str]) -> Request:
     if not tree:
         return Request({}, {}, (), tuple(texts), problems=tuple(composer.problems), folder=composer.folder)
     composer.problems.extend(option_files.problems_of_files(tree))
-    for line in described:
+    whole = {line.key: str(line.value) for line in good if line not in described or _describes_another(tree, line)}
+    for line in (line for line in described if line.key not in whole):
         _check_name(composer, tree, line.key, str(line.value))
         _add_to_name(composer, tree, line)
-    whole = {line.key: str(line.value) for line in good if line not in described}
     composer.problems.extend(put_catalogued(tree, whole))
     values = [line for line in lines if line not in chosen]
     typed = [(line.key, line.text) for line in [*good, *values] if line.kind != "delete"]
@@ -343,6 +343,11 @@ def _is_only(composer: _Composer, line: _Line, chosen: Sequence[_Line]) -> bool:
     if line is same[-1] and "," in values:
         composer.note(line.key, f"is chosen more than once: {values}", way_out="keep one of them")
     return line is same[-1]
+
+
+def _describes_another(tree: Mapping[str, Any], line: _Line) -> bool:
+    """Tell whether a study describes another option of a group in place of the chosen one, which counts whole."""
+    return catalogue(line.key) is not None and get_path(tree, f"{line.key}.name") not in (None, line.value)
 
 
 def _check_name(composer: _Composer, tree: Mapping[str, Any], group: str, option: str) -> None:

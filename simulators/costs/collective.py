@@ -30,15 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dse.values import Memo
 from simulators.costs.protocols import in_switch_seconds, protocol_seconds
 from simulators.costs.transfer import TransferMode, alone, library_cus, link_utilisation
 from simulators.hardware.machine import System
-from simulators.hardware.network import CollectiveKind, ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
+from simulators.hardware.network import ExpertLibrary, InSwitch, Node, Protocols, SwitchRate
 from simulators.hardware.network import Pattern as LinkPattern
 from simulators.hardware.parts import CopyTimes
 from simulators.hardware.system import has_links, links_of
@@ -48,6 +50,7 @@ Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "b
 Algorithm = Literal["ring", "direct", "tree", "in_switch"]
 
 _LOW_LATENCY = (0.25, 2.0)  # of the latency of a step, and of the bytes: the protocol with a flag in every word
+_PARTS = Memo[System](64)  # of a node's GPUs, each with the links between them
 _REDUCES = ("all_reduce", "reduce_scatter")  # patterns that add
 
 
@@ -60,7 +63,7 @@ class Group:
     for short messages. protocols, network: fitted constants of collectives inside a node and across nodes, which count
     instead of rates and latencies. num_nodes: that the GPUs stand in. in_switch: what their switch computes, in a node.
     links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
-    protocols. nic_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
+    protocols. network_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
     """
 
@@ -71,7 +74,7 @@ class Group:
     short_messages: bool = True
     protocols: Mapping[str, Protocols] | None = None
     network: Mapping[str, Protocols] | None = None
-    nic_bytes_per_s: ArrayLike | None = None
+    network_bytes_per_s: ArrayLike | None = None
     num_nodes: ArrayLike = 1
     in_switch: InSwitch | None = None
     links: System | None = None
@@ -149,7 +152,7 @@ def _over_links(machine: System, pattern: LinkPattern, payload: Floats, num_gpus
     counts, size = np.broadcast_arrays(np.asarray(num_gpus, float), payload)
     seconds = np.zeros(size.shape)  # a single GPU sends nothing
     for count in np.unique(counts[counts > 1]):  # few group sizes in a batch: each has links of its own
-        system = links_of(machine, int(count))
+        system = _PARTS.get(partial(links_of, machine, int(count)), machine, key=int(count))
         by = TransferMode("cu", library_cus(system, pattern), pattern)
         seconds = np.where(counts == count, alone(system, size, by=by), seconds)
     return seconds
@@ -162,15 +165,17 @@ def _measured(pattern: Pattern, payload: Floats, group: Group, seconds: Floats) 
     inside, across = ((constants or {}).get(pattern) for constants in (group.protocols, group.network))
     leaves, here = np.asarray(group.num_nodes) > 1, None
     if inside is not None:
-        here = protocol_seconds(inside, pattern, group.num_gpus, payload)
+        # GPUs of a mesh send over the links to one another alone
+        here = protocol_seconds(inside, pattern, group.num_gpus, payload / np.asarray(group.link_share))
     elif group.links is not None and pattern != "send_recv":
-        here = _over_links(group.links, pattern, payload, group.num_gpus)
+        together = np.ceil(np.asarray(group.num_gpus, float) / np.asarray(group.num_nodes))  # of them in a node
+        here = _over_links(group.links, pattern, payload, together)
     if here is not None:  # what leaves a node is no faster than inside it
         seconds = np.where(leaves, np.maximum(seconds, here), here)
     # each GPU sends to all other nodes by its own NIC
-    if pattern == "all_to_all" and group.nic_bytes_per_s is not None:
+    if pattern == "all_to_all" and group.network_bytes_per_s is not None:
         nodes = np.asarray(group.num_nodes, float)
-        sent = (nodes - 1) / nodes * payload / np.asarray(group.nic_bytes_per_s)
+        sent = (nodes - 1) / nodes * payload / np.asarray(group.network_bytes_per_s)
         seconds = np.where(leaves, np.maximum(seconds, sent), seconds)
     if across is not None:
         there = protocol_seconds(across, pattern, group.num_gpus, payload, num_nodes=group.num_nodes)
@@ -252,8 +257,9 @@ def node_ring(node: Node, gpus: ArrayLike, together: ArrayLike | None = None) ->
     # with one NIC a node, its GPUs share it
     nic = network * nics / np.maximum(np.minimum(gpus, per_node), 1.0)
     # fitted constants count instead of the ring where the library has them
-    measured = replace(ring, protocols=node.protocols() or None, network=_by_name(library.network))
-    return replace(measured, num_nodes=nodes, nic_bytes_per_s=nic)
+    measured = replace(ring, protocols=node.protocols() or None, network=node.network() or None)
+    share = node.link_share(np.minimum(gpus, per_node))
+    return replace(measured, num_nodes=nodes, network_bytes_per_s=nic, link_share=share)
 
 
 def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = None) -> Group:
@@ -262,10 +268,6 @@ def machine_ring(machine: System, gpus: ArrayLike, together: ArrayLike | None = 
     # schedules and iterations alike: what the library was measured to reach, else what links carry
     protocols = ring.protocols if machine.costs.collective == "library" else None
     return replace(ring, protocols=protocols, links=machine if has_links(machine) else None)
-
-
-def _by_name(constants: Mapping[CollectiveKind, Protocols] | None) -> Mapping[str, Protocols] | None:
-    return {str(kind): protocols for kind, protocols in (constants or {}).items()} or None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ T tokens of a GPU, w bytes each, go to r different GPUs, and to m different node
     SMs      t_s = T (token + r copy + (passes + r + m) w / b) / S    the token's own buffers, and each copy
     links    t_l = T w r (n - 1) / n / B                              in a node of n GPUs, B the rate of a GPU's links
                                                                       (on a mesh, of those to the n - 1 others)
-    NIC      t_l = T w m / B                                          across nodes, B the rate of a GPU's NIC
+    NIC      t_l = T w m / (B min(1, i / min(N - 1, 7)))              across N nodes, B the rate of a GPU's NIC
 
-    time     launch + sm_launch / S + (t_s^3 + t_l^3)^(1/3)
+    time     launch + (N - 2) node + sm_launch / S + (t_s^3 + t_l^3)^(1/3)
 
-DeepEP and MORI send a token once to each node by the NIC, and from there to the GPUs by the links (README of
-deepseek-ai/DeepEP). The cubic sum stands for min(SMs, links), rounded as of GEMMs (`simulators.costs.gemm.library`;
-derived). The library has kernels that wait for notifications of counts: their time is in `launch`. Constants of each
-kernel and direction are fitted on some rows and judged on the others (`validation.expert_rows`).
+DeepEP and MORI send a token once to each node by the NIC, and from there to the GPUs by the links (README of deepseek-
+ai/DeepEP). The cubic sum stands for min(SMs, links), rounded as of GEMMs (`simulators.costs.gemm.library`; derived).
+Where more than i other nodes send to a NIC its rate falls with their number, up to the eight nodes that were measured
+(derived: on eight nodes of H100 it halves, whatever the SMs and the tokens). The library has kernels that wait for
+notifications of counts: their time is in `launch`. Constants of each kernel and direction are fitted on some rows and
+judged on the others (`validation.expert_rows`).
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.hardware.network import ExpertLibrary, Node, TokenKernel, TokenKernels
+from simulators.hardware.network import ExpertLibrary, TokenKernel, TokenKernels
 from simulators.workloads.experts import distinct_places
 
 Floats = NDArray[np.float64]
 Direction = Literal["dispatch", "combine"]
+_MOST_PEERS = 7  # other nodes, of those that were measured
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,12 @@ def kernel_seconds(kernel: TokenKernel, routed: RoutedTokens, *, num_sms: ArrayL
     moved = (kernel.passes + copies + routed.remote_nodes) * np.asarray(routed.token_bytes)
     by_sms = tokens * (kernel.token_s + copies * kernel.copy_s + moved / kernel.bytes_per_s_per_sm) / sms
     share = np.where(np.asarray(routed.nodes) > 1, 1.0, routed.link_share)
-    by_links = routed.sent_bytes / (kernel.bytes_per_s * share)
-    seconds = kernel.launch_s + kernel.sm_launch_s / sms + np.cbrt(by_sms**3 + by_links**3)
+    peers, incast = np.asarray(routed.nodes, float) - 1, np.inf if kernel.incast_nodes is None else kernel.incast_nodes
+    falling = np.minimum(1.0, incast / np.clip(peers, 1.0, _MOST_PEERS))
+    by_links = routed.sent_bytes / (kernel.bytes_per_s * share * falling)
+    begin = kernel.launch_s + (kernel.node_s or 0.0) * np.maximum(peers - 1, 0.0)
+    seconds = begin + kernel.sm_launch_s / sms + np.cbrt(by_sms**3 + by_links**3)
     return np.asarray(np.where(np.asarray(routed.gpus) > 1, seconds, 0.0), float)
-
-
-def link_share(node: Node, gpus: ArrayLike) -> Floats:
-    """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
-    count = np.asarray(gpus, float)
-    if node.topology != "mesh":
-        return np.ones(count.shape)
-    return np.asarray(np.clip((count - 1) / np.maximum(np.asarray(node.num_gpus) - 1, 1), 1e-9, 1.0))
 
 
 def exchange_seconds(library: ExpertLibrary, direction: Direction, routed: RoutedTokens) -> Floats:

@@ -20,6 +20,8 @@ from simulators.hardware.shared import shared_constants
 
 Floats = NDArray[np.float64]
 
+_FED_FLOP = 16  # of peak, for which `feed` says the bytes
+
 
 def elementwise(chip: Chip, elements: ArrayLike, *, reads: ArrayLike = 2, writes: ArrayLike = 1) -> Cost:
     """An operation on every element of `reads` tensors that gives `writes` tensors; a FLOP for each tensor read."""
@@ -55,12 +57,21 @@ def streamed(constants: StreamingRates, hbm_bytes_per_s: ArrayLike, traffic: Arr
     return Cost.of(0.0, moved, seconds)
 
 
-def streaming_cost(chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1) -> Cost:
-    """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another."""
+def streaming_cost(
+    chip: Chip, traffic: ArrayLike, *, flop: ArrayLike = 0.0, kernels: ArrayLike = 1, again: ArrayLike = 0.0
+) -> Cost:
+    """Passes over tensors that move `traffic` bytes in all, by `kernels` kernels one after another.
+
+    again: bytes that are read again from the last-level cache, whose rate is `feed` for 16 FLOP of the peak.
+    """
     moved, work = np.asarray(traffic, float), np.asarray(flop, float)
     # few streams reach more than the library's GEMMs
     reached = np.asarray(chip.streams) * chip.drawable_bytes_per_s
-    seconds = np.maximum(moved / reached, work / (chip.rate * np.asarray(chip.cus)))
+    peak = chip.rate * np.asarray(chip.cus)
+    seconds = np.maximum(moved / reached, work / peak)
+    if np.any(np.asarray(again) > 0):
+        cached = (moved + np.asarray(again, float)) / (np.asarray(chip.feed) * peak / _FED_FLOP)
+        seconds = np.maximum(seconds, cached)
     return Cost.of(work, moved, seconds + np.asarray(kernels) * np.asarray(chip.launch_s))
 
 

@@ -68,20 +68,17 @@ CollectiveModel = Literal["links", "library"]
 SiteModel = Literal["uncontended", "fluid", "node"]
 """Models of a schedule at a site, from the coarsest to the finest."""
 
-_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16", "mxfp8": "fp8", "nvfp4": "fp4"}
+_FORMAT: Mapping[str, PeakFormat] = {"fp16_storage": "fp32", "mixed": "fp16", "mxfp8": "fp8"}
 """Precision -> format whose peak rate counts, where the names differ: 16-bit data may be computed in 32 bits."""
-_NEAREST: Mapping[str, tuple[str, ...]] = {
-    "fp8": ("bf16", "fp16"),
-    "mxfp8": ("fp8", "bf16", "fp16"),
-    "nvfp4": ("fp8", "bf16", "fp16"),
-}
+_BLOCK_SCALED = ("mxfp8", "nvfp4", "mxfp4")
+_WIDER = ("fp8", "bf16", "fp16")
+_NEAREST: Mapping[str, tuple[str, ...]] = {"fp8": _WIDER[1:], **dict.fromkeys(_BLOCK_SCALED, _WIDER)}
 """Precision -> those whose constants it has, at its own peak, where nobody measured it; the nearest first."""
-_BLOCK_SCALED = ("mxfp8", "nvfp4")
 
 
 def peak_format(precision: str) -> str:
     """Format of inputs whose peak rate counts at a precision."""
-    return _FORMAT.get(precision, precision)
+    return "fp4" if precision.endswith("fp4") else _FORMAT.get(precision, precision)
 
 
 class CostModels(Grown):

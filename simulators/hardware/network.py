@@ -5,12 +5,13 @@ Numbers live in `conf/node/*.yaml` and `conf/fabric/*.yaml`, each with its sourc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dse.errors.rules import Rule
@@ -53,6 +54,10 @@ class Protocols(Grown):
     simple_s: Duration | None = None
     host_s: Duration | None = None
 
+    def within(self, bytes_per_s: Any) -> Protocols:
+        """The same over a network of a rate that they do not exceed."""
+        return self.model_copy(update={"bytes_per_s": np.minimum(self.bytes_per_s, bytes_per_s)})
+
     def faster(self, factor: Any) -> Protocols:
         """The same over links `factor` times as fast."""
         return self if np.all(factor == 1) else self.model_copy(update={"bytes_per_s": self.bytes_per_s * factor})
@@ -67,9 +72,10 @@ class CollectiveLibrary(Grown):
     through one NIC, or each GPU through its own. network_latency_s: latency of a step across nodes; None: as inside.
     nic_bytes_per_s: rate of the port of such a NIC, which nothing exceeds that leaves the node; None: not known.
     link_bytes_per_s: rate of the node's links with which all rates inside it (and in its switch) were measured, and
-    with which they grow; None: they stay as they are. protocols, network: constants of collectives that were measured
-    by size inside the node and across nodes; rings describe the others. name: of the library in measured tables, where
-    several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
+    with which they grow; None: they stay as they are. mesh_gpus: GPUs of the mesh that its protocols were measured on,
+    each with a link to all others; None where a switch joins them. protocols, network: constants of collectives that
+    were measured by size inside the node and across nodes; rings describe the others. name: of the library in measured
+    tables, where several were measured. fitted_on: kind of rows -> names of the rows that these were fitted on.
     """
 
     name: str | None = None
@@ -81,6 +87,7 @@ class CollectiveLibrary(Grown):
     network_latency_s: Duration | None = None
     nic_bytes_per_s: Bandwidth | None = None
     link_bytes_per_s: Bandwidth | None = None
+    mesh_gpus: Annotated[Integer | None, knob(structural=True, ge=2, le=1024)] = None
     protocols: Mapping[CollectiveKind, Protocols] | None = None
     network: Mapping[CollectiveKind, Protocols] | None = None
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
@@ -113,12 +120,13 @@ class InSwitch(Grown):
     fitted_on: Mapping[str, tuple[str, ...]] | None = None
 
 
-class TokenKernel(Frozen):
+class TokenKernel(Grown):
     """Fitted constants of a kernel that moves tokens to experts or back (`simulators.costs.expert_exchange`).
 
     launch_s: of a call. sm_launch_s: time beyond it that SMs share. token_s, copy_s: time of an SM for a token, and for
     each GPU that it goes to. passes: over the token's bytes beside those for each GPU. bytes_per_s_per_sm: rate of an
-    SM. bytes_per_s: rate of a GPU's links; of its NIC, where tokens leave the node.
+    SM. bytes_per_s: rate of a GPU's links; of its NIC, where tokens leave the node. node_s: time of a call for each
+    node beyond two. incast_nodes: other nodes up to which a NIC keeps its rate; None: it always does.
     """
 
     launch_s: Duration
@@ -128,6 +136,8 @@ class TokenKernel(Frozen):
     passes: Annotated[Number, Field(ge=0, le=100)]
     bytes_per_s_per_sm: Bandwidth
     bytes_per_s: Bandwidth
+    node_s: Seconds | None = None
+    incast_nodes: Annotated[Number, Field(ge=1, le=4096)] | None = None
 
 
 class TokenKernels(Frozen):
@@ -196,16 +206,37 @@ class Node(WithSources, Grown):
             1.0 if measured is None or self.link_bytes_per_s is None else np.asarray(self.link_bytes_per_s) / measured
         )
 
+    def link_share(self, gpus: ArrayLike) -> NDArray[np.float64]:
+        """Share of a GPU's links that lead to the `gpus` - 1 others: of a mesh those to each, elsewhere all."""
+        count = np.asarray(gpus, float)
+        if self.topology != "mesh":
+            return np.ones(count.shape)
+        return np.asarray(np.clip((count - 1) / np.maximum(np.asarray(self.num_gpus) - 1, 1), 1e-9, 1.0))
+
     def protocols(self) -> dict[str, Protocols]:
         """Constants of the library's collectives inside the node, with its links."""
-        constants = {} if self.library is None else self.library.protocols or {}
-        return {str(kind): of.faster(self.speed) for kind, of in constants.items()}
+        if self.library is None:
+            return {}
+        meshed = self.library.mesh_gpus
+        links = 1.0 if meshed is None or self.topology != "mesh" else (self.num_gpus - 1) / (meshed - 1)
+        return {str(kind): of.faster(self.speed * links) for kind, of in (self.library.protocols or {}).items()}
+
+    def network(self) -> dict[str, Protocols]:
+        """Constants of the library's collectives across nodes, which go no faster than the network's rate."""
+        library = self.library
+        constants = {} if library is None else {str(kind): of for kind, of in (library.network or {}).items()}
+        if library is None or library.network_bytes_per_s is None:
+            return constants
+        return {kind: of.within(library.network_bytes_per_s) for kind, of in constants.items()}
 
     def exchange(self) -> ExpertLibrary | None:
-        """The library of expert parallelism, whose kernels across nodes are no faster than a NIC of the node."""
-        nic = None if self.library is None else self.library.nic_bytes_per_s
-        if self.experts is None or nic is None:
+        """The library of expert parallelism, whose kernels across nodes are no faster than a NIC and its network."""
+        library = self.library
+        rates = () if library is None else (library.nic_bytes_per_s, library.network_bytes_per_s)
+        known = [rate for rate in rates if rate is not None]
+        if self.experts is None or not known:
             return self.experts
+        nic = functools.reduce(np.minimum, known)
         kernels = {
             str(kind): both if kind == "node" else both.within(nic) for kind, both in self.experts.kernels.items()
         }

@@ -13,12 +13,12 @@ from pydantic import Field, model_validator
 from dse.values import Frozen, knob
 from dse.values.units import Bytes, BytesPerSecond, Fraction, Integer, Number, Seconds
 
-Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
+Precision = Literal["fp32", "fp16_storage", "mixed", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "mxfp4"]
 PeakFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """Formats of inputs of which data sheets give the peak rate."""
 ELEMENT_BYTES: Mapping[str, float] = {
     **{"fp32": 4, "fp16_storage": 2, "mixed": 2, "fp16": 2, "bf16": 2, "fp8": 1},
-    **{"mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16},  # with a byte of scale for 32 (OCP MX 1.0), 16 numbers
+    **{"mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16},  # a byte of scale for 32 (OCP MX 1.0), 16
 }
 
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6)]  # 64 would be a forgotten unit

@@ -49,11 +49,11 @@ from simulators.steps.exchanges import OverlappedExchanges
 from simulators.steps.groups import groups
 from simulators.steps.iteration import Gradients, Iteration
 from simulators.steps.layouts import Steps
-from simulators.steps.measures import LAWS, METRICS, SHARES, measure, utilisation
+from simulators.steps.measures import LAWS, METRICS, SHARES, measure, memory, utilisation
 from simulators.steps.operators import ModelBlock, Platform
 from simulators.steps.passes import MicroBatch
 from simulators.steps.quantised import QuantisedWeights, WeightQuantiser
-from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, check_lists, scenarios, with_layouts, with_plan
+from simulators.steps.scenarios import CHOSEN, GIVEN, LISTS, SOFTWARE, check_lists, scenarios, with_layouts, with_plan
 from simulators.steps.seqpoint import Iterations, choose
 from simulators.steps.sites import SITES, SiteSchedules, TensorGroup, places, read_sites, site_condition, site_rules
 from simulators.steps.task_graph import intervals, run
@@ -61,7 +61,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "13"  # part of every result's key: raised where results change
+_VERSION = "14"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -114,6 +114,8 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
         for name in ("host_s", "host_launch_s", "host_batch_s")
         if design.run.mode not in kernels.graphs  # a graph is launched whole, so that the host does not count
     }
+    if kernels.host_sequence_s is not None and design.run.mode != "training":
+        host["host_s"] = np.asarray(host.get("host_s", 0.0)) + kernels.host_sequence_s * np.asarray(design.run.batch)
     shards = kernels.shard_copies
     passes = MicroBatch(
         _blocks(design),
@@ -138,7 +140,7 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     """The GPU at a precision and a clock, and its groups."""
     system = design.system
     chip = FittedGemms.of(system, precision).at_clock(clock)
-    gemms = gemms_of(system, precision, clock=clock)
+    gemms = gemms_of(system, precision, clock=clock, share=design.kernels.share_of(precision))
     # nothing is known of contention: no slowdown
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     at = groups(system, design.parallel)
@@ -300,7 +302,7 @@ class StepBackend(Backend):
 
     def sections(self, tree: Tree) -> None:
         """Check the sections: those of a design, and lists of what scenarios have (`simulators.steps.scenarios`)."""
-        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN)
+        check, sections = Problems(), (*ScheduledDesign.model_fields, *LISTS, CHOSEN, GIVEN, SOFTWARE)
         for name in set(tree) - set(sections):
             check.add(name, "is not a known section", way_out=did_you_mean(name, sections))
         for name in StepDesign.model_fields:
@@ -471,7 +473,7 @@ def _legal(design: StepDesign, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_
 def _step(design: StepDesign) -> tuple[Iteration, Floats]:
     """The iteration of a design, and the share of a GPU's memory that it takes."""
     step, room = iteration(design), design.system.gpu.hbm_bytes
-    return step, np.asarray(measure(step, np.inf if room is None else room)["memory_share"], float)
+    return step, np.asarray(memory(step, np.inf if room is None else room)["memory_share"], float)
 
 
 def _sites(design: StepDesign) -> frozenset[str]:

@@ -90,11 +90,11 @@ def _by_levels(routed: RoutedTokens, group: Group) -> Floats:
     Assumed: links as fast as in an all-to-all of the library of collectives; no kernel of HybridEP was measured.
     """
     sent = np.asarray(routed.tokens, float) * np.asarray(routed.token_bytes)
-    node = replace(group, num_nodes=1.0, network=None, nic_bytes_per_s=None)
+    node = replace(group, num_nodes=1.0, network=None, network_bytes_per_s=None)
     links = collective_cost("all_to_all", "direct", sent * routed.copies, node).seconds
-    if group.nic_bytes_per_s is None:
+    if group.network_bytes_per_s is None:
         return links
-    return np.asarray(np.maximum(links, sent * routed.remote_nodes / np.asarray(group.nic_bytes_per_s)))
+    return np.asarray(np.maximum(links, sent * routed.remote_nodes / np.asarray(group.network_bytes_per_s)))
 
 
 @dataclass(frozen=True)

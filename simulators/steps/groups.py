@@ -16,7 +16,6 @@ from typing import Any, get_args
 import numpy as np
 
 from simulators.costs.collective import Group, machine_ring
-from simulators.costs.expert_exchange import link_share
 from simulators.hardware.device import Device
 from simulators.hardware.network import Node
 from simulators.steps.operators import Axis
@@ -47,7 +46,7 @@ def _of_experts(machine: Device, parallel: Parallel) -> Mapping[Axis, Group]:
     """GPUs that share the experts of a layer, and those that have the same ones."""
     node, ep = machine.node, float(parallel.ep)
     inside = np.minimum(ep, node.num_gpus)
-    shared = replace(machine_ring(machine, ep, inside), experts=node.exchange(), link_share=link_share(node, inside))
+    shared = replace(machine_ring(machine, ep, inside), experts=node.exchange())
     same = np.maximum(1.0, np.asarray(parallel.expert_replicas, float))
     # without ep, replicas of experts are replicas of all
     apart = ep if parallel.ep > 1 else np.asarray(parallel.tp, float)

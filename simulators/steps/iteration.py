@@ -52,6 +52,8 @@ from simulators.steps.sharded_data import SplitLayers
 from simulators.workloads.model import ExpertKernels
 
 Floats = NDArray[np.float64]
+_BY_PASS = ("dualpipe", "v_min")  # schedules whose turns depend on each kind of pass
+_TRAINED = ("trained_params", "trained_experts")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class Gradients:
     def _bucket(self, block: ModelBlock) -> Bucket:
         count = self.passes.counts[block.name]
         ready = self.passes.once(block, forward=False)
-        held = (self.passes.parallel.held_stages * np.asarray(size) for size in (block.params, block.expert_params))
+        sizes = block.trained_params, block.trained_experts
+        held = (self.passes.parallel.held_stages * np.asarray(size) for size in sizes)
         # reduced layer by layer, as `SplitLayers` says
         seconds = np.zeros(()) if self.passes.parallel.zero > 1 else self._reduction(*held).seconds
         return Bucket(block, count, seconds, ready)
@@ -110,7 +113,7 @@ class Gradients:
     @property
     def own_params(self) -> Floats:
         """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
-        params, of_experts = self.passes.of_blocks("params"), self.passes.of_blocks("expert_params")
+        params, of_experts = (self.passes.of_blocks(name) for name in _TRAINED)
         if not self.passes.parallel.zero:  # each GPU updates all of its weights
             return self.passes.parallel.held_stages * params
         return np.asarray(
@@ -131,7 +134,7 @@ class Gradients:
         alone = self.passes.parallel.zero > 1 or np.all(np.asarray(self.passes.parallel.replicas) == 1)
         if self.contended is None or not self.passes.is_training or alone:
             return Slowdowns()
-        cost = self._reduction(*(self.passes.of_blocks(name) for name in ("params", "expert_params")))
+        cost = self._reduction(*(self.passes.of_blocks(name) for name in _TRAINED))
         reduction, passes = GradientReduction(cost.wire_bytes, cost.hbm_bytes, cost.seconds), dict[str, Floats]()
         for block in self.passes.blocks:
             parts = [part for part in self.passes.parts if part.block is block and not part.forward]
@@ -162,7 +165,8 @@ class Gradients:
         forward, backward = (self.passes.once(block, forward=forward) for forward in (True, False))
         params = block.params, block.expert_params
         gather = self._split_exchange(self.passes.run.element_bytes, *params, "all_gather").seconds
-        layers = SplitLayers(count, forward, backward, gather, self._reduction(*params).seconds)
+        reduced = self._reduction(block.trained_params, block.trained_experts).seconds
+        layers = SplitLayers(count, forward, backward, gather, reduced)
         out, into = (self._copied_s(block, passes) for passes in self.shard_copies)
         return replace(layers, gather_copy_s=out, reduce_copy_s=into, interference=self.passes.platform.interference)
 
@@ -211,9 +215,7 @@ class Gradients:
         """The weights that each GPU has updated, to all of dp, where the optimizer's state is split."""
         if not self.passes.is_training or self.passes.parallel.zero not in (1, 2):
             return np.zeros(())
-        params, of_experts = (
-            self.passes.parallel.held_stages * self.passes.of_blocks(name) for name in ("params", "expert_params")
-        )
+        params, of_experts = (self.passes.parallel.held_stages * self.passes.of_blocks(name) for name in _TRAINED)
         return self._split_exchange(self.passes.run.element_bytes, params, of_experts, "all_gather").seconds
 
     @cached_property
@@ -285,7 +287,7 @@ class Iteration:
         params, optimizer = self.gradients.own_params, self.passes.optimizer
         by_weight = optimizer.bytes_at(self.passes.run.precision)
         moved = params * by_weight[0] if self.passes.is_training and by_weight else np.zeros(())
-        kernels = self.passes.of_blocks("tensors") * optimizer.kernels_per_tensor
+        kernels = self.passes.of_blocks("updated_tensors") * optimizer.kernels_per_tensor
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
         (cost,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.passes.platform)
         seconds = cost.seconds if self.passes.is_training else np.zeros(())
@@ -383,7 +385,7 @@ class Iteration:
         weights = np.minimum(weights, inputs)
         directions = 2 if self.passes.is_training else 1
         turns = StageTurns(busy, others, weights, self.message_s, pp, self.passes.micro_batches, directions)
-        return replace(turns, chunks=self._chunks()) if self.passes.parallel.pipeline == "dualpipe" else turns
+        return replace(turns, chunks=self._chunks()) if self.passes.parallel.pipeline in _BY_PASS else turns
 
     def _chunks(self) -> tuple[Floats, Floats, Floats]:
         """A pair of a forward and a backward pass, a backward pass, and its gradients of weights."""

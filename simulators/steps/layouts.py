@@ -44,6 +44,7 @@ _SCHEDULES: tuple[Mapping[str, Any], ...] = (
     {"pipeline": "zb_h1"},
 )
 """Schedules of pipelines that layouts are ranked by, beside their own."""
+_STATE, _GRADIENTS = 1, 2  # of an optimizer, and of weights, that `zero` splits
 # what takes the least memory: tried where nothing fits
 _LEAN: Mapping[str, Sequence[Any]] = {"zero": (3,), "recompute": ("all",)}
 
@@ -196,7 +197,7 @@ class LayoutQuestion:
         serial = self.candidates()
         fitting = serial.fitting
         if not fitting.layouts:
-            raise ConfigError([self._why_none(serial)])
+            raise ConfigError([self.why_none(serial)])
         ranked = np.argsort(fitting.seconds, kind="stable").tolist()
         probed = self._probed(fitting, _first_of_each(fitting.layouts, ranked, _ALIKE)[:_PROBED])
         order = [place for _, place in sorted(probed)]  # by time, then by serial rank
@@ -207,17 +208,26 @@ class LayoutQuestion:
     def candidates(self, **only: Sequence[Any]) -> Candidates:
         """All layouts that break no rule, the best with serial sites and its own pipeline first."""
         found, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
-        for choice in self._structures(only):
-            numbers = self._numbers(cp=choice["cp"], ep=choice["ep"])
-            if not len(numbers):
-                continue
-            design = self._design(choice, numbers)
-            legal, why = self.steps.legal(design, (len(numbers),))
-            reasons.update(dict.fromkeys(why))
-            for at, seconds, best, share in self._computed(design, legal):
-                sizes = dict(zip(_NUMBERS, numbers[at].tolist(), strict=True))
-                found.append((seconds, best, share, Layout(**sizes, **choice)))
-        found.sort(key=lambda row: row[0])  # by time with its own pipeline
+        values, bound = self._values(only), StateBound.of(self)
+        for cp, ep in itertools.product(values["cp"], values["ep"]):
+            numbers = self._numbers(cp=cp, ep=ep)
+            roomy = np.zeros(len(numbers), bool)  # layouts that fit with the optimizer's state split alone
+            for zero in values["zero"]:
+                shares = bound.shares(numbers, cp=cp, ep=ep, zero=zero)
+                left = (shares <= 1) & ~(roomy & (zero == _GRADIENTS))
+                for recompute in values["recompute"]:
+                    choice = {"cp": cp, "ep": ep, "zero": zero, "recompute": recompute}
+                    rows = list(self._layouts(choice, numbers, np.flatnonzero(left), reasons))
+                    found += [row for _, row in rows]
+                    # what fits is not slowed by computing more of it again
+                    left[[at for at, (*_, share, _) in rows if share <= 1]] = False
+                    if zero == _STATE and recompute == "none":
+                        roomy = ~left
+        for cp, ep in itertools.product(values["cp"], values["ep"]) if not found else ():  # for what a refusal says
+            choice = {"cp": cp, "ep": ep, **{name: values[name][-1] for name in _LEAN}}
+            numbers = self._numbers(cp=cp, ep=ep)
+            found += [row for _, row in self._layouts(choice, numbers, np.arange(len(numbers)), reasons)]
+        found.sort(key=_first)  # by time with its own pipeline
         return Candidates(
             [layout for *_, layout in found],
             np.array([rank for _, rank, *_ in found]),
@@ -225,8 +235,24 @@ class LayoutQuestion:
             list(reasons),
         )
 
-    def _structures(self, only: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-        """Yield combinations of values that change which operators there are."""
+    def _layouts(
+        self, choice: Mapping[str, Any], numbers: NDArray[np.int64], places: NDArray[np.intp], reasons: dict[str, None]
+    ) -> Iterator[tuple[int, tuple[float, float, float, Layout]]]:
+        """Yield of some rows of numbers the places, and times, memory and layout of those that break no rule.
+
+        reasons: of those that do, which are added to it.
+        """
+        if not len(places):
+            return
+        design = self._design(choice, numbers[places])
+        legal, why = self.steps.legal(design, (len(places),))
+        reasons.update(dict.fromkeys(why))
+        for at, seconds, best, share in self._computed(design, legal):
+            sizes = dict(zip(_NUMBERS, numbers[places[at]].tolist(), strict=True))
+            yield int(places[at]), (seconds, best, share, Layout(**sizes, **choice))
+
+    def _values(self, only: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Values that change which operators there are, by name."""
         mode = get_path(self.tree, "run.mode")
         training = mode == "training"
         experts = get_path(self.tree, "model.moe.experts")
@@ -242,8 +268,7 @@ class LayoutQuestion:
         values |= {name: several for name, several in only.items() if training or name in ("cp", "ep")}
         # what the user has typed stands
         values |= {name: [value] for name, value in self.asked.fixed.items() if name in values}
-        for chosen in itertools.product(*values.values()):
-            yield dict(zip(values, chosen, strict=True))
+        return values
 
     def _numbers(self, *, cp: int, ep: int) -> NDArray[np.int64]:
         """Rows of (tp, pp, dp, batch, micro_batches) that give all GPUs and all sequences something to do."""
@@ -303,18 +328,9 @@ class LayoutQuestion:
         alone = float(self.steps.step(self.steps.make(tree))[0].seconds)
         # sites of gathers exist only where tokens are split
         split = {**tree, "parallel": {**tree["parallel"], "sequence_parallel": True}}
-        return min(0.0, *(self._probed_s(variant) - alone for variant in (tree, split)))
+        return min(0.0, *(_probed_s(self, variant) - alone for variant in (tree, split)))
 
-    def _probed_s(self, tree: Tree) -> float:
-        """Time of a step with the schedule at every site that it has; infinite where that breaks a rule [s]."""
-        needed = {name: site_condition(f"sites.{name}", {**tree, "sites": {}}) or {} for name in SITES}
-        there = [name for name in SITES if all(get_path(tree, path) == value for path, value in needed[name].items())]
-        scheduled = self.steps.make({**tree, "sites": dict.fromkeys(there, self.asked.probe)})
-        if not there or not self.steps.legal(scheduled, ())[0].all():
-            return np.inf
-        return float(self.steps.step(scheduled)[0].seconds)
-
-    def _why_none(self, serial: Candidates) -> Problem:
+    def why_none(self, serial: Candidates) -> Problem:
         """The problem that no layout fits, or that none divides."""
         if not serial.layouts:
             rule = f"finds no layout of {self.gpus} GPUs for {self.sequences} sequences a step"
@@ -337,16 +353,91 @@ class LayoutQuestion:
         return Problem("parallel", rule, "auto", f"take more GPUs, or a smaller model{hinders}")
 
 
+@dataclass(frozen=True)
+class StateBound:
+    """Least memory of layouts by their weights, gradients and optimizer's state, of the mean stage.
+
+    params, of_experts: weights of the model, and those of routed experts among them. sizes: bytes of a weight, its
+    gradient and its state; 0 of inference, whose layouts are few. room: bytes of a GPU.
+    """
+
+    params: float
+    of_experts: float
+    sizes: tuple[float, float, float]
+    room: float
+
+    @classmethod
+    def of(cls, question: LayoutQuestion) -> StateBound:
+        """Build from the model of a question, on one GPU."""
+        tree = Layout(1, 1, 1, 1, 1, 0, 1, 1, "none").tree(question.tree)
+        design = question.steps.make(tree)
+        run, optimizer, room = design.run, design.optimizer, design.system.gpu.hbm_bytes
+        by_weight = optimizer.bytes_at(run.precision)
+        if run.mode != "training" or by_weight is None or room is None or run.adapters is not None:
+            return cls(0.0, 0.0, (0.0, 0.0, 0.0), np.inf)
+        gradient = 0 if optimizer.in_backward else design.parallel.gradient_bytes or run.element_bytes
+        blocks = question.steps.step(design)[0].passes.blocks
+        params, of_experts = (
+            float(sum(np.asarray(block.count) * np.asarray(getattr(block, name), float) for block in blocks))
+            for name in ("params", "expert_params")
+        )
+        return cls(params, of_experts, (run.element_bytes, gradient, float(by_weight[1])), float(room))
+
+    def shares(self, numbers: NDArray[np.int64], *, cp: int, ep: int, zero: int) -> Floats:
+        """Share of a GPU's memory that rows of (tp, pp, dp, ...) take at least."""
+        tp, pp, dp = numbers[:, :3].T.astype(float)
+        over = ep if ep > 1 else tp  # GPUs that the experts of a layer are split over
+        total = np.zeros(len(numbers))
+        for place, size in enumerate(self.sizes):
+            # stage 1 splits the state, 2 gradients as well, 3 weights, too
+            replicas, same = (cp * dp, cp * dp * tp / over) if zero >= len(self.sizes) - place else (1.0, 1.0)
+            total += size * ((self.params - self.of_experts) / (tp * replicas) + self.of_experts / (over * same))
+        return np.asarray(total / pp / self.room)
+
+
+def _first(row: tuple[Any, ...]) -> float:
+    return float(row[0])
+
+
+def _probed_s(question: LayoutQuestion, tree: Tree) -> float:
+    """Time of a step with the schedule at every site that it has; infinite where that breaks a rule [s]."""
+    needed = {name: site_condition(f"sites.{name}", {**tree, "sites": {}}) or {} for name in SITES}
+    there = [name for name in SITES if all(get_path(tree, path) == value for path, value in needed[name].items())]
+    scheduled = question.steps.make({**tree, "sites": dict.fromkeys(there, question.asked.probe)})
+    if not there or not question.steps.legal(scheduled, ())[0].all():
+        return np.inf
+    return float(question.steps.step(scheduled)[0].seconds)
+
+
+def best_layout(question: LayoutQuestion) -> tuple[Layout, float]:
+    """The best layout with serial sites, and the time of its step [s]. Raises ConfigError where none fits."""
+    serial = question.candidates()
+    fitting = serial.fitting
+    if not fitting.layouts:
+        raise ConfigError([question.why_none(serial)])
+    least = int(np.argmin(fitting.seconds))
+    return fitting.layouts[least], float(fitting.seconds[least])
+
+
 def usual(spreading: LayoutQuestion) -> Layout | None:
     """The layout that Takeaways 1 and 2 of arXiv:2104.04473 give: tensor parallelism as wide as a node, as few stages
-    as fit, data parallelism for the rest, one sequence in a micro-batch; None where none fits, or nothing is trained.
+    as fit, data parallelism for the rest, one sequence in a micro-batch; experts spread over a node. None where none
+    fits, or nothing is trained.
     """
     if get_path(spreading.tree, "run.mode") != "training":  # the rule is of training
         return None
-    layouts = spreading.candidates(cp=(1,), ep=(1,), zero=(0, 1), recompute=("none", "all")).fitting.layouts
+    ep = (_usual_ep(spreading),)
+    layouts = spreading.candidates(cp=(1,), ep=ep, zero=(0, 1), recompute=("none", "all")).fitting.layouts
     # widest tp, fewest stages, smallest micro-batches, then nothing recomputed
     order = sorted(layouts, key=lambda layout: (-layout.tp, layout.pp, layout.batch, layout.recompute != "none"))
     return order[0] if order else None
+
+
+def _usual_ep(spreading: LayoutQuestion) -> int:
+    """GPUs of a node that experts can be spread over; one for a model without any."""
+    experts, node = get_path(spreading.tree, "model.moe.experts"), spreading.steps.make(spreading.tree).system.node
+    together = 1 if node is None or not experts else min(node.num_gpus, spreading.gpus)
+    return max(size for size in _divisors(spreading.gpus) if size <= together and int(experts or 1) % size == 0)
 
 
 def _first_of_each(layouts: Sequence[Layout], places: Sequence[int], most: int) -> list[int]:

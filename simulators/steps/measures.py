@@ -109,7 +109,7 @@ def measure(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         "dp_over_backward": np.divide(gradients.dp_s, backward) if passes.is_training else np.zeros(()),
         **_intensities(iteration),
         **_work(iteration, compute, busy),
-        **_memory(iteration, hbm_bytes),
+        **memory(iteration, hbm_bytes),
         **{f"share_{kind}": m * passes.sum(_of(compute, kind)) / total for kind in KINDS if kind != "optimizer"},
         "share_optimizer": iteration.update.seconds / total,
         "share_communication": (serialized + exposed) / total,
@@ -182,7 +182,7 @@ def _work(iteration: Iteration, compute: list[StageOperator], busy: Any) -> dict
     balance = chip.rate * np.asarray(chip.cus) / chip.drawable_bytes_per_s
     low = _sum(part.seconds * (part.spent.flop < balance * part.spent.bytes) for part in compute)
     kernels = _sum(part.times * num_kernels(part.op, passes.parallel.tp) for part in passes.parts)
-    launched = passes.of_blocks("tensors") * passes.optimizer.kernels_per_tensor if passes.is_training else 0.0
+    launched = passes.of_blocks("updated_tensors") * passes.optimizer.kernels_per_tensor if passes.is_training else 0.0
     copies = passes.copies
     moved = m * _sum(part.times * part.spent.bytes for part in compute) + update.bytes
     return {
@@ -207,6 +207,11 @@ def _bytes_of_weights(iteration: Iteration, bytes_per_weight: Any, shares: Mappi
     return _stage_sum(iteration, lambda block: block.weight_bytes, shares)
 
 
+def _frozen(block: ModelBlock) -> Any:
+    """Weights of a block that have no gradients."""
+    return 0.0 if block.trained is None else np.asarray(block.params, float) - block.trained
+
+
 def _whole_bytes(iteration: Iteration) -> Any:
     """Weights that were gathered, and gradients of an update in the backward pass, of the blocks that have them."""
     passes = iteration.passes
@@ -218,13 +223,14 @@ def _whole_bytes(iteration: Iteration) -> Any:
     return passes.run.element_bytes * gathered + gradients
 
 
-def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
+def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     """Bytes on the GPU that holds most: of the first stage, or of the last one, with the micro-batches that are in
     flight there. Inference keeps keys and values of all micro-batches.
     """
     passes = iteration.passes
     b, pp = passes.run.element_bytes, np.asarray(passes.parallel.pp, float)
     bytes_per_weight: Any = b
+    unlearnt: Any = 0.0  # what a frozen weight does without
     per_expert: Any = 0.0  # what a weight of experts takes beyond it, whose state is split over other GPUs
     flight = ends = passes.micro_batches  # inference keeps the caches of all micro-batches
     if passes.is_training:
@@ -235,7 +241,8 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         of_gradient = 0 if passes.optimizer.in_backward else iteration.gradients.gradient_bytes
         held, knobs = passes.parallel.held_stages, passes.parallel
         of_state = of_state / (1 if knobs.zero else held)  # what zero splits, the GPUs of both copies share
-        bytes_per_weight = held * (b / of_weights + of_gradient / of_gradients) + by_weight[1] / of_state
+        unlearnt = held * of_gradient / of_gradients + by_weight[1] / of_state
+        bytes_per_weight = held * b / of_weights + unlearnt
         experts = state_splits(knobs, knobs.expert_replicas)
         expert_splits = experts[0] / held, experts[1] / held, experts[2] / (1 if knobs.zero else held)
         sizes = b, of_gradient, by_weight[1]
@@ -251,7 +258,8 @@ def _memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     stages = [
         (
             _bytes_of_weights(iteration, bytes_per_weight, counts)
-            + per_expert * _stage_sum(iteration, lambda block: block.expert_params, counts)
+            + per_expert * _stage_sum(iteration, lambda block: block.trained_experts, counts)
+            - unlearnt * _stage_sum(iteration, _frozen, counts)
             + whole,
             _stage_sum(iteration, lambda block: copy_bytes(iteration.passes, block), counts) + flying,
             alive * _stage_sum(iteration, lambda block: block.kept, counts),

@@ -76,6 +76,7 @@ class Stream:
 
     share_of_peak: the rate at which these FLOP run. like: the operator of a layer that one kernel computes, whose
     fitted constants count where the device has them; like_bytes: what this operator moves, without what is fused to it.
+    again: bytes that are read again, from the last-level cache.
     """
 
     bytes: ArrayLike
@@ -84,6 +85,7 @@ class Stream:
     share_of_peak: ArrayLike = 1.0
     like: StreamKind | None = None
     like_bytes: ArrayLike = 0.0
+    again: ArrayLike = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ class ModelBlock:
 
     tensors: how many tensors these are. kept: bytes of activations that wait for the backward pass (of inference:
     keys and values). expert_params: weights among `params` that are split over ep. weight_bytes: of all of them, where
-    they are stored in formats of their own; formats: how many have which. Order of `ops`: that of a pass.
+    they are stored in formats of their own; formats: how many have which. trained, trained_tensors: weights and
+    tensors of them that have gradients; None for all. Order of `ops`: that of a pass.
     """
 
     name: str
@@ -162,6 +165,23 @@ class ModelBlock:
     expert_params: ArrayLike = 0.0
     weight_bytes: ArrayLike | None = None
     formats: Mapping[str, ArrayLike] = field(default_factory=dict)
+    trained: ArrayLike | None = None
+    trained_tensors: ArrayLike | None = None
+
+    @property
+    def trained_params(self) -> ArrayLike:
+        """Weights of one GPU that have gradients."""
+        return self.params if self.trained is None else self.trained
+
+    @property
+    def trained_experts(self) -> ArrayLike:
+        """Those of experts among them."""
+        return self.expert_params if self.trained is None else 0.0
+
+    @property
+    def updated_tensors(self) -> ArrayLike:
+        """Tensors that an optimizer updates."""
+        return self.tensors if self.trained_tensors is None else self.trained_tensors
 
     def of(self, *phases: Phase) -> tuple[Op, ...]:
         """Its operators of some phases."""
@@ -284,9 +304,8 @@ def _other(work: Work, platform: Platform, seen: Memo[Cost]) -> OperatorCost:
         return OperatorCost(moved.flop, moved.hbm_bytes, moved.wire_bytes, _exchange_s(work, platform, moved.seconds))
     if isinstance(work, Stream):
         flop = np.asarray(work.flop, float)
-        cost = streaming_cost(
-            platform.chip, work.bytes, flop=flop / np.asarray(work.share_of_peak), kernels=work.kernels
-        )
+        at_peak = flop / np.asarray(work.share_of_peak)
+        cost = streaming_cost(platform.chip, work.bytes, flop=at_peak, kernels=work.kernels, again=work.again)
         seconds = _stream_s(work, platform, cost.seconds)  # fitted constants count where there are any
         cost = replace(cost, flop=np.broadcast_to(flop, seconds.shape), seconds=seconds)
     else:

@@ -9,6 +9,9 @@ c a message to a neighbour that is waited for, v virtual stages on a GPU. O: the
     interleaved   F + B + 2 v c            O / v + 2 (p-1) c           p + (p-1) / v ((1 + p (v-1)) / v)
     zb_h1         F + B + 2 c              O - 2 O_W + 2 (p-1) c       p (p)
     zb_h2         F + B + 2 c              O - 3 O_W + 2 (p-1) c       2 p - 1 (2 p - 1)
+    zbv           F + B + 4 c              O - 3 O_W + 2 (p-1) c       p (p)
+    v_half        F + B + 4 c              O / 2 + 2 (p-1) c           p / 2 (p / 2)
+    v_min         3 max(F, B - W, W) + 4 c 2 O / 3 + 2 (p-1) c         p / 3 (p / 3)
     dualpipe      F + B + 2 c              (p/2 - 1) (P + B - 3 W + 2 c)   p + 1 (p + 1)
 
     T = m turn + bubble, less F + B - P for each pair
@@ -19,6 +22,10 @@ bubble (arXiv:2401.10241, Table 1, where B is the backward pass without W): (p-1
 of a stage from its first work to its last (stages do not wait for one another between iterations); nothing below 0, as
 W fills what other stages leave; with W no more than B, as no order fills more (derived). Messages beside compute
 lengthen the bubble alone, up to where they fill the turn.
+
+V schedules (arXiv:2405.15362; bubbles and memory where F = B - W = W, from memory of the table of
+sail-sg/zero-bubble-pipeline-parallelism) give a GPU the first and the last of 2 p parts and so on inwards; v_min keeps
+so few micro-batches in flight that its three passes take turns in slots of the longest (derived).
 
 P: a forward pass and a backward pass of two micro-batches, side by side (`parallel.exchanges`), else F + B. Schedules
 that alternate have m - 1 pairs on the busiest stage. DualPipe (arXiv:2412.19437, table 2, whose B is the whole backward
@@ -40,8 +47,13 @@ from simulators.workloads.spreading import PipelineSchedule, Schedule
 
 Floats = NDArray[np.float64]
 
-_WEIGHTS: Mapping[Schedule, int] = {"zb_h1": 2, "zb_h2": 3}
+_WEIGHTS: Mapping[Schedule, int] = {"zb_h1": 2, "zb_h2": 3, "zbv": 3}
 """How many times the time of weight gradients is less in the bubble than the passes of other stages."""
+_SHORTER: Mapping[Schedule, float] = {"v_half": 1 / 2, "v_min": 2 / 3}
+"""Bubbles over that of 1F1B."""
+_HELD: Mapping[Schedule, float] = {"zb_h1": 1, "zbv": 1, "v_half": 1 / 2, "v_min": 1 / 3}
+"""Micro-batches in flight over the number of stages."""
+_IN_V = ("zbv", "v_half", "v_min")
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class StageTurns:
 
     other_weights_s: of gradients of weights on the others, no more than their passes of inputs. message_s: of a message
     to a neighbour. stages, micro_batches: their numbers. directions: forward alone, or backward as well. chunks: (P, B,
-    W) of the busiest stage, for DualPipe.
+    W) of the busiest stage, for DualPipe and the V schedule of least memory.
     """
 
     busy_s: ArrayLike
@@ -64,10 +76,19 @@ class StageTurns:
 
     def turn_s(self, knobs: PipelineSchedule) -> Floats:
         """Time of a micro-batch's turn."""
-        sent = self.messages_s(knobs)
+        sent, busy = self.messages_s(knobs), np.asarray(self.busy_s, float)
+        if knobs.pipeline == "v_min":
+            busy = busy + self._idle_slots_s
         if knobs.messages == "beside":  # messages lengthen a turn only where they outlast its compute
-            return np.asarray(np.maximum(self.busy_s, sent), float)
-        return np.asarray(self.busy_s, float) + sent
+            return np.asarray(np.maximum(busy, sent), float)
+        return np.asarray(busy + sent)
+
+    @property
+    def _idle_slots_s(self) -> Floats:
+        """Time of one micro-batch in which its shorter passes leave their slots idle."""
+        pair, backward, weights = (np.asarray(time, float) for time in self.chunks)
+        forward = pair - backward
+        return np.asarray(3 * np.maximum(np.maximum(forward, backward - weights), weights) - pair)
 
     def messages_s(self, knobs: PipelineSchedule) -> Floats:
         """Time of the messages of one micro-batch, to one neighbour in each direction."""
@@ -78,7 +99,8 @@ class StageTurns:
         if knobs.pipeline == "dualpipe":
             return self._from_both_ends_s
         # the ramp has virtual stages, each that much shorter
-        passes = np.asarray(self.others_s, float) / virtual(knobs)
+        shorter = 1 / virtual(knobs) if knobs.pipeline == "interleaved" else _SHORTER.get(knobs.pipeline, 1.0)
+        passes = np.asarray(self.others_s, float) * shorter
         filled = _WEIGHTS.get(knobs.pipeline, 0) * np.asarray(self.other_weights_s, float)
         ramp = self.directions * (np.asarray(self.stages, float) - 1) * np.asarray(self.message_s, float)
         return np.asarray(np.maximum(passes - filled, 0.0) + ramp)  # gradients of weights fill no more than there is
@@ -96,7 +118,9 @@ class StageTurns:
 
 
 def virtual(knobs: PipelineSchedule) -> Any:
-    """Virtual stages of a GPU: one unless the schedule is interleaved."""
+    """Virtual stages of a GPU: one unless the schedule is interleaved, or goes to the last stage and back."""
+    if knobs.pipeline in _IN_V:
+        return np.asarray(2.0)
     return np.asarray(knobs.virtual_stages, float) if knobs.pipeline == "interleaved" else np.ones(())
 
 
@@ -112,7 +136,8 @@ def in_flight(knobs: PipelineSchedule, stages: ArrayLike, micro_batches: ArrayLi
     elif knobs.pipeline == "dualpipe":
         first = last = p + 1
     elif knobs.pipeline != "1f1b":
-        first = last = p if knobs.pipeline == "zb_h1" else 2 * p - 1
+        held = _HELD.get(knobs.pipeline)
+        first = last = 2 * p - 1 if held is None else np.ceil(held * p)
     return np.minimum(m, first), np.minimum(m, last)  # no more than there are
 
 

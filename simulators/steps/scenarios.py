@@ -30,6 +30,8 @@ CHOSEN = "layouts"
 """Section that asks for layouts (`simulators.steps.layouts.LayoutSection`)."""
 GIVEN = "given"
 """Section of a plan that is judged as it is (`simulators.steps.given.GivenPlan`)."""
+SOFTWARE = "stack"
+"""Section that says which software the kernels are of; nothing of a step reads it."""
 APART = " @ "
 """What stands between the name of a scenario and that of its layout."""
 

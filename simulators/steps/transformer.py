@@ -26,10 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.costs.collective import Pattern
-from simulators.steps.context import RingPass, ring_pass
+from simulators.steps.context import ring_pass
 from simulators.steps.experts import (
-    TokenExchange,
     expert_feed_forward,
     expert_params,
     kept_bytes_of_experts,
@@ -37,8 +35,9 @@ from simulators.steps.experts import (
     weights_of_experts,
 )
 from simulators.steps.latent import cached_numbers, kept_numbers, latent_attention, latent_weights
-from simulators.steps.operators import AGAIN, Exchange, Kind, ModelBlock, Op, Phase, Product, Stream
-from simulators.steps.sizes import COPIED, Sizes, elements, gather_tokens, product, reduce_partial_sums, stream
+from simulators.steps.layer_passes import TRANSPOSES, adapter, adapter_weights, all_passes, recomputed_share
+from simulators.steps.operators import Exchange, Kind, ModelBlock, Op, Phase, Product, Stream
+from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
 from simulators.steps.state_layers import state_bytes, state_layer, state_weights
 from simulators.steps.stored import in_formats
 from simulators.steps.token_splits import HALVES
@@ -48,14 +47,8 @@ from simulators.workloads.stored import Part
 
 Floats = NDArray[np.float64]
 
-_TRANSPOSES = "transposes"
-_SUMS = ("all-reduce", "reduce-scatter")
-_READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1")
-"""Products of what tp does not split, whose gradients every GPU of tp has a part of."""
-_UP = ("q up", "kv up", "rotary")
-_DISPATCHED = ("expert fc1", "shared fc1")
 _FP32 = 4  # bytes
-_FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
+_FROZEN: dict[str, Any] = {"trained": 0.0, "trained_tensors": 0.0}
 
 
 def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels: Kernels) -> tuple[ModelBlock, ...]:
@@ -63,10 +56,9 @@ def transformer_blocks(model: Transformer, run: Run, parallel: Parallel, kernels
     sizes = Sizes(model, run, parallel, kernels)
     blocks = list(_layers(sizes))
     if model.decoder_layers:
-        ops = _passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
-        params, tensors = _weights(sizes, attentions=2)
-        kept_bytes = _kept_bytes(sizes, attentions=2)
-        block = ModelBlock("decoder layer", ops, model.decoder_layers, params, tensors, kept_bytes)
+        ops = all_passes(sizes, (*_attention(sizes), *_attention(sizes, "cross "), *_feed_forward(sizes)))
+        weights, kept_bytes = _weights(sizes, attentions=2), _kept_bytes(sizes, attentions=2)
+        block = ModelBlock("decoder layer", ops, model.decoder_layers, *weights, kept_bytes, **_trained(sizes, 2))
         blocks.append(in_formats(block, _parts(sizes, _EQUAL, attentions=2), model, run))
     return (_embedding(sizes), *blocks, _output(sizes)) if model.vocab else tuple(blocks)
 
@@ -97,8 +89,8 @@ def _layers(sizes: Sizes) -> Iterator[ModelBlock]:
 def _layer(name: str, sizes: Sizes, forward: tuple[Op, ...], count: Any) -> ModelBlock:
     """`count` equal layers of these operators."""
     params, tensors = _weights(sizes)
-    every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
-    block = ModelBlock(name, every, count, params, tensors, _kept_bytes(sizes))
+    every = (*all_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
+    block = ModelBlock(name, every, count, params, tensors, _kept_bytes(sizes), **_trained(sizes))
     return in_formats(block, _parts(sizes, _EQUAL), sizes.model, sizes.run)
 
 
@@ -123,7 +115,7 @@ def _layer_of_kind(name: str, sizes: Sizes, kind: LayerKind) -> ModelBlock:
     feeds = {"dense": _feed_forward, "experts": expert_feed_forward, "none": _no_part}
     forward = (*ops, *feeds[kind.feed](sizes))
     params, tensors = _weights_of_kind(sizes, kind)
-    every = (*_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
+    every = (*all_passes(sizes, forward), *_add_gradients(sizes, params, tensors))
     block = ModelBlock(name, every, kind.count, params, tensors, _kept_by_kind(sizes, kind))
     if kind.feed == "experts":
         block = replace(block, expert_params=expert_params(sizes))
@@ -153,12 +145,16 @@ def _attention(sizes: Sizes, prefix: str = "") -> Iterator[Op]:
         yield from reduce_partial_sums(sizes, "attention")
         return
     queries = 2 * heads if sizes.model.out_gate else heads  # a gate as wide as the queries
-    yield Op(f"{prefix}qkv", "linear", "forward", product((queries + 2 * kv) * own.head, own.tokens, own.hidden))
+    projected = product((queries + 2 * kv) * own.head, own.tokens, own.hidden)
+    yield Op(f"{prefix}qkv", "linear", "forward", projected)
+    yield from adapter(sizes, f"{prefix}qkv", projected)
     yield from _positions_and_cache(sizes, prefix)
     if sizes.kernels.transposes is not None:
         yield _transpose(sizes, prefix, sizes.kernels.transposes)
     yield from _core(sizes, prefix)
-    yield Op(f"{prefix}projection", "linear", "forward", product(own.hidden, own.tokens, heads * own.head))
+    projected = product(own.hidden, own.tokens, heads * own.head)
+    yield Op(f"{prefix}projection", "linear", "forward", projected)
+    yield from adapter(sizes, f"{prefix}projection", projected)
     yield from reduce_partial_sums(sizes, f"{prefix}attention")
 
 
@@ -183,7 +179,7 @@ def _transpose(sizes: Sizes, prefix: str, passes: Passes) -> Op:
     """Copies of queries, keys, values and context into the order in which the next product reads them."""
     tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
     work = Stream(passes.forward * tensor, kernels=passes.forward_kernels)
-    return Op(f"{prefix}{_TRANSPOSES}", "activation", "forward", work)
+    return Op(f"{prefix}{TRANSPOSES}", "activation", "forward", work)
 
 
 def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
@@ -195,10 +191,12 @@ def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
         seen = sizes.seen  # of all pairs of a query and a key
         read = sizes.cached if sizes.run.mode == "decode" else c  # only decoding reads keys from the cache
         narrower = sizes.cached_element / sizes.element if sizes.run.mode == "decode" else 1.0
-        moved = sizes.element * sizes.sequences * d * (2 * sizes.heads * s + 2 * sizes.kv_heads * (narrower * read))
-        yield Op(
-            f"{prefix}flash", "attention", "forward", Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share)
-        )
+        keys = sizes.element * sizes.sequences * d * 2 * sizes.kv_heads * (narrower * read)
+        moved = sizes.element * sizes.sequences * d * 2 * sizes.heads * s + keys
+        by_each = sizes.kernels.keys_read == "per_head" and sizes.run.mode == "decode"
+        again = (sizes.heads / sizes.kv_heads - 1) * keys if by_each else 0.0
+        work = Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share, again=again)
+        yield Op(f"{prefix}flash", "attention", "forward", work)
         return
     yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
     yield stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
@@ -216,135 +214,22 @@ def _feed_forward(sizes: Sizes) -> Iterator[Op]:
     yield from reduce_partial_sums(sizes, "ffn")
 
 
-# Passes
-
-
-def _passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Forward operators, then those that recompute, then those of the backward pass."""
-    plain, forward = forward, tuple(part for op in forward for part in (*_casts(sizes, op, backward=False), op))
-    if sizes.run.mode != "training":
-        return forward
-    again = _computed_again(sizes, forward)
-    recomputed = tuple(replace(op, phase="recompute", name=f"{op.name}{AGAIN}") for op in again)
-    backward = (gradient for op in reversed(plain) for gradient in _backward(sizes, op))
-    return (*forward, *recomputed, *backward)
-
-
-def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
-    """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
-    passes, work = sizes.kernels.casts, op.work
-    if sizes.run.products is None or not isinstance(work, Product) or not _is_linear(op):
-        return
-    if passes is None:  # other frameworks cast by tiles
-        yield from _tile_casts(sizes, op, work, backward=backward)
-        return
-    m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
-    tensor = sizes.element * (m * n if backward else (m + n) * k)
-    times, kernels = (
-        (passes.backward, passes.backward_kernels) if backward else (passes.forward, passes.forward_kernels)
-    )
-    cast = Stream(times * tensor, kernels=kernels)
-    yield Op(f"{op.name} cast", op.kind, "backward" if backward else "forward", cast, op.count)
-
-
-def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Iterator[Op]:
-    """Casts by tiles, of inputs and gradients alone; tokens that were cast for their dispatch are not cast again."""
-    casts, experts = sizes.kernels.tile_casts, sizes.kernels.experts
-    cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
-    if casts is None or (cast_first and not backward):  # cast once, for their dispatch
-        return
-    launches, before = op.launches if work.grouped else 0.0, casts.before(sizes.run.products)
-    m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
-    inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
-    if not backward:
-        yield Op(
-            f"{op.name} cast", op.kind, "forward", Stream((before + casts.inputs) * inputs), op.count, launches=launches
-        )
-        return
-    gradients = Stream((before + casts.gradients) * outputs)
-    yield Op(f"{op.name} cast", op.kind, "backward", gradients, op.count, launches=launches)
-    if np.any(np.asarray(casts.transposes) > 0):
-        transposes = Stream(casts.transposes * inputs)
-        yield Op(f"{op.name} transpose", op.kind, "backward", transposes, op.count, weight=True)
-
-
-def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
-    """Forward operators that the backward pass computes again."""
-    what, flash = sizes.run.recompute, sizes.kernels.flash_share_of_peak is not None
-    if what == "half":
-        stored = [op for op in forward if (op.kind == "attention" and flash) or op.name.startswith(_SUMS)]
-        left = [op for op in forward if op not in stored]  # linear layers of half of the layers
-        return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
-    if what == "up_projections":
-        return [op for op in forward if op.kind == "norm" or op.name.startswith(_UP) or op.name.endswith("activation")]
-    core = ("attention", "softmax")
-    again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
-    return [] if flash and what == "attention" else again  # such a kernel keeps no scores to compute again
-
-
-def _is_linear(op: Op) -> bool:
-    return isinstance(op.work, Product) and op.kind in ("linear", "fc")
-
-
-def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
-    """Operators of the backward pass for one forward operator."""
-    gradient = replace(op, phase="backward")
-    work = op.work
-    if isinstance(work, Product) and op.kind == "attention":  # both operands are activations: two gradients
-        m, n, k = work.m, work.n, work.k
-        yield replace(gradient, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
-        yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
-    elif isinstance(work, Product):
-        yield from _casts(sizes, op, backward=True)
-        parts: dict[str, Any] = {"batch": work.batch, "grouped": work.grouped}
-        yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m, **parts))
-        # each GPU has a part of the gradient of the whole input
-        if op.name in _READS_ALL or (op.name == "expert fc1" and sizes.parallel.ep == 1):
-            yield from _conjugate(sizes, op)
-        yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n, **parts), weight=True)
-    elif isinstance(work, Stream):
-        yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))
-    elif isinstance(work, TokenExchange | RingPass):
-        yield replace(gradient, name=f"{op.name} backward", work=work.backward)
-    elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":  # its gradient is gathered
-        yield replace(gradient, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
-
-
-def _conjugate(sizes: Sizes, op: Op) -> Iterator[Op]:
-    """The sum of the gradients of what every GPU has read: of the whole input, or of its own tokens."""
-    pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
-    name = f"{pattern.replace('_', '-')} {op.name} dX"
-    yield Op(name, op.kind, "backward", Exchange(pattern, sizes.activations))
-
-
-def _streamed_back(sizes: Sizes, op: Op) -> Stream:
-    """The backward pass of what memory bounds."""
-    assert isinstance(op.work, Stream)
-    if op.kind == "attention":
-        moved = np.asarray(op.work.bytes) * 2  # operands and their gradients
-        return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD)
-    if op.work.like in ("rotary", "add") or op.name.startswith(COPIED):
-        return op.work  # as much back as forward
-    kernels = sizes.kernels
-    if op.name.endswith(_TRANSPOSES) and kernels.transposes is not None:
-        back = kernels.transposes
-        tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
-        return Stream(back.backward * tensor, kernels=back.backward_kernels)
-    passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
-    # `like_bytes` counts a read and a write
-    tensor = np.asarray(op.work.like_bytes) / 2 if op.work.like else sizes.element * elements(sizes, op.kind)
-    return Stream(passes.backward * tensor, kernels=passes.backward_kernels)
-
-
 # Weights and what is kept
 
 
 def _add_gradients(sizes: Sizes, params: Any, tensors: Any) -> Iterator[Op]:
     """The sum of gradients of micro-batches, by a kernel for each tensor."""
     passes = sizes.kernels.gradient_passes
-    if sizes.run.mode == "training" and passes is not None:
+    if sizes.run.mode == "training" and passes is not None and sizes.run.adapters is None:
         moved = np.asarray(passes) * sizes.element * params
         yield Op("add gradients", "linear", "backward", Stream(moved, kernels=tensors), weight=True)
+
+
+def _trained(sizes: Sizes, attentions: int = 1) -> dict[str, Any]:
+    """Weights of one GPU of a layer that are trained, where some are frozen: those of adapters, of four tensors."""
+    inside, heads = sizes.hidden, sizes.heads + 2 * sizes.kv_heads
+    weights = adapter_weights(sizes, (inside, heads * sizes.head), (sizes.heads * sizes.head, inside))
+    return {} if weights is None else {"trained": attentions * weights, "trained_tensors": 4 * attentions}
 
 
 def _weights(sizes: Sizes, attentions: int = 1) -> tuple[Any, Any]:
@@ -406,7 +291,19 @@ def _kept_by_kind(sizes: Sizes, kind: LayerKind) -> Any:
 
 
 def _kept_bytes(sizes: Sizes, attentions: int = 1) -> Any:
-    """Bytes that a layer keeps for its backward pass; of inference its keys and values."""
+    """Bytes that a layer keeps for its backward pass, on average over layers; of inference its keys and values."""
+    share = recomputed_share(sizes)
+    if sizes.run.mode != "training" or not np.any(np.asarray(share) < 1):
+        return _kept_by_layer(sizes, attentions)
+    again, stored = (
+        _kept_by_layer(replace(sizes, run=sizes.run.model_copy(update={"recompute": what})), attentions)
+        for what in (sizes.run.recompute, "none")
+    )
+    return share * again + (1 - share) * stored
+
+
+def _kept_by_layer(sizes: Sizes, attentions: int) -> Any:
+    """The same of a layer that computes activations again as the run says."""
     b, tokens = sizes.element, sizes.tokens
     model = sizes.model
     if sizes.run.mode != "training":
@@ -451,7 +348,8 @@ def _embedding(sizes: Sizes) -> ModelBlock:
         *_both(sizes, "all-reduce embedding", "embedding"),
         replace(stream(sizes, "embedding norm", "norm", rows), kind="embedding"),
     ]
-    if sizes.run.mode == "training":
+    frozen = sizes.run.adapters is not None
+    if sizes.run.mode == "training" and not frozen:
         norm = Stream(rows.backward * sizes.element * sizes.own, kernels=rows.backward_kernels)
         ops.append(Op("embedding norm backward", "embedding", "backward", norm))
         # gradients read, rows read and added to, and the dense gradient set to zero
@@ -460,7 +358,8 @@ def _embedding(sizes: Sizes) -> ModelBlock:
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[0], float)
     params = (sizes.vocab + np.asarray(sizes.model.positions)) * sizes.hidden + beside
     kept_bytes = (2 * sizes.element + 1) * sizes.own if sizes.run.mode == "training" else 0.0
-    return in_formats(ModelBlock("embedding", tuple(ops), 1.0, params, 4, kept_bytes), {}, sizes.model, sizes.run)
+    block = ModelBlock("embedding", tuple(ops), 1.0, params, 4, kept_bytes, **(_FROZEN if frozen else {}))
+    return in_formats(block, {}, sizes.model, sizes.run)
 
 
 def _output(sizes: Sizes) -> ModelBlock:
@@ -480,7 +379,8 @@ def _output(sizes: Sizes) -> ModelBlock:
         ops.append(Op("loss backward", "output", "backward", back))
         ops.append(Op("logits dX", "output", "backward", Product(logits.k, logits.n, logits.m)))
         ops += _both(sizes, "all-reduce logits dX", "output", "backward")
-        ops.append(Op("logits dW", "output", "backward", Product(logits.k, logits.m, logits.n), weight=True))
+        if sizes.run.adapters is None:
+            ops.append(Op("logits dW", "output", "backward", Product(logits.k, logits.m, logits.n), weight=True))
         ops += _add_gradients(sizes, sizes.vocab * sizes.hidden, 1.0)
         norm = Stream(sizes.kernels.norm.backward * sizes.element * sizes.own)
         ops.append(Op("final norm backward", "output", "backward", norm))
@@ -488,7 +388,8 @@ def _output(sizes: Sizes) -> ModelBlock:
     embedding = np.where(copied, 1.0, 0.0 if sizes.model.tied else 1.0) * sizes.vocab * sizes.hidden
     kept_bytes = (4 + sizes.element) * sizes.vocab * wanted + 2 * sizes.activations if training else 0.0
     beside = 2 * sizes.hidden if sizes.model.ends is None else np.asarray(sizes.model.ends[1], float)
-    block = ModelBlock("output", tuple(ops), 1.0, embedding + beside, np.where(embedding > 0, 3.0, 2.0), kept_bytes)
+    sizes_of = 1.0, embedding + beside, np.where(embedding > 0, 3.0, 2.0), kept_bytes
+    block = ModelBlock("output", tuple(ops), *sizes_of, **({} if sizes.run.adapters is None else _FROZEN))
     return in_formats(block, {"output": embedding}, sizes.model, sizes.run)
 
 

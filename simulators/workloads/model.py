@@ -174,10 +174,11 @@ class Run(Frozen):
     `seed`. recompute: activations that the backward pass recomputes instead of storing them: none, the core of
     attention (scores, softmax, dropout), up_projections (norms, up-projections of latent attention with what follows up
     to its core, and activations: arXiv:2412.19437, section 3.2.3), half (all but attention in one kernel, partial sums
-    and every other product of a layer, as torchtitan selects them), or all but the input of a layer. products:
-    precision that linear layers multiply at; None for that of all else. weights, kv_cache: formats that weights, and
-    keys and values, are stored in (`conf/data/weight_formats.yaml`), of inference; None for what the model's file says,
-    else for 16 bits (32 at fp32). Products are no faster for it.
+    and every other product of a layer, as torchtitan selects them), or all but the input of a layer; recompute_layers:
+    of so many layers of a stage, None for all of them. adapters: rank of those beside attention's projections, which
+    alone are trained (LoRA); None trains all. products: precision that linear layers multiply at; None for that of all
+    else. weights, kv_cache: formats that weights, and keys and values, are stored in (`conf/data/weight_formats.yaml`),
+    of inference; None for what the model's file says, else for 16 bits (32 at fp32). Products are no faster for it.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -186,6 +187,8 @@ class Run(Frozen):
     micro_batches: Size = 1
     precision: Annotated[Precision, knob(structural=True)] = "mixed"
     recompute: Annotated[Literal["none", "attention", "up_projections", "half", "all"], knob(structural=True)] = "none"
+    recompute_layers: Annotated[Integer | None, knob(structural=True, ge=0, le=2**20)] = None
+    adapters: Annotated[Integer | None, knob(structural=True, ge=1, le=2**16)] = None
     products: Annotated[Precision | None, knob(structural=True)] = None
     weights: Annotated[str | None, knob(structural=True)] = None
     kv_cache: Annotated[str | None, knob(structural=True)] = None
@@ -194,7 +197,7 @@ class Run(Frozen):
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; formats only where they are given: old designs keep their keys."""
         for name, value in super().__iter__():
-            if value is not None or name not in ("weights", "kv_cache"):
+            if value is not None or name not in ("weights", "kv_cache", "recompute_layers", "adapters"):
                 yield name, value
 
     @field_validator("weights", "kv_cache")
@@ -367,22 +370,28 @@ class ExpertKernels(Frozen):
     graphed: Annotated[tuple[Literal["attention"], ...], knob(structural=True)] = ()
 
 
+_LATER_KERNELS = ("tile_casts", "experts", "flash_backward_share", "host_sequence_s")
+
+
 class Kernels(SourcedValue):
     """Kernels of a framework for operators other than GEMMs.
 
     flash_share_of_peak: share of the peak rate reached by attention in one kernel, which never writes the scores; None
-    for three kernels. What follows is None where there is none of it. loss: passes over logits, where they are not
-    those of softmax. transposes: passes over tensors of tokens x width that attention copies into another order.
-    gradient_passes: over gradients, to add those of a micro-batch to those before. token_copies: over the whole tensor,
-    to put its tokens in order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of
-    inputs of a linear layer, and of the gradient of its output, into the format of `run.products`. tile_casts: the same
-    by tiles; a design without them says nothing of it, so that old designs keep their keys. shard_copies: over
-    weights that dp splits, after they are gathered (forward), and over their gradients, before they are reduced
-    (backward). host_s: time of an iteration in which the GPU waits for the host. host_launch_s: time that the host
-    spends on one kernel of a pass (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes,
-    while the GPU waits. graphs: modes of a step whose kernels are replayed as one graph, so that the host is not waited
-    for; a design without them says nothing of it. experts: of layers with experts; None for one pass in order, and no
-    more launches than operators.
+    for three kernels; flash_backward_share: that of its backward pass, None for the same. keys_read: keys and values of
+    a decode step are read once by all heads that share them, or by each of these, but for the first from the last-level
+    cache. product_share: rate of products over that of the machine's GEMMs by precision, in steps of this software.
+    What follows is None where there is none of it. loss: passes over logits, where they are not those of softmax.
+    transposes: passes over tensors of tokens x width that attention copies into another order. gradient_passes: over
+    gradients, to add those of a micro- batch to those before. token_copies: over the whole tensor, to put its tokens in
+    order after each all-gather and before each reduce-scatter of sequence parallelism. casts: of inputs of a linear
+    layer, and of the gradient of its output, into the format of `run.products`. tile_casts: the same by tiles; a design
+    without them says nothing of it, so that old designs keep their keys. shard_copies: over weights that dp splits,
+    after they are gathered (forward), and over their gradients, before they are reduced (backward). host_s: time of an
+    iteration in which the GPU waits for the host. host_launch_s: time that the host spends on one kernel of a pass
+    (`simulators.steps.launches`). host_batch_s: on a micro-batch before its passes, while the GPU waits.
+    host_sequence_s: on each sequence between two steps of inference (scheduler, sampler), graphs or not. graphs: modes
+    of a step whose kernels are replayed as one graph, so that the host is not waited for; a design without them says
+    nothing of it. experts: of layers with experts; None for one pass in order, and no more launches than operators.
     """
 
     name: str
@@ -391,6 +400,9 @@ class Kernels(SourcedValue):
     activation: Passes
     norm: Passes
     flash_share_of_peak: Annotated[Share | None, knob(structural=True)] = None
+    flash_backward_share: Annotated[Share | None, knob(structural=True)] = None
+    keys_read: Annotated[Literal["once", "per_head"], knob(structural=True)] = "once"
+    product_share: Mapping[Precision, Annotated[Number, Field(gt=0, le=4)]] = {}
     batched: BatchedGemmRates
     loss: Passes | None = None
     transposes: Annotated[Passes | None, knob(structural=True)] = None
@@ -402,10 +414,19 @@ class Kernels(SourcedValue):
     host_s: Seconds | None = None
     host_launch_s: Seconds | None = None
     host_batch_s: Seconds | None = None
+    host_sequence_s: Seconds | None = None
     graphs: Annotated[tuple[Literal["training", "prefill", "decode"], ...], knob(structural=True)] = ()
     experts: ExpertKernels | None = None
 
+    def share_of(self, precision: str) -> ArrayLike:
+        """Rate of products at a precision over that of the machine's GEMMs."""
+        return {str(name): share for name, share in self.product_share.items()}.get(precision, 1.0)
+
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `tile_casts`, `graphs` and `experts` only where there are any."""
-        absent = (("tile_casts", None), ("graphs", ()), ("experts", None))
-        yield from ((name, value) for name, value in super().__iter__() if (name, value) not in absent)
+        """Iterate over the fields; those that came later only where they are given: old designs keep their keys."""
+        absent: dict[str, Any] = dict.fromkeys(_LATER_KERNELS) | {
+            "graphs": (),
+            "product_share": {},
+            "keys_read": "once",
+        }
+        yield from ((name, value) for name, value in super().__iter__() if name not in absent or value != absent[name])

@@ -12,9 +12,10 @@ from pydantic import Field
 from dse.values import Frozen, knob
 from dse.values.units import Integer
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "dualpipe"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zbv", "v_half", "v_min", "dualpipe"]
 """Schedules of a pipeline: GPipe (arXiv:1811.06965); one forward, one backward in turn, and that of several virtual
 stages on a GPU (arXiv:2104.04473); zero bubble with the memory of 1F1B (H1), or twice as much (H2; arXiv:2401.10241);
+through all GPUs and back, with the memory of 1F1B, a half, or a third (V schedules, arXiv:2405.15362);
 from both ends at once, with two stages on each GPU (DualPipe, arXiv:2412.19437).
 """
 Exchanges = Literal["waited", "shared_expert", "two_micro_batches"]

@@ -36,6 +36,7 @@ from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
+from studies.plan.stacks import measured_line, named, stack_words
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
@@ -62,6 +63,10 @@ class PlanStudy(Plain):
                 yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
                 continue
             yield _before_and_after(plan)
+            if plan.before is not plan.serial:
+                yield _nothing_overlapped(plan)
+            if published := measured_line(plan.point_tree(plan.best)):
+                yield published
             yield stored_line(plan.design(plan.best), plan.best)
             if plan.choices:
                 yield _choices_table(plan)
@@ -133,11 +138,18 @@ def _before_and_after(plan: StepPlan) -> str:
     return f"{plan.name}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
 
 
+def _nothing_overlapped(plan: StepPlan) -> str:
+    """A line on what the step would take with nothing overlapped."""
+    seconds = float(plan.serial[TIME])
+    gain = gain_in_words(seconds / float(plan.best[TIME]))
+    return f"before: {named(plan.config)} as it comes; with nothing overlapped {cell(seconds, 's')}, {gain}"
+
+
 def _in_layouts(plan: StepPlan) -> str:
     """The layouts before and after, where they were chosen."""
     if not plan.chooses_layouts:
         return ""
-    before, after = plan.layout(plan.before), plan.layout(plan.best)
+    before, after = plan.layout(plan.serial), plan.layout(plan.best)
     work = f"{after.gpus} GPUs, {after.sequences} sequences a step"
     was = "the same" if before == after else before.name
     return f"; {work}: {after.name} (before, with nothing overlapped: {was})"
@@ -284,7 +296,7 @@ def _layer_figure(plan: StepPlan) -> FigureSheet:
     """One layer of the forward pass, serial and as planned."""
     import pandas as pd
 
-    both = {"serial": plan.before, "planned": plan.best}
+    both = {"serial": plan.serial, "planned": plan.best}
     frames = [_layer(plan.step(row)).assign(panel=name) for name, row in both.items()]
     spans = [frame["finish_s"].max() for frame in frames]
     title = f"A layer of {plan.name} takes {cell(spans[0], 's')} with serial sites, {cell(spans[1], 's')} as planned"
@@ -318,6 +330,7 @@ def command(words: Sequence[str]) -> CommandAnswer:
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
     typed = [word for word in words if not word.startswith("plan=")]
+    typed = [*typed, *stack_words(typed)]
     typed = _with_layouts(typed) if "parallel=auto" in typed and not files else typed
     _check_gpus(typed)
     if files:

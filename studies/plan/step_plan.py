@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dse.space import get_path, set_path
-from simulators.steps.backend import StepBackend, iteration
+from simulators.steps.backend import StepBackend, iteration, metrics_of
 from simulators.steps.choices import CHOICES as KNOBS
 from simulators.steps.choices import DECIDING
 from simulators.steps.design import StepDesign
@@ -25,6 +25,7 @@ from simulators.steps.layouts import PATHS, Layout, path_of
 from simulators.steps.scenarios import APART
 from simulators.steps.sites import SERIAL, SITES
 from simulators.workloads.model_zoo import model_tree
+from studies.plan.stacks import defaults_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +134,25 @@ class StepPlan:
 
     @cached_property
     def before(self) -> Any:
+        """The step as its software comes (`studies.plan.stacks`); with nothing overlapped where that breaks a rule."""
+        values = {path: value for path, value in defaults_of(self.config).items() if path in self.table}
+        differs = any(str(plain(self.serial[path])) != str(value) for path, value in values.items())
+        if not differs:
+            return self.serial
+        row = self.serial.copy()
+        for path, value in values.items():
+            if _is_there(row[path]):  # a knob that counts in this step
+                row[path] = value
+        design = self.design(row)
+        if StepBackend().problems(design):
+            return self.serial
+        metrics = {name: float(value) for name, value in metrics_of(design).items() if name in row}
+        for name, value in metrics.items():
+            row[name] = value
+        return row
+
+    @cached_property
+    def serial(self) -> Any:
         """The step with every site serial and nothing else done: in the best layout for that, where there are several.
 
         Where such a step breaks a rule or does not fit, the one that does least.

@@ -100,7 +100,7 @@ def test_times_tell_the_measurement_that_was_fitted_on(tmp_path: Path) -> None:
 
 
 def test_exchanges_are_told_by_their_number_of_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{**DEEPEP, "node_num": nodes} for nodes in (2, 4, 8)]
+    rows = [{**DEEPEP, "node_num": nodes, "num_token": 8192} for nodes in (2, 4, 8)]
     write(tmp_path / "ep_collectives" / "made.csv", [*rows, {**DEEPEP, "device": "nobodys"}])
     groups = expert_exchanges.medians_of(expert_exchanges.judged_rows(tmp_path))
     assert set(groups) == {

@@ -45,19 +45,20 @@ Gemms: TypeAlias = "WaveGemms | FittedGemms"
 """A GPU as a model of GEMMs reads it."""
 
 
-def gemms_of(machine: System, precision: str, *, clock: ArrayLike | None = None) -> Gemms:
+def gemms_of(machine: System, precision: str, *, clock: ArrayLike | None = None, share: ArrayLike = 1.0) -> Gemms:
     """The GPU of a machine as its model of GEMMs reads it, at a clock over that of kernels measured one by one.
 
-    clock: None for that of GEMMs under load. Raises ValueError where the GPU lacks what the model needs.
+    clock: None for that of GEMMs under load. share: of the rate of these that a framework's products reach. Raises
+    ValueError where the GPU lacks what the model needs.
     """
     if machine.gemm_model(precision) == "waves":  # whose rates are sustained
-        return WaveGemms.of(machine.gpu, precision)
+        return WaveGemms.of(machine.gpu, precision).slower(1 / np.asarray(share))
     from simulators.costs.gemm.fitted import FittedGemms
 
     loaded = machine.gpu.loaded
     if clock is None:  # models run for seconds
         clock = 1.0 if loaded is None else loaded.gemm_clock
-    return FittedGemms.of(machine, precision).at_clock(clock)
+    return FittedGemms.of(machine, precision).at_clock(np.asarray(clock) * share)
 
 
 _MANY_WAVES = GemmShape(8192, 8192, 8192)

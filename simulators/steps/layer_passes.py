@@ -1,0 +1,187 @@
+"""Passes of a layer: casts before its products, what is computed again, and the backward pass of each operator.
+
+Two products back for each forward one, of its input (dX) and of its weights (dW); five in attention in one kernel for
+its two, as scores are computed again. With adapters (`run.adapters`: LoRA, arXiv:2106.09685) weights are frozen: none
+of them has a dW, and inputs and gradients are cast by rows alone; beside each projection of attention, of k to m
+numbers, an adapter of rank r reads k and writes r numbers of each token, then reads r and adds m (products of
+`run.precision`, after a dropout of their input), with both gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from simulators.costs.collective import Pattern
+from simulators.steps.context import RingPass
+from simulators.steps.experts import TokenExchange
+from simulators.steps.operators import AGAIN, Exchange, Op, Product, Stream
+from simulators.steps.passes import stage_share
+from simulators.steps.sizes import COPIED, Sizes, elements, product
+
+_SUMS = ("all-reduce", "reduce-scatter")
+TRANSPOSES = "transposes"
+"""What names of copies of queries, keys and values end in."""
+_READS_ALL = ("qkv", "cross qkv", "fc1", "latent down", "shared fc1")
+"""Products of what tp does not split, whose gradients every GPU of tp has a part of."""
+_UP = ("q up", "kv up", "rotary")
+_DISPATCHED = ("expert fc1", "shared fc1")
+_FLASH_BACKWARD = 2.5  # five products for the forward pass's two: scores are computed again
+_DROPOUT = 2.5  # passes: read, write, and a mask of one byte
+_BY_COLUMNS = 0.5  # of a pass: the copy of 8 bits that gradients of weights alone read
+
+
+def adapter(sizes: Sizes, name: str, work: Product) -> Iterator[Op]:
+    """The adapter beside a projection, forward; nothing where all weights are trained."""
+    if sizes.run.adapters is None or sizes.run.mode != "training":
+        return
+    rank = np.asarray(sizes.run.adapters, float)
+    m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
+    # of kind attention: products of activations' precision, with two gradients each
+    yield _moved(f"{name} adapter dropout", _DROPOUT * sizes.element * k * n)
+    yield Op(f"{name} adapter down", "attention", "forward", product(rank, n, k))
+    yield Op(f"{name} adapter up", "attention", "forward", product(m, n, rank))
+    yield _moved(f"{name} adapter sum", 3 * sizes.element * m * n)
+
+
+def _moved(name: str, moved: Any) -> Op:
+    return Op(name, "activation", "forward", Stream(moved, like="add", like_bytes=moved))
+
+
+def adapter_weights(sizes: Sizes, *widths: tuple[Any, Any]) -> Any:
+    """Weights of the adapters of projections of (k, m) numbers; None where all weights are trained."""
+    rank = sizes.run.adapters
+    return None if rank is None else sum(np.asarray(rank, float) * (k + m) for k, m in widths)
+
+
+def recomputed_share(sizes: Sizes) -> Any:
+    """Share of the layers of a stage whose activations are computed again."""
+    chosen, layers = sizes.run.recompute_layers, np.asarray(sizes.model.layers, float)
+    of_stage = stage_share(layers, sizes.parallel.pp) * layers
+    return 1.0 if chosen is None else np.minimum(1.0, np.asarray(chosen, float) / np.maximum(of_stage, 1.0))
+
+
+def all_passes(sizes: Sizes, forward: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Forward operators, then those that recompute, then those of the backward pass."""
+    plain, forward = forward, tuple(part for op in forward for part in (*_casts(sizes, op, backward=False), op))
+    if sizes.run.mode != "training":
+        return forward
+    again = _computed_again(sizes, forward)
+    if sizes.run.recompute_layers is not None:
+        share = recomputed_share(sizes)
+        again = [replace(op, count=share * np.asarray(op.count, float)) for op in again]
+    recomputed = tuple(replace(op, phase="recompute", name=f"{op.name}{AGAIN}") for op in again)
+    backward = (gradient for op in reversed(plain) for gradient in _backward(sizes, op))
+    return (*forward, *recomputed, *backward)
+
+
+def _casts(sizes: Sizes, op: Op, *, backward: bool) -> Iterator[Op]:
+    """Casts of what a linear layer multiplies: inputs and weights forward, gradients of its output backward."""
+    passes, work = sizes.kernels.casts, op.work
+    if sizes.run.products is None or not isinstance(work, Product) or not _is_linear(op):
+        return
+    if passes is None:  # other frameworks cast by tiles
+        yield from _tile_casts(sizes, op, work, backward=backward)
+        return
+    m, n, k = (np.asarray(size, float) for size in (work.m, work.n, work.k))
+    tensor = sizes.element * (m * n if backward else (m + n) * k)
+    times, kernels = (
+        (passes.backward, passes.backward_kernels) if backward else (passes.forward, passes.forward_kernels)
+    )
+    cast = Stream(times * tensor, kernels=kernels)
+    yield Op(f"{op.name} cast", op.kind, "backward" if backward else "forward", cast, op.count)
+
+
+def _tile_casts(sizes: Sizes, op: Op, work: Product, *, backward: bool) -> Iterator[Op]:
+    """Casts by tiles, of inputs and gradients alone; tokens that were cast for their dispatch are not cast again."""
+    casts, experts = sizes.kernels.tile_casts, sizes.kernels.experts
+    cast_first = op.name in _DISPATCHED and (experts is None or experts.cast_first)
+    if casts is None or (cast_first and not backward):  # cast once, for their dispatch
+        return
+    launches, before = op.launches if work.grouped else 0.0, casts.before(sizes.run.products)
+    once = 0.0 if sizes.run.adapters is None else _BY_COLUMNS  # products with frozen weights read rows alone
+    m, n, k, batch = (np.asarray(size, float) for size in (work.m, work.n, work.k, work.batch))
+    inputs, outputs = sizes.element * n * k * batch, sizes.element * m * n * batch
+    if not backward:
+        cast = Stream((before + casts.inputs - once) * inputs)
+        yield Op(f"{op.name} cast", op.kind, "forward", cast, op.count, launches=launches)
+        return
+    gradients = Stream((before + casts.gradients - once) * outputs)
+    yield Op(f"{op.name} cast", op.kind, "backward", gradients, op.count, launches=launches)
+    if sizes.run.adapters is None and np.any(np.asarray(casts.transposes) > 0):
+        transposes = Stream(casts.transposes * inputs)
+        yield Op(f"{op.name} transpose", op.kind, "backward", transposes, op.count, weight=True)
+
+
+def _computed_again(sizes: Sizes, forward: tuple[Op, ...]) -> list[Op]:
+    """Forward operators that the backward pass computes again."""
+    what, flash = sizes.run.recompute, sizes.kernels.flash_share_of_peak is not None
+    if what == "half":
+        stored = [op for op in forward if (op.kind == "attention" and flash) or op.name.startswith(_SUMS)]
+        left = [op for op in forward if op not in stored]  # linear layers of half of the layers
+        return [replace(op, count=0.5 * np.asarray(op.count)) if _is_linear(op) else op for op in left]
+    if what == "up_projections":
+        return [op for op in forward if op.kind == "norm" or op.name.startswith(_UP) or op.name.endswith("activation")]
+    core = ("attention", "softmax")
+    again = [op for op in forward if what == "all" or (what == "attention" and op.kind in core)]
+    return [] if flash and what == "attention" else again  # such a kernel keeps no scores to compute again
+
+
+def _is_linear(op: Op) -> bool:
+    return isinstance(op.work, Product) and op.kind in ("linear", "fc")
+
+
+def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
+    """Operators of the backward pass for one forward operator."""
+    gradient = replace(op, phase="backward")
+    work = op.work
+    if isinstance(work, Product) and op.kind == "attention":  # both operands are activations: two gradients
+        m, n, k = work.m, work.n, work.k
+        yield replace(gradient, name=f"{op.name} dA", work=Product(k, m, n, work.batch))
+        yield replace(gradient, name=f"{op.name} dB", work=Product(k, n, m, work.batch))
+    elif isinstance(work, Product):
+        yield from _casts(sizes, op, backward=True)
+        parts: dict[str, Any] = {"batch": work.batch, "grouped": work.grouped}
+        yield replace(gradient, name=f"{op.name} dX", work=Product(work.k, work.n, work.m, **parts))
+        # each GPU has a part of the gradient of the whole input
+        if op.name in _READS_ALL or (op.name == "expert fc1" and sizes.parallel.ep == 1):
+            yield from _conjugate(sizes, op)
+        if sizes.run.adapters is None:
+            yield replace(gradient, name=f"{op.name} dW", work=Product(work.k, work.m, work.n, **parts), weight=True)
+    elif isinstance(work, Stream):
+        yield replace(gradient, name=f"{op.name} backward", work=_streamed_back(sizes, op))
+    elif isinstance(work, TokenExchange | RingPass):
+        yield replace(gradient, name=f"{op.name} backward", work=work.backward)
+    elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":  # its gradient is gathered
+        yield replace(gradient, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
+
+
+def _conjugate(sizes: Sizes, op: Op) -> Iterator[Op]:
+    """The sum of the gradients of what every GPU has read: of the whole input, or of its own tokens."""
+    pattern: Pattern = "reduce_scatter" if sizes.parallel.sequence_parallel else "all_reduce"
+    name = f"{pattern.replace('_', '-')} {op.name} dX"
+    yield Op(name, op.kind, "backward", Exchange(pattern, sizes.activations))
+
+
+def _streamed_back(sizes: Sizes, op: Op) -> Stream:
+    """The backward pass of what memory bounds."""
+    assert isinstance(op.work, Stream)
+    if op.kind == "attention":
+        moved = np.asarray(op.work.bytes) * 2  # operands and their gradients
+        known = sizes.kernels.flash_backward_share
+        share = op.work.share_of_peak if known is None else known
+        return replace(op.work, bytes=moved, flop=np.asarray(op.work.flop) * _FLASH_BACKWARD, share_of_peak=share)
+    if op.work.like in ("rotary", "add") or op.name.startswith(COPIED):
+        return op.work  # as much back as forward
+    kernels = sizes.kernels
+    if op.name.endswith(TRANSPOSES) and kernels.transposes is not None:
+        back = kernels.transposes
+        tensor = sizes.element * sizes.tokens * sizes.heads * sizes.head
+        return Stream(back.backward * tensor, kernels=back.backward_kernels)
+    passes = {"norm": kernels.norm, "softmax": kernels.softmax, "activation": kernels.activation}[op.kind]
+    # `like_bytes` counts a read and a write
+    tensor = np.asarray(op.work.like_bytes) / 2 if op.work.like else sizes.element * elements(sizes, op.kind)
+    return Stream(passes.backward * tensor, kernels=passes.backward_kernels)
