@@ -12,7 +12,7 @@ from dse.config.compose import request
 from dse.config.options import list_options
 from dse.errors import ConfigError
 from simulators.steps.backend import StepBackend, metrics_of
-from simulators.steps.design import ScheduledDesign
+from simulators.steps.design import StepDesign
 from simulators.steps.implementation_list import list_implementations
 from simulators.steps.implementations import GROUP, Mode, implementation
 from simulators.steps.sites import SITES, read_schedule
@@ -22,7 +22,7 @@ GATHER, SUM = "ffn_in", "ffn_out"
 CHOICES = {"default": [], "existing": ["candidates=existing"], "ideal": ["candidates=ideal"]}
 
 
-def prefill(tokens: int, sites: dict[str, str], **model: Any) -> ScheduledDesign:
+def prefill(tokens: int, sites: dict[str, str], **model: Any) -> StepDesign:
     """A prefill of a model of width 16,384 on 8 H100s."""
     groups = {group: shipped(group)[name] for group, name in (("optimizer", "adam"), ("kernels", "flash"))}
     run = {"mode": "prefill", "batch": 1, "sequence_length": tokens, "precision": "bf16"}

@@ -74,8 +74,8 @@ class Implementation(Frozen):
     def fits(self, knob: str) -> bool:
         """Return whether a knob was fitted on rows, here or where it was copied from."""
         copied = (name for name, source in self.sources.items() if source.copy_of is not None)
-        own = (word for row in self.fitted_on for word in str(row["fits"]).split(", "))
-        return knob in own or any(name.rpartition(".")[2] == knob for name in copied)
+        fitted = (word for row in self.fitted_on for word in str(row["fits"]).split(", "))
+        return knob in fitted or any(name.rpartition(".")[2] == knob for name in copied)
 
     def constants(self, place: Place) -> Iterator[tuple[str, Any, Provenance]]:
         """Yield knobs of the schedule at a place that say what it costs, their values and provenance."""

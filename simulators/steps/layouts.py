@@ -207,7 +207,7 @@ class LayoutQuestion:
 
     def candidates(self, **only: Sequence[Any]) -> Candidates:
         """All layouts that break no rule, the best with serial sites and its own pipeline first."""
-        found, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
+        candidates, reasons = list[tuple[float, float, float, Layout]](), dict[str, None]()
         values, bound = self._values(only), StateBound.of(self)
         for cp, ep in itertools.product(values["cp"], values["ep"]):
             numbers = self._numbers(cp=cp, ep=ep)
@@ -218,20 +218,22 @@ class LayoutQuestion:
                 for recompute in values["recompute"]:
                     choice = {"cp": cp, "ep": ep, "zero": zero, "recompute": recompute}
                     rows = list(self._layouts(choice, numbers, np.flatnonzero(left), reasons))
-                    found += [row for _, row in rows]
+                    candidates += [row for _, row in rows]
                     # what fits is not slowed by computing more of it again
                     left[[at for at, (*_, share, _) in rows if share <= 1]] = False
                     if zero == _STATE and recompute == "none":
                         roomy = ~left
-        for cp, ep in itertools.product(values["cp"], values["ep"]) if not found else ():  # for what a refusal says
+        for cp, ep in (
+            itertools.product(values["cp"], values["ep"]) if not candidates else ()
+        ):  # for what a refusal says
             choice = {"cp": cp, "ep": ep, **{name: values[name][-1] for name in _LEAN}}
             numbers = self._numbers(cp=cp, ep=ep)
-            found += [row for _, row in self._layouts(choice, numbers, np.arange(len(numbers)), reasons)]
-        found.sort(key=_first)  # by time with its own pipeline
+            candidates += [row for _, row in self._layouts(choice, numbers, np.arange(len(numbers)), reasons)]
+        candidates.sort(key=_first)  # by time with its own pipeline
         return Candidates(
-            [layout for *_, layout in found],
-            np.array([rank for _, rank, *_ in found]),
-            np.array([share for *_, share, _ in found]),
+            [layout for *_, layout in candidates],
+            np.array([rank for _, rank, *_ in candidates]),
+            np.array([share for *_, share, _ in candidates]),
             list(reasons),
         )
 
@@ -284,8 +286,8 @@ class LayoutQuestion:
             rows += [(tp, pp, dp, batch, of_replica // batch) for batch in _divisors(of_replica)]
         wanted = [fixed.get(name) for name in _NUMBERS]
         # values that were typed
-        kept = [row for row in rows if all(want in (None, own) for want, own in zip(wanted, row, strict=True))]
-        return np.array(kept, np.int64).reshape(-1, len(_NUMBERS))
+        matching = [row for row in rows if all(want in (None, own) for want, own in zip(wanted, row, strict=True))]
+        return np.array(matching, np.int64).reshape(-1, len(_NUMBERS))
 
     def _computed(self, design: StepDesign, legal: NDArray[np.bool_]) -> Iterator[tuple[int, float, float, float]]:
         """Yield of legal designs their places, times with their own and with the best pipeline [s], and shares of the

@@ -61,7 +61,7 @@ def measured_line(design: Mapping[str, Any]) -> str:
         return ""
     table = load_yaml(conf_dir() / "data" / "steps_measured.yaml")
     degrees = (int(design["parallel"].get(name, 1)) for name in ("tp", "pp", "dp", "cp"))
-    asked = {
+    wanted = {
         "model": aliases().get(design["model"]["name"], design["model"]["name"]),
         "gpu": get_path(design, "system.gpu.name"),
         "gpus": math.prod(degrees),
@@ -70,7 +70,7 @@ def measured_line(design: Mapping[str, Any]) -> str:
     }
     for row in table["steps"]:
         same = {**row, "model": aliases().get(row["model"], row["model"])}
-        if all(same[name] == value for name, value in asked.items()):
+        if all(same[name] == value for name, value in wanted.items()):
             of = table["tables"][row["of"]]
             return f"measured: {row['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU by {of['title']} ({of['source']})"
     return ""

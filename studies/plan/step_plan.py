@@ -311,8 +311,8 @@ def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[StepPlan]:
         if finished.empty:
             continue
         scenario = str(least(finished)["scenario"])
-        own = finished["scenario"].astype(str) == scenario
-        of_scenarios.append(StepPlan(scenario, finished[own], config, None if own.all() else finished[~own]))
+        is_its = finished["scenario"].astype(str) == scenario
+        of_scenarios.append(StepPlan(scenario, finished[is_its], config, None if is_its.all() else finished[~is_its]))
     return of_scenarios
 
 

@@ -31,7 +31,7 @@ def measured_scatter() -> float:
     return float(pd.read_csv(conf_dir() / _TABLE, comment="#")["scatter"].median())
 
 
-def errors(asked: Iterations, lengths: NDArray[np.int64], seconds: Floats, seed: int = 0) -> Iterator[dict[str, Any]]:
+def errors(choice: Iterations, lengths: NDArray[np.int64], seconds: Floats, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield, by spread of times and kind of lengths, the number of representatives and errors of the projection.
 
     lengths, seconds: of an epoch's iterations [N]. Errors are absolute shares: the median and nine tenths of the draws.
@@ -40,7 +40,7 @@ def errors(asked: Iterations, lengths: NDArray[np.int64], seconds: Floats, seed:
     spreads = {f"{100 * spread:g} %": spread for spread in _ASSUMED}
     for name, spread in {**spreads, f"{100 * measured_scatter():.2g} % (H100)": measured_scatter()}.items():
         for resampled in (False, True):
-            drawn = [_draw(asked, (lengths, seconds), spread, of, resampled=resampled) for _ in range(_DRAWS)]
+            drawn = [_draw(choice, (lengths, seconds), spread, of, resampled=resampled) for _ in range(_DRAWS)]
             counts, off = np.array(drawn).T
             yield {
                 "spread": spread,
@@ -53,7 +53,7 @@ def errors(asked: Iterations, lengths: NDArray[np.int64], seconds: Floats, seed:
 
 
 def _draw(
-    asked: Iterations,
+    choice: Iterations,
     epoch: tuple[NDArray[np.int64], Floats],
     spread: float,
     of: np.random.Generator,
@@ -67,7 +67,7 @@ def _draw(
         return np.exp(spread * of.standard_normal(len(seconds)) - spread**2 / 2)
 
     logged = of.integers(len(lengths), size=len(lengths)) if resampled else np.arange(len(lengths))
-    sample = choose(asked, lengths[logged], seconds[logged] * noise())
+    sample = choose(choice, lengths[logged], seconds[logged] * noise())
     profiled = (seconds[logged] * noise())[sample.places]
     later = of.integers(len(lengths), size=len(lengths)) if resampled else logged
     total = float((seconds[later] * noise()).sum())

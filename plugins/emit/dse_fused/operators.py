@@ -204,8 +204,8 @@ def _gather(part: Tensor, group: str) -> Tensor:
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    found: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(name)
-    return found
+    process_group: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(name)
+    return process_group
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
