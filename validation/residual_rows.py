@@ -109,7 +109,7 @@ def _exchanges(file: Path) -> Iterator[ResidualRow]:
 def _hosts() -> Iterator[ResidualRow]:
     for gpu in measured_gpus():
         launch_s = float(gpu.hardware.gpu.kernel_launch_s or math.nan)
-        gaps = gpu.table("launches").query(f"what == '{GAP}'")
+        gaps = gpu.table("launches").query(f"what == '{GAP}' and graph == 0")
         for gap in gaps.to_dict("records") if math.isfinite(launch_s) else ():
             name = str(gpu.hardware.gpu.name)
             shape = f"{gap['of']} {gap['graph']}"

@@ -154,23 +154,23 @@ def read_groups(file: Path) -> Iterator[ResidualGroup]:
 
 @dataclass(frozen=True)
 class Draws:
-    """Joint draws of the errors of a machine's predictions. gpu: its name in tables; size: number of draws."""
+    """Joint draws of the errors of a machine's predictions. gpu: its name in tables; size: number of draws.
+
+    known: kinds that keep their median in all draws, as if they had been measured. asked: groups that were asked for.
+    """
 
     residuals: Residuals
     gpu: str
-    size: int = 256
+    size: int
     seed: int = 0
-    seen: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
-    fixed: frozenset[str] = frozenset()
+    known: tuple[str, ...] = ()
+    asked: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
 
     def factor(self, kind: str, name: str, *, key: str = "", sizes: Mapping[str, float] | None = None) -> Floats:
-        """Factors [size] on the predicted time of an operator. name: what tells it from others of its kind.
-
-        Kinds in `fixed` keep their median, as if they had been measured.
-        """
+        """Factors [size] on the predicted time of an operator. name: what tells it from others of its kind."""
         group = self.residuals.of(kind, self.gpu, key, sizes)
-        self.seen[kind, key] = group
-        if kind in self.fixed:
+        self.asked[kind, key] = group
+        if kind in self.known:
             return np.full(self.size, np.exp(group.median))
         common, own = self._normal(kind), self._normal(f"{kind} {name}")
         return np.asarray(np.exp(group.at(np.sqrt(group.common) * common + np.sqrt(1 - group.common) * own)))
@@ -178,11 +178,53 @@ class Draws:
     def _normal(self, name: str) -> Floats:
         return _stratified(f"{self.seed} {name}", self.size)
 
+    @property
+    def basis(self) -> dict[str, str]:
+        """What the errors of each kind rest on, in words."""
+        found: dict[str, list[ResidualGroup]] = {}
+        for (kind, _), group in self.asked.items():
+            found.setdefault(kind, []).append(group)
+        return {kind: _basis(groups) for kind, groups in sorted(found.items())}
+
+
+def _basis(groups: Sequence[ResidualGroup]) -> str:
+    if any(group.is_guess for group in groups):
+        return "a guess"
+    if any(group.gpu == ANY for group in groups):
+        return "other GPUs"
+    return "own rows" if any(group.source.startswith(OWN) for group in groups) else "rows of this GPU"
+
+
+OWN = "own: "
+"""How the source of groups of a machine of the user begins."""
+
+
+def draws_of(gpu: Any, *, samples: int, seed: int, known: Sequence[str] = ()) -> Draws:
+    """Draws of the errors of a GPU (`simulators.hardware.machine.Gpu`), with its own residuals where it has some."""
+    note = gpu.note if isinstance(gpu.note, Mapping) else {}
+    own = tuple(ResidualGroup(**group) for group in note.get(NOTE, ()))
+    return Draws(shipped_residuals().with_own(own), _name_in_tables(gpu), samples, seed, tuple(known))
+
+
+NOTE = "residuals"
+"""Entry of the note of a GPU that holds groups of its own (`machine calibrate`)."""
+
+
+def _name_in_tables(gpu: Any) -> str:
+    """Name of a GPU as tables have it: without its form factor."""
+    known = {name for group in shipped_residuals().groups for name in group.gpu.split()}
+    names = (str(gpu.name), str(gpu.measured_as or "").lower().removesuffix("_sxm"))
+    return next((name for name in names if name in known), str(gpu.name))
+
 
 @cache
 def _stratified(name: str, size: int) -> Floats:
     """Normal draws [size], one of each stratum, in an order that the name decides."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return np.asarray(np.random.default_rng(seed).permutation(_strata(size)))
+
+
+@cache
+def _strata(size: int) -> Floats:
     normal = NormalDist()
-    strata = np.array([normal.inv_cdf((place + 0.5) / size) for place in range(size)])
-    return np.asarray(np.random.default_rng(seed).permutation(strata))
+    return np.array([normal.inv_cdf((place + 0.5) / size) for place in range(size)])

@@ -178,6 +178,15 @@ class OverlapBackend(Backend):
         assert isinstance(design, OverlapDesign)
         return binding(design)
 
+    def draw(
+        self, designs: Sequence[BaseModel], *, samples: int, seed: int, known: Sequence[str] = ()
+    ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
+        """Makespans [designs, samples] with drawn errors, and what each kind of error rests on."""
+        from simulators.overlap.drawn import draw_schedules  # which few commands need
+
+        settled = [self.settle(design) for design in designs]
+        return draw_schedules(settled, self._simulation.lower, samples=samples, seed=seed, known=known)
+
     def replay(self, design: BaseModel) -> Replay:
         """Intervals and limits of one design."""
         return _last_gpu(self.timeline(design))

@@ -46,6 +46,7 @@ from simulators.hardware.system import WholeNode, schedules_see
 from simulators.steps.contention import ENGINE
 from simulators.steps.implementations import Implementation, Mode, Place, implementation
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
+from simulators.taskgraph.drawn import drawn_graph
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
 from simulators.workloads.model_zoo import option_tree
@@ -153,10 +154,19 @@ class TensorGroup:
         effect: Effect = self._remembered(schedule, workload, self.effects, self._effect)
         return effect
 
+    def drawn_effect(self, schedule: Any, workload: Workload, drawn: Mapping[str, Floats]) -> Effect:
+        """The effect with drawn factors [S] on the work of tasks, by their kind."""
+        graphs = (each.lower(self.simulated, workload) for each in (schedule, _serial_of(schedule)))
+        (makespan, computing, held), (serial, *_) = (_run(drawn_graph(graph, drawn), self.engine) for graph in graphs)
+        return self._seen(makespan, computing, held=held, serial=serial)
+
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
         baseline = _serial_of(schedule)
         serial = self._remembered(baseline, workload, self.serial_s, lambda *_: self._serial_s(baseline, workload))
+        return self._seen(makespan, computing, held=held, serial=serial)
+
+    def _seen(self, makespan: Floats, computing: Floats, *, held: Floats, serial: Floats) -> Effect:
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
@@ -208,8 +218,13 @@ class SiteSchedules:
         in_two_steps = _in_two_steps(schedule, exchange)
         pattern: Pattern = "reduce_scatter" if in_two_steps else exchange.pattern
         moved = collective(Exchange(pattern, exchange.payload_bytes), group)
+        workload = self.workload(schedule, at.name, ops[gemm], exchange)
         after = collective(Exchange("all_gather", exchange.payload_bytes), group).seconds if in_two_steps else 0.0
-        effect = self.group.effect(schedule, self.workload(schedule, at.name, ops[gemm], exchange))
+        effect = self.group.effect(schedule, workload)
+        if platform.errors is not None:
+            plain = collective(Exchange(pattern, exchange.payload_bytes), replace(group, errors=None)).seconds
+            drawn = {"gemm": np.asarray(costs[gemm].drawn), "transfer": moved.seconds / plain}
+            effect = platform.errors.at_site(self.group, (schedule, workload), effect, drawn=drawn)
         total = (costs[gemm].seconds + moved.seconds) * effect.length
         computed = total * effect.computing
         held = total * effect.comm_cus + after * library_cus(self.group.system, "all_gather")
