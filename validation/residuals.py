@@ -19,7 +19,7 @@ import numpy as np
 
 from dse.errors import ConfigError
 from dse.files import atomic_replacement
-from simulators.calibration.residual_groups import FOLDS, ResidualRow, common_shares, fit_groups, unseen_group
+from simulators.calibration.residual_groups import FOLDS, ResidualRow, common_shares, fit_groups, unseen_groups
 from simulators.calibration.residuals import COLUMNS, ResidualGroup, Residuals, residuals_folder
 from validation.residual_rows import residual_rows
 
@@ -60,9 +60,10 @@ def judged_in_turn(rows: Sequence[ResidualRow]) -> Iterator[JudgedRow]:
 def judged_left_out(rows: Sequence[ResidualRow]) -> Iterator[JudgedRow]:
     """Yield every row with the group that all other GPUs gave, of kinds that several GPUs have."""
     for kind, gpu in dict.fromkeys((row.kind, row.gpu) for row in rows):
-        others = unseen_group([row for row in rows if row.kind == kind and row.gpu != gpu])
-        if others is not None:
-            yield from (JudgedRow(row, others) for row in rows if (row.kind, row.gpu) == (kind, gpu))
+        others = [row for row in rows if row.kind == kind and row.gpu != gpu]
+        if others:
+            known = Residuals(tuple(unseen_groups(others)))
+            yield from (_judged(known, row) for row in rows if (row.kind, row.gpu) == (kind, gpu))
 
 
 def groups_of(rows: Iterable[ResidualRow]) -> list[ResidualGroup]:

@@ -16,6 +16,7 @@ from dse.plots import title
 from dse.plots.palette import label
 from dse.plots.quantities import words
 from dse.results import output_files
+from dse.results.decisions import NOISE, Decision, read_decision
 from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
 from dse.results.run_folder import Outputs
@@ -111,15 +112,25 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     metrics = _shown_metrics(record, best)
     shared = choice_in_words(best.iloc[0], common) if common else ""
     varied = [path for path in knobs if path not in common]
+    choices = [read_decision(record, row["key"]) for _, row in best.iterrows()]
     # limits are of the winner of a scenario, not of each row
     limited = any(record["limits"].values()) and len(apart) == 1 and not over
     notes = [f"all: {shared}"] if shared else []
     notes += [f"each at its worst by {', '.join(map(words, over))}"] if over else []
-    names = [*apart, *metrics, *(["with"] if varied else []), *(["limited by"] if limited else [])]
+    notes += _undecided(best["scenario"], choices)
+    surely = any(choices)
+    names = [
+        *apart,
+        *metrics,
+        *(["fastest"] if surely else []),
+        *(["with"] if varied else []),
+        *(["limited by"] if limited else []),
+    ]
     shown = _empty_table(names, metrics, caption="; ".join(notes) or None)
-    for _, row in best.iterrows():
+    for (_, row), choice in zip(best.iterrows(), choices, strict=True):
         keys = [str(row["scenario"]), *(_value_text(row[path], path) for path in apart[1:])]
-        cells = [_metric(row[name], name, record["units"][name], relation=record["gain"]) for name in metrics]
+        cells = [_metric(row, name, record, decision=choice) for name in metrics]
+        cells += [fastest_in_words(choice)] if surely else []
         texts = [choice_in_words(row, varied)] if varied else []
         limits = [limits_text(record["limits"].get(row["scenario"], {}))] if limited else []
         shown.add_row(*keys, *cells, *texts, *limits)
@@ -156,12 +167,13 @@ class _RunWinner:
 def _winners_of_run(values: Mapping[str, str], outputs: Outputs) -> Iterator[_RunWinner]:
     record = outputs.read_json("summary")
     best = ranked_winners(record, outputs.read_table("results"))
-    gain, (first, goal) = record["gain"], next(iter(record["goals"].items()))
+    first, goal = next(iter(record["goals"].items()))
     metrics, config = _shown_metrics(record, best), outputs.read_config()
     knobs = [path for path in record["knobs"] if path in best]
     for _, row in best.iterrows():
         cells = {**values, "scenario": str(row["scenario"])}
-        cells |= {name: _metric(row[name], name, record["units"][name], relation=gain) for name in metrics}
+        choice = read_decision(record, row["key"])
+        cells |= {name: _metric(row, name, record, decision=choice) for name in metrics}
         # values that every run begins with go without saying
         chosen = [path for path in knobs if path.endswith(".name") or str(row[path]) != str(get_path(config, path))]
         cells["with"] = choice_in_words(row, chosen)
@@ -199,7 +211,8 @@ def _winners_across(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     shown = _empty_table([*apart, *columns], columns, caption=None)
     for keys, rows in best.groupby(apart, sort=False, dropna=False):
         texts = [str(keys[0]), *(_value_text(key, path) for key, path in zip(keys[1:], apart[1:], strict=True))]
-        at = {row[across]: _metric(row[name], name, record["units"][name], relation=None) for _, row in rows.iterrows()}
+        unit = record["units"][name]
+        at = {row[across]: cell(row[name], unit) for _, row in rows.iterrows()}
         shown.add_row(*texts, *(at.get(value, "–") for value in values))  # no winner at this value
     return shown
 
@@ -226,9 +239,31 @@ def _value_text(value: Any, path: str) -> str:
     return label(str(value))
 
 
-def _metric(value: Any, name: str, unit: str, *, relation: str | None) -> str:
-    # NaN: not relative to a baseline
-    return gain_in_words(value) if name == relation and value == value else cell(value, unit)
+def _metric(row: Any, name: str, record: Mapping[str, Any], *, decision: Decision | None = None) -> str:
+    value = row[name]
+    if name != record["gain"] or value != value:  # NaN: not relative to a baseline
+        return cell(value, record["units"][name])
+    return gain_in_words(value) if decision is None else decision.gain(float(value))
+
+
+def fastest_in_words(decision: Decision | None) -> str:
+    """How probable it is that a winner is the fastest: `93 %`."""
+    return "–" if decision is None else f"{100 * decision.fastest:.0f} %"
+
+
+def _undecided(scenarios: Iterable[Any], choices: Sequence[Decision | None]) -> Iterator[str]:
+    """Yield what follows for the scenarios whose winners do not stand out of what predictions are off by."""
+    alike: dict[str, list[str]] = {}
+    for scenario, choice in zip(scenarios, choices, strict=True):
+        if choice is not None and choice.advice:
+            alike.setdefault(choice.advice if len(choices) == 1 else NOISE, []).append(str(scenario))
+    for advice, names in alike.items():
+        of = "" if len(choices) == 1 else f" in {len(names)} of {len(choices)}"
+        few = f" ({', '.join(names)})" if len(choices) > 1 and len(names) <= _FEW_NAMES else ""
+        yield f"{advice}{of}{few}"
+
+
+_FEW_NAMES = 4  # scenarios that are named
 
 
 def ranked_winners(record: Mapping[str, Any], table: pd.DataFrame, *, apart: bool = False) -> pd.DataFrame:

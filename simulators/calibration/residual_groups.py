@@ -119,15 +119,25 @@ def _leaves(
 def fit_groups(rows: Sequence[ResidualRow], *, common: Mapping[str, float]) -> list[ResidualGroup]:
     """Groups of all kinds and GPUs, and of GPUs without rows. common: by kind, as of `ResidualGroup`."""
     groups = list[ResidualGroup]()
-    by_kind = _apart(rows, "kind")
-    for kind, of_kind in by_kind.items():
-        unseen = unseen_group(of_kind, common[kind])
-        groups += [unseen] if unseen is not None else []
+    for kind, of_kind in _apart(rows, "kind").items():
+        unseen = unseen_groups(of_kind, common[kind])
+        groups += unseen
         names = " ".join(sorted(_apart(of_kind, "gpu")))
         pooled = [replace(row, gpu=names) for row in of_kind] if kind in POOLED else of_kind
         for of_gpu in _apart(pooled, "gpu").values():
-            groups += _of_gpu(of_gpu, unseen, common[kind])
+            groups += _of_gpu(of_gpu, next(iter(unseen), None), common[kind])
     return groups
+
+
+def unseen_groups(rows: Sequence[ResidualRow], common: float = 0.5) -> list[ResidualGroup]:
+    """Groups of GPUs without rows, from rows of one kind: of all keys, and of each that several GPUs have if pooled."""
+    whole = _unseen_group(rows, common)
+    if whole is None:
+        return []
+    keys = _apart(rows, "key") if rows[0].kind in POOLED else {}
+    several = {key: part for key, part in keys.items() if len(_apart(part, "gpu")) > 1}
+    of_keys = ((key, _unseen_group(part, common)) for key, part in several.items())
+    return [whole, *(replace(group, key=key) for key, group in of_keys if group is not None)]
 
 
 def _of_gpu(rows: Sequence[ResidualRow], parent: ResidualGroup | None, common: float) -> Iterator[ResidualGroup]:
@@ -168,7 +178,7 @@ def _borrowed(own: ResidualGroup, parent: ResidualGroup) -> ResidualGroup:
     return replace(own, low=low, high=high, basis=f"borrows from {name}")
 
 
-def unseen_group(rows: Sequence[ResidualRow], common: float = 0.5) -> ResidualGroup | None:
+def _unseen_group(rows: Sequence[ResidualRow], common: float) -> ResidualGroup | None:
     """The group of GPUs without rows: as wide as the widest of the GPUs that have some, each of which counts alike.
 
     The median of a GPU that was not measured is that of the others and s t sqrt(1 + 1 / G), with s the standard

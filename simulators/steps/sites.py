@@ -226,6 +226,8 @@ class SiteSchedules:
             drawn = {"gemm": np.asarray(costs[gemm].drawn), "transfer": moved.seconds / plain}
             effect = platform.errors.at_site(self.group, (schedule, workload), effect, drawn=drawn)
         total = (costs[gemm].seconds + moved.seconds) * effect.length
+        if platform.errors is not None:  # no error makes it shorter than the longer of both alone
+            total = np.maximum(total, np.maximum(costs[gemm].seconds, moved.seconds))
         computed = total * effect.computing
         held = total * effect.comm_cus + after * library_cus(self.group.system, "all_gather")
         exposed = np.asarray(total - computed + after)

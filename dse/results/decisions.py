@@ -1,0 +1,100 @@
+"""Whether an answer stands out of what predictions are off by: intervals of a gain, and how sure its winner is.
+
+A winner is decided where the 90 % interval of its gain does not hold 1 and it is the fastest with a probability of
+`decide.least`. Otherwise the difference is within the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.results.words import AS_FAST, gain_in_words
+
+Floats = NDArray[np.float64]
+NOISE = "within the noise: keep what you have"
+ENDS = (0.05, 0.95)
+"""Quantiles between which 90 % of draws are."""
+_TIE = 1e-9  # of a time: equal but for rounding
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A winner among its rivals. low, high: 5 and 95 % of its gain over the baseline; None without a baseline.
+
+    fastest: probability that it is the fastest of those compared. rival: the one that is faster most often, in words.
+    least: of `fastest`, for a decision. basis: kind of error -> what it rests on.
+    """
+
+    fastest: float
+    least: float
+    low: float | None = None
+    high: float | None = None
+    rival: str = ""
+    basis: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, times: Floats, before: Floats | None, *, least: float, rivals: Any = (), basis: Any = None) -> Decision:
+        """From drawn times of the winner and its rivals [1 + R, S], and those of the baseline [S]; rivals: in words."""
+        ends = (None, None) if before is None else tuple(map(float, np.quantile(before / times[0], ENDS)))
+        wins = times[0] <= times.min(axis=0) * (1 + _TIE)
+        faster = (times[1:] < times[0] * (1 - _TIE)).mean(axis=1) if len(times) > 1 else np.zeros(0)
+        rival = rivals[int(faster.argmax())] if len(faster) and faster.max() > 0 else ""
+        return cls(float(wins.mean()), least, ends[0], ends[1], rival, dict(basis or {}))
+
+    @property
+    def spans_one(self) -> bool:
+        """Whether the interval of the gain holds 1."""
+        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the winner stands out."""
+        return not self.spans_one and self.fastest >= self.least
+
+    @property
+    def advice(self) -> str:
+        """What follows where it is not decided; "" where it is."""
+        if self.is_decided:
+            return ""
+        either = "" if self.spans_one or not self.rival else f", or the simpler of this and {self.rival}"
+        return f"{NOISE}{either}"
+
+    def gain(self, ratio: float) -> str:
+        """The gain with its interval: `1.18x (1.06–1.29) faster`."""
+        return gain_text(ratio, self.low, self.high)
+
+    def json(self) -> dict[str, Any]:
+        """Entries of `summary.json`."""
+        return {**asdict(self), "decided": self.is_decided, "advice": self.advice}
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Decision:
+        """From entries of `summary.json`."""
+        return cls(**{name: entry[name] for name in cls.__dataclass_fields__ if name in entry})
+
+
+def gain_text(ratio: float, low: float | None, high: float | None) -> str:
+    """A gain with its interval, in words.
+
+    >>> gain_text(1.18, 1.06, 1.29), gain_text(0.8, 0.7, 0.9), gain_text(1.5, None, None), gain_text(1.0, 1.0, 1.0)
+    ('1.18x (1.06–1.29) faster', '1.25x (1.11–1.43) slower', '1.50x faster', 'as fast')
+    """
+    plain = gain_in_words(ratio)
+    if low is None or high is None or (plain == AS_FAST and round(low, 2) == round(high, 2) == 1):
+        return plain
+    if plain == AS_FAST:
+        return f"{plain} ({low:.2f}–{high:.2f})"
+    ends = (low, high) if ratio > 1 else (1 / high, 1 / low)
+    size, _, direction = plain.partition(" ")
+    return f"{size} ({ends[0]:.2f}–{ends[1]:.2f}) {direction}"
+
+
+def read_decision(record: Mapping[str, Any], key: Any) -> Decision | None:
+    """The decision on a winner by its key, of a `summary.json`; None where there is none."""
+    entry = (record.get("decisions") or {}).get(str(key))
+    return None if entry is None else Decision.read(entry)
