@@ -43,7 +43,7 @@ def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
     judged = list(judged_in_turn(rows))
     groups, left_out = coverage(judged), coverage(judged_left_out(rows))
     decisions = Decisions.of(judged)
-    overlaps = [one.holds for one in judged if one.row.kind == "overlap"]
+    overlaps = [one.holds for one in judged if one.row.kind == "overlap" and one.row.facts]
     worst = min(groups, key=lambda one: -abs(one.share - LEVEL), default=None)
     error = float(np.median([abs(one.row.residual) for one in judged])) if judged else None
     return {

@@ -27,16 +27,21 @@ from benchmarks.validity import device_named
 from dse.files import csv_columns
 from simulators.calibration.calibrate import plain_name, read_table
 from simulators.calibration.collectives import holds_collectives
+from simulators.calibration.contention import COLUMNS, Overlaps, is_sweep
+from simulators.calibration.contention import predict_overlaps as predict_overlaps_beside
 from simulators.calibration.layouts import layout_of
 from simulators.calibration.predictions import PredictedRows, predicted_by
 from simulators.calibration.residual_groups import ResidualRow
 from simulators.calibration.residual_rows import rows_of_predicted
+from simulators.hardware.machine import tree_of
+from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ELEMENT_BYTES
 from studies.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
 from studies.overlap_measured.prefills import holds_prefills, read_prefills
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
 from validation.measured_gpus import measured_gpus
 from validation.measured_step import Step
+from validation.overlaps import BESIDE_ON
 from validation.published_tables import read_throughput
 from validation.steps_measured import BY_ROW, published_steps, steps
 
@@ -76,6 +81,19 @@ def _overlaps(file: Path) -> Iterator[ResidualRow]:
         residual = math.log(overlap.measured[2] / overlap.speedup)
         facts = {"measured": overlap.measured[2]}
         yield ResidualRow("overlap", plain_name(cells["gpu"]), key, shape, residual, sizes, file.name, facts)
+
+
+def _beside(file: Path) -> Iterator[ResidualRow]:
+    """Yield a GEMM and a collective that do not wait for one another; the residual is of the time of both at once."""
+    every = Overlaps.read(file)
+    rows = every.where(~every.fitted)
+    walls = predict_overlaps_beside(ScheduleSystem.of(tree_of(BESIDE_ON)), rows)["wall"] if len(rows) else ()
+    for place, predicted in enumerate(walls):
+        serial = float(rows.gemm_alone[place] + rows.comm_alone[place])
+        sizes = {"speedup": serial / float(predicted), "m": float(rows.size[place])}
+        shape = f"{rows.size[place]} {rows.channels[place]}"
+        residual = math.log(float(predicted) / float(rows.wall[place]))
+        yield ResidualRow("overlap", BESIDE_ON.partition("_")[0], "half", shape, residual, sizes, file.name)
 
 
 def _prefills(file: Path) -> Iterator[ResidualRow]:
@@ -145,9 +163,14 @@ def _holds_operators(columns: tuple[str, ...]) -> bool:
     return layout_of(columns) is not None or holds_collectives(columns)
 
 
+def _holds_beside(columns: tuple[str, ...]) -> bool:
+    return is_sweep(columns) or set(COLUMNS) <= set(columns)
+
+
 _READERS: Mapping[Callable[[tuple[str, ...]], bool], Callable[[Path], Iterator[ResidualRow]]] = {
     holds_prefills: _prefills,
     holds_overlaps: _overlaps,
+    _holds_beside: _beside,
     _holds_operators: _operators,
 }
 """Whether a table with some columns is of a layout -> what yields its rows."""

@@ -130,7 +130,7 @@ class Decisions:
     @classmethod
     def of(cls, judged: Iterable[JudgedRow]) -> Decisions:
         """Of measured overlaps: `speedup` is predicted, `measured` a fact of the row."""
-        rows = [one for one in judged if one.row.kind == "overlap"]
+        rows = [one for one in judged if one.row.kind == "overlap" and "measured" in one.row.facts]
         spans = [(one.group.interval(one.row.sizes["speedup"]), one.row.facts["measured"]) for one in rows]
         decided = [(low > 1, measured) for (low, high), measured in spans if low > 1 or high < 1]
         return cls(len(rows), len(decided), sum(gains == (measured >= 1) for gains, measured in decided))
