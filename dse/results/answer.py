@@ -18,7 +18,7 @@ from dse.plots.quantities import words
 from dse.results import output_files
 from dse.results.decisions import NOISE, Decision, read_decision
 from dse.results.pareto import Contest
-from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
+from dse.results.report import claims_count, claims_table, console, error_text, limits_text, study_figures, summary
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
 from dse.space import get_path
@@ -43,7 +43,7 @@ def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
     where the study has no figure of its own, what the winners tell.
     """
     record = outputs.read_json("summary")
-    figures = plugins.load("study", module).figures(table, outputs.read_table("timelines"))
+    figures = study_figures(outputs, module, table)
     # without results, figures have nothing to say
     key = next(iter(figures), None) if (table["status"] == "ok").any() else None
     sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])

@@ -61,8 +61,8 @@ class Decision:
         """What follows where it is not decided; "" where it is."""
         if self.is_decided:
             return ""
-        either = "" if self.spans_one or not self.rival else f", or the simpler of this and {self.rival}"
-        return f"{NOISE}{either}"
+        # both gain: one is as good as the other
+        return NOISE if self.spans_one or not self.rival else f"{NOISE} if that is {self.rival}"
 
     def gain(self, ratio: float) -> str:
         """The gain with its interval: `1.18x (1.06–1.29) faster`."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from dse import plugins
 from dse.results.decisions import Decision
 from dse.results.pareto import Contest
 from dse.results.words import choice_in_words
@@ -42,10 +43,24 @@ class Drawing(Protocol):
 
 
 def decisions(planned: Plan, table: pd.DataFrame) -> dict[str, Any]:
-    """Decision on each winner of a table, by its key; none where the backend draws no errors of the objective."""
+    """Decision on each winner of a table, by its key; none where the backend draws no errors of the objective.
+
+    A study may decide by itself: `decisions(table, planned)`.
+    """
+    if not planned.settings.decide.samples:
+        return {}
+    study = plugins.load("study", planned.settings.study.module)
+    if hasattr(study, "decisions"):
+        own: dict[str, Any] = study.decisions(table, planned)
+        return own
     objective, answer = next(iter(planned.goals)), planned.settings.study.answer
-    drawn = isinstance(planned.backend, Drawing) and planned.settings.decide.samples
-    if not drawn or objective not in _TIMES or answer.over or answer.across or not (table["status"] == "ok").any():
+    if (
+        not isinstance(planned.backend, Drawing)
+        or objective not in _TIMES
+        or answer.over
+        or answer.across
+        or not (table["status"] == "ok").any()
+    ):
         return {}
     winners = Contest(answer, planned.knobs).winners(table, planned.goals, apart=True)
     if len(winners) > _MOST_WINNERS:
