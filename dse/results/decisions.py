@@ -94,6 +94,17 @@ def gain_text(ratio: float, low: float | None, high: float | None) -> str:
     return f"{size} ({ends[0]:.2f}–{ends[1]:.2f}) {direction}"
 
 
+def metrics_of_winners(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Key of a winner -> `speedup_low`, `speedup_high` and `fastest`, of a `summary.json`."""
+    found = {}
+    for key, entry in (record.get("decisions") or {}).items():
+        values = {"speedup_low": entry.get("low"), "speedup_high": entry.get("high"), "fastest": entry.get("fastest")}
+        found[entry.get("preferred") or key] = {
+            name: float(value) for name, value in values.items() if value is not None
+        }
+    return found
+
+
 def read_decision(record: Mapping[str, Any], key: Any) -> Decision | None:
     """The decision on a winner by its key, of a `summary.json`; None where there is none."""
     entry = (record.get("decisions") or {}).get(str(key))
