@@ -16,7 +16,7 @@ from dse.plots import title
 from dse.plots.palette import label
 from dse.plots.quantities import words
 from dse.results import output_files
-from dse.results.decisions import NOISE, Decision, read_decision
+from dse.results.decisions import NOISE, Decision, helpful_measurement, read_decision
 from dse.results.pareto import Contest
 from dse.results.report import claims_count, claims_table, console, error_text, limits_text, study_figures, summary
 from dse.results.run_folder import Outputs
@@ -83,11 +83,13 @@ def tables_of_winners(
     if verbose:
         yield summary(outputs, table)
     elif len(best):
+        measure = helpful_measurement(record, outputs.read_config().get("system"))
         lines = best.groupby(_apart(record, best), sort=False, dropna=False).ngroup().to_numpy()
         yield winners_in_words(record, best[lines < most])
         if (left := int(lines.max()) + 1 - most) > 0:
             what = "scenarios" if len(_apart(record, best)) == 1 else "rows"
             yield f"and {left} {what} more: -v lists them"
+        yield from filter(None, [measure])
 
 
 def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:

@@ -7,7 +7,9 @@ cancels in their ratios.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from dse import plugins
-from dse.results.decisions import Decision
+from dse.results.decisions import Decision, wrong_if_known
 from dse.results.pareto import Contest
 from dse.results.words import choice_in_words
 from dse.space import Space
@@ -73,6 +75,23 @@ def decisions(planned: Plan, table: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
+def most_helpful(draw: Callable[[Sequence[str]], tuple[NDArray[np.float64], Mapping[str, str]]]) -> dict[str, Any]:
+    """The kind of error whose knowledge lowers the probability of a wrong choice most; empty where none does.
+
+    draw: times [options, samples] where kinds are known, and the basis of all kinds.
+    """
+    times, basis = draw(())
+    now = 1 - float(np.bincount(np.argmin(times, axis=0)).max()) / times.shape[1]
+    wrong = {kind: wrong_if_known(times, draw([other for other in basis if other != kind])[0]) for kind in basis}
+    kind = min(wrong, key=lambda name: wrong[name], default="")
+    if not kind or wrong[kind] >= now - _LEAST_HELP:
+        return {}
+    return {"kind": kind, "wrong": now, "wrong_if_known": wrong[kind]}
+
+
+_LEAST_HELP = 0.01  # of the probability, below which draws tell nothing
+
+
 def _rivals(planned: Plan, table: pd.DataFrame, winner: pd.Series[Any]) -> pd.DataFrame:
     """The best points of other options of the winner's scenario: other names where these are searched."""
     answer, objective = planned.settings.study.answer, next(iter(planned.goals))
@@ -102,7 +121,11 @@ def _decide(planned: Plan, winner: pd.Series[Any], rivals: pd.DataFrame) -> Deci
     times, basis = planned.backend.draw(chosen, samples=settings.samples, seed=planned.settings.seed)
     named = [choice_in_words(row, planned.knobs) for row in rows[1:]]
     last = None if before is None else times[-1]
-    return Decision.of(times[: len(rows)], last, least=settings.least, rivals=named, basis=basis)
+    made = Decision.of(times[: len(rows)], last, least=settings.least, rivals=named, basis=basis)
+    if made.is_decided:
+        return made
+    draw = partial(planned.backend.draw, chosen, samples=settings.samples, seed=planned.settings.seed)
+    return replace(made, measure=most_helpful(lambda known: draw(known=known)))
 
 
 def _chosen(row: pd.Series[Any], knobs: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.residuals import ANY, LEVEL, ResidualGroup
+from simulators.calibration.residuals import ANY, LEVEL, ResidualGroup, Residuals
 
 Floats = NDArray[np.float64]
 
@@ -126,6 +126,15 @@ def fit_groups(rows: Sequence[ResidualRow], *, common: Mapping[str, float]) -> l
         pooled = [replace(row, gpu=names) for row in of_kind] if kind in POOLED else of_kind
         for of_gpu in _apart(pooled, "gpu").values():
             groups += _of_gpu(of_gpu, next(iter(unseen), None), common[kind])
+    return groups
+
+
+def own_groups(rows: Sequence[ResidualRow], known: Residuals) -> list[ResidualGroup]:
+    """Groups of one machine from its own rows; of few rows they borrow from what is known of its GPU, or of any."""
+    groups = list[ResidualGroup]()
+    for kind, of_kind in _apart(rows, "kind").items():
+        parent = known.of(kind, of_kind[0].gpu)
+        groups += _of_gpu(of_kind, parent, parent.common)
     return groups
 
 

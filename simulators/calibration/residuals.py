@@ -202,15 +202,15 @@ OWN = "own: "
 def draws_of(gpu: Any, *, samples: int, seed: int, known: Sequence[str] = ()) -> Draws:
     """Draws of the errors of a GPU (`simulators.hardware.machine.Gpu`), with its own residuals where it has some."""
     note = gpu.note if isinstance(gpu.note, Mapping) else {}
-    own = tuple(ResidualGroup(**group) for group in note.get(NOTE, ()))
-    return Draws(shipped_residuals().with_own(own), _name_in_tables(gpu), samples, seed, tuple(known))
+    own = tuple(ResidualGroup(**group) for group in note.get(OWN_GROUPS, ()))
+    return Draws(shipped_residuals().with_own(own), name_in_tables(gpu), samples, seed, tuple(known))
 
 
-NOTE = "residuals"
+OWN_GROUPS = "residuals"
 """Entry of the note of a GPU that holds groups of its own (`machine calibrate`)."""
 
 
-def _name_in_tables(gpu: Any) -> str:
+def name_in_tables(gpu: Any) -> str:
     """Name of a GPU as tables have it: without its form factor."""
     known = {name for group in shipped_residuals().groups for name in group.gpu.split()}
     names = (str(gpu.name), str(gpu.measured_as or "").lower().removesuffix("_sxm"))

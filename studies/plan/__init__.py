@@ -155,6 +155,9 @@ def _how_sure(plan: StepPlan) -> Iterator[str]:
     yield f"probability that no other setting is faster: {fastest_in_words(decision)}{guessed}"
     if decision.advice:
         yield decision.advice
+        system = plan.config["system"]
+        if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
+            yield measure
     if left := plan.decision.get("left_off"):
         texts = "; ".join(f"{choice} {text}" for choice, text in left.items())
         yield f"left off, within the noise: {texts}"

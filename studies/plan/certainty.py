@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dse.results.decisions import ENDS, Decision, gain_text
-from dse.study.decisions import Drawing
+from dse.study.decisions import Drawing, most_helpful
 from dse.study.plan import Plan
 from simulators.steps.sites import SERIAL
 from studies.plan.step_plan import TIME, Choice, StepPlan
@@ -45,12 +45,14 @@ class DrawnPlan:
         """Times [samples] of a point, drawn once."""
         key = str(row["key"])
         if key not in self._times:
-            backend, settings = self.planned.backend, self.planned.settings
-            assert isinstance(backend, Drawing)
-            samples, seed = settings.decide.samples, settings.seed
-            (self._times[key],), basis = backend.draw([self.plan.design(row)], samples=samples, seed=seed)
+            (self._times[key],), basis = self._draw([self.plan.design(row)])
             self.basis.update(basis)
         return self._times[key]
+
+    def _draw(self, designs: Sequence[Any], known: Sequence[str] = ()) -> tuple[Floats, Mapping[str, str]]:
+        backend, settings = self.planned.backend, self.planned.settings
+        assert isinstance(backend, Drawing)
+        return backend.draw(designs, samples=settings.decide.samples, seed=settings.seed, known=known)
 
     def gain(self, before: Any, after: Any) -> tuple[float, float]:
         """Ends of the 90 % interval of the time of one point over that of another."""
@@ -88,6 +90,9 @@ class DrawnPlan:
         names = [f"{choice} {text}" for (choice, text), _ in rivals]
         before, own = self.times(plan.before), plan.best
         made = Decision.of(times, before, least=self.planned.settings.decide.least, rivals=names, basis=self.basis)
+        if not made.is_decided:
+            rows = [plan.best, plan.before, *(row for _, row in rivals)]
+            made = replace(made, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
         alone = {}
         for choice in plan.choices:
             pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
