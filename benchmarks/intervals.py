@@ -26,7 +26,7 @@ import numpy as np
 
 from dse.errors import ConfigError
 from simulators.calibration.residual_groups import ResidualRow
-from simulators.calibration.residuals import LEVEL, shipped_residuals
+from simulators.hardware.residuals import LEVEL, shipped_residuals
 from validation.residual_rows import residual_rows
 from validation.residuals import (
     FEWEST_JUDGED,

@@ -17,10 +17,10 @@ from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, table_of_runs, write_answer
+from dse.results.decisions import decisions
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
-from dse.study.decisions import decisions
 from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
 from dse.study.plan import Plan, plan

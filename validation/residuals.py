@@ -20,7 +20,7 @@ import numpy as np
 from dse.errors import ConfigError
 from dse.files import atomic_replacement
 from simulators.calibration.residual_groups import FOLDS, ResidualRow, common_shares, fit_groups, unseen_groups
-from simulators.calibration.residuals import COLUMNS, ResidualGroup, Residuals, residuals_folder
+from simulators.hardware.residuals import COLUMNS, ResidualGroup, Residuals, residuals_folder
 from validation.residual_rows import residual_rows
 
 FEWEST_JUDGED = 30

@@ -119,7 +119,7 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     limited = any(record["limits"].values()) and len(apart) == 1 and not over
     notes = [f"all: {shared}"] if shared else []
     notes += [f"each at its worst by {', '.join(map(words, over))}"] if over else []
-    notes += _undecided(best["scenario"], choices)
+    notes += _advice_lines(best["scenario"], choices)
     surely = any(choices)
     names = [
         *apart,
@@ -249,11 +249,11 @@ def _metric(row: Any, name: str, record: Mapping[str, Any], *, decision: Decisio
 
 
 def fastest_in_words(decision: Decision | None) -> str:
-    """How probable it is that a winner is the fastest: `93 %`."""
+    """Probability that a winner is the fastest, in words: `93 %`."""
     return "–" if decision is None else f"{100 * decision.fastest:.0f} %"
 
 
-def _undecided(scenarios: Iterable[Any], choices: Sequence[Decision | None]) -> Iterator[str]:
+def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) -> Iterator[str]:
     """Yield what follows for the scenarios whose winners do not stand out of what predictions are off by."""
     alike: dict[str, list[str]] = {}
     for scenario, choice in zip(scenarios, choices, strict=True):

@@ -77,10 +77,10 @@ class StudyResult:
         `speedup_low`, `speedup_high`: 90 % interval of the gain; `fastest`: probability that no other point is faster.
         """
         best = Contest.of(self._summary).winners(self.table, self._summary["goals"])
-        known = metrics_of_winners(self._summary)
-        names = dict.fromkeys(name for values in known.values() for name in values)
+        metrics = metrics_of_winners(self._summary)
+        names = dict.fromkeys(name for values in metrics.values() for name in values)
         for name in names:
-            best[name] = [known.get(str(key), {}).get(name) for key in best["key"]]
+            best[name] = [metrics.get(str(key), {}).get(name) for key in best["key"]]
         return best
 
     @property

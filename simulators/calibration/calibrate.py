@@ -40,17 +40,17 @@ from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, Measu
 from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
 from simulators.calibration.residual_groups import own_groups
 from simulators.calibration.residual_rows import rows_of_predicted
-from simulators.calibration.residuals import (
+from simulators.calibration.rows import on_device
+from simulators.hardware.device import Device
+from simulators.hardware.machine import merged, peak_format, tree_of
+from simulators.hardware.network import Protocols, SwitchRate
+from simulators.hardware.residuals import (
     OWN,
     OWN_GROUPS,
     ResidualGroup,
     name_in_tables,
     shipped_residuals,
 )
-from simulators.calibration.rows import on_device
-from simulators.hardware.device import Device
-from simulators.hardware.machine import merged, peak_format, tree_of
-from simulators.hardware.network import Protocols, SwitchRate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,7 @@ def calibrate(words: Sequence[str]) -> int:
     _write(done, outputs)
     console = report.console()
     console.print(_table(done))
-    for text in (*poor(done), *at_bounds(done), *narrowed(done, file.name)):
+    for text in (*poor(done), *at_bounds(done), *interval_lines(done, file.name)):
         console.print(text)
     written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
     console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
@@ -147,8 +147,8 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[MeasuredRows], file: 
     }
     earlier = tree["gpu"].get("note")
     text = {} if isinstance(earlier, dict) or not earlier else {"before": earlier}  # notes of the user stay
-    own = [asdict(group) for group in intervals(done, file.name)]
-    return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note, OWN_GROUPS: own}}}))
+    groups = [asdict(group) for group in intervals(done, file.name)]
+    return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note, OWN_GROUPS: groups}}}))
 
 
 def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
@@ -160,12 +160,12 @@ def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
     return [replace(group, **{name: round(getattr(group, name), 4) for name in names}) for group in groups]
 
 
-def narrowed(done: Calibration, source: str) -> Iterator[str]:
+def interval_lines(done: Calibration, source: str) -> Iterator[str]:
     """Yield how wide the intervals of each kind are now, and were."""
     for group in intervals(done, source):
         if not group.key and not group.where:
             before = shipped_residuals().of(group.kind, group.gpu)
-            spans = [f"{100 * math.expm1((each.high - each.low) / 2):.0f} %" for each in (group, before)]
+            spans = [f"{100 * math.expm1((side.high - side.low) / 2):.0f} %" for side in (group, before)]
             by = f"{group.rows} rows of yours" + (f", {group.basis}" if group.basis != "own" else "")
             yield f"intervals of {group.kind}: +-{spans[0]}, before +-{spans[1]} ({by})"
 

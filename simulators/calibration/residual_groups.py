@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.residuals import ANY, LEVEL, ResidualGroup, Residuals
+from simulators.hardware.residuals import ANY, LEVEL, ResidualGroup, Residuals
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ class _Leaf:
         return " and ".join(f"{name}{'<=' if upto else '>'}{bound:g}" for name, upto, bound in self.ranges)
 
     def holds(self, sizes: Mapping[str, Floats]) -> NDArray[np.bool_]:
-        """Which rows of columns of sizes belong here."""
+        """Tell which rows of columns of sizes belong here."""
         sides = [(sizes[name] <= bound) == upto for name, upto, bound in self.ranges]
         return np.logical_and.reduce(sides) if sides else np.ones((), np.bool_)
 
@@ -99,7 +99,7 @@ def _leaves(
     sizes: Mapping[str, Floats], residuals: Floats, ranges: tuple[tuple[str, bool, float], ...] = ()
 ) -> Iterator[_Leaf]:
     """Yield the leaves of a tree, which divides rows where that saves most of the score."""
-    best, own = (math.inf, "", 0.0), _score(residuals)
+    best, undivided = (math.inf, "", 0.0), _score(residuals)
     for name, values in sizes.items() if len(ranges) < _DEPTH and len(residuals) >= 2 * _LEAF else ():
         for cut in np.unique(np.quantile(values, _CUTS)):
             below = values <= cut
@@ -108,7 +108,7 @@ def _leaves(
     score, name, cut = best
     below = sizes[name] <= cut if name else np.zeros(len(residuals), bool)
     # rounding of the bound may leave one side too few
-    if score > own * (1 - _GAIN) or min(below.sum(), (~below).sum()) < FEWEST:
+    if score > undivided * (1 - _GAIN) or min(below.sum(), (~below).sum()) < FEWEST:
         yield _Leaf(ranges, *quantiles(residuals), rows=len(residuals))
         return
     for upto, side in ((True, below), (False, ~below)):
@@ -129,24 +129,24 @@ def fit_groups(rows: Sequence[ResidualRow], *, common: Mapping[str, float]) -> l
     return groups
 
 
-def own_groups(rows: Sequence[ResidualRow], known: Residuals) -> list[ResidualGroup]:
+def own_groups(rows: Sequence[ResidualRow], before: Residuals) -> list[ResidualGroup]:
     """Groups of one machine from its own rows; of few rows they borrow from what is known of its GPU, or of any."""
     groups = list[ResidualGroup]()
     for kind, of_kind in _apart(rows, "kind").items():
-        parent = known.of(kind, of_kind[0].gpu)
+        parent = before.of(kind, of_kind[0].gpu)
         groups += _of_gpu(of_kind, parent, parent.common)
     return groups
 
 
 def unseen_groups(rows: Sequence[ResidualRow], common: float = 0.5) -> list[ResidualGroup]:
     """Groups of GPUs without rows, from rows of one kind: of all keys, and of each that several GPUs have if pooled."""
-    whole = _unseen_group(rows, common)
-    if whole is None:
+    every = _unseen_group(rows, common)
+    if every is None:
         return []
     keys = _apart(rows, "key") if rows[0].kind in POOLED else {}
     several = {key: part for key, part in keys.items() if len(_apart(part, "gpu")) > 1}
     of_keys = ((key, _unseen_group(part, common)) for key, part in several.items())
-    return [whole, *(replace(group, key=key) for key, group in of_keys if group is not None)]
+    return [every, *(replace(group, key=key) for key, group in of_keys if group is not None)]
 
 
 def _of_gpu(rows: Sequence[ResidualRow], parent: ResidualGroup | None, common: float) -> Iterator[ResidualGroup]:
@@ -154,19 +154,19 @@ def _of_gpu(rows: Sequence[ResidualRow], parent: ResidualGroup | None, common: f
     if len(rows) < LEAST:
         return
     kind, gpu, source = rows[0].kind, rows[0].gpu, _sources(rows)
-    whole = ResidualGroup(kind, gpu, common=common, source=source, basis="own", rows=len(rows))
+    every = ResidualGroup(kind, gpu, common=common, source=source, basis="own", rows=len(rows))
     low, median, high = quantiles(_residuals(rows))
-    whole = replace(whole, low=low, median=median, high=high)
+    every = replace(every, low=low, median=median, high=high)
     if len(rows) < FEWEST:
-        yield _borrowed(whole, parent or ResidualGroup(kind, ANY))
+        yield _borrowed(every, parent or ResidualGroup(kind, ANY))
         return
     stretch = _stretch(rows)
-    yield whole
+    yield every
     for key, of_key in _apart(rows, "key").items():
-        part = replace(whole, key=key, rows=len(of_key), source=_sources(of_key))
+        part = replace(every, key=key, rows=len(of_key), source=_sources(of_key))
         if LEAST <= len(of_key) < FEWEST:
             low, median, high = quantiles(_residuals(of_key))
-            yield _borrowed(replace(part, low=low, median=median, high=high), whole)
+            yield _borrowed(replace(part, low=low, median=median, high=high), every)
         elif len(of_key) >= FEWEST:
             yield from _of_key(of_key, part, stretch)
 
@@ -176,15 +176,15 @@ def _of_key(rows: Sequence[ResidualRow], part: ResidualGroup, stretch: float) ->
     low, median, high = quantiles(_residuals(rows))
     yield _stretched(replace(part, low=low, median=median, high=high), stretch)
     for leaf in leaves if len(leaves) > 1 else ():
-        found = replace(part, where=leaf.where, rows=leaf.rows)
-        yield _stretched(replace(found, low=leaf.low, median=leaf.median, high=leaf.high), stretch)
+        group = replace(part, where=leaf.where, rows=leaf.rows)
+        yield _stretched(replace(group, low=leaf.low, median=leaf.median, high=leaf.high), stretch)
 
 
-def _borrowed(own: ResidualGroup, parent: ResidualGroup) -> ResidualGroup:
+def _borrowed(few: ResidualGroup, parent: ResidualGroup) -> ResidualGroup:
     """A group of few rows: the interval of the group above it, and its own rows where they are outside of that."""
     name = " ".join(filter(None, (parent.kind, parent.gpu, parent.key)))
-    low, high = min(own.low, parent.low), max(own.high, parent.high)
-    return replace(own, low=low, high=high, basis=f"borrows from {name}")
+    low, high = min(few.low, parent.low), max(few.high, parent.high)
+    return replace(few, low=low, high=high, basis=f"borrows from {name}")
 
 
 def _unseen_group(rows: Sequence[ResidualRow], common: float) -> ResidualGroup | None:
@@ -208,12 +208,12 @@ def _unseen_group(rows: Sequence[ResidualRow], common: float) -> ResidualGroup |
     basis = f"widest of {len(by_gpu)} GPUs"
     if len(pooled) < FEWEST or len(by_gpu) == 1:  # one GPU shows nothing of how GPUs differ
         low, high, basis = min(low, GUESS.low), max(high, GUESS.high), "guess"
-    whole = ResidualGroup(rows[0].kind, ANY, "", "", len(pooled), low, median, high)
-    return replace(whole, common=common, basis=basis, source=_sources(rows))
+    every = ResidualGroup(rows[0].kind, ANY, "", "", len(pooled), low, median, high)
+    return replace(every, common=common, basis=basis, source=_sources(rows))
 
 
 def _between(medians: Sequence[float]) -> float:
-    """What is added to either end as a GPU may differ from those that were measured."""
+    """Return what is added to either end as a GPU may differ from those that were measured."""
     if len(medians) < 2:
         return 0.0
     from scipy.stats import t
@@ -227,13 +227,16 @@ def _stretch(rows: Sequence[ResidualRow]) -> float:
     """Factor on the intervals of a GPU that makes those of rows left out in turn hold 90 %; 1 at least."""
     distances = list[float]()
     for fold in range(FOLDS):
-        others, left = [row for row in rows if row.fold != fold], [row for row in rows if row.fold == fold]
-        if len(others) < FEWEST or not left:
+        rest_of_rows, left = [row for row in rows if row.fold != fold], [row for row in rows if row.fold == fold]
+        if len(rest_of_rows) < FEWEST or not left:
             continue
-        whole, by_key = _Leaf((), *quantiles(_residuals(others)), rows=len(others)), _apart(others, "key")
+        every, by_key = (
+            _Leaf((), *quantiles(_residuals(rest_of_rows)), rows=len(rest_of_rows)),
+            _apart(rest_of_rows, "key"),
+        )
         for key, part in _apart(left, "key").items():
-            known = by_key.get(key, [])
-            tree = list(_leaves(_columns(known), _residuals(known))) if len(known) >= FEWEST else [whole]
+            fitted = by_key.get(key, [])
+            tree = list(_leaves(_columns(fitted), _residuals(fitted))) if len(fitted) >= FEWEST else [every]
             distances += _distances(part, tree)
     if len(distances) < FEWEST:
         return 1.0

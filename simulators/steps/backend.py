@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,9 +63,6 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-if TYPE_CHECKING:
-    from simulators.steps.drawn import StepErrors
-
 _VERSION = "12"  # part of every result's key: raised where results change
 
 
@@ -92,7 +89,7 @@ _MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
 
-def iteration(design: StepDesign, errors: StepErrors | None = None) -> Iteration:
+def iteration(design: StepDesign, errors: Any = None) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays.
 
     Where a GPU's clock under load is known, it is that of the shares of time in which the iteration computes and
@@ -109,7 +106,7 @@ def iteration(design: StepDesign, errors: StepErrors | None = None) -> Iteration
         return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total), errors)
 
 
-def _at_clock(design: StepDesign, clock: ArrayLike, errors: StepErrors | None = None) -> Iteration:
+def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Iteration:
     platform, kernels = _platform(design, design.run.precision, clock), design.kernels
     if design.run.products is not None:
         platform = replace(platform, linear=_platform(design, design.run.products, clock))
@@ -390,12 +387,13 @@ class StepBackend(Backend):
         return {**relations, "throughput_lost": lost, "capacity_saved": saved}
 
     def draw(
-        self, designs: Sequence[BaseModel], *, samples: int, seed: int, known: Sequence[str] = ()
+        self, designs: Sequence[BaseModel], *, samples: int, seed: int, exact: Sequence[str] = ()
     ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
         """Times [designs, samples] of iterations with drawn errors, and what each kind of error rests on."""
         from simulators.steps.drawn import draw_steps  # which few commands need
 
-        return draw_steps(designs, samples=samples, seed=seed, known=known)
+        of_one_length = [typical(design) for design in designs if isinstance(design, StepDesign)]
+        return draw_steps(of_one_length, iteration, samples=samples, seed=seed, exact=exact)
 
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""

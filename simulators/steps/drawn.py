@@ -1,22 +1,20 @@
 """Drawn errors of a step: factors on the times of its operators, collectives, hosts and overlaps.
 
-Each operator has an error of its own and a share of that of its kind (`simulators.calibration.residuals`). A site is
+Each operator has an error of its own and a share of that of its kind (`simulators.hardware.residuals`). A site is
 run anew by the engine with the work of its tasks drawn, all draws at once, and its speed-up has the error of overlaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
-from simulators.calibration.residuals import Draws, draws_of
 from simulators.costs.collective import Group
-from simulators.steps.backend import iteration, typical
+from simulators.hardware.residuals import Draws, draws_of
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.operators import Exchange, Op, OperatorCost, Platform, Product, Stream
@@ -24,7 +22,6 @@ from simulators.workloads.operators import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from simulators.hardware.parts import Precision
-    from simulators.steps.sites import Effect, TensorGroup
     from simulators.workloads.operators import Workload
 
 Floats = NDArray[np.float64]
@@ -68,21 +65,14 @@ class StepErrors:
         key = "across nodes" if nodes > 1 else "inside" if group.switched(work.pattern) is None else "in switch"
         return self.draws.factor("collective", f"{work.pattern} {sizes['bytes']:.3g} {nodes}", key=key, sizes=sizes)
 
-    def at_site(
-        self, group: TensorGroup, chosen: tuple[Any, Workload], effect: Effect, *, drawn: Mapping[str, Floats]
-    ) -> Effect:
-        """What a schedule makes of a site, by the engine with drawn work, and with the error of its speed-up.
-
-        chosen: the schedule and the GEMM with its collective. drawn: factors [S] on GEMM and transfers.
-        """
-        schedule, workload = chosen
-        ran = group.drawn_effect(schedule, workload, drawn)
-        speedup = 1 / max(_single(effect.length), 1e-9)
+    def of_overlap(self, schedule: Any, workload: Workload, length: Any) -> Floats:
+        """Factors [S] on the speed-up of a site by a schedule. length: of the site over that of a serial one."""
+        speedup = 1 / max(_single(length), 1e-9)
         gemm = workload.operators["gemm"]
         sizes = {"speedup": speedup, "m": _single(gemm.m)}  # type: ignore[union-attr]
         key = "half" if ELEMENT_BYTES[self.linear] <= 2 else "full"
         name = f"{schedule.name} {_single(gemm.m):g} {_single(gemm.n):g} {_single(gemm.k):g}"  # type: ignore[union-attr]
-        return replace(ran, length=ran.length / self.draws.factor("overlap", name, key=key, sizes=sizes))
+        return self.draws.factor("overlap", name, key=key, sizes=sizes)
 
     def of_host(self, times: Mapping[str, Any]) -> dict[str, Any]:
         """Times of the host, drawn."""
@@ -90,25 +80,25 @@ class StepErrors:
 
 
 def draw_steps(
-    designs: Sequence[BaseModel], *, samples: int, seed: int, known: Sequence[str] = ()
+    designs: Sequence[StepDesign],
+    iterate: Callable[[StepDesign, StepErrors], Any],
+    *,
+    samples: int,
+    seed: int,
+    exact: Sequence[str] = (),
 ) -> tuple[Floats, Mapping[str, str]]:
     """Times [designs, samples] of iterations, and what the errors of each kind rest on.
 
-    The same operators have the same errors in all designs. known: kinds that are taken as measured.
+    The same operators have the same errors in all designs. iterate: an iteration with drawn errors. exact: kinds that
+    are taken as measured.
     """
     times, draws = np.empty((len(designs), samples)), None
     for place, design in enumerate(designs):
-        assert isinstance(design, StepDesign)
-        draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, known=known)
+        draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, exact=exact)
         run = design.run
         errors = StepErrors(draws, run.precision, run.products or run.precision)
-        times[place] = iteration(_of_one_length(design), errors).seconds
+        times[place] = iterate(design, errors).seconds
     return times, {} if draws is None else draws.basis
-
-
-def _of_one_length(design: StepDesign) -> StepDesign:
-    """The design, or that of the mean length of an epoch."""
-    return design if design.lengths is None else typical(design)
 
 
 def _name(sizes: Mapping[str, float], names: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,9 +23,6 @@ from simulators.costs.streaming import streamed, streaming_cost
 from simulators.hardware.parts import StreamingRates, StreamKind
 from simulators.steps.token_splits import fused_sum_s, norm_s
 from simulators.workloads.model import BatchedGemmRates
-
-if TYPE_CHECKING:
-    from simulators.steps.drawn import StepErrors
 
 Floats = NDArray[np.float64]
 
@@ -189,7 +186,7 @@ class Platform:
     taken: ArrayLike = 0
     interference: ArrayLike = 1.0
     linear: Platform | None = None
-    errors: StepErrors | None = None
+    errors: Any = None  # that module imports this one
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ from simulators.hardware.system import WholeNode, schedules_see
 from simulators.steps.contention import ENGINE
 from simulators.steps.implementations import Implementation, Mode, Place, implementation
 from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platform, Product, collective
-from simulators.taskgraph.drawn import drawn_graph
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
 from simulators.workloads.model_zoo import option_tree
@@ -157,7 +156,7 @@ class TensorGroup:
     def drawn_effect(self, schedule: Any, workload: Workload, drawn: Mapping[str, Floats]) -> Effect:
         """The effect with drawn factors [S] on the work of tasks, by their kind."""
         graphs = (each.lower(self.simulated, workload) for each in (schedule, _serial_of(schedule)))
-        (makespan, computing, held), (serial, *_) = (_run(drawn_graph(graph, drawn), self.engine) for graph in graphs)
+        (makespan, computing, held), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
         return self._seen(makespan, computing, held=held, serial=serial)
 
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
@@ -224,7 +223,9 @@ class SiteSchedules:
         if platform.errors is not None:
             plain = collective(Exchange(pattern, exchange.payload_bytes), replace(group, errors=None)).seconds
             drawn = {"gemm": np.asarray(costs[gemm].drawn), "transfer": moved.seconds / plain}
-            effect = platform.errors.at_site(self.group, (schedule, workload), effect, drawn=drawn)
+            faster = platform.errors.of_overlap(schedule, workload, effect.length)
+            effect = self.group.drawn_effect(schedule, workload, drawn)
+            effect = replace(effect, length=effect.length / faster)
         total = (costs[gemm].seconds + moved.seconds) * effect.length
         if platform.errors is not None:  # no error makes it shorter than the longer of both alone
             total = np.maximum(total, np.maximum(costs[gemm].seconds, moved.seconds))

@@ -56,7 +56,7 @@ class PlanStudy(Plain):
     """The answer, `plan.yaml`, what to set today, and figures."""
 
     def decisions(self, table: pd.DataFrame, planned: Plan) -> dict[str, Any]:
-        """What of each plan stands out of what predictions are off by; nothing of a plan that is given."""
+        """Decide on each plan by drawn errors; nothing of a plan that is given."""
         return {} if is_judged(table) else decide(plans(table, planned.request.tree), planned)
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:

@@ -1,6 +1,6 @@
-"""What of a plan stands out of what predictions are off by: the simplest setting that is as fast, and how sure it is.
+"""Certainty of a plan: the simplest setting that is as fast as the fastest within the noise, and how sure it is.
 
-Times of the points of a plan are drawn with the same errors (`simulators.calibration.residuals`). A choice stays where
+Times of the points of a plan are drawn with the same errors (`simulators.hardware.residuals`). A choice stays where
 the 90 % interval of the time without it, over the time with it, is above 1; all others are left off, those that gain
 least first, as nobody could tell the difference.
 """
@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.results.decisions import ENDS, Decision, gain_text
-from dse.study.decisions import Drawing, most_helpful
+from dse.results.decisions import ENDS, Decision, Drawing, gain_text, most_helpful
 from dse.study.plan import Plan
 from simulators.steps.sites import SERIAL
 from studies.plan.step_plan import TIME, Choice, StepPlan
@@ -49,10 +48,10 @@ class DrawnPlan:
             self.basis.update(basis)
         return self._times[key]
 
-    def _draw(self, designs: Sequence[Any], known: Sequence[str] = ()) -> tuple[Floats, Mapping[str, str]]:
+    def _draw(self, designs: Sequence[Any], exact: Sequence[str] = ()) -> tuple[Floats, Mapping[str, str]]:
         backend, settings = self.planned.backend, self.planned.settings
         assert isinstance(backend, Drawing)
-        return backend.draw(designs, samples=settings.decide.samples, seed=settings.seed, known=known)
+        return backend.draw(designs, samples=settings.decide.samples, seed=settings.seed, exact=exact)
 
     def gain(self, before: Any, after: Any) -> tuple[float, float]:
         """Ends of the 90 % interval of the time of one point over that of another."""
@@ -88,36 +87,36 @@ class DrawnPlan:
         rivals = self._rivals(plan)
         times = np.stack([self.times(plan.best), *(self.times(row) for _, row in rivals)])
         names = [f"{choice} {text}" for (choice, text), _ in rivals]
-        before, own = self.times(plan.before), plan.best
-        made = Decision.of(times, before, least=self.planned.settings.decide.least, rivals=names, basis=self.basis)
-        if not made.is_decided:
+        before = self.times(plan.before)
+        decision = Decision.of(times, before, least=self.planned.settings.decide.least, rivals=names, basis=self.basis)
+        if not decision.is_decided:
             rows = [plan.best, plan.before, *(row for _, row in rivals)]
-            made = replace(made, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
+            decision = replace(decision, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
         alone = {}
         for choice in plan.choices:
             pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
             if pair is not None:
                 alone[choice.name] = self.gain(*pair)
-        return {**made.json(), "preferred": str(own["key"]), "alone": alone}
+        return {**decision.json(), "preferred": str(plan.best["key"]), "alone": alone}
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
         """Points that come next, each with another value of one choice."""
-        found = []
+        rivals = []
         for choice in plan.choices:
             row = plan.runner_up(choice)
             if row is not None:
-                found.append(((choice.name, plan.text(choice, row) or "nothing"), row))
-        return sorted(found, key=lambda pair: float(pair[1][TIME]))[:_MOST_RIVALS]
+                rivals.append(((choice.name, plan.text(choice, row) or "nothing"), row))
+        return sorted(rivals, key=lambda pair: float(pair[1][TIME]))[:_MOST_RIVALS]
 
 
 def decide(plans: Sequence[StepPlan], planned: Plan) -> dict[str, Any]:
     """Decisions of `summary.json` by the key of the fastest point of each plan, on the simplest one that is as fast."""
-    found = {}
+    decisions = {}
     for plan in (plan for plan in plans if plan.fits):
         drawn = DrawnPlan(plan, planned)
-        kept, left = drawn.simplest()
-        found[str(plan.best["key"])] = {**drawn.decision(kept), "left_off": left}
-    return found
+        simpler, left = drawn.simplest()
+        decisions[str(plan.best["key"])] = {**drawn.decision(simpler), "left_off": left}
+    return decisions
 
 
 def as_decided(plans: Sequence[StepPlan], decisions: Mapping[str, Any] | None) -> list[StepPlan]:

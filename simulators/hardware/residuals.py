@@ -1,4 +1,4 @@
-"""How far predictions are off, by what is known before the answer, and draws of it (`conf/data/residuals`).
+"""Residuals of predictions by facts that come before the answer, and draws of them (`conf/data/residuals`).
 
 A residual is r = log(measured / predicted). A group of rows has the 5 %, 50 % and 95 % quantile of it, with the
 finite-sample correction of split-conformal prediction (`simulators.calibration.residual_groups`), so that
@@ -72,7 +72,7 @@ class ResidualGroup:
 
     @property
     def is_guess(self) -> bool:
-        """Whether no measurement is behind it."""
+        """True if no measurement is behind it."""
         return self.basis == "guess"
 
     @cached_property
@@ -82,7 +82,7 @@ class ResidualGroup:
         return tuple((part[1], part[2], float(part[3])) for part in parts if part)
 
     def holds(self, sizes: Mapping[str, float]) -> bool:
-        """Whether an operator of these sizes belongs here; a size that is not given belongs to no range."""
+        """Tell whether an operator of these sizes belongs here; a size that is not given belongs to no range."""
         return all(name in sizes and _COMPARES[sign](sizes[name], bound) for name, sign, bound in self.ranges)
 
     def at(self, z: Floats) -> Floats:
@@ -97,32 +97,36 @@ class ResidualGroup:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Groups of residuals. own: those of the machine that is asked about, which count before all others."""
+    """Groups of residuals. of_machine: those of the machine that is used about, which count before all others."""
 
     groups: tuple[ResidualGroup, ...]
-    own: tuple[ResidualGroup, ...] = ()
+    of_machine: tuple[ResidualGroup, ...] = ()
 
     def of(self, kind: str, gpu: str, key: str = "", sizes: Mapping[str, float] | None = None) -> ResidualGroup:
         """The group of an operator: of this machine, of its GPU, of any GPU, or else a guess; the nearest first."""
-        for known in (self._own.get(kind, ()), self._by.get((kind, gpu), ()), self._by.get((kind, ANY), ())):
+        for candidates in (
+            self._of_machine.get(kind, ()),
+            self._by.get((kind, gpu), ()),
+            self._by.get((kind, ANY), ()),
+        ):
             # ranges come before the whole of a key, and that before the whole of a kind
             for wanted in dict.fromkeys((key, "")):
-                of_key = [group for group in known if group.key == wanted and group.holds(sizes or {})]
+                of_key = [group for group in candidates if group.key == wanted and group.holds(sizes or {})]
                 if of_key:
                     return max(of_key, key=lambda group: len(group.ranges))
         return ResidualGroup(kind, gpu)
 
     @cached_property
     def _by(self) -> Mapping[tuple[str, str], Sequence[ResidualGroup]]:
-        found: dict[tuple[str, str], list[ResidualGroup]] = {}
+        grouped: dict[tuple[str, str], list[ResidualGroup]] = {}
         for group in self.groups:
             for gpu in group.gpu.split():
-                found.setdefault((group.kind, gpu), []).append(group)
-        return found
+                grouped.setdefault((group.kind, gpu), []).append(group)
+        return grouped
 
     @cached_property
-    def _own(self) -> Mapping[str, Sequence[ResidualGroup]]:
-        return {kind: [group for group in self.own if group.kind == kind] for kind in KINDS}
+    def _of_machine(self) -> Mapping[str, Sequence[ResidualGroup]]:
+        return {kind: [group for group in self.of_machine if group.kind == kind] for kind in KINDS}
 
     def with_own(self, groups: Sequence[ResidualGroup]) -> Residuals:
         """The same with groups of one machine, which count before all others."""
@@ -156,35 +160,35 @@ def read_groups(file: Path) -> Iterator[ResidualGroup]:
 class Draws:
     """Joint draws of the errors of a machine's predictions. gpu: its name in tables; size: number of draws.
 
-    known: kinds that keep their median in all draws, as if they had been measured. asked: groups that were asked for.
+    exact: kinds that keep their median in all draws, as if they had been measured. used: groups that were used for.
     """
 
     residuals: Residuals
     gpu: str
     size: int
     seed: int = 0
-    known: tuple[str, ...] = ()
-    asked: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
+    exact: tuple[str, ...] = ()
+    used: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
 
     def factor(self, kind: str, name: str, *, key: str = "", sizes: Mapping[str, float] | None = None) -> Floats:
         """Factors [size] on the predicted time of an operator. name: what tells it from others of its kind."""
         group = self.residuals.of(kind, self.gpu, key, sizes)
-        self.asked[kind, key] = group
-        if kind in self.known:
+        self.used[kind, key] = group
+        if kind in self.exact:
             return np.full(self.size, np.exp(group.median))
-        common, own = self._normal(kind), self._normal(f"{kind} {name}")
-        return np.asarray(np.exp(group.at(np.sqrt(group.common) * common + np.sqrt(1 - group.common) * own)))
+        common, single = self._normal(kind), self._normal(f"{kind} {name}")
+        return np.asarray(np.exp(group.at(np.sqrt(group.common) * common + np.sqrt(1 - group.common) * single)))
 
     def _normal(self, name: str) -> Floats:
         return _stratified(f"{self.seed} {name}", self.size)
 
     @property
     def basis(self) -> dict[str, str]:
-        """What the errors of each kind rest on, in words."""
-        found: dict[str, list[ResidualGroup]] = {}
-        for (kind, _), group in self.asked.items():
-            found.setdefault(kind, []).append(group)
-        return {kind: _basis(groups) for kind, groups in sorted(found.items())}
+        """Basis of the errors of each kind, in words."""
+        grouped: dict[str, list[ResidualGroup]] = {}
+        for (kind, _), group in self.used.items():
+            grouped.setdefault(kind, []).append(group)
+        return {kind: _basis(groups) for kind, groups in sorted(grouped.items())}
 
 
 def _basis(groups: Sequence[ResidualGroup]) -> str:
@@ -199,11 +203,11 @@ OWN = "own: "
 """How the source of groups of a machine of the user begins."""
 
 
-def draws_of(gpu: Any, *, samples: int, seed: int, known: Sequence[str] = ()) -> Draws:
+def draws_of(gpu: Any, *, samples: int, seed: int, exact: Sequence[str] = ()) -> Draws:
     """Draws of the errors of a GPU (`simulators.hardware.machine.Gpu`), with its own residuals where it has some."""
     note = gpu.note if isinstance(gpu.note, Mapping) else {}
-    own = tuple(ResidualGroup(**group) for group in note.get(OWN_GROUPS, ()))
-    return Draws(shipped_residuals().with_own(own), name_in_tables(gpu), samples, seed, tuple(known))
+    fitted = tuple(ResidualGroup(**group) for group in note.get(OWN_GROUPS, ()))
+    return Draws(shipped_residuals().with_own(fitted), name_in_tables(gpu), samples, seed, tuple(exact))
 
 
 OWN_GROUPS = "residuals"
@@ -212,9 +216,9 @@ OWN_GROUPS = "residuals"
 
 def name_in_tables(gpu: Any) -> str:
     """Name of a GPU as tables have it: without its form factor."""
-    known = {name for group in shipped_residuals().groups for name in group.gpu.split()}
+    names_of_tables = {name for group in shipped_residuals().groups for name in group.gpu.split()}
     names = (str(gpu.name), str(gpu.measured_as or "").lower().removesuffix("_sxm"))
-    return next((name for name in names if name in known), str(gpu.name))
+    return next((name for name in names if name in names_of_tables), str(gpu.name))
 
 
 @cache
