@@ -28,7 +28,7 @@ FEWEST_JUDGED = 30
 _HEAD = (
     "# Intervals of predictions: 5, 50 and 95 % of log(measured / predicted) of rows that nothing was fitted on.\n"
     "# Written by `python -m validation.residuals DIR --write`; provenance: derived from the tables named in `source`\n"
-    "# (licences: docs/project/data.md). Groups and quantiles: simulators/calibration/residual_groups.py.\n"
+    "# (each of which states its licence). Groups and quantiles: simulators/calibration/residual_groups.py.\n"
 )
 
 

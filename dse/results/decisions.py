@@ -89,8 +89,10 @@ class Decision:
         return f"to decide it, measure {self.measure['kind']} (a wrong choice: {now}, then {then}): {how}"
 
     def gain(self, ratio: float) -> str:
-        """The gain with its interval: `1.18x (1.06–1.29) faster`."""
-        return gain_text(ratio, self.low, self.high)
+        """The gain with its interval, as a cell of a table: `1.18x (1.06–1.29)`."""
+        if self.low is None or self.high is None:
+            return gain_in_words(ratio)
+        return f"{ratio:.2f}x ({self.low:.2f}–{self.high:.2f})"
 
     def json(self) -> dict[str, Any]:
         """Entries of `summary.json`."""
