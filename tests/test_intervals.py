@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.results.decisions import NOISE, Decision, gain_text, wrong_if_known
+from dse.results.study_result import StudyResult
+from dse.tracking.study import StudyFolder
 from simulators.calibration.residual_groups import (
     FEWEST,
     ResidualRow,
@@ -232,3 +235,19 @@ def test_rows_of_ones_own_make_intervals_narrower() -> None:
     assert max(group.high - group.low for group in own) < 0.5
     (few,) = own_groups(rows_of(4, spread=0.01), wide)
     assert (few.low, few.high) == (-0.5, 0.5) and few.basis == "borrows from gemm h100"
+
+
+@pytest.mark.slow
+def test_intervals_are_in_the_table_in_python_and_in_tracking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["study=ficco_sweep", "workload.only=[g1]", "fidelity=none", "tracking=none", "store=none", "figures=none"]
+    assert main([*words, "timeline=false", f"output_dir={tmp_path}"]) == 0
+    output, result = capsys.readouterr().out, StudyResult(next((tmp_path / "ficco_sweep").glob("2*")))
+    (row,), (decision,) = result.winners.to_dict("records"), result.decisions.values()
+    assert row["speedup_low"] < row["speedup"] < row["speedup_high"] and row["fastest"] == decision.fastest
+    assert f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})" in output
+    assert (NOISE in output) == (not decision.is_decided)
+    folder = StudyFolder(result.folder)
+    curves = {curve.name: curve.values[-1] for curve in folder.curves()}
+    assert curves["speedup_low"] == row["speedup_low"] and curves["speedup_high"] == row["speedup_high"]
