@@ -170,7 +170,7 @@ def wrong_if_known(times: Floats, alone: Floats) -> float:
 _VALUES = 8  # of a known error that are direction apart
 
 
-_MOST_RIVALS = 4  # of a winner: points that are farther off are never the fastest
+_MOST_RIVALS = 3  # of a winner: points that are farther off are never the fastest
 _MOST_WINNERS = 40  # of a study, whose errors are drawn: the answer must not wait for more
 DRAWN_TIMES = ("makespan_s", "iteration_s")
 """Objectives whose errors backends draw."""
@@ -212,10 +212,11 @@ def decisions(planned: Any, table: pd.DataFrame) -> dict[str, Any]:
     winners = Contest(answer, planned.knobs).winners(table, planned.goals, apart=True)
     if len(winners) > _MOST_WINNERS:
         return {}
-    by_key = {}
+    by_key, helps = {}, True  # for the first that is not decided: the next ones would name the same
     for _, row in winners.iterrows():
-        decision = _decide(planned, row, _rivals(planned, table, row))
+        decision = _decide(planned, row, _rivals(planned, table, row), helps=helps)
         if decision is not None:
+            helps = helps and decision.is_decided
             by_key[str(row["key"])] = decision.json()
     return by_key
 
@@ -253,7 +254,8 @@ def _rivals(planned: Any, table: pd.DataFrame, winner: pd.Series[Any]) -> pd.Dat
     return distinct.head(_MOST_RIVALS)
 
 
-def _decide(planned: Any, winner: pd.Series[Any], rivals: pd.DataFrame) -> Decision | None:
+def _decide(planned: Any, winner: pd.Series[Any], rivals: pd.DataFrame, *, helps: bool) -> Decision | None:
+    """The decision on a winner. helps: whether to look for the measurement that helps most."""
     space, baseline = planned.spaces[str(winner["scenario"])], planned.settings.study.baseline
     rows = [winner, *(row for _, row in rivals.iterrows())]
     designs = [_design(space, _chosen(row, planned.knobs)) for row in rows]
@@ -267,7 +269,7 @@ def _decide(planned: Any, winner: pd.Series[Any], rivals: pd.DataFrame) -> Decis
     named = [choice_in_words(row, planned.knobs) for row in rows[1:]]
     last = None if before is None else times[-1]
     decision = Decision.of(times[: len(rows)], last, least=settings.least, rivals=named, basis=basis)
-    if decision.is_decided:
+    if decision.is_decided or not helps:
         return decision
     draw = partial(planned.backend.draw, chosen, samples=settings.samples, seed=planned.settings.seed)
     return replace(decision, measure=most_helpful(lambda exact: draw(exact=exact)))
