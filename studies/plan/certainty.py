@@ -21,7 +21,7 @@ from simulators.steps.sites import SERIAL
 from studies.plan.step_plan import TIME, Choice, StepPlan
 
 Floats = NDArray[np.float64]
-_MOST_RIVALS = 4  # whose times are drawn: those that come next
+_MOST_RIVALS = 3  # whose times are drawn: those that come next
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class DrawnPlan:
         before = self.times(plan.before)
         decision = Decision.of(times, before, least=self.planned.settings.decide.least, rivals=names, basis=self.basis)
         if not decision.is_decided:
-            rows = [plan.best, plan.before, *(row for _, row in rivals)]
+            rows = [plan.best, plan.before, *(row for _, row in rivals[:1])]
             decision = replace(decision, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
         alone = {}
         for choice in plan.choices:
