@@ -17,6 +17,7 @@ from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
 from dse.results.answer import answer, claims_line, table_of_runs, write_answer
+from dse.results.decisions import decisions
 from dse.results.run_folder import Outputs
 from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
@@ -186,6 +187,8 @@ def _provenance(planned: Plan) -> dict[str, Any]:
 def _print_answer(planned: Plan, findings: Findings, outputs: Outputs) -> pd.DataFrame:
     """Print the winners and the answer in one sentence, as soon as they are known; the table they are from."""
     console, table = report.console(), report.load_selection(outputs).table
+    found = decisions(planned, table)
+    outputs.write_json("summary", {**outputs.read_json("summary"), "decisions": found})
     write_answer(outputs, planned.settings.study.module, table)
     for part in answer(outputs, table, verbose=planned.settings.verbose):
         console.print(part)

@@ -34,6 +34,7 @@ from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
 from simulators.hardware.network import Protocols
 from simulators.hardware.parts import Efficiency
+from simulators.hardware.residuals import OWN, draws_of
 
 DEVICE: dict[str, Any] = {
     "name": "own",
@@ -125,11 +126,17 @@ def test_constants_come_back_from_times_that_they_made(tmp_path: Path, device: P
 
 
 @pytest.mark.slow
-def test_a_file_that_was_calibrated_is_a_system_again(tmp_path: Path, device: Path, elsewhere: Path) -> None:
+def test_a_file_that_was_calibrated_is_a_system_again(
+    tmp_path: Path, device: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = lines_of_gemms(np.random.default_rng(1), 60)
     data = measured_by_the_model(tmp_path / "times.csv", noise=0.02, lines=lines)
     assert main(["machine", "calibrate", f"system={device}", f"data={data}", f"out={tmp_path / 'out'}"]) == 0
     file = tmp_path / "out" / "own.yaml"
+    assert "intervals of gemm: +-" in capsys.readouterr().out
+    residuals = draws_of(Device.of(tree_of(str(file))).gpu, samples=8, seed=0).residuals
+    group = residuals.of("gemm", "anything", "fp32")  # its own rows, whatever it is called in tables
+    assert group.source.startswith(OWN) and group.high - group.low < 0.2
     words = ["study=operators", f"devices=[{file}]", f"study.data_dir={tmp_path}", "tracking=none", "store=none"]
     assert main(words) == 0
     errors = json.loads(next(Path("outputs/operators").glob("2*/errors.json")).read_text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from simulators.steps.given import AS_GIVEN, with_values
 from simulators.steps.scenarios import scenarios
 from simulators.steps.sites import SITES
 from studies.plan import ways_today
+from studies.plan.certainty import as_decided
 from studies.plan.fitting import does_not_fit
 from studies.plan.judged import PlanJudgement, composed_design, judgements
 from studies.plan.step_plan import StepPlan, plans
@@ -35,7 +38,9 @@ def planned(folder: Path, *words: str) -> Outputs:
 
 
 def plan_of(outputs: Outputs) -> StepPlan:
-    (plan,) = plans(outputs.read_table("results"), outputs.read_config())
+    (plan,) = as_decided(
+        plans(outputs.read_table("results"), outputs.read_config()), outputs.read_json("summary")["decisions"]
+    )
     return plan
 
 
@@ -46,7 +51,8 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
     plan = plan_of(outputs)
     assert plan.gain >= 1
     assert "llama3_8b: " in output
-    assert "a step, " in output
+    assert re.search(r"a step, \d\.\d\dx \(\d\.\d\d–\d\.\d\d\) faster", output)
+    assert "probability that no other setting is faster: " in output
     for way in ways_today(plan):
         assert way.partition("(")[0].split()[1] in output
     content = yaml.safe_load((outputs.folder / "plan.yaml").read_text("utf-8"))
@@ -59,6 +65,26 @@ def test_a_plan_is_printed_written_and_taken_up_again(tmp_path: Path, capsys: py
     for choice in plan.choices:
         if plan.is_off(choice):
             assert choice.name not in again.losses
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=llama3_70b", "system=h100_8", "parallel.split_ctas=0", "run.sequence_length=2048"]
+    outputs = planned(tmp_path, *words, "store=sqlite")
+    plan, output = plan_of(outputs), capsys.readouterr().out
+    (decision,) = outputs.read_json("summary")["decisions"].values()
+    fastest = plans(outputs.read_table("results"), outputs.read_config())[0]
+    assert float(plan.best["iteration_s"]) >= float(fastest.best["iteration_s"])
+    assert (plan.best["key"] == fastest.best["key"]) == (not decision["left_off"])
+    assert all(plan.is_off(choice) for choice in plan.choices if choice.name in decision["left_off"])
+    assert decision["low"] < plan.gain < decision["high"] and 0 <= decision["fastest"] <= 1
+    assert ("within the noise: keep what you have" in output) == (not decision["decided"])
+    assert ("to decide it, measure " in output) == bool(decision["measure"])
+    again = planned(tmp_path, *words, "store=sqlite", "decide.samples=0")
+    assert "probability" not in capsys.readouterr().out
+    assert again.read_json("summary")["decisions"] == {}
 
 
 def judge(folder: Path, file: Path, *words: str, code: int = 0) -> PlanJudgement:
@@ -182,7 +208,8 @@ def test_the_same_command_again_answers_from_the_store(tmp_path: Path, capsys: p
 def test_a_plan_is_never_slower_than_serial(tmp_path: Path, mode: str) -> None:
     plan = plan_of(planned(tmp_path, "model=llama3_8b", f"run.mode={mode}", "parallel.sequence_parallel=true"))
     assert float(plan.best["iteration_s"]) <= float(plan.before["iteration_s"])
-    assert float(plan.table["iteration_s"].min()) == float(plan.best["iteration_s"])
+    fastest = replace(plan, preferred="").best  # the planned one may be simpler, and as fast within the noise
+    assert float(plan.table["iteration_s"].min()) == float(fastest["iteration_s"])
     for choice in plan.choices:
         alone = plan.alone(choice)
         assert alone is None or alone > 0

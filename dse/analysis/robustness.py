@@ -10,7 +10,7 @@ range: where does another option win? What 1 % more of each number of the machin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from dse.analysis.standings import ScenarioStanding, draw_factors, option_text, 
 from dse.errors import ConfigError, Problem, pairs
 from dse.errors.terminal import bar
 from dse.results import output_files
+from dse.results.decisions import DRAWN_TIMES, Drawing
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import CommandAnswer
 from dse.study.plan_again import Present, plan_again
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_EVALUATED = 1_000_000  # points times samples
+_MOST_DRAWN = 200  # points, whose graphs are built one by one
 _FLIPS_SHOWN = 16  # lines; break_even.csv has all
 
 
@@ -100,7 +102,7 @@ def uncertain_constants(typed: str, study: Mapping[str, float]) -> dict[str, flo
 class RobustnessAnswer:
     """One standing per scenario, one `Breaks` per constant and scenario, and elasticities.
 
-    absent: constants that the study declares and no design has.
+    absent: constants that the study declares and no design has. with_errors: whether errors of predictions are drawn.
     """
 
     asked: RobustnessQuestion
@@ -110,6 +112,7 @@ class RobustnessAnswer:
     breaks: Sequence[Breaks]
     elasticities: Sequence[Elasticity]
     absent: Sequence[str] = ()
+    with_errors: bool = False
 
     @property
     def notes(self) -> list[str]:
@@ -124,6 +127,7 @@ class RobustnessAnswer:
             "an option, with all other knobs tuned again",
             f"break-even: one constant at a time, from 1/{self.asked.span:g} to {self.asked.span:g} times its value, "
             f"options over {', '.join(self.asked.choose)} with all other knobs at their best",
+            *(["errors of predictions are drawn as well (conf/data/residuals)"] if self.with_errors else []),
             *([f"declared, but no number of these designs: {', '.join(self.absent)}"] if self.absent else []),
         ]
 
@@ -159,14 +163,42 @@ def examine(request: RobustnessQuestion, present: Present, typed: str) -> Robust
         _check_shares(request, nominal)
         factors = draw_factors(changing, request.samples, request.seed)
         values = evaluate_batches(run_points, together(run_points, changing, factors), request.goals, advance)
-        scenario_standings = standings(run_points, nominal, values.reshape(size, request.samples, -1))
+        values = values.reshape(size, request.samples, -1)
+        off = _prediction_errors(request, run_points, nominal)
+        if off is not None:
+            values[:, :, 0] *= off
+        scenario_standings = standings(run_points, nominal, values)
         flips = [
             flip
             for constant in changing
             for flip in breaks(run_points, constant, request.objective, request.span, advance)
         ]
         slopes = elasticities(run_points, scenario_standings, next(iter(request.goals)))
-    return RobustnessAnswer(request, run_points, changing, scenario_standings, flips, slopes, absent)
+    done = RobustnessAnswer(request, run_points, changing, scenario_standings, flips, slopes, absent)
+    return replace(done, with_errors=off is not None)
+
+
+def _prediction_errors(request: RobustnessQuestion, run_points: RunPoints, nominal: Floats) -> Floats | None:
+    """Drawn errors of predictions [R, S], as factors on the objective; None where the backend draws none of it.
+
+    Points that are far from the best of their scenario have the errors of that one: they never win.
+    """
+    backend, objective = run_points.plan.backend, next(iter(request.goals))
+    if objective not in DRAWN_TIMES or not isinstance(backend, Drawing):
+        return None
+    off = np.ones((len(nominal), request.samples))
+    most = max(2, _MOST_DRAWN // len(run_points.scenarios))
+    for scenario in range(len(run_points.scenarios)):
+        rows = run_points.rows(scenario)
+        ordered = rows[np.argsort(nominal[rows, 0], kind="stable")]
+        near = ordered[np.isfinite(nominal[ordered, 0])][:most]
+        if len(near):
+            designs = [run_points.designs[row] for row in near]
+            times, _ = backend.draw(designs, samples=request.samples, seed=request.seed)
+            factors = times / nominal[near, :1]
+            off[rows] = factors[0]
+            off[near] = factors
+    return off
 
 
 def _check_shares(request: RobustnessQuestion, nominal: Floats) -> None:

@@ -16,8 +16,9 @@ from dse.plots import title
 from dse.plots.palette import label
 from dse.plots.quantities import words
 from dse.results import output_files
+from dse.results.decisions import NOISE, Decision, helpful_measurement, read_decision
 from dse.results.pareto import Contest
-from dse.results.report import claims_count, claims_table, console, error_text, limits_text, summary
+from dse.results.report import claims_count, claims_table, console, error_text, limits_text, study_figures, summary
 from dse.results.run_folder import Outputs
 from dse.results.words import AS_FAST, cell, choice_in_words, common_choices, gain_in_words
 from dse.space import get_path
@@ -42,7 +43,7 @@ def write_answer(outputs: Outputs, module: str, table: pd.DataFrame) -> None:
     where the study has no figure of its own, what the winners tell.
     """
     record = outputs.read_json("summary")
-    figures = plugins.load("study", module).figures(table, outputs.read_table("timelines"))
+    figures = study_figures(outputs, module, table)
     # without results, figures have nothing to say
     key = next(iter(figures), None) if (table["status"] == "ok").any() else None
     sentence = conclude(record, ranked_winners(record, table)) if key is None else title(key[1])
@@ -82,11 +83,13 @@ def tables_of_winners(
     if verbose:
         yield summary(outputs, table)
     elif len(best):
+        measure = helpful_measurement(record, outputs.read_config().get("system"))
         lines = best.groupby(_apart(record, best), sort=False, dropna=False).ngroup().to_numpy()
         yield winners_in_words(record, best[lines < most])
         if (left := int(lines.max()) + 1 - most) > 0:
             what = "scenarios" if len(_apart(record, best)) == 1 else "rows"
             yield f"and {left} {what} more: -v lists them"
+        yield from filter(None, [measure])
 
 
 def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:
@@ -111,15 +114,25 @@ def winners_in_words(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     metrics = _shown_metrics(record, best)
     shared = choice_in_words(best.iloc[0], common) if common else ""
     varied = [path for path in knobs if path not in common]
+    choices = [read_decision(record, row["key"]) for _, row in best.iterrows()]
     # limits are of the winner of a scenario, not of each row
     limited = any(record["limits"].values()) and len(apart) == 1 and not over
     notes = [f"all: {shared}"] if shared else []
     notes += [f"each at its worst by {', '.join(map(words, over))}"] if over else []
-    names = [*apart, *metrics, *(["with"] if varied else []), *(["limited by"] if limited else [])]
+    notes += _advice_lines(best["scenario"], choices)
+    surely = any(choices)
+    names = [
+        *apart,
+        *metrics,
+        *(["fastest"] if surely else []),
+        *(["with"] if varied else []),
+        *(["limited by"] if limited else []),
+    ]
     shown = _empty_table(names, metrics, caption="; ".join(notes) or None)
-    for _, row in best.iterrows():
+    for (_, row), choice in zip(best.iterrows(), choices, strict=True):
         keys = [str(row["scenario"]), *(_value_text(row[path], path) for path in apart[1:])]
-        cells = [_metric(row[name], name, record["units"][name], relation=record["gain"]) for name in metrics]
+        cells = [_metric(row, name, record, decision=choice) for name in metrics]
+        cells += [fastest_in_words(choice)] if surely else []
         texts = [choice_in_words(row, varied)] if varied else []
         limits = [limits_text(record["limits"].get(row["scenario"], {}))] if limited else []
         shown.add_row(*keys, *cells, *texts, *limits)
@@ -156,12 +169,13 @@ class _RunWinner:
 def _winners_of_run(values: Mapping[str, str], outputs: Outputs) -> Iterator[_RunWinner]:
     record = outputs.read_json("summary")
     best = ranked_winners(record, outputs.read_table("results"))
-    gain, (first, goal) = record["gain"], next(iter(record["goals"].items()))
+    first, goal = next(iter(record["goals"].items()))
     metrics, config = _shown_metrics(record, best), outputs.read_config()
     knobs = [path for path in record["knobs"] if path in best]
     for _, row in best.iterrows():
         cells = {**values, "scenario": str(row["scenario"])}
-        cells |= {name: _metric(row[name], name, record["units"][name], relation=gain) for name in metrics}
+        choice = read_decision(record, row["key"])
+        cells |= {name: _metric(row, name, record, decision=choice) for name in metrics}
         # values that every run begins with go without saying
         chosen = [path for path in knobs if path.endswith(".name") or str(row[path]) != str(get_path(config, path))]
         cells["with"] = choice_in_words(row, chosen)
@@ -199,7 +213,8 @@ def _winners_across(record: Mapping[str, Any], best: pd.DataFrame) -> Table:
     shown = _empty_table([*apart, *columns], columns, caption=None)
     for keys, rows in best.groupby(apart, sort=False, dropna=False):
         texts = [str(keys[0]), *(_value_text(key, path) for key, path in zip(keys[1:], apart[1:], strict=True))]
-        at = {row[across]: _metric(row[name], name, record["units"][name], relation=None) for _, row in rows.iterrows()}
+        unit = record["units"][name]
+        at = {row[across]: cell(row[name], unit) for _, row in rows.iterrows()}
         shown.add_row(*texts, *(at.get(value, "–") for value in values))  # no winner at this value
     return shown
 
@@ -226,9 +241,31 @@ def _value_text(value: Any, path: str) -> str:
     return label(str(value))
 
 
-def _metric(value: Any, name: str, unit: str, *, relation: str | None) -> str:
-    # NaN: not relative to a baseline
-    return gain_in_words(value) if name == relation and value == value else cell(value, unit)
+def _metric(row: Any, name: str, record: Mapping[str, Any], *, decision: Decision | None = None) -> str:
+    value = row[name]
+    if name != record["gain"] or value != value:  # NaN: not relative to a baseline
+        return cell(value, record["units"][name])
+    return gain_in_words(value) if decision is None else decision.gain(float(value))
+
+
+def fastest_in_words(decision: Decision | None) -> str:
+    """Probability that a winner is the fastest, in words: `93 %`."""
+    return "–" if decision is None else f"{100 * decision.fastest:.0f} %"
+
+
+def _advice_lines(scenarios: Iterable[Any], choices: Sequence[Decision | None]) -> Iterator[str]:
+    """Yield what follows for the scenarios whose winners do not stand out of what predictions are off by."""
+    alike: dict[str, list[str]] = {}
+    for scenario, choice in zip(scenarios, choices, strict=True):
+        if choice is not None and choice.advice:
+            alike.setdefault(choice.advice if len(choices) == 1 else NOISE, []).append(str(scenario))
+    for advice, names in alike.items():
+        of = "" if len(choices) == 1 else f" in {len(names)} of {len(choices)}"
+        few = f" ({', '.join(names)})" if len(choices) > 1 and len(names) <= _FEW_NAMES else ""
+        yield f"{advice}{of}{few}"
+
+
+_FEW_NAMES = 4  # scenarios that are named
 
 
 def ranked_winners(record: Mapping[str, Any], table: pd.DataFrame, *, apart: bool = False) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
     """
     if not (table["status"] == "ok").any():
         return
-    drawn = iter(plugins.load("study", module).figures(table, outputs.read_table("timelines")))
+    drawn = study_figures(outputs, module, table)
     first = next(drawn, None)
     own = front_figure(outputs, table) if first is None else chain([first], drawn)
     figures = _with_published(outputs, module, own)
@@ -55,6 +55,12 @@ def figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tupl
 
         figures = measured.add_figures(outputs, table, figures)
     yield from figures
+
+
+def study_figures(outputs: Outputs, module: str, table: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+    """Yield (name, what draws) of the figures of a study itself; `attrs` of its table hold decisions on winners."""
+    table.attrs["decisions"] = outputs.read_json("summary").get("decisions") or {}
+    yield from plugins.load("study", module).figures(table, outputs.read_table("timelines"))
 
 
 def extras(outputs: Outputs, module: str) -> Iterator[tuple[str, Draw]]:

@@ -16,6 +16,7 @@ from dse.errors import ConfigError, Problem, did_you_mean
 from dse.errors.terminal import quiet
 from dse.results import report
 from dse.results.answer import ranked_winners, winners_in_words
+from dse.results.decisions import Decision, metrics_of_winners
 from dse.results.pareto import Contest
 from dse.results.run_folder import CommandAnswer, Outputs
 
@@ -71,8 +72,22 @@ class StudyResult:
 
     @property
     def winners(self) -> pd.DataFrame:
-        """The best row of each scenario by the first objective; no bound or baseline that the study compares with."""
-        return Contest.of(self._summary).winners(self.table, self._summary["goals"])
+        """The best row of each scenario by the first objective; no bound or baseline that the study compares with.
+
+        `speedup_low`, `speedup_high`: 90 % interval of the gain; `fastest`: probability that no other point is faster.
+        """
+        best = Contest.of(self._summary).winners(self.table, self._summary["goals"])
+        metrics = metrics_of_winners(self._summary)
+        names = dict.fromkeys(name for values in metrics.values() for name in values)
+        for name in names:
+            best[name] = [metrics.get(str(key), {}).get(name) for key in best["key"]]
+        return best
+
+    @property
+    def decisions(self) -> dict[str, Decision]:
+        """Key of a winner -> whether it stands out of what predictions are off by; empty without drawn errors."""
+        entries = self._summary.get("decisions") or {}
+        return {str(entry.get("preferred") or key): Decision.read(entry) for key, entry in entries.items()}
 
     @property
     def claims(self) -> pd.DataFrame:

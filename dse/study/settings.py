@@ -32,6 +32,7 @@ SECTIONS = (
     "timeline",
     "figures",
     "verbose",
+    "decide",
     "beside",
     "budget",
     "store",
@@ -152,6 +153,15 @@ class Figures(Frozen):
     width: Literal["column", "page"] = "page"
 
 
+class Decide(Frozen):
+    """The section `decide`. least: probability of being the fastest from which a winner is decided. samples: draws of
+    the errors of predictions; 0 for none, and no intervals.
+    """
+
+    least: Annotated[Number, Field(gt=0, lt=1)] = 0.8
+    samples: Annotated[Integer, Field(ge=0, le=100_000)] = 256
+
+
 class Settings(Frozen):
     """Everything of a configuration that is not the design.
 
@@ -177,6 +187,7 @@ class Settings(Frozen):
     store: StoreAt = StoreAt(name="sqlite")
     resume: Literal["auto", "accept"] = "auto"
     fidelity: Fidelity = Fidelity(name="none")
+    decide: Decide = Decide()
 
 
 def constraints_of(study: Mapping[str, Any], row: Mapping[str, Any], goals: Iterable[str]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import AfterValidator, Field
 
 from dse.results import output_files, provenance
+from dse.results.decisions import metrics_of_winners
 from dse.results.pareto import Contest
 from dse.results.run_folder import FileShape, Outputs, Provenance, Summary, results
 from dse.results.words import cell, choice_in_words
@@ -270,6 +271,10 @@ class StudyFolder:
             **{f"num_{status_name}": count for status_name, count in zip(names, counts, strict=True)},
         }.items():
             yield Curve(name, [0], [float(count)])  # a single value, not a curve
+        winners = metrics_of_winners(self.summary)
+        for values in winners.values() if len(winners) == 1 else ():  # of several, their points have them
+            for metric, value in values.items():
+                yield Curve(metric, [0], [value])
 
 
 _SIGN: Final = {"minimize": 1.0, "maximize": -1.0}

@@ -6,12 +6,13 @@ import getpass
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from dse.errors import hidden
+from dse.results.decisions import metrics_of_winners
 from dse.results.selection import SelectionRule, shown_rows
 from dse.store.owner import Owner, me
 from dse.tracking.database import (
@@ -221,7 +222,12 @@ def _points(
         points(table, knobs, metrics, shared=shared, may_win=study.contest.may_win(table).tolist())
         for table in shown_rows(study.results, rule)
     )
-    return write(place, chain.from_iterable(batches), seen)
+    winners = metrics_of_winners(study.summary)
+    with_intervals = (
+        replace(point, metrics={**point.metrics, **winners[point.key]}) if point.key in winners else point
+        for point in chain.from_iterable(batches)
+    )
+    return write(place, with_intervals, seen)
 
 
 @contextmanager

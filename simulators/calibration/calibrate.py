@@ -9,6 +9,7 @@ never revised. All other rows test the fit.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,10 +38,19 @@ from simulators.calibration.foreign import open_table
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
 from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
+from simulators.calibration.residual_groups import own_groups
+from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.calibration.rows import on_device
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, peak_format, tree_of
 from simulators.hardware.network import Protocols, SwitchRate
+from simulators.hardware.residuals import (
+    OWN,
+    OWN_GROUPS,
+    ResidualGroup,
+    name_in_tables,
+    shipped_residuals,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +108,7 @@ def calibrate(words: Sequence[str]) -> int:
     _write(done, outputs)
     console = report.console()
     console.print(_table(done))
-    for text in (*poor(done), *at_bounds(done)):
+    for text in (*poor(done), *at_bounds(done), *interval_lines(done, file.name)):
         console.print(text)
     written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
     console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
@@ -137,7 +147,27 @@ def calibrate_rows(tree: Mapping[str, Any], rows: Sequence[MeasuredRows], file: 
     }
     earlier = tree["gpu"].get("note")
     text = {} if isinstance(earlier, dict) or not earlier else {"before": earlier}  # notes of the user stay
-    return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note}}}))
+    groups = [asdict(group) for group in intervals(done, file.name)]
+    return replace(done, tree=merged(new_tree, {"gpu": {"note": {**text, _NOTE: note, OWN_GROUPS: groups}}}))
+
+
+def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
+    """Groups of residuals of this machine, of the rows that nothing was fitted on; few rows borrow from its GPU's."""
+    gpu = name_in_tables(done.device.gpu)
+    rows = [row for predicted in done.found["fitted"] for row in rows_of_predicted(predicted, gpu, f"{OWN}{source}")]
+    groups = own_groups(rows, shipped_residuals())
+    names = ("low", "median", "high")
+    return [replace(group, **{name: round(getattr(group, name), 4) for name in names}) for group in groups]
+
+
+def interval_lines(done: Calibration, source: str) -> Iterator[str]:
+    """Yield how wide the intervals of each kind are now, and were."""
+    for group in intervals(done, source):
+        if not group.key and not group.where:
+            before = shipped_residuals().of(group.kind, group.gpu)
+            spans = [f"{100 * math.expm1((side.high - side.low) / 2):.0f} %" for side in (group, before)]
+            by = f"{group.rows} rows of yours" + (f", {group.basis}" if group.basis != "own" else "")
+            yield f"intervals of {group.kind}: +-{spans[0]}, before +-{spans[1]} ({by})"
 
 
 def _rows_of_device(device: Device, rows: Sequence[MeasuredRows], file: Path) -> tuple[str, list[MeasuredRows]]:

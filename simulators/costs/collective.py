@@ -28,7 +28,7 @@ for an all-gather; the GPU adds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -65,6 +65,7 @@ class Group:
     links: the machine whose links carry it inside a node, by kernels on the library's CUs, where there are no
     protocols. network_bytes_per_s: of the network that one GPU has in an all-to-all across nodes.
     experts: library of expert parallelism. link_share: share of a GPU's links that lead to the others in its node.
+    errors: factors of drawn errors on the time of an exchange, from it, its group and its time.
     """
 
     num_gpus: ArrayLike
@@ -80,6 +81,7 @@ class Group:
     links: System | None = None
     experts: ExpertLibrary | None = None
     link_share: ArrayLike = 1.0
+    errors: Callable[..., Floats] | None = None
 
     def switched(self, pattern: Pattern) -> SwitchRate | None:
         """Constants of a collective that the switch computes; None if it does not."""

@@ -20,7 +20,7 @@ from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
-from simulators.overlap.simulation import OverlapSimulation, attributed, replace_results
+from simulators.overlap.simulation import OverlapSimulation, attributed, draw_schedules, replace_results
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
 _VERSION = "13"  # of the physics and the metrics; raise it with every change that alters a result
@@ -177,6 +177,13 @@ class OverlapBackend(Backend):
         """
         assert isinstance(design, OverlapDesign)
         return binding(design)
+
+    def draw(
+        self, designs: Sequence[BaseModel], *, samples: int, seed: int, exact: Sequence[str] = ()
+    ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
+        """Makespans [designs, samples] with drawn errors, and what each kind of error rests on."""
+        settled = [self.settle(design) for design in designs]
+        return draw_schedules(settled, self._simulation.lower, samples=samples, seed=seed, exact=exact)
 
     def replay(self, design: BaseModel) -> Replay:
         """Intervals and limits of one design."""

@@ -1,25 +1,34 @@
-"""Simulation of a grid of designs: lower them to a task graph, run an engine, measure the timeline."""
+"""Simulation of a grid of designs: lower them to a task graph, run an engine, measure the timeline.
+
+Errors of predictions are drawn by the graph of a design with drawn work, all draws at once: tasks of a GEMM have the
+error of GEMMs, transfers that of collectives, and a schedule that is not serial that of speed-ups by overlap, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from dse import plugins
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
 from dse.space.grids import Grid
 from simulators.hardware.machine import System
+from simulators.hardware.residuals import Draws, draws_of
 from simulators.hardware.system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
 from simulators.taskgraph.graph import TaskGraph
+from simulators.taskgraph.losses import losses
 from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timeline
+from simulators.workloads.operators import ELEMENT_BYTES, Gemm
 
 _WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
@@ -170,3 +179,83 @@ def replace_results(results: Results, where: NDArray[np.bool_], replacements: Re
     places = np.arange(results.size)
     places[where] = results.size + np.arange(replacements.size)
     return Results.join([results, replacements]).take(places)
+
+
+_COMPILED = "fluid"  # compiled: all engines mean the same
+_SERIAL = "serial"
+
+
+def draw_schedules(
+    designs: Sequence[BaseModel],
+    lower: Callable[[OverlapDesign], TaskGraph],
+    *,
+    samples: int,
+    seed: int,
+    exact: Sequence[str] = (),
+) -> tuple[Floats, Mapping[str, str]]:
+    """Makespans [designs, samples] with drawn errors, and what those of each kind rest on. exact: taken as measured."""
+    times, draws = np.empty((len(designs), samples)), None
+    for place, design in enumerate(designs):
+        assert isinstance(design, OverlapDesign)
+        draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, exact=exact)
+        times[place] = _ScheduleErrors(design, lower(design), draws).makespans()
+    return times, {} if draws is None else draws.basis
+
+
+@dataclass(frozen=True)
+class _ScheduleErrors:
+    design: OverlapDesign
+    graph: TaskGraph
+    draws: Draws
+
+    def makespans(self) -> Floats:
+        """Makespans [S]."""
+        graph = self.graph.draw({"gemm": self._gemm(), "transfer": self._transfer()})
+        drawn = _makespans(graph)
+        if getattr(self.design.schedule, "family", "") == _SERIAL:
+            return drawn
+        alone = sum(
+            _single(self.graph.grid_total("alone_s", self.graph.of_kind(kind))) for kind in ("gemm", "transfer")
+        )
+        speedup = alone / float(_makespans(self.graph)[0])
+        gemm = self._first_gemm()
+        key = "full" if gemm is not None and ELEMENT_BYTES[gemm.precision] > 2 else "half"
+        sizes = {"speedup": speedup} | ({} if gemm is None else {"m": _single(gemm.m)})
+        name = f"{self.design.schedule} {self.design.workload.name}"
+        # no schedule takes less than the longer of GEMM and collective alone
+        ideal = losses(graph, drawn)["ideal_s"]
+        return np.maximum(drawn / self.draws.factor("overlap", name, key=key, sizes=sizes), np.minimum(ideal, drawn))
+
+    def _first_gemm(self) -> Gemm | None:
+        return next((op for op in self.design.workload.operators.values() if isinstance(op, Gemm)), None)
+
+    def _gemm(self) -> Floats:
+        """Factors [S] on GEMMs: as tables have them, m of outputs and n of tokens, on one GPU."""
+        seconds = _single(self.graph.grid_total("ideal_s", self.graph.of_kind("gemm")))
+        gemm, sizes = self._first_gemm(), {"seconds": seconds}
+        if gemm is None:
+            return self.draws.factor("gemm", self.design.workload.name, sizes=sizes)
+        shared: dict[str, Any] = {name: _single(getattr(gemm, name)) for name in "mnk"}
+        shared[gemm.split] /= float(gemm.shards)
+        sizes |= {"m": shared["n"], "n": shared["m"], "k": shared["k"]}
+        name = " ".join(f"{sizes[size]:g}" for size in "mnk")
+        return self.draws.factor("gemm", name, key=gemm.precision, sizes=sizes)
+
+    def _transfer(self) -> Floats:
+        tasks = self.graph.of_kind("transfer")
+        moved = _single(self.graph.grid_total("moved_bytes", tasks))
+        gpus = _single(self.design.system.node.num_gpus)
+        sizes = {"seconds": _single(self.graph.grid_total("alone_s", tasks)), "bytes": moved, "gpus": gpus}
+        return self.draws.factor("collective", f"{moved:.3g}", key="inside", sizes=sizes)
+
+
+def _single(value: Any) -> float:
+    return float(np.asarray(value, float).reshape(-1)[0])
+
+
+def _makespans(graph: TaskGraph) -> Floats:
+    engine, spans = plugins.load("engine", _COMPILED), np.empty(graph.num_designs)
+    for places, alike in patterns(graph):
+        small = reduce_graph(alike).graph
+        spans[slice(None) if places is None else places] = small.flat(engine.totals(small).makespan_s)
+    return spans

@@ -29,7 +29,7 @@ from simulators.costs.power import sustained_clock
 from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu, reads
 from simulators.hardware.number_formats import Format
-from simulators.hardware.parts import Precision, StreamingRates
+from simulators.hardware.parts import Precision
 from simulators.hardware.pim import InstructionSet
 from simulators.steps.blocks import model_blocks
 from simulators.steps.conditions import condition_of
@@ -42,6 +42,8 @@ from simulators.steps.design import (
     own_sections,
     reads_constant,
     rules,
+    streaming_rates,
+    tied_weights,
 )
 from simulators.steps.epoch import METRICS as EPOCH_METRICS
 from simulators.steps.epoch import Epoch, alone
@@ -61,7 +63,7 @@ from simulators.taskgraph.timeline import Timeline
 from simulators.workloads.model import ExpertKernels, Kernels, Model, Optimizer, Parallel, Run, Transformer
 from simulators.workloads.sequence_lengths import Lengths, iteration_lengths
 
-_VERSION = "14"  # part of every result's key: raised where results change
+_VERSION = "15"  # part of every result's key: raised where results change
 
 
 class _AnyModel(Frozen):
@@ -87,27 +89,28 @@ _MOST_SECTIONS = 1024  # that are remembered
 Floats = NDArray[np.float64]
 
 
-def iteration(design: StepDesign) -> Iteration:
+def iteration(design: StepDesign, errors: Any = None) -> Iteration:
     """The iteration of a design at one sequence length; its numbers may be arrays.
 
     Where a GPU's clock under load is known, it is that of the shares of time in which the iteration computes and
-    exchanges, which are those at the clock of GEMMs alone.
+    exchanges, which are those at the clock of GEMMs alone. errors: drawn for operators; times are of all draws then.
     """
     loaded = design.system.gpu.loaded
     if loaded is None:
-        return _at_clock(design, 1.0)  # one pass: the clock does not depend on the step
+        return _at_clock(design, 1.0, errors)  # one pass: the clock does not depend on the step
     first = _at_clock(design, loaded.gemm_clock)  # the shares of time need a step at some clock
     exchanged, computed = first.passes.exchanged_s, first.passes.computed_s
     # streams that run side by side take less than both
     total = np.maximum(first.passes.forward_s + first.passes.backward_s, computed)
     with np.errstate(all="ignore"):  # of designs that break a rule
-        return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total))
+        return _at_clock(design, sustained_clock(loaded, computed / total, exchanged / total), errors)
 
 
-def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
+def _at_clock(design: StepDesign, clock: ArrayLike, errors: Any = None) -> Iteration:
     platform, kernels = _platform(design, design.run.precision, clock), design.kernels
     if design.run.products is not None:
         platform = replace(platform, linear=_platform(design, design.run.products, clock))
+    platform = platform if errors is None else errors.on(platform)
     law, gpu = design.system.gpu.contention, design.system.gpu
     host = {
         name: 0.0 if getattr(kernels, name) is None else getattr(kernels, name)
@@ -116,6 +119,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
     }
     if kernels.host_sequence_s is not None and design.run.mode != "training":
         host["host_s"] = np.asarray(host.get("host_s", 0.0)) + kernels.host_sequence_s * np.asarray(design.run.batch)
+    host = host if errors is None else errors.of_host(host)
     shards = kernels.shard_copies
     passes = MicroBatch(
         _blocks(design),
@@ -130,7 +134,7 @@ def _at_clock(design: StepDesign, clock: ArrayLike) -> Iteration:
     gradients = Gradients(
         passes,
         contended=None if law is None else ContendedPlatform(platform, law, gpu.cu_copy),
-        tied=_tied(design),
+        tied=tied_weights(design),
         shard_copies=(0.0, 0.0) if shards is None else (shards.forward, shards.backward),
     )
     return Iteration(gradients, design.model.hidden, **host, experts=kernels.experts or ExpertKernels())
@@ -144,7 +148,7 @@ def _platform(design: StepDesign, precision: Precision, clock: ArrayLike) -> Pla
     # nothing is known of contention: no slowdown
     beside: ArrayLike = 1.0 if system.gpu.contention is None else system.gpu.contention.gemm_beside_cus
     at = groups(system, design.parallel)
-    return Platform(chip, gemms, at, design.kernels.batched, streaming=_streaming(design), interference=beside)
+    return Platform(chip, gemms, at, design.kernels.batched, streaming=streaming_rates(design), interference=beside)
 
 
 def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | None:
@@ -154,15 +158,6 @@ def _beside(design: StepDesign, platform: Platform) -> OverlappedExchanges | Non
         return None
     of_copies: ArrayLike = 0 if gpu.cu_copy is None else gpu.cu_copy.num_cus
     return OverlappedExchanges(how, platform, gpu.contention, of_copies if library is None else library.num_sms)
-
-
-def _tied(design: StepDesign) -> ArrayLike:
-    """Weights of a GPU that the input and the output of a transformer share."""
-    model = design.model
-    if not isinstance(model, Transformer) or not model.tied:  # only ends of a transformer share weights
-        return 0.0
-    weights: Floats = np.asarray(model.vocab, float) * np.asarray(model.hidden) / np.asarray(design.parallel.tp)
-    return weights
 
 
 def _scheduled(design: StepDesign) -> SiteSchedules | None:
@@ -202,15 +197,6 @@ def _rules_of_sites(design: ScheduledDesign, tp: int) -> Iterator[Rule]:
             way = "set parallel.backward_sums=waited"
             yield Rule("parallel.backward_sums", True, text, design.parallel.backward_sums, (beside[0],), way)
         yield from site_rules(scheduled, [block.ops for block in _blocks(design)])
-
-
-def _streaming(design: StepDesign) -> dict[str, StreamingRates]:
-    """Fitted constants of operators that memory bounds, as the setting speeds them up."""
-    # launches of streams follow the speed of the GPU
-    faster, constants = np.asarray(design.system.gpu.flop_vs_bw), design.system.gpu.streaming(design.run.precision)
-    return {
-        name: fitted.model_copy(update={"launch_s": fitted.launch_s / faster}) for name, fitted in constants.items()
-    }
 
 
 def _weight_copies(design: StepDesign) -> WeightQuantiser | None:
@@ -271,7 +257,7 @@ def _of_epoch(design: StepDesign) -> dict[str, Floats]:
     return {**epoch.mean(metrics, METRICS, sample), **epoch.judge(seconds, sample)}
 
 
-def _typical(design: StepDesign) -> StepDesign:
+def typical(design: StepDesign) -> StepDesign:
     """The design at one sequence length: of an epoch, the mean one of its iterations."""
     if design.lengths is None:
         return design
@@ -402,13 +388,22 @@ class StepBackend(Backend):
         relations = {"speedup": projected, "speedup_error": np.abs(projected / true - 1)}
         return {**relations, "throughput_lost": lost, "capacity_saved": saved}
 
+    def draw(
+        self, designs: Sequence[BaseModel], *, samples: int, seed: int, exact: Sequence[str] = ()
+    ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
+        """Times [designs, samples] of iterations with drawn errors, and what each kind of error rests on."""
+        from simulators.steps.drawn import draw_steps  # which few commands need
+
+        of_one_length = [typical(design) for design in designs if isinstance(design, StepDesign)]
+        return draw_steps(of_one_length, iteration, samples=samples, seed=seed, exact=exact)
+
     def replay(self, design: BaseModel) -> Replay:
         """Every operator of an iteration, and the share of its time that each kind has."""
         assert isinstance(design, StepDesign)
         metrics = metrics_of(design)
         limits = {name: float(metrics[f"share_{name}"]) for name in SHARES}
         ordered = dict(sorted(limits.items(), key=lambda item: -item[1]))
-        return Replay(tuple(intervals(iteration(_typical(design)))), {k: v for k, v in ordered.items() if v > 0})
+        return Replay(tuple(intervals(iteration(typical(design)))), {k: v for k, v in ordered.items() if v > 0})
 
     def timeline(self, design: BaseModel) -> Timeline:
         """Every operator of an iteration (of an epoch: of one of the mean length), as an engine runs it.
@@ -416,7 +411,7 @@ class StepBackend(Backend):
         Schedules of sites are a task each, as long as they take.
         """
         assert isinstance(design, StepDesign)
-        return run(iteration(_typical(design)))
+        return run(iteration(typical(design)))
 
     def models(self, design: BaseModel) -> Mapping[str, str]:
         """Models of the costs of GEMMs and collectives, and which precision's constants a format has."""

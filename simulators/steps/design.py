@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict
 
 from dse.backend import Tree
@@ -15,7 +16,7 @@ from simulators.hardware.device import Device, ScheduledDevice
 from simulators.hardware.machine import Gpu
 from simulators.hardware.network import link_rules
 from simulators.hardware.number_formats import Format
-from simulators.hardware.parts import Grown, Precision
+from simulators.hardware.parts import Grown, Precision, StreamingRates
 from simulators.hardware.pim import InstructionSet
 from simulators.steps.groups import leaves_node
 from simulators.steps.parallel_rules import parallel_rules
@@ -354,3 +355,23 @@ def _epoch_rules(design: StepDesign) -> Iterator[Rule]:
     if choice is not None and choice.method == "prior" and choice.warm_up + choice.window > size:
         rule = "ends beyond the {0} iterations of an epoch, after a warm-up of {1}"
         yield Rule("iterations.window", True, rule, choice.window, (size, choice.warm_up), "choose fewer")
+
+
+def tied_weights(design: StepDesign) -> ArrayLike:
+    """Weights of a GPU that the input and the output of a transformer share."""
+    model = design.model
+    if not isinstance(model, Transformer) or not model.tied:  # only ends of a transformer share weights
+        return 0.0
+    weights: NDArray[np.float64] = (
+        np.asarray(model.vocab, float) * np.asarray(model.hidden) / np.asarray(design.parallel.tp)
+    )
+    return weights
+
+
+def streaming_rates(design: StepDesign) -> dict[str, StreamingRates]:
+    """Fitted constants of operators that memory bounds, as the setting speeds them up."""
+    # launches of streams follow the speed of the GPU
+    faster, constants = np.asarray(design.system.gpu.flop_vs_bw), design.system.gpu.streaming(design.run.precision)
+    return {
+        name: fitted.model_copy(update={"launch_s": fitted.launch_s / faster}) for name, fitted in constants.items()
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -195,7 +195,7 @@ class Platform:
     gemms: the GPU as its model of GEMMs reads it. streaming: fitted constants of operators that
     memory bounds. taken: CUs that other kernels hold, which GEMMs do not know of (`simulators.costs.gemm`).
     interference: slowdown of kernels while others move data. linear: the platform of products of linear layers, where
-    these differ from all others.
+    these differ from all others. errors: drawn errors of predictions (`simulators.steps.drawn`).
     """
 
     chip: Chip
@@ -206,13 +206,15 @@ class Platform:
     taken: ArrayLike = 0
     interference: ArrayLike = 1.0
     linear: Platform | None = None
+    errors: Any = None  # that module imports this one
 
 
 @dataclass(frozen=True)
 class OperatorCost:
     """Work [FLOP], traffic with HBM [bytes], bytes sent over links and time [s] of one operator; arrays.
 
-    comm_cu_s: CU-seconds of communication by the schedule of a site; None for CUs of kernels times their time.
+    comm_cu_s: CU-seconds of communication by the schedule of a site; None for CUs of kernels times their time. drawn:
+    factors of drawn errors, which are in the time.
     """
 
     flop: Floats
@@ -220,6 +222,11 @@ class OperatorCost:
     wire_bytes: Floats
     seconds: Floats
     comm_cu_s: Floats | None = None
+    drawn: Floats | float = 1.0
+
+    def times(self, factors: Floats) -> OperatorCost:
+        """The cost with drawn factors on its time."""
+        return replace(self, seconds=np.asarray(self.seconds * factors), drawn=factors)
 
 
 def quotient(dividend: ArrayLike, divisor: ArrayLike) -> Floats:
@@ -230,6 +237,12 @@ def quotient(dividend: ArrayLike, divisor: ArrayLike) -> Floats:
 
 def operator_costs(ops: Sequence[Op], platform: Platform) -> list[OperatorCost]:
     """Cost of each operator, once (`count` and the block's are not in it); all GEMMs in one call."""
+    if (errors := platform.errors) is not None:  # of collectives, their group draws them
+        costs = operator_costs(ops, replace(platform, errors=None))
+        return [
+            cost if isinstance(op.work, Exchange) else cost.times(errors.of_operator(op, cost))
+            for op, cost in zip(ops, costs, strict=True)
+        ]
     if platform.linear is not None:  # products of linear layers run at another precision
         return _costs_of_linear(ops, platform, platform.linear)
     products = _products([op.work for op in ops if isinstance(op.work, Product)], platform)
@@ -321,7 +334,8 @@ def _exchange_s(work: Exchange, platform: Platform, alone: Floats) -> Floats:
         return alone
     fitted, group = platform.streaming.get("norm"), platform.groups[work.over]
     normed = norm_s(platform.chip, work.norm_bytes, fitted=fitted, ctas=work.ctas)
-    return fused_sum_s(group, work.payload_bytes, normed_s=normed, ctas=work.ctas)
+    seconds = fused_sum_s(group, work.payload_bytes, normed_s=normed, ctas=work.ctas)
+    return seconds if group.errors is None else np.asarray(seconds * group.errors(work, group, seconds))
 
 
 def _stream_s(work: Stream, platform: Platform, plain: Floats) -> Floats:
@@ -349,8 +363,15 @@ def _passes(work: Recurrence | Filter, chip: Chip, seen: Memo[Cost]) -> Cost:
 def collective(work: Exchange, group: Group) -> CollectiveCost:
     """Cost of one exchange; by the switch if it is to, else by a ring or a tree, whichever is faster.
 
-    Nothing in a group of one.
+    Nothing in a group of one. Times have the drawn errors of the group, where it has some.
     """
+    cost = _collective(work, group)
+    if group.errors is None:
+        return cost
+    return replace(cost, seconds=np.asarray(cost.seconds * group.errors(work, group, cost.seconds)))
+
+
+def _collective(work: Exchange, group: Group) -> CollectiveCost:
     if group.switched(work.pattern) is not None:  # only where the switch computes this pattern
         return collective_cost(work.pattern, "in_switch", work.payload_bytes, group, element_bytes=2)
     if work.pattern == "all_to_all":

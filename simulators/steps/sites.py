@@ -153,10 +153,19 @@ class TensorGroup:
         effect: Effect = self._remembered(schedule, workload, self.effects, self._effect)
         return effect
 
+    def drawn_effect(self, schedule: Any, workload: Workload, drawn: Mapping[str, Floats]) -> Effect:
+        """The effect with drawn factors [S] on the work of tasks, by their kind."""
+        graphs = (each.lower(self.simulated, workload) for each in (schedule, _serial_of(schedule)))
+        (makespan, computing, held), (serial, *_) = (_run(graph.draw(drawn), self.engine) for graph in graphs)
+        return self._seen(makespan, computing, held=held, serial=serial)
+
     def _effect(self, schedule: Any, workload: Workload) -> Effect:
         makespan, computing, held = _run(schedule.lower(self.simulated, workload), self.engine)
         baseline = _serial_of(schedule)
         serial = self._remembered(baseline, workload, self.serial_s, lambda *_: self._serial_s(baseline, workload))
+        return self._seen(makespan, computing, held=held, serial=serial)
+
+    def _seen(self, makespan: Floats, computing: Floats, *, held: Floats, serial: Floats) -> Effect:
         gpus = 1 if self.simulated is self.system else self.system.node.num_gpus  # CU-seconds of all simulated GPUs
         return Effect(makespan / serial, computing / makespan, held / makespan / gpus)
 
@@ -208,9 +217,18 @@ class SiteSchedules:
         in_two_steps = _in_two_steps(schedule, exchange)
         pattern: Pattern = "reduce_scatter" if in_two_steps else exchange.pattern
         moved = collective(Exchange(pattern, exchange.payload_bytes), group)
+        workload = self.workload(schedule, at.name, ops[gemm], exchange)
         after = collective(Exchange("all_gather", exchange.payload_bytes), group).seconds if in_two_steps else 0.0
-        effect = self.group.effect(schedule, self.workload(schedule, at.name, ops[gemm], exchange))
+        effect = self.group.effect(schedule, workload)
+        if platform.errors is not None:
+            plain = collective(Exchange(pattern, exchange.payload_bytes), replace(group, errors=None)).seconds
+            drawn = {"gemm": np.asarray(costs[gemm].drawn), "transfer": moved.seconds / plain}
+            faster = platform.errors.of_overlap(schedule, workload, effect.length)
+            effect = self.group.drawn_effect(schedule, workload, drawn)
+            effect = replace(effect, length=effect.length / faster)
         total = (costs[gemm].seconds + moved.seconds) * effect.length
+        if platform.errors is not None:  # no error makes it shorter than the longer of both alone
+            total = np.maximum(total, np.maximum(costs[gemm].seconds, moved.seconds))
         computed = total * effect.computing
         held = total * effect.comm_cus + after * library_cus(self.group.system, "all_gather")
         exposed = np.asarray(total - computed + after)

@@ -175,6 +175,29 @@ class TaskGraph:
         values = tuple(_values_at(column, places) for column in self.values)
         return replace(self, shape=(len(designs),), values=values)
 
+    def draw(self, factors: Mapping[str, Floats]) -> TaskGraph:
+        """The graph of one design with factors [S] on the work of all tasks of a kind, as a grid of S designs.
+
+        Set-ups and launches (`delay`) stay as they are. Raises ValueError for a graph of several designs.
+        """
+        if self.num_designs != 1:
+            raise ValueError(f"draws are of one design, and the graph has {self.num_designs}")
+        values = [value.reshape(1) for value in self.values]
+        at, columns = dict(self.at), dict[tuple[int, str], int]()
+        for name in ("work", "alone_s", "wide_s", "ideal_s"):
+            places = at[name].copy()
+            for task, kind in enumerate(self.kinds):
+                key = int(places[task]), kind
+                if kind not in factors or values[key[0]][0] == 0:
+                    continue
+                if key not in columns:  # tasks that share a column share the drawn one, too
+                    columns[key] = len(values)
+                    values.append(values[key[0]] * np.asarray(factors[kind], float))
+                places[task] = columns[key]
+            at[name] = places
+        size = max((len(value) for value in values), default=1)
+        return replace(self, shape=(size,), values=tuple(values), at=at)
+
 
 def _index_among(graph: TaskGraph, tasks: NDArray[np.intp]) -> NDArray[np.intp]:
     """Index of each task of a graph in `tasks`, or -1."""

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
-from dse.plots import Axis, Draw, FigureSheet, Frame, fronts, tables
+from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.canvas import MOST_PANELS
 from dse.plots.palette import label
-from dse.plots.timelines import timeline
 from dse.results.claims import ClaimResult
 from dse.results.finished_run import FinishedRun
 from dse.results.words import choice_in_words
@@ -139,7 +138,7 @@ class Ficco(Plain):
         for scenario, group in shown.groupby("scenario", sort=False) if len(shown) else ():
             won = everywhere[(everywhere["scenario"] == scenario) & (everywhere["key"] == group["key"].iloc[0])].iloc[0]
             title = f"{scenario}: {won['speedup']:.2f}x over serial with {choice_in_words(won, _SCHEDULE)}"
-            yield f"timeline_{scenario}", partial(timeline, group, title)
+            yield f"timeline_{scenario}", partial(_timeline, group, title)
 
 
 def _telling(ok: pd.DataFrame) -> list[str]:
@@ -169,7 +168,15 @@ def _speedups(ok: pd.DataFrame, where: str) -> FigureSheet:
     return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))
 
 
+def _timeline(tasks: pd.DataFrame, title: str) -> FigureSheet:
+    from dse.plots.timelines import timeline
+
+    return timeline(tasks, title)
+
+
 def _fronts(ok: pd.DataFrame) -> FigureSheet:
+    from dse.plots import fronts  # which a run without figures does not need
+
     axes = Axis("speedup", "speed-up over serial [x]"), _TAKEN, Axis("peak_staging_bytes", "staging buffers")
     won = best_rows(ok, ["scenario"])
     free = int((won["comm_cu_s"] == 0).sum())
@@ -178,6 +185,8 @@ def _fronts(ok: pd.DataFrame) -> FigureSheet:
 
 
 def _costs(ok: pd.DataFrame) -> FigureSheet:
+    from dse.plots import fronts
+
     cost, makespan = Axis("cost_proxy", "hardware cost [of the reference]"), Axis("makespan_s", "makespan", "s")
     won = best_rows(ok, ["scenario"])
     title = f"The fastest systems cost {reach(won['cost_proxy'], 'x', digits=2)} of the reference system"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dse.errors import ConfigError, Problem, Problems
 from dse.plots import Axis, Draw, FigureSheet, Frame, tables, timelines
+from dse.results.answer import fastest_in_words
+from dse.results.decisions import Decision, gain_text
 from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import CommandAnswer, Outputs
 from dse.results.words import AS_FAST, cell, gain_in_words
@@ -30,6 +32,7 @@ from simulators.steps.layouts import Layout, LayoutQuestion, LayoutSection, usua
 from simulators.steps.sites import SERIAL, place_of, read_schedule
 from simulators.steps.task_graph import intervals
 from studies.plain import Plain
+from studies.plan.certainty import as_decided, decide
 from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.frameworks import tool_facts, ways
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
+    from dse.study.plan import Plan
+
 _TIE = 0.02  # of the step: what is closer than this is within what the constants are known to
 _AROUND = 1  # layer whose tasks are drawn
 
@@ -51,14 +56,18 @@ _AROUND = 1  # layer whose tasks are drawn
 class PlanStudy(Plain):
     """The answer, `plan.yaml`, what to set today, and figures."""
 
+    def decisions(self, table: pd.DataFrame, planned: Plan) -> dict[str, Any]:
+        """Decide on each plan by drawn errors; nothing of a plan that is given."""
+        return {} if is_judged(table) else decide(plans(table, planned.request.tree), planned)
+
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield, for each scenario, the step before and after, and a row for each choice."""
-        config = outputs.read_config()
+        config, decisions = outputs.read_config(), outputs.read_json("summary").get("decisions")
         if is_judged(table):
             for judged in judgements(table, config):
                 yield from judgement(judged) if judged.fits else does_not_fit(judged.name, judged.trees[AS_GIVEN])
             return
-        for plan in plans(table, config):
+        for plan in as_decided(plans(table, config), decisions):
             if not plan.fits:
                 yield from does_not_fit(plan.name, plan.point_tree(plan.leanest))
                 continue
@@ -67,6 +76,7 @@ class PlanStudy(Plain):
                 yield _nothing_overlapped(plan)
             if published := measured_line(plan.point_tree(plan.best)):
                 yield published
+            yield from _how_sure(plan)
             yield stored_line(plan.design(plan.best), plan.best)
             if plan.choices:
                 yield _choices_table(plan)
@@ -92,7 +102,8 @@ class PlanStudy(Plain):
         if is_judged(table):
             yield "plan.yaml", given_plan(run.config)
             return
-        of_scenarios = [plan for plan in plans(table, run.config) if plan.fits]
+        decided = as_decided(plans(table, run.config), run.outputs.read_json("summary").get("decisions"))
+        of_scenarios = [plan for plan in decided if plan.fits]
         trees = {plan.name: plan.tree() for plan in of_scenarios}
         if trees:
             yield "plan.yaml", next(iter(trees.values())) if len(trees) == 1 else trees
@@ -135,7 +146,26 @@ def _before_and_after(plan: StepPlan) -> str:
     memory = f", {100 * best[MEMORY]:.0f} % of the memory" if MEMORY in best else ""
     rate = f" ({before['tokens_per_s']:,.0f} to {best['tokens_per_s']:,.0f} tokens/s)" if "tokens_per_s" in best else ""
     times = f"{cell(before[TIME], 's')} to {cell(best[TIME], 's')} a step"
-    return f"{plan.name}: {times}, {gain_in_words(plan.gain)}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
+    gain = gain_text(plan.gain, plan.decision.get("low"), plan.decision.get("high"))
+    return f"{plan.name}: {times}, {gain}{rate}{memory}{rates_of_a_gpu(best)}{_in_layouts(plan)}"
+
+
+def _how_sure(plan: StepPlan) -> Iterator[str]:
+    """Yield how probable it is that a plan is the fastest, and what was left off as within the noise."""
+    if not plan.decision:
+        return
+    decision = Decision.read(plan.decision)
+    guesses = [kind for kind, basis in decision.basis.items() if basis == "a guess"]
+    guessed = f" (errors of {' and '.join(guesses)} are a guess)" if guesses else ""
+    yield f"probability that no other setting is faster: {fastest_in_words(decision)}{guessed}"
+    if decision.advice:
+        yield decision.advice
+        system = plan.config["system"]
+        if measure := decision.measurement(str(system["name"]), int(system["node"]["num_gpus"])):
+            yield measure
+    if left := plan.decision.get("left_off"):
+        texts = "; ".join(f"{choice} {text}" for choice, text in left.items())
+        yield f"left off, within the noise: {texts}"
 
 
 def _nothing_overlapped(plan: StepPlan) -> str:
@@ -169,7 +199,8 @@ def _choices_table(plan: StepPlan) -> Table:
         # another value takes as long
         if plan.is_off(choice) and second is not None and second[TIME] == plan.best[TIME]:
             continue  # it changes nothing here
-        gains = "–" if alone is None or plan.is_off(choice) else gain_in_words(alone)
+        low, high = plan.decision.get("alone", {}).get(choice.name, (None, None))
+        gains = "–" if alone is None or plan.is_off(choice) else gain_text(alone, low, high)
         hidden = ["", ""] if choice.exposed is None else _hidden(choice.limiter, *map(choice.exposed, steps))
         next_best = [] if second is None else flipping.row(plan.text(choice, second) or "nothing", second)
         shown.add_row(choice.name, plan.text(choice), gains, *hidden, *next_best)
@@ -211,6 +242,8 @@ class _ChoiceFlips:
         later = float(rival[TIME] / self._plan.best[TIME] - 1)
         if not self.is_stated:
             return [f"{text}, {_later(later)}"]
+        if later < 0:  # a simpler setting is preferred
+            return [f"{text}, {-100 * later:.1f} % faster", "within the noise"]
         flips = self._uncertain.flips(self._plan.design(rival))
         more = f" (+{len(flips) - 1})" if len(flips) > 1 else ""
         return [f"{text}, {100 * later:.1f} % slower", f"{flips[0]}{more}" if flips else "no"]
@@ -275,7 +308,7 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for plan in (plan for plan in plans(table, {}) if plan.fits):
+    for plan in (plan for plan in as_decided(plans(table, {}), table.attrs.get("decisions")) if plan.fits):
         gains = {**dict(plan.alone_rows), "all together": plan.gain}
         rows += [{"scenario": plan.name, "choice": name, "gain": gain} for name, gain in gains.items()]
     return pd.DataFrame(rows)

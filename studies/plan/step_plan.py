@@ -8,7 +8,7 @@ values at which nothing is done; a plan shows those that were searched and count
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +104,16 @@ CHOICES: Sequence[Choice] = (
 class StepPlan:
     """The plan of one scenario. table: its points with a result. config: of the run.
 
-    rivals: points of the same step in other layouts, where layouts were chosen.
+    rivals: points of the same step in other layouts, where layouts were chosen. preferred: key of the point that is
+    planned, where that is not the fastest. decision: what drawn errors say of it (`studies.plan.certainty`).
     """
 
     scenario: str
     table: pd.DataFrame
     config: Mapping[str, Any]
     rivals: pd.DataFrame | None = None
+    preferred: str = ""
+    decision: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -119,8 +122,9 @@ class StepPlan:
 
     @cached_property
     def best(self) -> Any:
-        """The point with the least time."""
-        return least(self.table)
+        """The point with the least time, or the one that is preferred."""
+        chosen = self.table[self.table["key"].astype(str) == self.preferred] if self.preferred else self.table[:0]
+        return least(chosen if len(chosen) else self.table)
 
     @property
     def fits(self) -> bool:
@@ -209,6 +213,11 @@ class StepPlan:
 
         Choices that decide of others are as in the plan where one needs them.
         """
+        pair = self.alone_rows_of(choice)
+        return None if pair is None else float(pair[0][TIME] / pair[1][TIME])
+
+    def alone_rows_of(self, choice: Choice) -> tuple[Any, Any] | None:
+        """The points with nothing done, and with one choice of the plan; None if either was not evaluated."""
         others = [path for path in self._deciding if path not in choice.off]
         off = _off(self.table)
         rows = _same_as(self.table, {**off, **self.chosen(choice)}, but=others)
@@ -217,20 +226,29 @@ class StepPlan:
             decided = {path: plain(row[path]) for path in others if path in rows}
             same = _same_as(self.table, {**off, **decided})
             if len(same):
-                return float(same[TIME].iloc[0] / row[TIME])
+                return same.iloc[0], row
         return None
+
+    def without(self, choice: Choice) -> Any:
+        """The best point without a choice, with all others as planned; None without any."""
+        rows = self._others(choice)
+        off = {path: value for path, value in choice.off.items() if path in rows}
+        rows = _same_as(rows, off)
+        return None if rows.empty else least(rows)
 
     def runner_up(self, choice: Choice) -> Any:
         """The next best point with another value of a choice beside the plan's others; None without any.
 
         Where the choice decides of others, these have what is best then.
         """
-        paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
-        # all else as in the plan
-        rows = _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
-        own = self.text(choice)
+        own, rows = self.text(choice), self._others(choice)
         rows = rows[[self.text(choice, row) != own for _, row in rows.iterrows()]]
         return None if rows.empty else least(rows)
+
+    def _others(self, choice: Choice) -> pd.DataFrame:
+        """Points that differ from the best one in a choice alone, and in those that it decides of."""
+        paths = [*choice.off, *((*self._deciding, *SITE_PATHS) if choice.decides else ())]
+        return _same_as(self.table, {path: _value(self.best, path) for path in _off(self.table)}, but=paths)
 
     def runner_up_layout(self) -> Any:
         """The best point in another layout; None without any."""

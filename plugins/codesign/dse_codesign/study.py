@@ -23,6 +23,7 @@ from dse.results.finished_run import FinishedRun
 from dse.results.run_folder import Outputs
 from dse.results.words import cell
 from dse.space import get_path
+from dse.study.settings import Decide
 from dse.values.units import quantity_text
 from dse_codesign import figures as codesign_figures
 from dse_codesign import slopes as machine_slopes
@@ -317,6 +318,9 @@ def _ideal_text(machines: Machines) -> str:
     return f"the same with ideal schedules, limited by the hardware alone: {text} as fast"
 
 
+_LEAST = Decide().least  # of the odds, from which it is decided whether a feature pays
+
+
 def _worth_table(machines: Machines) -> Iterator[Table | str]:
     from rich.table import Table
 
@@ -326,7 +330,8 @@ def _worth_table(machines: Machines) -> Iterator[Table | str]:
         shown.add_column(name, justify="left" if name == "on the robust machine" else "right")
     for row in rows.to_dict("records"):
         gain = f"{100 * (row['gain'] - 1):+.1f} %"
-        pays = f"{'yes' if row['pays'] else 'no'} ({100 * row['odds']:.0f} %)"
+        sure = max(row["odds"], 1 - row["odds"]) >= _LEAST or not row["within_budget"]
+        pays = f"{('yes' if row['pays'] else 'no') if sure else 'within the noise'} ({100 * row['odds']:.0f} %)"
         dollars = [_usd(row[name]) for name in ("usd", "usd_worth")]
         prices = [*dollars, f"{row['area_mm2']:.1f} mm2", f"{row['power_w']:.1f} W"]
         within = "yes" if row["within_budget"] else f"no: {row['beyond']}"

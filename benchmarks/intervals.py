@@ -1,0 +1,105 @@
+"""Intervals of predictions against measured tables: `python -m benchmarks.intervals [--data DIR] [--json]`.
+
+Without a folder nothing is judged, and the shipped table of residuals is counted. With one, rows that no constant was
+fitted on are judged by 90 % intervals that other rows gave (`validation.residuals`).
+
+    coverage_worst_group  share of rows inside, of the kind and GPU (30 rows or more) that is farthest from 0.9
+    coverage_left_out     the least share of those, by intervals of all other GPUs alone
+    width_over_error      median half-width of all intervals over the median size of all errors, both of logarithms;
+                          2.44 for errors of a normal distribution
+    decided_right         share of the choices "overlap or not" that were decided, and right
+    decided_share         share of the choices that were decided
+    overlap_coverage      share of measured speed-ups inside
+    steps_coverage        share of measured training steps inside, of the table of 30 rows or more with the least
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dse.errors import ConfigError
+from simulators.calibration.residual_groups import ResidualRow
+from simulators.hardware.residuals import LEVEL, shipped_residuals
+from validation.residual_rows import residual_rows
+from validation.residuals import (
+    FEWEST_JUDGED,
+    Decisions,
+    JudgedRow,
+    coverage,
+    judged_in_turn,
+    judged_left_out,
+)
+
+
+def figures(rows: Sequence[ResidualRow]) -> dict[str, Any]:
+    """The figures of the module, and the share and the width of each kind and GPU. Those without rows are None."""
+    judged = list(judged_in_turn(rows))
+    groups, left_out = coverage(judged), coverage(judged_left_out(rows))
+    decisions = Decisions.of(judged)
+    overlaps = [one.holds for one in judged if one.row.kind == "overlap" and one.row.facts]
+    worst = min(groups, key=lambda one: -abs(one.share - LEVEL), default=None)
+    error = float(np.median([abs(one.row.residual) for one in judged])) if judged else None
+    return {
+        "coverage_worst_group": None if worst is None else worst.share,
+        "coverage_left_out": min((one.share for one in left_out), default=None),
+        "width_over_error": None if not error else float(np.median([one.half_width for one in judged])) / error,
+        "decided_right": decisions.right / decisions.decided if decisions.decided else None,
+        "decided_share": decisions.decided / decisions.count if decisions.count else None,
+        "overlap_coverage": float(np.mean(overlaps)) if overlaps else None,
+        "steps_coverage": min(steps_by_table(judged).values(), default=None),
+        "rows": len(rows),
+        "groups": [
+            {"kind": one.kind, "gpu": one.gpu, "rows": one.rows, "share": one.share, "ratio": one.ratio}
+            for one in groups
+        ],
+    }
+
+
+def steps_by_table(judged: Sequence[JudgedRow]) -> dict[str, float]:
+    """Share of measured training steps inside their intervals, of each table of 30 rows or more."""
+    tables: dict[str, list[bool]] = {}
+    for one in judged:
+        if one.row.kind == "step" and one.row.key != "prefill":
+            tables.setdefault(one.row.source, []).append(one.holds)
+    return {name: float(np.mean(held)) for name, held in tables.items() if len(held) >= FEWEST_JUDGED}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.intervals", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    asked = parser.parse_args(words)
+    if asked.data is None:
+        groups = shipped_residuals().groups
+        shipped: dict[str, Any] = {
+            "shipped_groups": len(groups),
+            "shipped_rows": sum(g.rows for g in groups if not g.key),
+        }
+        print(json.dumps(shipped, indent=2) if asked.json else f"{shipped}: name a folder of tables to judge them")
+        return 0
+    try:
+        found = figures(residual_rows(asked.data))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if asked.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for group in found.pop("groups"):
+        share = f"{100 * group['share']:5.1f} %  {group['ratio']:5.2f}"
+        print(f"{group['kind']:<13}{group['gpu']:<10}{group['rows']:>6} rows {share}")
+    for name, value in found.items():
+        print(f"{name:<24}" + ("no rows" if value is None else f"{value:.4g}"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""Groups of residuals from measured rows: a tree of sizes with conformal quantiles at its leaves.
+
+Rows of one kind, GPU and key are divided by their sizes where that makes intervals shorter, by the interval score of
+Winkler (1972), (high - low) + 2 / alpha times what lies outside. Leaves have the order statistics of split-conformal
+prediction, which hold a share 1 - alpha of new rows at least: of n rows the k-th, k = ceil((n + 1) (1 - alpha / 2)).
+Leaves were chosen by the same rows, which makes them too short; a factor makes up for it, the quantile of the distance
+from the interval, in widths, on rows that were left out in turn (Romano, Patterson and Candes 2019, cross-fitted).
+Groups of few rows borrow: their interval is that of the group above, and what they have outside of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.hardware.residuals import ANY, LEVEL, ResidualGroup, Residuals
+
+Floats = NDArray[np.float64]
+
+GUESS = ResidualGroup("", ANY)
+FOLDS = 5
+"""Parts of the rows: each is judged by intervals that the others gave."""
+FEWEST = 19
+"""Rows from which the order statistics of a 90 % interval exist."""
+LEAST = 3
+"""Rows below which nothing is said of a group: two give no distribution."""
+POOLED = ("overlap", "step")
+"""Kinds whose rows of all GPUs are one: software and layout tell more of their errors than the GPU does."""
+_LEAF = 25
+_DEPTH = 5
+_GAIN = 0.02  # of the score, that a division must save
+_CUTS = np.linspace(0.1, 0.9, 9)  # quantiles of a size at which rows are divided
+_ALPHA = 1 - LEVEL
+_SHARES = (_ALPHA / 2, 0.5, 1 - _ALPHA / 2)
+
+
+@dataclass(frozen=True)
+class ResidualRow:
+    """A measured row that nothing was fitted on. shape: rows of one shape are never apart in judging and fitting.
+
+    residual: log(measured / predicted). sizes: numbers that are known before the answer. facts: what else is known.
+    """
+
+    kind: str
+    gpu: str
+    key: str
+    shape: str
+    residual: float
+    sizes: Mapping[str, float]
+    source: str
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def fold(self) -> int:
+        """The part of the rows that it belongs to: a hash of its shape, so that no result decides it."""
+        return int(hashlib.sha256(f"{self.kind} {self.shape}".encode()).hexdigest(), 16) % FOLDS
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Rows of some ranges of sizes, as (name, whether up to the bound, bound), and their quantiles."""
+
+    ranges: tuple[tuple[str, bool, float], ...]
+    low: float
+    median: float
+    high: float
+    rows: int
+
+    @property
+    def where(self) -> str:
+        return " and ".join(f"{name}{'<=' if upto else '>'}{bound:g}" for name, upto, bound in self.ranges)
+
+    def holds(self, sizes: Mapping[str, Floats]) -> NDArray[np.bool_]:
+        """Tell which rows of columns of sizes belong here."""
+        sides = [(sizes[name] <= bound) == upto for name, upto, bound in self.ranges]
+        return np.logical_and.reduce(sides) if sides else np.ones((), np.bool_)
+
+
+def quantiles(residuals: Floats) -> tuple[float, float, float]:
+    """Low, median and high of at least FEWEST residuals; of fewer the ends, which hold less than 90 %."""
+    ordered, n = np.sort(residuals), len(residuals)
+    rank = min(n, math.ceil((n + 1) * (1 - _ALPHA / 2)))
+    return float(ordered[n - rank]), float(np.median(ordered)), float(ordered[rank - 1])
+
+
+def _score(residuals: Floats) -> float:
+    low, _, high = quantiles(residuals)
+    outside = np.maximum(low - residuals, 0).sum() + np.maximum(residuals - high, 0).sum()
+    return (high - low) * len(residuals) + 2 / _ALPHA * float(outside)
+
+
+def _leaves(
+    sizes: Mapping[str, Floats], residuals: Floats, ranges: tuple[tuple[str, bool, float], ...] = ()
+) -> Iterator[_Leaf]:
+    """Yield the leaves of a tree, which divides rows where that saves most of the score."""
+    best, undivided = (math.inf, "", 0.0), _score(residuals)
+    for name, values in sizes.items() if len(ranges) < _DEPTH and len(residuals) >= 2 * _LEAF else ():
+        for cut in np.unique(np.quantile(values, _CUTS)):
+            below = values <= cut
+            if min(below.sum(), (~below).sum()) >= _LEAF:
+                best = min(best, (_score(residuals[below]) + _score(residuals[~below]), name, float(f"{cut:.4g}")))
+    score, name, cut = best
+    below = sizes[name] <= cut if name else np.zeros(len(residuals), bool)
+    # rounding of the bound may leave one side too few
+    if score > undivided * (1 - _GAIN) or min(below.sum(), (~below).sum()) < FEWEST:
+        yield _Leaf(ranges, *quantiles(residuals), rows=len(residuals))
+        return
+    for upto, side in ((True, below), (False, ~below)):
+        part = {size: values[side] for size, values in sizes.items()}
+        yield from _leaves(part, residuals[side], (*ranges, (name, upto, cut)))
+
+
+def fit_groups(rows: Sequence[ResidualRow], *, common: Mapping[str, float]) -> list[ResidualGroup]:
+    """Groups of all kinds and GPUs, and of GPUs without rows. common: by kind, as of `ResidualGroup`."""
+    groups = list[ResidualGroup]()
+    for kind, of_kind in _apart(rows, "kind").items():
+        unseen = unseen_groups(of_kind, common[kind])
+        groups += unseen
+        names = " ".join(sorted(_apart(of_kind, "gpu")))
+        pooled = [replace(row, gpu=names) for row in of_kind] if kind in POOLED else of_kind
+        for of_gpu in _apart(pooled, "gpu").values():
+            groups += _of_gpu(of_gpu, next(iter(unseen), None), common[kind])
+    return groups
+
+
+def own_groups(rows: Sequence[ResidualRow], before: Residuals) -> list[ResidualGroup]:
+    """Groups of one machine from its own rows; of few rows they borrow from what is known of its GPU, or of any."""
+    groups = list[ResidualGroup]()
+    for kind, of_kind in _apart(rows, "kind").items():
+        parent = before.of(kind, of_kind[0].gpu)
+        groups += _of_gpu(of_kind, parent, parent.common)
+    return groups
+
+
+def unseen_groups(rows: Sequence[ResidualRow], common: float = 0.5) -> list[ResidualGroup]:
+    """Groups of GPUs without rows, from rows of one kind: of all keys, and of each that several GPUs have if pooled."""
+    every = _unseen_group(rows, common)
+    if every is None:
+        return []
+    keys = _apart(rows, "key") if rows[0].kind in POOLED else {}
+    several = {key: part for key, part in keys.items() if len(_apart(part, "gpu")) > 1}
+    of_keys = ((key, _unseen_group(part, common)) for key, part in several.items())
+    return [every, *(replace(group, key=key) for key, group in of_keys if group is not None)]
+
+
+def _of_gpu(rows: Sequence[ResidualRow], parent: ResidualGroup | None, common: float) -> Iterator[ResidualGroup]:
+    """Yield the groups of one GPU: all of it, of each key, and of ranges of sizes."""
+    if len(rows) < LEAST:
+        return
+    kind, gpu, source = rows[0].kind, rows[0].gpu, _sources(rows)
+    every = ResidualGroup(kind, gpu, common=common, source=source, basis="own", rows=len(rows))
+    low, median, high = quantiles(_residuals(rows))
+    every = replace(every, low=low, median=median, high=high)
+    if len(rows) < FEWEST:
+        yield _borrowed(every, parent or ResidualGroup(kind, ANY))
+        return
+    stretch = _stretch(rows)
+    yield every
+    for key, of_key in _apart(rows, "key").items():
+        part = replace(every, key=key, rows=len(of_key), source=_sources(of_key))
+        if LEAST <= len(of_key) < FEWEST:
+            low, median, high = quantiles(_residuals(of_key))
+            yield _borrowed(replace(part, low=low, median=median, high=high), every)
+        elif len(of_key) >= FEWEST:
+            yield from _of_key(of_key, part, stretch)
+
+
+def _of_key(rows: Sequence[ResidualRow], part: ResidualGroup, stretch: float) -> Iterator[ResidualGroup]:
+    leaves = list(_leaves(_columns(rows), _residuals(rows)))
+    low, median, high = quantiles(_residuals(rows))
+    yield _stretched(replace(part, low=low, median=median, high=high), stretch)
+    for leaf in leaves if len(leaves) > 1 else ():
+        group = replace(part, where=leaf.where, rows=leaf.rows)
+        yield _stretched(replace(group, low=leaf.low, median=leaf.median, high=leaf.high), stretch)
+
+
+def _borrowed(few: ResidualGroup, parent: ResidualGroup) -> ResidualGroup:
+    """A group of few rows: the interval of the group above it, and its own rows where they are outside of that."""
+    name = " ".join(filter(None, (parent.kind, parent.gpu, parent.key)))
+    low, high = min(few.low, parent.low), max(few.high, parent.high)
+    return replace(few, low=low, high=high, basis=f"borrows from {name}")
+
+
+def _unseen_group(rows: Sequence[ResidualRow], common: float) -> ResidualGroup | None:
+    """The group of GPUs without rows: as wide as the widest of the GPUs that have some, each of which counts alike.
+
+    The median of a GPU that was not measured is that of the others and s t sqrt(1 + 1 / G), with s the standard
+    deviation of the medians of G GPUs, and t of G - 1 degrees of freedom: what is beyond 1.645 s is added.
+    """
+    by_gpu = {gpu: _residuals(part) for gpu, part in _apart(rows, "gpu").items() if len(part) >= LEAST}
+    if not by_gpu:
+        return None
+    pooled = np.concatenate(list(by_gpu.values()))
+    weight = np.concatenate([np.full(len(part), 1 / len(part)) for part in by_gpu.values()])
+    order = np.argsort(pooled)
+    reached = np.cumsum(weight[order]) / weight.sum()
+    places = np.minimum(np.searchsorted(reached, _SHARES), len(order) - 1)
+    low, median, high = (float(end) for end in pooled[order][places])
+    spans = [quantiles(part) for part in by_gpu.values() if len(part) >= FEWEST]
+    added = _between([float(np.median(part)) for part in by_gpu.values()])
+    low, high = min([low, *(span[0] for span in spans)]) - added, max([high, *(span[2] for span in spans)]) + added
+    basis = f"widest of {len(by_gpu)} GPUs"
+    if len(pooled) < FEWEST or len(by_gpu) == 1:  # one GPU shows nothing of how GPUs differ
+        low, high, basis = min(low, GUESS.low), max(high, GUESS.high), "guess"
+    every = ResidualGroup(rows[0].kind, ANY, "", "", len(pooled), low, median, high)
+    return replace(every, common=common, basis=basis, source=_sources(rows))
+
+
+def _between(medians: Sequence[float]) -> float:
+    """Return what is added to either end as a GPU may differ from those that were measured."""
+    if len(medians) < 2:
+        return 0.0
+    from scipy.stats import t
+
+    count = len(medians)
+    quantile = float(t.ppf(1 - _ALPHA / 2, count - 1)) * math.sqrt(1 + 1 / count)
+    return float(np.std(medians, ddof=1)) * (quantile - NormalDist().inv_cdf(1 - _ALPHA / 2))
+
+
+def _stretch(rows: Sequence[ResidualRow]) -> float:
+    """Factor on the intervals of a GPU that makes those of rows left out in turn hold 90 %; 1 at least."""
+    distances = list[float]()
+    for fold in range(FOLDS):
+        rest_of_rows, left = [row for row in rows if row.fold != fold], [row for row in rows if row.fold == fold]
+        if len(rest_of_rows) < FEWEST or not left:
+            continue
+        every, by_key = (
+            _Leaf((), *quantiles(_residuals(rest_of_rows)), rows=len(rest_of_rows)),
+            _apart(rest_of_rows, "key"),
+        )
+        for key, part in _apart(left, "key").items():
+            fitted = by_key.get(key, [])
+            tree = list(_leaves(_columns(fitted), _residuals(fitted))) if len(fitted) >= FEWEST else [every]
+            distances += _distances(part, tree)
+    if len(distances) < FEWEST:
+        return 1.0
+    rank = min(len(distances), math.ceil((len(distances) + 1) * LEVEL))
+    return max(1.0, sorted(distances)[rank - 1])
+
+
+def _distances(rows: Sequence[ResidualRow], tree: Iterable[_Leaf]) -> list[float]:
+    """Distance of rows from the median of their leaves, in that of the end of the interval on their side."""
+    columns, residuals, distances = _columns(rows), _residuals(rows), np.zeros(len(rows))
+    for leaf in tree:
+        off = residuals - leaf.median
+        side = np.where(off > 0, leaf.high - leaf.median, leaf.median - leaf.low)
+        distances = np.where(leaf.holds(columns), np.abs(off) / np.maximum(side, 1e-9), distances)
+    return list(map(float, distances))
+
+
+def _stretched(group: ResidualGroup, factor: float) -> ResidualGroup:
+    low, high = (group.median + factor * (end - group.median) for end in (group.low, group.high))
+    return replace(group, low=low, high=high)
+
+
+def common_shares(rows: Sequence[ResidualRow]) -> dict[str, float]:
+    """Share of the variance of residuals that a kind has in common on a GPU, by kind: that between tables, keys apart.
+
+    Medians of the rows of each GPU, source and key around 0, over that and the spread of rows around these medians.
+    """
+    shares = dict[str, float]()
+    for kind, of_kind in _apart(rows, "kind").items():
+        parts = [
+            _residuals(of_key)
+            for of_gpu in _apart(of_kind, "gpu").values()
+            for of_source in _apart(of_gpu, "source").values()
+            for of_key in _apart(of_source, "key").values()
+            if len(of_key) >= LEAST
+        ]
+        if not parts:
+            shares[kind] = 0.5  # nothing is known: half of each
+            continue
+        between = float(np.mean([np.median(part) ** 2 for part in parts]))
+        within = float(np.mean([np.median(np.abs(part - np.median(part))) ** 2 for part in parts])) * _MAD**2
+        shares[kind] = round(between / max(between + within, 1e-12), 3)
+    return shares
+
+
+_MAD = 1.4826  # standard deviation over the median absolute deviation of a normal distribution
+
+
+def _apart(rows: Iterable[ResidualRow], name: str) -> dict[str, list[ResidualRow]]:
+    parts: dict[str, list[ResidualRow]] = {}
+    for row in rows:
+        parts.setdefault(getattr(row, name), []).append(row)
+    return parts
+
+
+def _residuals(rows: Sequence[ResidualRow]) -> Floats:
+    return np.array([row.residual for row in rows])
+
+
+def _columns(rows: Sequence[ResidualRow]) -> dict[str, Floats]:
+    """Sizes that all rows have, as columns."""
+    names = [name for name in rows[0].sizes if all(name in row.sizes for row in rows)]
+    return {name: np.array([row.sizes[name] for row in rows]) for name in names}
+
+
+def _sources(rows: Sequence[ResidualRow]) -> str:
+    return "; ".join(sorted({row.source for row in rows}))

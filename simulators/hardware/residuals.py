@@ -1,0 +1,234 @@
+"""Residuals of predictions by facts that come before the answer, and draws of them (`conf/data/residuals`).
+
+A residual is r = log(measured / predicted). A group of rows has the 5 %, 50 % and 95 % quantile of it, with the
+finite-sample correction of split-conformal prediction (`simulators.calibration.residual_groups`), so that
+
+    predicted exp(low) ... predicted exp(high)
+
+holds 90 % of the measurements. Groups are of a kind of work on a GPU, of a key (precision, operator, direction) and of
+ranges of sizes. Draws take z, of a normal distribution, to r = median + z (high - median) / 1.645 above the median and
+likewise below it; z is shared in part by all operators of a kind:
+
+    z = sqrt(common) z_kind + sqrt(1 - common) z_operator
+
+The same names have the same z in every design, so that shared errors cancel in ratios. What no row was measured of has
+the interval of the nearest group that has rows; a kind without any has a wide one, and is called a guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.config.options import conf_dir
+from dse.errors import ConfigError, Problem
+from dse.files import read_csv
+
+Floats = NDArray[np.float64]
+ResidualKind = Literal["gemm", "elementwise", "attention", "collective", "exchange", "overlap", "host", "step"]
+KINDS: tuple[ResidualKind, ...] = get_args(ResidualKind)
+ANY = "any"
+"""GPU of groups for GPUs that have no rows."""
+LEVEL = 0.9
+"""Share of measurements that an interval is to hold."""
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+_GUESS = 0.7  # log of about a factor of two either way: nothing was measured
+_COMPARES: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">": operator.gt}
+_RANGE = re.compile(r"([a-z_]+)(<=|>)([0-9.e+-]+)")
+COLUMNS = ("kind", "gpu", "key", "where", "rows", "low", "median", "high", "common", "basis", "source")
+
+
+@dataclass(frozen=True)
+class ResidualGroup:
+    """Residuals of a group of rows. key: precision, operator or direction; where: ranges of sizes, joined by `and`.
+
+    gpu: names of the GPUs that the rows are of, or `any`.
+
+    low, median, high: quantiles of log(measured / predicted). common: share of their variance that operators of one
+    kind on a GPU have in common. basis: how it came about: `own` rows, `borrows ...`, or `guess`.
+    """
+
+    kind: str
+    gpu: str
+    key: str = ""
+    where: str = ""
+    rows: int = 0
+    low: float = -_GUESS
+    median: float = 0.0
+    high: float = _GUESS
+    common: float = 0.5
+    basis: str = "guess"
+    source: str = "assumed: a factor of two either way"
+
+    @property
+    def is_guess(self) -> bool:
+        """True if no measurement is behind it."""
+        return self.basis == "guess"
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[str, str, float], ...]:
+        """Ranges of sizes as (name, comparison, bound)."""
+        parts = [_RANGE.fullmatch(part) for part in self.where.split(" and ")] if self.where else []
+        return tuple((part[1], part[2], float(part[3])) for part in parts if part)
+
+    def holds(self, sizes: Mapping[str, float]) -> bool:
+        """Tell whether an operator of these sizes belongs here; a size that is not given belongs to no range."""
+        return all(name in sizes and _COMPARES[sign](sizes[name], bound) for name, sign, bound in self.ranges)
+
+    def at(self, z: Floats) -> Floats:
+        """Residuals at values of a standard normal variable."""
+        side = np.where(z < 0, self.median - self.low, self.high - self.median)
+        return np.asarray(self.median + side * z / _Z)
+
+    def interval(self, predicted: Any) -> tuple[Any, Any]:
+        """Ends of the interval of a predicted time, or of another ratio scale."""
+        return predicted * np.exp(self.low), predicted * np.exp(self.high)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Groups of residuals. of_machine: those of the machine that is used about, which count before all others."""
+
+    groups: tuple[ResidualGroup, ...]
+    of_machine: tuple[ResidualGroup, ...] = ()
+
+    def of(self, kind: str, gpu: str, key: str = "", sizes: Mapping[str, float] | None = None) -> ResidualGroup:
+        """The group of an operator: of this machine, of its GPU, of any GPU, or else a guess; the nearest first."""
+        for candidates in (
+            self._of_machine.get(kind, ()),
+            self._by.get((kind, gpu), ()),
+            self._by.get((kind, ANY), ()),
+        ):
+            # ranges come before the whole of a key, and that before the whole of a kind
+            for wanted in dict.fromkeys((key, "")):
+                of_key = [group for group in candidates if group.key == wanted and group.holds(sizes or {})]
+                if of_key:
+                    return max(of_key, key=lambda group: len(group.ranges))
+        return ResidualGroup(kind, gpu)
+
+    @cached_property
+    def _by(self) -> Mapping[tuple[str, str], Sequence[ResidualGroup]]:
+        grouped: dict[tuple[str, str], list[ResidualGroup]] = {}
+        for group in self.groups:
+            for gpu in group.gpu.split():
+                grouped.setdefault((group.kind, gpu), []).append(group)
+        return grouped
+
+    @cached_property
+    def _of_machine(self) -> Mapping[str, Sequence[ResidualGroup]]:
+        return {kind: [group for group in self.of_machine if group.kind == kind] for kind in KINDS}
+
+    def with_own(self, groups: Sequence[ResidualGroup]) -> Residuals:
+        """The same with groups of one machine, which count before all others."""
+        return Residuals(self.groups, tuple(groups))
+
+
+def residuals_folder() -> Path:
+    """Folder of the shipped tables."""
+    return conf_dir() / "data" / "residuals"
+
+
+@cache
+def shipped_residuals() -> Residuals:
+    """Residuals of public tables, as shipped. Raises ConfigError for a table that cannot be read."""
+    files = sorted(residuals_folder().glob("*.csv"))
+    return Residuals(tuple(group for file in files for group in read_groups(file)))
+
+
+def read_groups(file: Path) -> Iterator[ResidualGroup]:
+    """Yield the groups of a table. Raises ConfigError."""
+    for line, cells in read_csv(file, needed=COLUMNS).rows:
+        numbers = {name: float(cells[name]) for name in ("low", "median", "high", "common")}
+        if not numbers["low"] <= numbers["median"] <= numbers["high"]:
+            rule = "must have low <= median <= high"
+            raise ConfigError([Problem(f"{file.name}, line {line}", rule, cells["median"])])
+        values: dict[str, Any] = {**cells, **numbers, "rows": int(cells["rows"])}
+        yield ResidualGroup(**{name: values[name] for name in COLUMNS})
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Joint draws of the errors of a machine's predictions. gpu: its name in tables; size: number of draws.
+
+    exact: kinds that keep their median in all draws, as if they had been measured. used: groups that were used for.
+    """
+
+    residuals: Residuals
+    gpu: str
+    size: int
+    seed: int = 0
+    exact: tuple[str, ...] = ()
+    used: dict[tuple[str, str], ResidualGroup] = field(default_factory=dict, compare=False)
+
+    def factor(self, kind: str, name: str, *, key: str = "", sizes: Mapping[str, float] | None = None) -> Floats:
+        """Factors [size] on the predicted time of an operator. name: what tells it from others of its kind."""
+        group = self.residuals.of(kind, self.gpu, key, sizes)
+        self.used[kind, key] = group
+        if kind in self.exact:
+            return np.full(self.size, np.exp(group.median))
+        common, single = self._normal(kind), self._normal(f"{kind} {name}")
+        return np.asarray(np.exp(group.at(np.sqrt(group.common) * common + np.sqrt(1 - group.common) * single)))
+
+    def _normal(self, name: str) -> Floats:
+        return _stratified(f"{self.seed} {name}", self.size)
+
+    @property
+    def basis(self) -> dict[str, str]:
+        """Basis of the errors of each kind, in words."""
+        grouped: dict[str, list[ResidualGroup]] = {}
+        for (kind, _), group in self.used.items():
+            grouped.setdefault(kind, []).append(group)
+        return {kind: _basis(groups) for kind, groups in sorted(grouped.items())}
+
+
+def _basis(groups: Sequence[ResidualGroup]) -> str:
+    if any(group.is_guess for group in groups):
+        return "a guess"
+    if any(group.gpu == ANY for group in groups):
+        return "other GPUs"
+    return "own rows" if any(group.source.startswith(OWN) for group in groups) else "rows of this GPU"
+
+
+OWN = "own: "
+"""How the source of groups of a machine of the user begins."""
+
+
+def draws_of(gpu: Any, *, samples: int, seed: int, exact: Sequence[str] = ()) -> Draws:
+    """Draws of the errors of a GPU (`simulators.hardware.machine.Gpu`), with its own residuals where it has some."""
+    note = gpu.note if isinstance(gpu.note, Mapping) else {}
+    fitted = tuple(ResidualGroup(**group) for group in note.get(OWN_GROUPS, ()))
+    return Draws(shipped_residuals().with_own(fitted), name_in_tables(gpu), samples, seed, tuple(exact))
+
+
+OWN_GROUPS = "residuals"
+"""Entry of the note of a GPU that holds groups of its own (`machine calibrate`)."""
+
+
+def name_in_tables(gpu: Any) -> str:
+    """Name of a GPU as tables have it: without its form factor."""
+    names_of_tables = {name for group in shipped_residuals().groups for name in group.gpu.split()}
+    names = (str(gpu.name), str(gpu.measured_as or "").lower().removesuffix("_sxm"))
+    return next((name for name in names if name in names_of_tables), str(gpu.name))
+
+
+@cache
+def _stratified(name: str, size: int) -> Floats:
+    """Normal draws [size], one of each stratum, in an order that the name decides."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return np.asarray(np.random.default_rng(seed).permutation(_strata(size)))
+
+
+@cache
+def _strata(size: int) -> Floats:
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((place + 0.5) / size) for place in range(size)])

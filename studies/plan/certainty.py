@@ -1,0 +1,128 @@
+"""Certainty of a plan: the simplest setting that is as fast as the fastest within the noise, and how sure it is.
+
+Times of the points of a plan are drawn with the same errors (`simulators.hardware.residuals`). A choice stays where
+the 90 % interval of the time without it, over the time with it, is above 1; all others are left off, those that gain
+least first, as nobody could tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.results.decisions import ENDS, Decision, Drawing, gain_text, most_helpful
+from dse.study.plan import Plan
+from simulators.steps.sites import SERIAL
+from studies.plan.step_plan import TIME, Choice, StepPlan
+
+Floats = NDArray[np.float64]
+_MOST_RIVALS = 3  # whose times are drawn: those that come next
+
+
+@dataclass(frozen=True)
+class DrawnPlan:
+    """A plan of a study whose points have drawn times."""
+
+    plan: StepPlan
+    planned: Plan
+
+    @cached_property
+    def _times(self) -> dict[str, Floats]:
+        return {}
+
+    @cached_property
+    def basis(self) -> dict[str, str]:
+        """Kind of error -> what it rests on."""
+        return {}
+
+    def times(self, row: Any) -> Floats:
+        """Times [samples] of a point, drawn once."""
+        key = str(row["key"])
+        if key not in self._times:
+            (self._times[key],), basis = self._draw([self.plan.design(row)])
+            self.basis.update(basis)
+        return self._times[key]
+
+    def _draw(self, designs: Sequence[Any], exact: Sequence[str] = ()) -> tuple[Floats, Mapping[str, str]]:
+        backend, settings = self.planned.backend, self.planned.settings
+        assert isinstance(backend, Drawing)
+        return backend.draw(designs, samples=settings.decide.samples, seed=settings.seed, exact=exact)
+
+    def gain(self, before: Any, after: Any) -> tuple[float, float]:
+        """Ends of the 90 % interval of the time of one point over that of another."""
+        low, high = np.quantile(self.times(before) / self.times(after), ENDS)
+        return float(low), float(high)
+
+    def simplest(self) -> tuple[StepPlan, dict[str, str]]:
+        """The plan with what does not stand out left off, and what that gained, by choice, in words."""
+        plan, left = self.plan, dict[str, str]()
+        # each is left off once: what decides of others may bring them back
+        while candidates := [pair for pair in self._equal(plan) if pair[0].name not in left]:
+            choice, row = min(candidates, key=lambda pair: float(pair[1][TIME]))
+            gained = gain_text(float(row[TIME] / plan.best[TIME]), *self.gain(row, plan.best))
+            left[choice.name] = f"{plan.text(choice)}: {gained}"
+            plan = replace(plan, preferred=str(row["key"]))
+        return plan, left
+
+    def _equal(self, plan: StepPlan) -> Iterator[tuple[Choice, Any]]:
+        """Yield choices of a plan that do not stand out, and the point without each.
+
+        Together they must not stand out either; what sites need stays as long as one of them has a schedule.
+        """
+        scheduled = any(text != SERIAL for text in plan.sites.values())
+        for choice in plan.choices:
+            row = None if plan.is_off(choice) or (choice.decides and scheduled) else plan.without(choice)
+            if row is None or row["key"] == plan.best["key"]:
+                continue
+            if self.gain(row, plan.best)[0] <= 1 and self.gain(row, self.plan.best)[0] <= 1:
+                yield choice, row
+
+    def decision(self, plan: StepPlan) -> dict[str, Any]:
+        """Entries of `summary.json` on a plan."""
+        rivals = self._rivals(plan)
+        times = np.stack([self.times(plan.best), *(self.times(row) for _, row in rivals)])
+        names = [f"{choice} {text}" for (choice, text), _ in rivals]
+        before = self.times(plan.before)
+        decision = Decision.of(times, before, least=self.planned.settings.decide.least, rivals=names, basis=self.basis)
+        if not decision.is_decided:
+            rows = [plan.best, plan.before, *(row for _, row in rivals[:1])]
+            decision = replace(decision, measure=most_helpful(partial(self._draw, [plan.design(row) for row in rows])))
+        alone = {}
+        for choice in plan.choices:
+            pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
+            if pair is not None:
+                alone[choice.name] = self.gain(*pair)
+        return {**decision.json(), "preferred": str(plan.best["key"]), "alone": alone}
+
+    def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
+        """Points that come next, each with another value of one choice."""
+        rivals = []
+        for choice in plan.choices:
+            row = plan.runner_up(choice)
+            if row is not None:
+                rivals.append(((choice.name, plan.text(choice, row) or "nothing"), row))
+        return sorted(rivals, key=lambda pair: float(pair[1][TIME]))[:_MOST_RIVALS]
+
+
+def decide(plans: Sequence[StepPlan], planned: Plan) -> dict[str, Any]:
+    """Decisions of `summary.json` by the key of the fastest point of each plan, on the simplest one that is as fast."""
+    decisions = {}
+    for plan in (plan for plan in plans if plan.fits):
+        drawn = DrawnPlan(plan, planned)
+        simpler, left = drawn.simplest()
+        decisions[str(plan.best["key"])] = {**drawn.decision(simpler), "left_off": left}
+    return decisions
+
+
+def as_decided(plans: Sequence[StepPlan], decisions: Mapping[str, Any] | None) -> list[StepPlan]:
+    """Plans with the points that decisions prefer, and what these say of them."""
+    decided = []
+    for plan in plans:
+        entry = (decisions or {}).get(str(plan.best["key"]), {})
+        decided.append(replace(plan, preferred=entry.get("preferred", ""), decision=entry))
+    return decided

@@ -1,0 +1,253 @@
+"""Intervals of predictions: residuals of measured rows, joint draws of them, and what they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dse.cli import main
+from dse.config.options import conf_dir
+from dse.errors import ConfigError
+from dse.results.decisions import NOISE, Decision, gain_text, wrong_if_known
+from dse.results.study_result import StudyResult
+from dse.tracking.study import StudyFolder
+from simulators.calibration.residual_groups import (
+    FEWEST,
+    ResidualRow,
+    common_shares,
+    fit_groups,
+    own_groups,
+    quantiles,
+    unseen_groups,
+)
+from simulators.hardware.machine import tree_of
+from simulators.hardware.residuals import (
+    KINDS,
+    OWN,
+    OWN_GROUPS,
+    Draws,
+    ResidualGroup,
+    Residuals,
+    draws_of,
+    read_groups,
+    shipped_residuals,
+)
+from simulators.overlap.backend import OverlapBackend
+from simulators.steps.backend import StepBackend, iteration
+from simulators.workloads.model_zoo import model_tree, option_tree
+
+NARROW = ResidualGroup("gemm", "h100", rows=99, low=-0.1, median=0.0, high=0.2, common=0.25, basis="own", source="t")
+
+
+def rows_of(
+    count: int, *, gpu: str = "h100", spread: float = 0.1, key: str = "bf16", seed: int = 0
+) -> list[ResidualRow]:
+    """Rows of GEMMs whose small sizes are off ten times as much."""
+    rng = np.random.default_rng(seed)
+    sizes = 2.0 ** rng.integers(1, 20, count)
+    off = rng.normal(0, spread, count) * np.where(sizes < 64, 10, 1)
+    return [
+        ResidualRow("gemm", gpu, key, f"{gpu} {place}", float(value), {"n": float(size)}, "table")
+        for place, (value, size) in enumerate(zip(off, sizes, strict=True))
+    ]
+
+
+@given(st.integers(FEWEST, 60), st.integers(0, 1000))
+def test_quantiles_hold_a_new_row_nine_times_in_ten(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = rng.random((400, count + 1))
+    spans = [quantiles(rows[:-1]) for rows in drawn]
+    held = np.mean([low <= rows[-1] <= high for rows, (low, _, high) in zip(drawn, spans, strict=True)])
+    assert held >= 0.85
+
+
+def test_groups_are_of_sizes_where_errors_differ() -> None:
+    rows = rows_of(800)
+    known = Residuals(tuple(fit_groups(rows, common=common_shares(rows))))
+    small, large = (known.of("gemm", "h100", "bf16", {"n": n}) for n in (4.0, 4096.0))
+    assert small.high - small.low > 4 * (large.high - large.low)
+    fresh = [(row, known.of("gemm", "h100", "bf16", row.sizes)) for row in rows_of(800, seed=1)]
+    assert 0.87 < np.mean([group.low <= row.residual <= group.high for row, group in fresh]) < 0.95
+
+
+def test_few_rows_borrow_and_two_give_no_distribution() -> None:
+    many, few = rows_of(200), rows_of(5, key="fp8", seed=2)
+    groups = fit_groups([*many, *few], common={"gemm": 0.3})
+    (borrowed,) = [group for group in groups if group.key == "fp8" and group.gpu == "h100"]
+    whole = next(group for group in groups if group.gpu == "h100" and not group.key)
+    assert borrowed.basis.startswith("borrows") and borrowed.low <= whole.low and borrowed.high >= whole.high
+    assert fit_groups(rows_of(2), common={"gemm": 0.3}) == []
+
+
+def test_a_gpu_that_was_not_measured_is_wider_than_those_that_were() -> None:
+    near, far = rows_of(100), [replace(row, gpu="b200", residual=row.residual + 0.5) for row in rows_of(100)]
+    (unseen,) = unseen_groups([*near, *far])
+    assert unseen.low < quantiles(np.array([row.residual for row in near]))[0]
+    assert unseen.high > quantiles(np.array([row.residual for row in far]))[2]
+    assert unseen_groups(near)[0].is_guess  # one GPU shows nothing of how GPUs differ
+
+
+def test_what_nobody_measured_is_wide_and_called_a_guess() -> None:
+    guess = shipped_residuals().of("attention", "no such gpu")
+    assert guess.is_guess and guess.high - guess.low > 1
+    draws = Draws(shipped_residuals(), "no such gpu", 64)
+    assert draws.factor("attention", "x").std() > 0.1 and draws.basis == {"attention": "a guess"}
+
+
+def test_the_nearest_group_counts() -> None:
+    parts = [replace(NARROW, key="bf16", where=where, high=high) for where, high in (("n<=64", 0.3), ("n>64", 0.1))]
+    known = Residuals((NARROW, replace(NARROW, key="bf16", high=0.25), *parts, replace(NARROW, gpu="any", high=0.9)))
+    highs = [
+        known.of("gemm", gpu, key, sizes).high
+        for gpu, key, sizes in (
+            ("h100", "bf16", {"n": 64.0}),
+            ("h100", "bf16", {"n": 65.0}),
+            ("h100", "bf16", {}),
+            ("h100", "fp8", {"n": 4.0}),
+            ("l4", "bf16", {}),
+        )
+    ]
+    assert highs == [0.3, 0.1, 0.25, 0.2, 0.9]
+    assert known.with_own([replace(NARROW, gpu="mine", high=0.05)]).of("gemm", "h100", "bf16").high == 0.05
+
+
+def test_draws_have_the_quantiles_of_their_group_and_share_errors() -> None:
+    draws = Draws(Residuals((NARROW,)), "h100", 2000)
+    one, same, other = (draws.factor("gemm", name) for name in ("a", "a", "b"))
+    assert np.quantile(np.log(one), (0.05, 0.95)) == pytest.approx((-0.1, 0.2), abs=0.02)
+    assert (one == same).all()
+    assert 0.1 < np.corrcoef(np.log(one), np.log(other))[0, 1] < 0.4  # common: a quarter
+    assert replace(draws, exact=("gemm",)).factor("gemm", "a") == pytest.approx(1.0)
+
+
+def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> None:
+    groups = shipped_residuals().groups
+    assert {group.kind for group in groups} == set(KINDS) - {"attention"}
+    assert all(group.low <= group.median <= group.high and group.source for group in groups)
+    for group in groups:
+        assert len(group.ranges) == len(group.where.split(" and ")) * bool(group.where)
+    text = (conf_dir() / "data" / "residuals" / "public.csv").read_text("utf-8")
+    bad = tmp_path / "bad.csv"
+    bad.write_text("\n".join([*text.splitlines()[:4], "gemm,any,,,3,0.5,0.1,0.2,0.3,own,t"]), "utf-8")
+    with pytest.raises(ConfigError, match="low <= median <= high"):
+        list(read_groups(bad))
+
+
+def step(sites: Any = None, **system: Any) -> Any:
+    tree = {
+        "system": {**tree_of("h100_8"), **system},
+        "model": model_tree("llama3_8b"),
+        "run": {"mode": "prefill", "batch": 1, "sequence_length": 4096, "precision": "bf16"},
+        "parallel": {"tp": 8, "sequence_parallel": True},
+        "optimizer": option_tree("optimizer", "adam"),
+        "kernels": option_tree("kernels", "flash"),
+    }
+    return StepBackend().design({**tree, "sites": sites} if sites else tree)
+
+
+@pytest.mark.slow
+def test_errors_of_a_step_go_through_its_sites_and_cancel_in_ratios() -> None:
+    serial, overlapped = step(), step({"ffn_in": "hetero_fused_1d num_chunks=2"})
+    draw = StepBackend().draw
+    times, basis = draw([serial, serial, overlapped], samples=300, seed=1)
+    nominal = float(iteration(serial).seconds)
+    low, middle, high = np.quantile(times[0], (0.05, 0.5, 0.95)) / nominal
+    assert 0.7 < low < 0.99 < 1.01 < high < 1.5 and 0.8 < middle < 1.2
+    assert (times[0] == times[1]).all()
+    times, _ = draw([serial, overlapped], samples=300, seed=1, exact=("overlap",))
+    spread = [np.log(values).std() for values in (times[0], times[1] / times[0])]
+    assert spread[1] < 0.5 * spread[0]  # errors that both have are not in the ratio
+    exact, _ = draw([serial, overlapped], samples=16, seed=1, exact=tuple(basis))
+    assert np.ptp(exact, axis=1) == pytest.approx(0.0, abs=1e-9)
+    assert basis["attention"] == "a guess" and basis["gemm"] == "rows of this GPU"
+
+
+@pytest.mark.slow
+def test_a_machine_of_ones_own_has_its_own_residuals() -> None:
+    tree = tree_of("h100_8")
+    own = {**vars(replace(NARROW, low=-0.01, high=0.01, source=f"{OWN}mine.csv"))}
+    own.pop("ranges", None)
+    machine = step(gpu={**tree["gpu"], "note": {OWN_GROUPS: [own]}}).system
+    assert draws_of(machine.gpu, samples=8, seed=0).residuals.of("gemm", "h100", "bf16").high == 0.01
+
+
+def test_a_graph_of_drawn_work_takes_as_much_longer() -> None:
+    tree = {"system": tree_of("mi300x_8"), "workload": option_tree("workload", "ficco")}
+    backend = OverlapBackend("fluid")
+    (name, first), *_ = backend.scenarios({**tree, "schedule": option_tree("schedule", "serial")}).items()
+    design = backend.design(first)
+    graph = backend._simulation.lower(design)
+    twice = graph.draw({kind: np.array([1.0, 2.0]) for kind in set(graph.kinds)})
+    times = backend._simulation.results(graph, _grid(design)).metrics["makespan_s"]
+    drawn, _ = backend.draw([design], samples=32, seed=0, exact=KINDS)
+    assert twice.num_designs == 2 and name
+    assert drawn == pytest.approx(float(times[0]), rel=0.3) and np.ptp(drawn) == pytest.approx(0)
+    with pytest.raises(ValueError, match="draws are of one design"):
+        twice.draw({})
+
+
+def _grid(design: Any) -> Any:
+    from dse.space.grids import Grid
+
+    return Grid(design, (1,))
+
+
+def decision(times: Sequence[Sequence[float]], before: Sequence[float] | None = None, least: float = 0.8) -> Decision:
+    return Decision.of(np.array(times), None if before is None else np.array(before), least=least, rivals=["b", "c"])
+
+
+def test_a_winner_is_decided_where_nothing_else_is_likely() -> None:
+    sure = decision([[1.0, 1.1]] * 1 + [[1.5, 1.6]], [1.4, 1.5])
+    assert sure.is_decided and sure.fastest == 1 and not sure.advice
+    assert decision([[1.0, 1.0], [2.0, 2.0]], [0.9, 1.2]).advice == NOISE
+    torn = decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 0.9, 1.1]], [2.0] * 4)
+    assert torn.fastest == 0.5 and torn.advice == f"{NOISE} if that is b"
+    assert decision([[1.0, 1.0, 1.0, 1.0], [0.9, 1.1, 1.1, 1.1]], [2.0] * 4, least=0.7).is_decided
+    assert Decision.read(sure.json()) == sure
+
+
+def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(0, 0.2, (2, 512))
+    times = np.exp(np.stack([first + second, np.zeros(512)]))
+    now = 1 - np.bincount(times.argmin(axis=0)).max() / 512
+    of_first = wrong_if_known(times, np.exp(np.stack([first, np.zeros(512)])))
+    of_none = wrong_if_known(times, np.ones((2, 512)))
+    assert of_first < now - 0.1 and abs(of_none - now) < 0.1
+    measured = replace(
+        decision([[1.0, 2.0], [2.0, 1.0]], [1.0, 2.0]),
+        measure={"kind": "collective", "wrong": now, "wrong_if_known": of_first},
+    )
+    assert "all_gather_perf -b 64K -e 1G -f 2 -g 8" in measured.measurement("h100_8", 8)
+    assert gain_text(1.18, 1.06, 1.29) == "1.18x (1.06–1.29) faster"
+
+
+def test_rows_of_ones_own_make_intervals_narrower() -> None:
+    wide = Residuals((replace(NARROW, low=-0.5, high=0.5),))
+    own = own_groups(rows_of(100, spread=0.01), wide)
+    assert max(group.high - group.low for group in own) < 0.5
+    (few,) = own_groups(rows_of(4, spread=0.01), wide)
+    assert (few.low, few.high) == (-0.5, 0.5) and few.basis == "borrows from gemm h100"
+
+
+@pytest.mark.slow
+def test_intervals_are_in_the_table_in_python_and_in_tracking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["study=ficco_sweep", "workload.only=[g1]", "fidelity=none", "tracking=none", "store=none", "figures=none"]
+    assert main([*words, "timeline=false", f"output_dir={tmp_path}"]) == 0
+    output, result = capsys.readouterr().out, StudyResult(next((tmp_path / "ficco_sweep").glob("2*")))
+    (row,), (decision,) = result.winners.to_dict("records"), result.decisions.values()
+    assert row["speedup_low"] < row["speedup"] < row["speedup_high"] and row["fastest"] == decision.fastest
+    assert f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})" in output
+    assert (NOISE in output) == (not decision.is_decided)
+    folder = StudyFolder(result.folder)
+    curves = {curve.name: curve.values[-1] for curve in folder.curves()}
+    assert curves["speedup_low"] == row["speedup_low"] and curves["speedup_high"] == row["speedup_high"]

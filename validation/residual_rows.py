@@ -1,0 +1,176 @@
+"""Residuals of measured tables: every row that a model predicts and that no constant was fitted on.
+
+Tables are those of a folder, by their columns, as `benchmarks.validity`, `benchmarks.expert_exchanges` and
+`validation.steps_measured` read them, and those that this project measured (conf/data/measured) and ships. A row has
+what is known before the answer: the kind of work, the GPU, a key, and sizes, its predicted time among them.
+
+    gemm         key: precision; m, n, k
+    elementwise  key: operator; bytes
+    collective   key: inside a node, across nodes or in the switch, and another library than the node's; bytes, gpus
+    exchange     key: direction; tokens, sms, nodes
+    overlap      key: half for inputs of up to two bytes, else full; predicted speed-up, m; the residual is of it
+    host         key: kernel; the gap between kernels over the constant of a launch
+    step         key: training of dense models on a node or several, of mixtures, or prefill; gpus
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.expert_exchanges import tables_below
+from benchmarks.validity import device_named
+from dse.files import csv_columns
+from simulators.calibration.calibrate import plain_name, read_table
+from simulators.calibration.collectives import holds_collectives
+from simulators.calibration.contention import COLUMNS, Overlaps, is_sweep
+from simulators.calibration.contention import predict_overlaps as predict_overlaps_beside
+from simulators.calibration.layouts import layout_of
+from simulators.calibration.predictions import PredictedRows, predicted_by
+from simulators.calibration.residual_groups import ResidualRow
+from simulators.calibration.residual_rows import rows_of_predicted
+from simulators.hardware.machine import tree_of
+from simulators.hardware.system import ScheduleSystem
+from simulators.workloads.operators import ELEMENT_BYTES
+from studies.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
+from studies.overlap_measured.prefills import holds_prefills, read_prefills
+from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
+from validation.measured_gpus import measured_gpus
+from validation.measured_step import Step
+from validation.overlaps import BESIDE_ON
+from validation.published_tables import read_throughput
+from validation.steps_measured import BY_ROW, published_steps, steps
+
+GAP = "kernel after kernel"
+
+
+def residual_rows(data: Path) -> list[ResidualRow]:
+    """Rows of all kinds, of the tables below a folder and of those that are shipped. Raises ConfigError."""
+    rows = [row for file in sorted(data.rglob("*.csv")) for row in _of_file(file)]
+    rows += [row for file in tables_below(data) for row in _exchanges(file)]
+    return [*rows, *_hosts(), *_steps(data)]
+
+
+def _of_file(file: Path) -> Iterator[ResidualRow]:
+    columns = csv_columns(file, "--data")
+    for holds, read in _READERS.items():
+        if holds(columns):
+            yield from read(file)
+
+
+def _operators(file: Path) -> Iterator[ResidualRow]:
+    for rows in read_table(file):
+        device = device_named(rows.device, rows.library)
+        predicted: PredictedRows | None = None if device is None else predicted_by("fitted", device, rows)
+        if predicted is not None:
+            yield from rows_of_predicted(predicted, plain_name(rows.device), file.name)
+
+
+def _overlaps(file: Path) -> Iterator[ResidualRow]:
+    for overlap in predict_overlaps(file)[0]:
+        if overlap.fitted:
+            continue
+        cells = overlap.row
+        shape = " ".join(cells[name] for name in ("op", "m", "n", "k"))
+        key = "half" if ELEMENT_BYTES[cells["dtype"]] <= 2 else "full"
+        sizes = {"speedup": overlap.speedup, "m": float(cells["m"])}
+        residual = math.log(overlap.measured[2] / overlap.speedup)
+        facts = {"measured": overlap.measured[2]}
+        yield ResidualRow("overlap", plain_name(cells["gpu"]), key, shape, residual, sizes, file.name, facts)
+
+
+def _beside(file: Path) -> Iterator[ResidualRow]:
+    """Yield a GEMM and a collective that do not wait for one another; the residual is of the time of both at once."""
+    every = Overlaps.read(file)
+    rows = every.where(~every.fitted)
+    walls = predict_overlaps_beside(ScheduleSystem.of(tree_of(BESIDE_ON)), rows)["wall"] if len(rows) else ()
+    for place, predicted in enumerate(walls):
+        serial = float(rows.gemm_alone[place] + rows.comm_alone[place])
+        sizes = {"speedup": serial / float(predicted), "m": float(rows.size[place])}
+        shape = f"{rows.size[place]} {rows.channels[place]}"
+        residual = math.log(float(predicted) / float(rows.wall[place]))
+        yield ResidualRow("overlap", BESIDE_ON.partition("_")[0], "half", shape, residual, sizes, file.name)
+
+
+def _prefills(file: Path) -> Iterator[ResidualRow]:
+    for row in read_prefills(file)[0]:
+        for kind, seconds in row.measured.items() if not row.fitted else ():
+            sizes = {
+                "seconds": row.predicted[kind],
+                "gpus": float(row.tp),
+                "tp": float(row.tp),
+                "pp": 1.0,
+                "sequences": 1.0,
+            }
+            shape = f"{row.model} {row.tp} {row.prompt_len}"
+            yield ResidualRow("step", "h100", "prefill", shape, math.log(seconds / sizes["seconds"]), sizes, file.name)
+
+
+def _exchanges(file: Path) -> Iterator[ResidualRow]:
+    for row in read_rows(file):
+        node = node_of(row.device) if row.device in NODES else None
+        kernel = None if node is None else constants_of(row, node)
+        if node is None or kernel is None or is_fitted(row):
+            continue
+        routed: Any = row.routed
+        sizes = {"seconds": predict(kernel, row, node), "tokens": float(routed.tokens)}
+        sizes |= {"sms": float(row.num_sms), "nodes": float(routed.nodes)}
+        shape = f"{row.name.rpartition(',')[0] or row.name} {routed.gpus:g}"  # all numbers of SMs together
+        residual = -math.log1p(error_of(kernel, row, node))
+        yield ResidualRow("exchange", plain_name(row.device), row.direction, shape, residual, sizes, file.name)
+
+
+def _hosts() -> Iterator[ResidualRow]:
+    for gpu in measured_gpus():
+        launch_s = float(gpu.hardware.gpu.kernel_launch_s or math.nan)
+        gaps = gpu.table("launches").query(f"what == '{GAP}' and graph == 0")
+        for gap in gaps.to_dict("records") if math.isfinite(launch_s) else ():
+            name = str(gpu.hardware.gpu.name)
+            shape = f"{gap['of']} {gap['graph']}"
+            residual = math.log(gap["seconds"] / launch_s)
+            source = f"measured/{gpu.folder.name}"
+            yield ResidualRow("host", name, "kernel", shape, residual, {"seconds": launch_s}, source)
+
+
+def _steps(data: Path) -> Iterator[ResidualRow]:
+    measured = {step.table: None for step in published_steps()}
+    for step in (*steps(data), *read_throughput(data).steps):
+        if step.fitted or step.facts.get("precision") == BY_ROW:
+            continue
+        parallel = step.design["parallel"]
+        gpus = float(np.prod([int(parallel.get(name, 1)) for name in ("tp", "pp", "dp", "cp")]))
+        predicted = step.predicted_s
+        sizes = {"seconds": predicted, "gpus": gpus, **{name: float(parallel.get(name, 1)) for name in ("tp", "pp")}}
+        sizes["sequences"] = float(step.design["run"]["batch"])
+        source = f"training_throughput.csv: {step.table}" if step.table in measured else step.table
+        gpu = str(step.design["system"]["gpu"]["name"])
+        residual = math.log(step.seconds / predicted)
+        yield ResidualRow("step", gpu, key_of_step(step, gpus), f"{step.table} {step.name}", residual, sizes, source)
+
+
+def key_of_step(step: Step, gpus: float) -> str:
+    """What a step is: dense on one node or several, or a mixture of experts."""
+    if step.design["model"].get("moe"):
+        return "mixture"
+    return "dense" if gpus > float(step.design["system"]["node"]["num_gpus"]) else "dense, one node"
+
+
+def _holds_operators(columns: tuple[str, ...]) -> bool:
+    return layout_of(columns) is not None or holds_collectives(columns)
+
+
+def _holds_beside(columns: tuple[str, ...]) -> bool:
+    return is_sweep(columns) or set(COLUMNS) <= set(columns)
+
+
+_READERS: Mapping[Callable[[tuple[str, ...]], bool], Callable[[Path], Iterator[ResidualRow]]] = {
+    holds_prefills: _prefills,
+    holds_overlaps: _overlaps,
+    _holds_beside: _beside,
+    _holds_operators: _operators,
+}
+"""Whether a table with some columns is of a layout -> what yields its rows."""

@@ -1,0 +1,46 @@
+"""Intervals against measured tables: how often they hold, how wide they are, and that those shipped are of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.intervals import figures, main
+from simulators.calibration.residual_groups import FOLDS, common_shares
+from simulators.hardware.residuals import Residuals, shipped_residuals
+from validation.residual_rows import residual_rows
+from validation.residuals import groups_of, judged_in_turn
+
+
+@pytest.mark.more
+def test_intervals_hold_as_often_as_they_promise(shared: Callable[[str], Path]) -> None:
+    rows = residual_rows(shared("data"))
+    assert {row.fold for row in rows} == set(range(FOLDS)) and len(rows) > 30_000
+    found = figures(rows)
+    assert len(found["groups"]) >= 16
+    assert {group["kind"]: group["share"] for group in found["groups"] if not 0.85 <= group["share"] <= 0.955} == {}
+    assert found["coverage_left_out"] >= 0.8
+    assert found["width_over_error"] <= 2.5
+    assert found["overlap_coverage"] >= 0.85 and 0.8 <= found["steps_coverage"] <= 0.95
+    assert found["decided_right"] >= 0.95 and found["decided_share"] >= 0.5
+    shipped, anew = shipped_residuals(), Residuals(tuple(groups_of(rows)))
+    for kind, gpu in {(row.kind, row.gpu) for row in rows}:  # within what another version of the models changes
+        here, there = (residuals.of(kind, gpu) for residuals in (shipped, anew))
+        assert abs(here.low - there.low) < 0.1 and abs(here.high - there.high) < 0.1, (kind, gpu, "--write is due")
+    assert set(common_shares(rows)) == {row.kind for row in rows}
+
+
+@pytest.mark.slow
+def test_a_folder_of_overlaps_is_judged_alone(
+    tmp_path: Path, shared: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = shared("data/fused_overlap/gemm_collective.csv")
+    (tmp_path / table.name).write_text(table.read_text("utf-8"), "utf-8")
+    assert main(["--data", str(tmp_path)]) == 0
+    assert "overlap_coverage" in capsys.readouterr().out
+    rows = [row for row in residual_rows(tmp_path) if row.kind == "overlap"]
+    judged = [one for one in judged_in_turn(rows) if one.row.kind == "overlap"]
+    assert len(judged) == len(rows) > 30
+    assert main(["--json"]) == 0 and "shipped_groups" in capsys.readouterr().out
