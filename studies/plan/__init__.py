@@ -40,7 +40,7 @@ from studies.plan.judged import answer as judgement
 from studies.plan.judged import given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
 from studies.plan.stacks import measured_line, named, stack_words
-from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, plans, rates_of_a_gpu
+from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
 
     rows: list[dict[str, Any]] = []
     for plan in (plan for plan in as_decided(plans(table, {}), table.attrs.get("decisions")) if plan.fits):
-        gains = {**dict(plan.alone_rows), "all together": plan.gain}
+        gains = {**dict(alone_rows(plan)), "all together": plan.gain}
         rows += [{"scenario": plan.name, "choice": name, "gain": gain} for name, gain in gains.items()]
     return pd.DataFrame(rows)
 

@@ -143,17 +143,8 @@ class StepPlan:
         differs = any(str(plain(self.serial[path])) != str(value) for path, value in values.items())
         if not differs:
             return self.serial
-        row = self.serial.copy()
-        for path, value in values.items():
-            if _is_there(row[path]):  # a knob that counts in this step
-                row[path] = value
-        design = self.design(row)
-        if StepBackend().problems(design):
-            return self.serial
-        metrics = {name: float(value) for name, value in metrics_of(design).items() if name in row}
-        for name, value in metrics.items():
-            row[name] = value
-        return row
+        row = evaluated(self, self.serial, values)
+        return self.serial if row is None else row
 
     @cached_property
     def serial(self) -> Any:
@@ -241,8 +232,10 @@ class StepPlan:
 
         Where the choice decides of others, these have what is best then.
         """
-        own, rows = self.text(choice), self._others(choice)
-        rows = rows[[self.text(choice, row) != own for _, row in rows.iterrows()]]
+        planned, rows = self.text(choice), self._others(choice)
+        rows = rows[[self.text(choice, row) != planned for _, row in rows.iterrows()]]
+        if rows.empty and self.preferred:  # the search went around the fastest point
+            return _other_value(self, choice)
         return None if rows.empty else least(rows)
 
     def _others(self, choice: Choice) -> pd.DataFrame:
@@ -253,14 +246,6 @@ class StepPlan:
     def runner_up_layout(self) -> Any:
         """The best point in another layout; None without any."""
         return None if self.rivals is None or self.rivals.empty else least(self.rivals)
-
-    @property
-    def alone_rows(self) -> Iterator[tuple[str, float]]:
-        """Yield the name and the gain alone of each choice with which something is done."""
-        for choice in self.choices:
-            gain = None if self.is_off(choice) else self.alone(choice)
-            if gain is not None:
-                yield choice.name.replace("_", " "), gain
 
     def step(self, row: Any) -> Iteration:
         """The iteration of a point."""
@@ -314,6 +299,41 @@ class StepPlan:
         if choice in self.choices:
             return self.chosen(choice)
         return {path: value for path, value in self.chosen(choice).items() if get_path(self.config, path) != value}
+
+
+def alone_rows(plan: StepPlan) -> Iterator[tuple[str, float]]:
+    """Yield the name and the gain alone of each choice with which something is done."""
+    for choice in plan.choices:
+        gain = None if plan.is_off(choice) else plan.alone(choice)
+        if gain is not None:
+            yield choice.name.replace("_", " "), gain
+
+
+def evaluated(plan: StepPlan, point: Any, values: Mapping[str, Any]) -> Any:
+    """A point with other values of its knobs and the metrics that it then has; None where that breaks a rule."""
+    row = point.copy()
+    for path, value in values.items():
+        if path in SITE_PATHS or _is_there(row[path]):  # a knob that counts in this step
+            row[path] = value
+    design = plan.design(row)
+    if StepBackend().problems(design):
+        return None
+    for name, value in metrics_of(design).items():
+        if name in row:
+            row[name] = float(value)
+    return row
+
+
+def _other_value(plan: StepPlan, choice: Choice) -> Any:
+    """The best of the values that were searched of a choice but the plan's, all others as planned; None without any."""
+    paths = [path for path in choice.off if path in plan.table]
+    rows = [
+        evaluated(plan, plan.best, {path: plain(_value(row, path)) for path in paths})
+        for _, row in plan.table.drop_duplicates(paths).iterrows()
+        if plan.text(choice, row) != plan.text(choice)
+    ]
+    possible = [row for row in rows if row is not None and (MEMORY not in row or float(row[MEMORY]) <= 1)]
+    return min(possible, key=lambda row: float(row[TIME]), default=None)
 
 
 def plans(table: pd.DataFrame, config: Mapping[str, Any]) -> list[StepPlan]:
