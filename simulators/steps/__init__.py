@@ -25,6 +25,7 @@ COMMANDS = {
 }
 GROUPS = {
     "kernels": "Kernels of a framework",
+    "stack": "Software of a step, with its kernels",
     "optimizer": "Optimizers",
     "candidates": "Schedules that a plan tries",
     "iterations": "Iterations that stand for an epoch",
