@@ -64,25 +64,25 @@ def test_quantiles_hold_a_new_row_nine_times_in_ten(count: int, seed: int) -> No
     rng = np.random.default_rng(seed)
     drawn = rng.random((400, count + 1))
     spans = [quantiles(rows[:-1]) for rows in drawn]
-    held = np.mean([low <= rows[-1] <= high for rows, (low, _, high) in zip(drawn, spans, strict=True)])
-    assert held >= 0.85
+    share = np.mean([low <= rows[-1] <= high for rows, (low, _, high) in zip(drawn, spans, strict=True)])
+    assert share >= 0.85
 
 
 def test_groups_are_of_sizes_where_errors_differ() -> None:
     rows = rows_of(800)
-    known = Residuals(tuple(fit_groups(rows, common=common_shares(rows))))
-    small, large = (known.of("gemm", "h100", "bf16", {"n": n}) for n in (4.0, 4096.0))
+    residuals = Residuals(tuple(fit_groups(rows, common=common_shares(rows))))
+    small, large = (residuals.of("gemm", "h100", "bf16", {"n": n}) for n in (4.0, 4096.0))
     assert small.high - small.low > 4 * (large.high - large.low)
-    fresh = [(row, known.of("gemm", "h100", "bf16", row.sizes)) for row in rows_of(800, seed=1)]
+    fresh = [(row, residuals.of("gemm", "h100", "bf16", row.sizes)) for row in rows_of(800, seed=1)]
     assert 0.87 < np.mean([group.low <= row.residual <= group.high for row, group in fresh]) < 0.95
 
 
 def test_few_rows_borrow_and_two_give_no_distribution() -> None:
-    many, few = rows_of(200), rows_of(5, key="fp8", seed=2)
-    groups = fit_groups([*many, *few], common={"gemm": 0.3})
+    plenty, few = rows_of(200), rows_of(5, key="fp8", seed=2)
+    groups = fit_groups([*plenty, *few], common={"gemm": 0.3})
     (borrowed,) = [group for group in groups if group.key == "fp8" and group.gpu == "h100"]
-    whole = next(group for group in groups if group.gpu == "h100" and not group.key)
-    assert borrowed.basis.startswith("borrows") and borrowed.low <= whole.low and borrowed.high >= whole.high
+    all_keys = next(group for group in groups if group.gpu == "h100" and not group.key)
+    assert borrowed.basis.startswith("borrows") and borrowed.low <= all_keys.low and borrowed.high >= all_keys.high
     assert fit_groups(rows_of(2), common={"gemm": 0.3}) == []
 
 
@@ -103,9 +103,11 @@ def test_what_nobody_measured_is_wide_and_called_a_guess() -> None:
 
 def test_the_nearest_group_counts() -> None:
     parts = [replace(NARROW, key="bf16", where=where, high=high) for where, high in (("n<=64", 0.3), ("n>64", 0.1))]
-    known = Residuals((NARROW, replace(NARROW, key="bf16", high=0.25), *parts, replace(NARROW, gpu="any", high=0.9)))
+    residuals = Residuals(
+        (NARROW, replace(NARROW, key="bf16", high=0.25), *parts, replace(NARROW, gpu="any", high=0.9))
+    )
     highs = [
-        known.of("gemm", gpu, key, sizes).high
+        residuals.of("gemm", gpu, key, sizes).high
         for gpu, key, sizes in (
             ("h100", "bf16", {"n": 64.0}),
             ("h100", "bf16", {"n": 65.0}),
@@ -115,15 +117,15 @@ def test_the_nearest_group_counts() -> None:
         )
     ]
     assert highs == [0.3, 0.1, 0.25, 0.2, 0.9]
-    assert known.with_own([replace(NARROW, gpu="mine", high=0.05)]).of("gemm", "h100", "bf16").high == 0.05
+    assert residuals.with_own([replace(NARROW, gpu="mine", high=0.05)]).of("gemm", "h100", "bf16").high == 0.05
 
 
 def test_draws_have_the_quantiles_of_their_group_and_share_errors() -> None:
     draws = Draws(Residuals((NARROW,)), "h100", 2000)
-    one, same, other = (draws.factor("gemm", name) for name in ("a", "a", "b"))
-    assert np.quantile(np.log(one), (0.05, 0.95)) == pytest.approx((-0.1, 0.2), abs=0.02)
-    assert (one == same).all()
-    assert 0.1 < np.corrcoef(np.log(one), np.log(other))[0, 1] < 0.4  # common: a quarter
+    first, same, other = (draws.factor("gemm", name) for name in ("a", "a", "b"))
+    assert np.quantile(np.log(first), (0.05, 0.95)) == pytest.approx((-0.1, 0.2), abs=0.02)
+    assert (first == same).all()
+    assert 0.1 < np.corrcoef(np.log(first), np.log(other))[0, 1] < 0.4  # common: a quarter
     assert replace(draws, exact=("gemm",)).factor("gemm", "a") == pytest.approx(1.0)
 
 
@@ -172,9 +174,9 @@ def test_errors_of_a_step_go_through_its_sites_and_cancel_in_ratios() -> None:
 @pytest.mark.slow
 def test_a_machine_of_ones_own_has_its_own_residuals() -> None:
     tree = tree_of("h100_8")
-    own = {**vars(replace(NARROW, low=-0.01, high=0.01, source=f"{OWN}mine.csv"))}
-    own.pop("ranges", None)
-    machine = step(gpu={**tree["gpu"], "note": {OWN_GROUPS: [own]}}).system
+    narrow = {**vars(replace(NARROW, low=-0.01, high=0.01, source=f"{OWN}mine.csv"))}
+    narrow.pop("ranges", None)
+    machine = step(gpu={**tree["gpu"], "note": {OWN_GROUPS: [narrow]}}).system
     assert draws_of(machine.gpu, samples=8, seed=0).residuals.of("gemm", "h100", "bf16").high == 0.01
 
 
@@ -231,8 +233,8 @@ def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:
 
 def test_rows_of_ones_own_make_intervals_narrower() -> None:
     wide = Residuals((replace(NARROW, low=-0.5, high=0.5),))
-    own = own_groups(rows_of(100, spread=0.01), wide)
-    assert max(group.high - group.low for group in own) < 0.5
+    groups = own_groups(rows_of(100, spread=0.01), wide)
+    assert max(group.high - group.low for group in groups) < 0.5
     (few,) = own_groups(rows_of(4, spread=0.01), wide)
     assert (few.low, few.high) == (-0.5, 0.5) and few.basis == "borrows from gemm h100"
 

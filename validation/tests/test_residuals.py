@@ -18,13 +18,13 @@ from validation.residuals import groups_of, judged_in_turn
 def test_intervals_hold_as_often_as_they_promise(shared: Callable[[str], Path]) -> None:
     rows = residual_rows(shared("data"))
     assert {row.fold for row in rows} == set(range(FOLDS)) and len(rows) > 30_000
-    found = figures(rows)
-    assert len(found["groups"]) >= 16
-    assert {group["kind"]: group["share"] for group in found["groups"] if not 0.85 <= group["share"] <= 0.955} == {}
-    assert found["coverage_left_out"] >= 0.8
-    assert found["width_over_error"] <= 2.5
-    assert found["overlap_coverage"] >= 0.85 and 0.8 <= found["steps_coverage"] <= 0.95
-    assert found["decided_right"] >= 0.95 and found["decided_share"] >= 0.5
+    measured = figures(rows)
+    assert len(measured["groups"]) >= 16
+    assert {group["kind"]: group["share"] for group in measured["groups"] if not 0.85 <= group["share"] <= 0.955} == {}
+    assert measured["coverage_left_out"] >= 0.8
+    assert measured["width_over_error"] <= 2.5
+    assert measured["overlap_coverage"] >= 0.85 and 0.8 <= measured["steps_coverage"] <= 0.95
+    assert measured["decided_right"] >= 0.95 and measured["decided_share"] >= 0.5
     shipped, anew = shipped_residuals(), Residuals(tuple(groups_of(rows)))
     for kind, gpu in {(row.kind, row.gpu) for row in rows}:  # within what another version of the models changes
         here, there = (residuals.of(kind, gpu) for residuals in (shipped, anew))
@@ -41,6 +41,6 @@ def test_a_folder_of_overlaps_is_judged_alone(
     assert main(["--data", str(tmp_path)]) == 0
     assert "overlap_coverage" in capsys.readouterr().out
     rows = [row for row in residual_rows(tmp_path) if row.kind == "overlap"]
-    judged = [one for one in judged_in_turn(rows) if one.row.kind == "overlap"]
+    judged = [line for line in judged_in_turn(rows) if line.row.kind == "overlap"]
     assert len(judged) == len(rows) > 30
     assert main(["--json"]) == 0 and "shipped_groups" in capsys.readouterr().out
