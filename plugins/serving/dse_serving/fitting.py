@@ -1,0 +1,91 @@
+"""Fit of the constants of serving software and of its kernels to measured points (`benchmarks.serving --fit`).
+
+Least squares of the logarithms of both times, of the first token with less weight (warm-up is in the measured means),
+with a soft L1 loss, and a weak pull to where the search begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from dse_serving.design import ServingKernels, kernels
+from dse_serving.measured import Predictor, Row, server_tree, settings
+
+Floats = NDArray[np.float64]
+_TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s")
+_LEAST = {"host_s": 1e-4, "host_sequence_s": 2e-6, "launch_s": 1e-6, "request_s": 1e-4, "latency_s": 1e-3}
+_FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05
+
+
+def constants() -> dict[str, float]:
+    """The constants that are fitted, by path, as they are shipped."""
+    known = kernels()
+    speeds = {
+        f"{part}.{name}.{size}": float(getattr(speed, size))
+        for part in ("dense", "experts")
+        for name, speed in getattr(known, part).items()
+        for size in ("few", "many")
+    }
+    software = {
+        f"{server}.{name}": max(float(server_tree(server)["scheduler"][name]), _LEAST[name])
+        for server in settings()["servers"].values()
+        for name in _TIMES
+    }
+    return {**speeds, "sum_s": float(known.sum_s), "peer_s": float(known.peer_s), **software}
+
+
+def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
+    """Constants by path that fit rows best, and the sum of the losses."""
+    start, fitter = constants(), _Fit(rows)
+    names = list(start)
+
+    def residuals(factors: Floats) -> Floats:
+        values = dict(zip(names, factors * np.array(list(start.values())), strict=True))
+        return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
+
+    found = least_squares(
+        residuals,
+        np.ones(len(names)),
+        loss="soft_l1",
+        f_scale=_LOSS,
+        diff_step=0.05,
+        max_nfev=evaluations,
+        bounds=(0.05, 20),
+    )
+    fitted = {
+        name: float(f"{value:.4g}") for name, value in zip(names, found.x * np.array(list(start.values())), strict=True)
+    }
+    return {**fitted, "loss": float(found.cost), "rows": float(len(rows))}
+
+
+class _Fit:
+    """Errors of rows under constants."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows, self._predictor = rows, Predictor()
+
+    def residuals(self, values: Mapping[str, float]) -> Floats:
+        """Logarithms of predicted over measured times, those of first tokens with their weight."""
+        known, later, first = _with_speeds(values), [], []
+        for row in self._rows:
+            server = settings()["servers"][row.cells["backend"]]
+            point = self._predictor.predict(row, {name: values[f"{server}.{name}"] for name in _TIMES}, known)
+            later.append(0.0 if point is None else np.log1p(point.tpot_error))
+            first.append(0.0 if point is None else _FIRST * np.log1p(point.ttft_error))
+        return np.array([*later, *first])
+
+
+def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
+    tree: dict[str, Any] = kernels().model_dump()
+    for path, value in values.items():
+        part, *rest = path.split(".")
+        if part in ("dense", "experts"):
+            tree[part][rest[0]][rest[1]] = value
+        elif not rest:
+            tree[part] = value
+    return ServingKernels.model_validate(tree)
