@@ -22,6 +22,14 @@ _OWN: Mapping[str, Any] = {"server": Server, "engines": Engines, "traffic": Traf
 _OF_STEPS = ("system", "model", "kernels", "run", "parallel")
 _CHOSEN = {"mode": "decode", "batch": 1, "sequence_length": 1, "micro_batches": 1}
 """Values of a run that engines choose step by step."""
+_APART = {"engines.apart": True}
+_CONDITIONS: Mapping[str, Mapping[str, Any]] = {
+    "engines.prefill_replicas": _APART,
+    "engines.prefill_tp": _APART,
+    "engines.beside": _APART,
+    "traffic.concurrency": {"traffic.arrivals": "closed"},
+}
+"""Knob -> values with which it counts."""
 _KNOWN = 512
 _LOGGED = 4000  # steps of a timeline
 
@@ -48,6 +56,24 @@ class ServingBackend(Backend):
                 way = "leave it out: traffic has the lengths, the scheduler the sizes"
                 check.add(f"run.{name}", "is chosen by engines, step by step", value=tree["run"][name], way_out=way)
         check.done()
+
+    def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
+        """The configuration itself, whose traffic can be drawn. Raises ConfigError, of a trace that is out of order."""
+        check = Problems()
+        spec = check.model(TrafficSpec, tree["traffic"], path="traffic")
+        check.done()
+        assert spec is not None
+        traffic, context = spec.draw(), (tree["server"].get("scheduler") or {}).get("context")
+        longest = int((traffic.inputs + traffic.outputs).max())
+        if isinstance(context, int) and longest > context:
+            rule = f"is less than the longest request, {longest:,} tokens with its output"
+            check.add("server.scheduler.context", rule, value=context, way_out="raise it, or shorten requests")
+        check.done()
+        return {str(tree["model"]["name"]): tree}
+
+    def condition(self, path: str, tree: Tree) -> Mapping[str, Any] | None:
+        """Knobs of engines of prompts count where these are apart, those of arrivals where these are of their kind."""
+        return _CONDITIONS.get(path, super().condition(path, tree))
 
     def design(self, tree: Tree) -> Serving:
         """A validated deployment. Raises ConfigError with every problem."""

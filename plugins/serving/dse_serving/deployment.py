@@ -32,7 +32,8 @@ class Scheduler(Frozen):
     whether prompts may be cut. block: tokens of a page of keys and values. reserved: share of the output for which
     pages are taken when a request enters; where they run short later, the last sequence is preempted and computed
     again. kept_free: share of the pages that stay free when a request enters. memory: share of a GPU's memory for
-    weights, and keys and values. graphs: sizes of decode steps that are replayed as CUDA graphs.
+    weights, and keys and values. context: tokens of the longest request, prompt and output. graphs: sizes of decode
+    steps that are replayed as CUDA graphs.
 
     host_s, host_sequence_s: time of the host for a step, and more for each sequence, hidden behind the GPU where
     `overlapped`. launch_s: of the host for a kernel of a step with prompts, which no graph replays. request_s: of the
@@ -50,6 +51,7 @@ class Scheduler(Frozen):
     reserved: Share = 0.0
     kept_free: Share = 0.01
     memory: Annotated[Number, Field(gt=0, le=1)] = 0.9
+    context: Count = 131072
     graphs: tuple[Count, ...] = ()
     host_s: Seconds = 0.0
     host_sequence_s: Seconds = 0.0
@@ -200,5 +202,7 @@ class Deployment:
                 check.add("traffic", f"has a request of {largest:,} tokens, which {rule}", way_out="use more GPUs")
             if not plan.chunked and int(traffic.inputs.max()) > plan.tokens:
                 rule = f"is less than the longest prompt ({int(traffic.inputs.max()):,}), which is not cut"
-                check.add("scheduler.tokens", rule, value=plan.tokens, way_out="raise it, or scheduler.chunked=true")
+                check.add(
+                    "server.scheduler.tokens", rule, value=plan.tokens, way_out="raise it, or scheduler.chunked=true"
+                )
         check.done()

@@ -27,11 +27,12 @@ Count = Annotated[Integer, Field(ge=1, le=2**20)]
 
 
 class Server(SourcedValue):
-    """Serving software: how its engines schedule."""
+    """Serving software: how its engines schedule, and its options by dotted path."""
 
     name: str
     description: str = ""
     scheduler: Scheduler
+    flags: Mapping[str, str] = {}
 
 
 class ServingKernels(SourcedValue):
