@@ -89,11 +89,9 @@ def with_splits(table: pd.DataFrame) -> pd.DataFrame:
 def _split(row: Mapping[Any, Any]) -> str:
     """`4 x TP 2`, or `1 x TP 4 for prompts, 2 x TP 2`."""
     tp, gpus = int(row["parallel.tp"]), int(row["gpus"])
-    if not row.get("engines.apart"):
+    if not _plain(row.get("engines.apart")):
         return f"{gpus // tp} x TP {tp}"
-    of_prompts = row.get("engines.prefill_tp")
-    each = tp if of_prompts is None or of_prompts != of_prompts else int(of_prompts)
-    count = int(row["engines.prefill_replicas"])
+    each, count = int(_plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
     return f"{count} x TP {each} for prompts, {(gpus - count * each) // tp} x TP {tp}"
 
 
@@ -105,10 +103,9 @@ def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
 
 def within(points: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
     """Points within all limits."""
-    fits = np.logical_and.reduce(
-        [points[name] <= limit for name, limit in limits.items()] or [np.ones(len(points), bool)]
-    )
-    return points[fits]
+    for name, limit in limits.items():
+        points = points[points[name] <= limit]
+    return points
 
 
 def best_of(points: pd.DataFrame) -> dict[str, Any]:
@@ -118,7 +115,8 @@ def best_of(points: pd.DataFrame) -> dict[str, Any]:
 
 def sentence(best: Mapping[Any, Any]) -> str:
     """The best deployment in a sentence."""
-    loop = f", {best['traffic.concurrency']:.0f} requests under way" if best.get("traffic.concurrency") else ""
+    under_way = _plain(best.get("traffic.concurrency"))
+    loop = f", {under_way:.0f} requests under way" if under_way else ""
     times = ", ".join(f"{words} {cell(best[name], 's')}" for name, words in _TIMES.items())
     rate = f"{best[_RATE]:,.0f} tokens/s a GPU, {best['tokens_per_s_per_user']:.1f} tokens/s a user"
     price = f", {best['tokens_per_usd']:,.0f} tokens a dollar" if best["tokens_per_usd"] else ""
@@ -136,7 +134,7 @@ def rivals_table(inside: pd.DataFrame) -> Table:
     best = inside.loc[inside.groupby("split")[_RATE].idxmax()].sort_values(_RATE, ascending=False)
     for row in best.head(12).to_dict("records"):
         times = [cell(row[name], "s") for name in _TIMES]
-        loop = row.get("traffic.concurrency")
+        loop = _plain(row.get("traffic.concurrency"))
         rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", f"{row['tokens_per_usd']:,.0f}"]
         shown.add_row(row["split"], f"{loop:.0f}" if loop else "", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
     return shown
@@ -156,7 +154,7 @@ def nearest(points: pd.DataFrame, limits: Mapping[str, float]) -> Iterator[str]:
         if least[name] > limit:
             rule = f"no deployment has a {_TIMES.get(name, name)} within {cell(limit, 's')}"
             yield f"{rule}: the least is {cell(least[name], 's')}, by {least['split']}"
-    excess = np.max([points[name] / limit for name, limit in limits.items()], axis=0)
+    excess = np.max([points[name].to_numpy(float) / limit for name, limit in limits.items()], axis=0)
     near = {str(name): value for name, value in points.iloc[int(np.argmin(excess))].items()}
     binding = max(limits, key=lambda name: float(near[name] / limits[name]))
     over = f"{100 * (float(excess.min()) - 1):.0f} % over slo.{binding}"
@@ -190,14 +188,20 @@ def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
     tree = {name: config[name] for name in _SECTIONS}
     for path, value in row.items():
         if str(path).partition(".")[0] in _SECTIONS and "." in str(path):
-            tree = _replaced(tree, str(path).split("."), None if value != value else value)
+            tree = _replaced(tree, str(path).split("."), _plain(value))
     return ServingBackend().design(tree)
+
+
+def _plain(value: Any) -> Any:
+    """A cell as a configuration has it; None where it is empty."""
+    import pandas as pd
+
+    return None if pd.isna(value) else value.item() if isinstance(value, np.generic) else value
 
 
 def _replaced(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
     first, *rest = names
-    plain = value.item() if isinstance(value, np.generic) else value
-    return {**tree, first: _replaced(tree[first], rest, value) if rest else plain}
+    return {**tree, first: _replaced(tree[first], rest, value) if rest else value}
 
 
 def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
