@@ -33,7 +33,7 @@ from dse_serving.measured import (
 )
 from dse_serving.reference import Cluster
 from dse_serving.run import run
-from dse_serving.traffic import Lengths, Traffic, TrafficSpec
+from dse_serving.traffic import TokenLengths, Traffic, TrafficSpec
 
 _BY = {"scheduler": "backend", "gpu": "system", "model": "model_path"}
 _REQUESTS, _CONCURRENCY = 10_000, 64
@@ -65,7 +65,7 @@ def _deployment() -> tuple[Deployment, Traffic]:
     cells |= {"id": "speed", "backend": "vllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm"}
     cells |= {"isl": "1024", "osl": "256", "batch_size": str(_CONCURRENCY), "tp_size": "1", "silicon_data_source": ""}
     design = ServingBackend().design(design_tree(Row(cells, 0.0, 0.0)))
-    lengths = {"input": Lengths(kind="uniform", tokens=1024), "output": Lengths(kind="uniform", tokens=256)}
+    lengths = {"input": TokenLengths(kind="uniform", tokens=1024), "output": TokenLengths(kind="uniform", tokens=256)}
     traffic = TrafficSpec(requests=_REQUESTS, concurrency=_CONCURRENCY, **lengths)
     return deployment_of(design), traffic.draw()
 
@@ -107,14 +107,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--data", type=Path, help="folder of measured tables")
     parser.add_argument("--fit", action="store_true", help="fit constants to the rows that the rule names")
-    asked = parser.parse_args(words)
-    if asked.fit:
-        if asked.data is None:
+    options = parser.parse_args(words)
+    if options.fit:
+        if options.data is None:
             parser.error("--fit needs --data")
-        print(json.dumps(fit(fitted_rows(read_rows(asked.data))), indent=2))
+        print(json.dumps(fit(fitted_rows(read_rows(options.data))), indent=2))
         return 0
-    figures = {**({} if asked.data is None else accuracy(asked.data)), **speeds()}
-    if asked.json:
+    figures = {**({} if options.data is None else accuracy(options.data)), **speeds()}
+    if options.json:
         print(json.dumps(figures, indent=2))
     else:
         print("\n".join(f"{name}: {value}" for name, value in figures.items()))

@@ -12,7 +12,7 @@ from dse.backend import Backend, Batch, Interval, Metric, Replay, Result, Result
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.values import Memo
 from dse_serving.design import Engines, Server, Serving, Slo, broken_rules, deployment_of, kernels, usd_per_gpu_hour
-from dse_serving.results import METRICS, Served, metrics_of
+from dse_serving.results import METRICS, ServingRun, metrics_of
 from dse_serving.run import run
 from dse_serving.traffic import Traffic, TrafficSpec
 from simulators.steps.backend import StepBackend
@@ -45,10 +45,10 @@ class ServingBackend(Backend):
 
     def sections(self, tree: Tree) -> None:
         """Check that a configuration has the sections of a deployment and no others."""
-        check, known = Problems(), (*_OF_STEPS, *_OWN)
-        for name in set(tree) - set(known):
-            check.add(name, "is not a known section", way_out=did_you_mean(name, known))
-        for name in known:
+        check, names = Problems(), (*_OF_STEPS, *_OWN)
+        for name in set(tree) - set(names):
+            check.add(name, "is not a known section", way_out=did_you_mean(name, names))
+        for name in names:
             if not isinstance(tree.get(name), Mapping):
                 check.add(name, "is no section of keys", value=tree.get(name))
         for name in _CHOSEN if isinstance(tree.get("run"), Mapping) else ():
@@ -121,7 +121,7 @@ class ServingBackend(Backend):
         metrics = metrics_of(served, float(slo.percentile), limits, usd_per_gpu_hour(design))
         return Result("ok", metrics, engine="compiled")
 
-    def serve(self, design: Serving, logged: int = 0) -> Served:
+    def serve(self, design: Serving, logged: int = 0) -> ServingRun:
         """The run of a design. logged: steps that are noted. Raises ConfigError where it cannot serve its traffic."""
         traffic = self._traffic.get(design.traffic.draw, design.traffic)
         seed = int(design.traffic.seed)

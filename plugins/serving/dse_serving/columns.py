@@ -46,4 +46,4 @@ LOGGED = 9
 blocks in use, tokens generated.
 """
 PER_OCTAVE = 4
-"""Lengths of a prompt between powers of two at which its attention is tabled."""
+"""TokenLengths of a prompt between powers of two at which its attention is tabled."""

@@ -149,7 +149,7 @@ def generate(state: State, e: int, pool: int) -> int:
         if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:
             continue
         stays = True
-        while stays and not grow(state, e, pool, request, wanted(state, pool, request)):
+        while stays and not grow(state, e, pool, request, tokens_written(state, pool, request)):
             stays = preempt(state, e) != request
             preempted = True
         if stays:
@@ -159,23 +159,23 @@ def generate(state: State, e: int, pool: int) -> int:
 
 
 @inline_never
-def wanted(state: State, pool: int, request: int) -> int:
+def tokens_written(state: State, pool: int, request: int) -> int:
     """Tokens whose keys and values a step of a sequence that generates may write; the last token's are never."""
     most = state.requests[request, at.INPUT] + state.requests[request, at.OUTPUT] - 1
     return int(min(state.requests[request, at.CACHED] + 1 + state.limits[pool, at.DRAFTS], most))
 
 
 @inline_never
-def kept(state: State, pool: int, request: int) -> int:
+def tokens_at_entry(state: State, pool: int, request: int) -> int:
     """Tokens that a request takes blocks for when it enters."""
     left = state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED]
     tokens = state.requests[request, at.TARGET] + (state.limits[pool, at.RESERVED] * left + 999) // 1000
-    return int(max(tokens, wanted(state, pool, request)))
+    return int(max(tokens, tokens_written(state, pool, request)))
 
 
 @inline_never
 def admits(state: State, e: int, pool: int, budget: int) -> bool:
-    """Whether the first request of the queue may enter: a sequence, tokens and blocks are left for it."""
+    """Tell whether the first request of the queue may enter: a sequence, tokens and blocks are left for it."""
     if state.engine[e, at.WAITING] == 0 or state.engine[e, at.RUNNING] >= state.limits[pool, at.SEQUENCES]:
         return False
     request = state.engine[e, at.HEAD]
@@ -184,7 +184,7 @@ def admits(state: State, e: int, pool: int, budget: int) -> bool:
     )
     if need > 0 and (budget <= 0 or (need > budget and state.limits[pool, at.CHUNKED] == 0)):
         return False
-    blocks = (kept(state, pool, request) + state.limits[pool, at.BLOCK] - 1) // state.limits[pool, at.BLOCK]
+    blocks = (tokens_at_entry(state, pool, request) + state.limits[pool, at.BLOCK] - 1) // state.limits[pool, at.BLOCK]
     spare = 0 if state.engine[e, at.RUNNING] == 0 else state.limits[pool, at.KEPT_FREE]
     return bool(blocks + spare <= state.engine[e, at.FREE])
 
@@ -193,7 +193,7 @@ def admits(state: State, e: int, pool: int, budget: int) -> bool:
 def admit(state: State, e: int, pool: int, now: float) -> int:
     """Let the first request of the queue in, with blocks for its prompt and what is reserved; return it."""
     request = pop(state, e)
-    grow(state, e, pool, request, kept(state, pool, request))
+    grow(state, e, pool, request, tokens_at_entry(state, pool, request))
     state.requests[request, at.CACHED] = max(state.requests[request, at.CACHED], state.requests[request, at.PREFIX])
     state.running[e, state.engine[e, at.RUNNING]] = request
     state.engine[e, at.RUNNING] += 1
@@ -263,13 +263,13 @@ def step_seconds(state: State, e: int, pool: int) -> float:
             tokens += chunk
             prompts += 1
     ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
-    each = (sequences + ranks - 1) // ranks
+    per_rank = (sequences + ranks - 1) // ranks
     row = min((sequences * (1 + drafts) + tokens + ranks - 1) // ranks, state.linear.shape[2] - 1)
     seconds = state.linear[pool, 1 if prompts == 0 else 0, row]
     seconds += state.head[pool, (sequences + prompts + ranks - 1) // ranks] + scores / ranks
     if sequences > 0:
         seconds += (
-            decode_seconds(state.decode, pool, each, max(1.0, context / sequences))
+            decode_seconds(state.decode, pool, per_rank, max(1.0, context / sequences))
             + drafts * state.rates[pool, at.DRAFT]
         )
     if prompts > 0:
@@ -279,7 +279,7 @@ def step_seconds(state: State, e: int, pool: int) -> float:
 
 
 @inline_never
-def accepted(state: State, pool: int, seed: int, request: int, number: int) -> int:
+def accepted_drafts(state: State, pool: int, seed: int, request: int, number: int) -> int:
     """Drafts of a step that are accepted, each with the same chance after the one before."""
     if state.limits[pool, at.DRAFTS] == 0:
         return 0
@@ -298,7 +298,7 @@ def advance(state: State, pool: int, seed: int, request: int, now: float) -> int
         return 0
     tokens = 1
     if chunk == 0:
-        tokens += accepted(state, pool, seed, request, state.requests[request, at.ROUNDS])
+        tokens += accepted_drafts(state, pool, seed, request, state.requests[request, at.ROUNDS])
         tokens = min(tokens, state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED])
         state.requests[request, at.ROUNDS] += 1
         state.requests[request, at.CACHED] += tokens

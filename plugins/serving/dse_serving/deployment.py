@@ -25,7 +25,7 @@ Policy = Literal["round_robin", "fewest_requests"]
 
 
 class Scheduler(Frozen):
-    """How an engine composes its steps.
+    """The way in which an engine composes its steps.
 
     policy: mixed, prompts beside the sequences that generate; or prefill_first, steps of prompts alone as long as one
     waits. tokens: most of a step (of prompts, where these go first). sequences: most that an engine has. chunked:
@@ -156,7 +156,7 @@ class Deployment:
         engine[:, at.FREE] = engine[:, at.LEAST_FREE] = limits[pools, at.TOTAL]
         engine[:, at.SENDING] = NOBODY
         running = np.zeros((engines, int(limits[:, at.SEQUENCES].max())), np.int64)
-        linear, head, decode, prompt = (self._stacked(name) for name in ("linear", "head", "decode", "prompt"))
+        linear, head, decode, prompt = (self._stack(name) for name in ("linear", "head", "decode", "prompt"))
         ends, sending = np.full(engines, np.inf), np.zeros(engines)
         turns, sums = np.zeros(engines, np.int64), np.zeros((engines, 2))
         log = np.zeros((logged, at.LOGGED))
@@ -178,7 +178,7 @@ class Deployment:
             log,
         )
 
-    def _stacked(self, name: str) -> Floats:
+    def _stack(self, name: str) -> Floats:
         arrays = [getattr(pool.times, name) for pool in self.pools]
         shape = np.max([array.shape for array in arrays], axis=0)
         padded = [
@@ -194,8 +194,8 @@ class Deployment:
         for pool in self.pools:
             plan, room = pool.scheduler, pool.blocks * pool.scheduler.block
             if pool.blocks == 0:
-                needed, whole = pool.times.weight_bytes / 1e9, plan.memory * pool.times.room_bytes / 1e9
-                rule = f"of {needed:,.1f} GB leave no room for keys and values in {whole:,.1f} GB of a GPU"
+                needed, room_gb = pool.times.weight_bytes / 1e9, plan.memory * pool.times.room_bytes / 1e9
+                rule = f"of {needed:,.1f} GB leave no room for keys and values in {room_gb:,.1f} GB of a GPU"
                 check.add("model", f"has weights that {rule}", way_out="use more GPUs, or a smaller format")
             elif largest > room:
                 rule = f"is more than the keys and values that an engine holds ({room:,} tokens)"

@@ -15,7 +15,7 @@ from dse.errors import Problem
 from dse.values import Frozen, Memo
 from dse.values.units import BytesPerSecond, Integer, Number, Seconds
 from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
-from dse_serving.step_times import Kernels, Speeds, StepParts, step_parts
+from dse_serving.step_times import EngineKernels, Speeds, StepParts, step_parts
 from dse_serving.traffic import TrafficSpec
 from simulators.hardware.sourced import SourcedValue
 from simulators.steps.design import StepDesign
@@ -45,11 +45,11 @@ class ServingKernels(SourcedValue):
     sum_s: Seconds
     peer_s: Seconds
 
-    def of(self, dense: str, experts: str) -> Kernels:
+    def of(self, dense: str, experts: str) -> EngineKernels:
         """Kernels with these formats; with the closest one where a format was not measured."""
         plain = self.dense.get(dense, self.dense[_NEAR.get(dense, "bf16")])
         speeds = self.experts.get(experts, self.experts.get(_NEAR.get(experts, "fp8"), plain))
-        return Kernels(dense=plain, experts=speeds, sum_s=self.sum_s, peer_s=self.peer_s)
+        return EngineKernels(dense=plain, experts=speeds, sum_s=self.sum_s, peer_s=self.peer_s)
 
 
 _NEAR = {"fp8": "fp8", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "mxfp4": "bf16"}
@@ -75,8 +75,10 @@ class Engines(Frozen):
 
 
 class Slo(Frozen):
-    """What users accept: time to the first token and time of each later one [s], None for anything; percentile: share
-    of the requests for which it must hold. usd_per_gpu_hour: price; None for that of `conf/data/gpu_prices.yaml`.
+    """Limits that users accept: time to the first token and time of each later one [s]; None for no limit.
+
+    percentile: share of the requests for which they must hold. usd_per_gpu_hour: price; None for that of
+    `conf/data/gpu_prices.yaml`.
     """
 
     ttft_s: Seconds | None = None
@@ -97,8 +99,8 @@ class Serving(StepDesign):
     def gpus(self) -> int:
         """All GPUs that may be used."""
         node = self.system.node
-        held = 1 if node is None else int(node.num_gpus)
-        return held if self.engines.gpus is None else int(self.engines.gpus)
+        in_node = 1 if node is None else int(node.num_gpus)
+        return in_node if self.engines.gpus is None else int(self.engines.gpus)
 
     @property
     def prefill_gpus(self) -> int:
@@ -139,9 +141,9 @@ def broken_rules(design: Serving) -> Iterator[Problem]:
         yield Problem("parallel.ep", rule, ep, "set 1 or that")
 
 
-def deployment_of(design: Serving, known: ServingKernels | None = None) -> Deployment:
-    """The deployment of a design: its pools with the times of their steps. known: kernels, None for those of conf."""
-    engines, speeds = design.engines, (known or kernels()).of(*formats(design))
+def deployment_of(design: Serving, software: ServingKernels | None = None) -> Deployment:
+    """The deployment of a design: its pools with the times of their steps. software: None for the kernels of `conf`."""
+    engines, speeds = design.engines, (software or kernels()).of(*formats(design))
     pools = [_pool(design, design.replicas, int(design.parallel.tp), speeds)]
     if engines.apart:
         tp = int(engines.prefill_tp or design.parallel.tp)
@@ -151,10 +153,10 @@ def deployment_of(design: Serving, known: ServingKernels | None = None) -> Deplo
     return Deployment(tuple(pools), Transfer(rate, engines.latency_s, engines.beside, layers), engines.routing)
 
 
-def _pool(design: Serving, count: int, tp: int, speeds: Kernels) -> Pool:
+def _pool(design: Serving, count: int, tp: int, speeds: EngineKernels) -> Pool:
     """Equal engines of a design."""
     parallel, plan = design.parallel.model_copy(update={"tp": tp}), design.server.scheduler
-    whole, ep = int(tp) * int(parallel.dp), int(parallel.ep)
+    gpus, ep = int(tp) * int(parallel.dp), int(parallel.ep)
     if ep > 1 and int(parallel.dp) == 1:  # every GPU has all tokens: as experts that tp splits
         parallel = parallel.model_copy(update={"ep": 1})
     step = StepDesign.model_construct(
@@ -164,8 +166,8 @@ def _pool(design: Serving, count: int, tp: int, speeds: Kernels) -> Pool:
     shared = (design.system, design.model, design.run, design.kernels)
     key = (parallel.model_dump_json(), tokens, sequences)
     parts = _PARTS.get(lambda: step_parts(step, tokens, sequences), *shared, key=key)
-    times = parts.timed(speeds, plan.graphs)
-    return Pool(count, plan, times, whole, int(parallel.dp))
+    times = parts.times_with(speeds, plan.graphs)
+    return Pool(count, plan, times, gpus, int(parallel.dp))
 
 
 def formats(design: StepDesign) -> tuple[str, str]:

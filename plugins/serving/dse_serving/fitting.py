@@ -24,11 +24,11 @@ _FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05
 
 def constants() -> dict[str, float]:
     """The constants that are fitted, by path, as they are shipped."""
-    known = kernels()
+    shipped = kernels()
     speeds = {
         f"{part}.{name}.{size}": float(getattr(speed, size))
         for part in ("dense", "experts")
-        for name, speed in getattr(known, part).items()
+        for name, speed in getattr(shipped, part).items()
         for size in ("few", "many")
     }
     software = {
@@ -36,7 +36,7 @@ def constants() -> dict[str, float]:
         for server in settings()["servers"].values()
         for name in _TIMES
     }
-    return {**speeds, "sum_s": float(known.sum_s), "peer_s": float(known.peer_s), **software}
+    return {**speeds, "sum_s": float(shipped.sum_s), "peer_s": float(shipped.peer_s), **software}
 
 
 def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
@@ -48,7 +48,7 @@ def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
         values = dict(zip(names, factors * np.array(list(start.values())), strict=True))
         return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
 
-    found = least_squares(
+    solution = least_squares(
         residuals,
         np.ones(len(names)),
         loss="soft_l1",
@@ -58,9 +58,10 @@ def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
         bounds=(0.05, 20),
     )
     fitted = {
-        name: float(f"{value:.4g}") for name, value in zip(names, found.x * np.array(list(start.values())), strict=True)
+        name: float(f"{value:.4g}")
+        for name, value in zip(names, solution.x * np.array(list(start.values())), strict=True)
     }
-    return {**fitted, "loss": float(found.cost), "rows": float(len(rows))}
+    return {**fitted, "loss": float(solution.cost), "rows": float(len(rows))}
 
 
 class _Fit:
@@ -71,10 +72,10 @@ class _Fit:
 
     def residuals(self, values: Mapping[str, float]) -> Floats:
         """Logarithms of predicted over measured times, those of first tokens with their weight."""
-        known, later, first = _with_speeds(values), [], []
+        software, later, first = _with_speeds(values), [], []
         for row in self._rows:
             server = settings()["servers"][row.cells["backend"]]
-            point = self._predictor.predict(row, {name: values[f"{server}.{name}"] for name in _TIMES}, known)
+            point = self._predictor.predict(row, {name: values[f"{server}.{name}"] for name in _TIMES}, software)
             later.append(0.0 if point is None else np.log1p(point.tpot_error))
             first.append(0.0 if point is None else _FIRST * np.log1p(point.ttft_error))
         return np.array([*later, *first])
@@ -83,9 +84,9 @@ class _Fit:
 def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
     tree: dict[str, Any] = kernels().model_dump()
     for path, value in values.items():
-        part, *rest = path.split(".")
+        part, *names = path.split(".")
         if part in ("dense", "experts"):
-            tree[part][rest[0]][rest[1]] = value
-        elif not rest:
+            tree[part][names[0]][names[1]] = value
+        elif not names:
             tree[part] = value
     return ServingKernels.model_validate(tree)

@@ -35,7 +35,7 @@ _ENGINES = {"replicas": 1, "routing": "fewest_requests"}
 
 @cache
 def settings() -> Mapping[str, Any]:
-    """What `conf/data/silicon.yaml` says."""
+    """The settings of `conf/data/silicon.yaml`."""
     tree: Mapping[str, Any] = load_yaml(DATA / "silicon.yaml")
     return tree
 
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def apart(self) -> bool:
-        """Whether prompts have engines of their own."""
+        """Tell whether prompts have engines of their own."""
         return self.cells["mode"] == "disagg"
 
     @property
@@ -76,14 +76,14 @@ class Row:
 
     @property
     def is_dated(self) -> bool:
-        """Whether that file has the name of a date."""
+        """Tell whether that file has the name of a date."""
         return self.source.startswith("20")
 
     @property
     def concurrency(self) -> int:
         """Requests under way."""
-        said = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
-        return int(said[1]) if said else round(float(self.cells["batch_size"]))
+        match = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
+        return int(match[1]) if match else round(float(self.cells["batch_size"]))
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -202,17 +202,17 @@ class Predictor:
         return self._designs[row.name]
 
     def predict(
-        self, row: Row, changes: Mapping[str, Any] | None = None, known: ServingKernels | None = None
+        self, row: Row, changes: Mapping[str, Any] | None = None, software: ServingKernels | None = None
     ) -> Point | None:
         """The row with its predicted times; None where its deployment is refused (`refused` says why).
 
-        changes: of its scheduler; known: kernels in place of those of conf.
+        changes: of its scheduler; software: kernels in place of those of conf.
         """
         try:
             design = self.design(row)
             scheduler = design.server.scheduler.model_copy(update=dict(changes or {}))
             server = design.server.model_copy(update={"scheduler": scheduler})
-            deployment = deployment_of(design.model_copy(update={"server": server}), known)
+            deployment = deployment_of(design.model_copy(update={"server": server}), software)
             served = run(deployment, design.traffic.draw())
         except (ConfigError, KeyError) as error:
             self.refused[row.name] = str(error)
@@ -250,12 +250,12 @@ def rank_correlation(points: Sequence[Point]) -> float:
     """Spearman's correlation of tokens/s a GPU between predictions and measurements: median over models and GPUs at
     equal lengths, of five rows or more.
     """
-    found = []
+    correlations = []
     for group in _apart_by(points, "model_path", "system", "isl", "osl"):
         if len(group) >= 5:
             rates = [[_rate(point, measured=side) for point in group] for side in (True, False)]
-            found.append(float(spearmanr(*rates).statistic))
-    return float(np.median(found)) if found else float("nan")
+            correlations.append(float(spearmanr(*rates).statistic))
+    return float(np.median(correlations)) if correlations else float("nan")
 
 
 def frontier_error(points: Sequence[Point]) -> float:

@@ -64,7 +64,7 @@ class Request:
 
     @property
     def generates(self) -> bool:
-        """Whether all is there that precedes its next token."""
+        """Tell whether all is there that precedes its next token."""
         return self.cached >= self.target
 
 
@@ -101,16 +101,16 @@ class Rules:
         """Pages for so many tokens."""
         return -(-tokens // int(self.limits[at.BLOCK]))
 
-    def wanted(self, request: Request) -> int:
+    def tokens_written(self, request: Request) -> int:
         """Tokens whose keys and values a step that generates may write."""
         most = request.input + request.output - 1
         return min(request.cached + 1 + int(self.limits[at.DRAFTS]), most)
 
-    def kept(self, request: Request) -> int:
+    def tokens_at_entry(self, request: Request) -> int:
         """Tokens that a request takes pages for when it enters."""
         left = request.output - request.generated
         reserved = request.target + -(-int(self.limits[at.RESERVED]) * left // 1000)
-        return max(reserved, self.wanted(request))
+        return max(reserved, self.tokens_written(request))
 
 
 def _span(end: float, start: float) -> float:
@@ -169,7 +169,7 @@ class Engine:
         for request in list(self.running):
             if request not in self.running or not request.generates:
                 continue
-            while request in self.running and not self.grow(request, self.rules.wanted(request)):
+            while request in self.running and not self.grow(request, self.rules.tokens_written(request)):
                 self.preempt()
                 preempted = True
             if request in self.running:
@@ -203,7 +203,7 @@ class Engine:
         return arrived, chunks
 
     def admits(self, left: int) -> bool:
-        """Whether the first request that waits may enter."""
+        """Tell whether the first request that waits may enter."""
         limits = self.rules.limits
         if not self.waiting or len(self.running) >= limits[at.SEQUENCES]:
             return False
@@ -212,12 +212,12 @@ class Engine:
         if need > 0 and (left <= 0 or (need > left and not limits[at.CHUNKED])):
             return False
         spare = int(limits[at.KEPT_FREE]) if self.running else 0
-        return self.rules.blocks(self.rules.kept(request)) + spare <= self.free
+        return self.rules.blocks(self.rules.tokens_at_entry(request)) + spare <= self.free
 
     def admit(self) -> Request:
         """Let the first request that waits in."""
         request = self.waiting.popleft()
-        self.grow(request, self.rules.kept(request))
+        self.grow(request, self.rules.tokens_at_entry(request))
         request.cached = max(request.cached, request.prefix)
         self.running.append(request)
         self._note(request, at.ADMITTED)
@@ -242,7 +242,9 @@ class Engine:
         """Give each sequence its tokens when the step ends."""
         finished = 0
         for request in list(self.running):
-            tokens = self._generated(request) if request in generating else self._computed(request, chunks)
+            tokens = (
+                self._generated_tokens(request) if request in generating else self._computed_tokens(request, chunks)
+            )
             request.generated += tokens
             if tokens and self.rules.limits[at.ROLE] == at.BOTH:
                 self._note(request, at.FIRST)
@@ -253,7 +255,7 @@ class Engine:
                 self.send(request)
         self.cluster.follow(finished)
 
-    def _generated(self, request: Request) -> int:
+    def _generated_tokens(self, request: Request) -> int:
         """Tokens of a sequence that generated: one, and the drafts that are accepted."""
         accepted, rate = 0, float(self.rules.rates[at.ACCEPTANCE])
         if self.rules.limits[at.DRAFTS]:
@@ -266,7 +268,7 @@ class Engine:
         return tokens
 
     @staticmethod
-    def _computed(request: Request, chunks: dict[int, int]) -> int:
+    def _computed_tokens(request: Request, chunks: dict[int, int]) -> int:
         """One token of a prompt that is whole; none of others."""
         if request.number not in chunks:
             return 0
@@ -315,7 +317,7 @@ class Cluster:
         ]
         plan = deployment.pools[0].scheduler
         self.split, self.request_s, self.latency_s = counts[0], float(plan.request_s), float(plan.latency_s)
-        self.coming, self.entering, self.turns = traffic.timed, 0, [0, 0]
+        self.coming, self.entering, self.turns = traffic.num_timed, 0, [0, 0]
 
     def run(self) -> Floats:
         """Serve all requests; times of each, by the columns of `dse_serving.columns` [requests, columns]."""

@@ -1,4 +1,4 @@
-"""What follows from the times of all requests: percentiles with intervals, goodput, rates by GPU, user and dollar."""
+"""Metrics from the times of all requests: percentiles with intervals, goodput, rates by GPU, user and dollar."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Served:
-    """What became of all requests. Times [s] in the order of their numbers; steps: how many there were; skipped: share
-    of the requests, the first ones, that no statistic counts.
+class ServingRun:
+    """A run of a deployment, with the times of all requests [s] in the order of their numbers.
+
+    steps: number of all steps; skipped: share of the requests, the first ones, that no statistic counts.
     """
 
     deployment: Deployment
@@ -58,30 +59,34 @@ class Served:
         return np.asarray(self.state.moments[:, column])
 
     @cached_property
-    def counted(self) -> slice:
+    def counted_requests(self) -> slice:
         """Requests that statistics count."""
         return slice(min(int(self.skipped * self.traffic.size), self.traffic.size - 1), None)
 
     @cached_property
     def ttft_s(self) -> Floats:
         """Time from arrival to the first token of every request that counts."""
-        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted])
+        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted_requests])
 
     @cached_property
     def tpot_s(self) -> Floats:
         """Time of each token after the first of the same; 0 where there is one token."""
         later = np.maximum(self.traffic.outputs - 1, 1)
-        return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted])
+        return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted_requests])
 
     @cached_property
     def span_s(self) -> float:
         """Time from the first to the last end of what counts, as a rate of ends has it."""
         ends = self.times(at.FINISH)
-        started = np.partition(ends, self.counted.start)[self.counted.start] if self.counted.start else 0.0
+        started = (
+            np.partition(ends, self.counted_requests.start)[self.counted_requests.start]
+            if self.counted_requests.start
+            else 0.0
+        )
         return float(ends.max() - started)
 
     def within(self, ttft_s: float | None, tpot_s: float | None) -> NDArray[np.bool_]:
-        """Which requests that count are within limits."""
+        """The requests that count and are within limits."""
         fits = np.ones(len(self.ttft_s), bool)
         for times, most in ((self.ttft_s, ttft_s), (self.tpot_s, tpot_s)):
             fits &= times <= (np.inf if most is None else most)
@@ -104,12 +109,12 @@ def percentile_interval(values: Floats, share: float, confidence: float = 0.95) 
 
 
 def metrics_of(
-    served: Served, share: float, slo: tuple[float | None, float | None], usd_per_gpu_hour: float | None
+    served: ServingRun, share: float, slo: tuple[float | None, float | None], usd_per_gpu_hour: float | None
 ) -> dict[str, float]:
     """Every metric of `METRICS`. share: percentile; slo: limits of the first and of later tokens [s]."""
     fits, span, gpus = served.within(*slo), served.span_s, served.deployment.gpus
-    tokens = float(served.traffic.outputs[served.counted].sum()) / span if span > 0 else 0.0
-    whole = served.times(at.FINISH) - served.times(at.ARRIVAL)
+    tokens = float(served.traffic.outputs[served.counted_requests].sum()) / span if span > 0 else 0.0
+    latency = served.times(at.FINISH) - served.times(at.ARRIVAL)
     ends, state = float(served.times(at.FINISH).max()), served.state
     ttft, tpot = served.ttft_s, served.tpot_s
     total = np.repeat(
@@ -128,8 +133,8 @@ def metrics_of(
         "tpot_mean_s": float(tpot.mean()),
         "ttft_p50_s": percentile(ttft, 0.5),
         "tpot_p50_s": percentile(tpot, 0.5),
-        "latency_s": float(whole[served.counted].mean()),
-        "in_system": float(whole.sum()) / (ends - float(served.times(at.ARRIVAL).min())),
+        "latency_s": float(latency[served.counted_requests].mean()),
+        "in_system": float(latency.sum()) / (ends - float(served.times(at.ARRIVAL).min())),
         "kv_peak": float((1 - state.engine[:, at.LEAST_FREE] / total).max()),
         "preempted": float(state.requests[:, at.PREEMPTIONS].mean()),
         "busy": min(1.0, float(state.sums[:, 0].sum()) / (ends * len(state.ends))),

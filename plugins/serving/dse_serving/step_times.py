@@ -51,7 +51,7 @@ class Speeds(Frozen):
         return np.asarray(self.few + np.clip(place, 0.0, 1.0) * (self.many - self.few), float)
 
 
-class Kernels(Frozen):
+class EngineKernels(Frozen):
     """Kernels of serving engines, where they differ from those that the step model was fitted to.
 
     dense, experts: speeds of products. sum_s: latency of an all-reduce in one kernel, in which every GPU reads the
@@ -85,7 +85,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class StepParts:
-    """What steps of so many tokens and sequences take by part, at knots; times [s].
+    """Times of steps of so many tokens and sequences by part, at knots; times [s].
 
     linear: columns of products, products of experts, sums by the library and in one kernel without its latency, number
     of sums, and all else, of steps with prompts and of those without [2, 6, knots].
@@ -96,14 +96,14 @@ class StepParts:
     peers: int
     times: StepTimes
 
-    def timed(self, kernels: Kernels, graphs: Sequence[int] = ()) -> StepTimes:
+    def times_with(self, kernels: EngineKernels, graphs: Sequence[int] = ()) -> StepTimes:
         """Times with these kernels. graphs: sizes of steps without prompts that are captured; others are padded."""
-        dense, experts, library, direct, sums, rest = np.moveaxis(self.linear, 1, 0)
-        total = rest + dense * kernels.dense.at(self.tokens) + experts * kernels.experts.at(self.tokens)
+        dense, experts, library, direct, sums, other = np.moveaxis(self.linear, 1, 0)
+        total = other + dense * kernels.dense.at(self.tokens) + experts * kernels.experts.at(self.tokens)
         total = total + np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
-        each = np.arange(int(self.tokens[-1]) + 1)
-        prompts, plain = (_between(each, self.tokens, row) for row in total)
-        return replace(self.times, linear=np.stack([prompts, plain[_padded(each, graphs)]]))
+        counts = np.arange(int(self.tokens[-1]) + 1)
+        prompts, plain = (_between(counts, self.tokens, row) for row in total)
+        return replace(self.times, linear=np.stack([prompts, plain[_pad(counts, graphs)]]))
 
 
 def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
@@ -116,11 +116,11 @@ def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
     linear = np.stack([_columns(_run(design, "prefill", 1, knots), knots), _columns(steps, knots)])
     grid = _run(design, "decode", rows[:, None], contexts[None, :])
     decode = np.broadcast_to(_core(grid), (len(rows), _OCTAVES)).T
-    lengths, whole = _lengths(), np.arange(sequences + 1)
+    lengths, numbers = _lengths(), np.arange(sequences + 1)
     times = StepTimes(
         np.zeros((2, 2)),
-        _between(whole, knots, _head(steps)),
-        np.stack([_between(whole, rows, column) for column in decode], axis=1),
+        _between(numbers, knots, _head(steps)),
+        np.stack([_between(numbers, rows, column) for column in decode], axis=1),
         _core(_run(design, "prefill", 1, lengths)) / lengths,
         _launches(steps),
         *_memory(design),
@@ -153,7 +153,7 @@ def _between(places: Integers, knots: Integers, values: ArrayLike) -> Floats:
     return np.asarray(np.where(places > 0, np.interp(places, knots, spread), 0.0))
 
 
-def _padded(places: Integers, graphs: Sequence[int]) -> Integers:
+def _pad(places: Integers, graphs: Sequence[int]) -> Integers:
     sizes = np.asarray(sorted(graphs), np.int64)
     if not len(sizes):
         return places
@@ -183,9 +183,9 @@ def _columns(step: Iteration, knots: ArrayLike) -> Floats:
     payloads = [part.times * _payload(part.op.work) for part in kinds["sums"]]
     moved = sum(payloads, np.zeros(())) * (gpus - 1) / rate
     counts = sum((part.times for part in kinds["sums"]), np.zeros(()))
-    dense, experts, sums, rest = (step.passes.sum(parts) for parts in kinds.values())
+    dense, experts, sums, other = (step.passes.sum(parts) for parts in kinds.values())
     spared = step.passes.hidden_s + step.passes.saved_s
-    columns = (dense, experts, sums, moved, counts, rest - spared)
+    columns = (dense, experts, sums, moved, counts, other - spared)
     return np.stack([np.broadcast_to(np.asarray(column, float), np.shape(knots)) for column in columns])
 
 
@@ -195,7 +195,7 @@ def _payload(work: Work) -> Floats:
 
 
 def _kind(work: Work) -> str:
-    """Which columns of `StepParts.linear` an operator belongs to."""
+    """The columns of `StepParts.linear` an operator belongs to."""
     if isinstance(work, Product):
         return "experts" if work.grouped else "dense"
     return "sums" if isinstance(work, Exchange) and work.pattern == "all_reduce" and work.over == "tp" else "rest"
@@ -210,7 +210,7 @@ def _launches(step: Iteration) -> float:
 def _memory(design: StepDesign) -> tuple[float, float, float]:
     """Bytes of a GPU: weights, keys and values of a token, all memory."""
     near, far = (_run(design, "decode", 1, length) for length in (1, 1025))
-    held = [float(step.passes.of_blocks("kept")) for step in (near, far)]
+    cached = [float(step.passes.of_blocks("kept")) for step in (near, far)]
     passes, room = near.passes, design.system.gpu.hbm_bytes
     stored = [
         passes.weight_bytes(block) if block.weight_bytes is None else block.weight_bytes for block in passes.blocks
@@ -218,4 +218,4 @@ def _memory(design: StepDesign) -> tuple[float, float, float]:
     weights = [
         float(np.asarray(size) * passes.counts[block.name]) for size, block in zip(stored, passes.blocks, strict=True)
     ]
-    return sum(weights), (held[1] - held[0]) / 1024, float("inf") if room is None else float(room)
+    return sum(weights), (cached[1] - cached[0]) / 1024, float("inf") if room is None else float(room)

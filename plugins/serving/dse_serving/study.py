@@ -53,7 +53,7 @@ class ServingStudy(Plain):
         best = best_of(inside)
         yield sentence(best)
         yield rivals_table(inside)
-        yield from tightened(inside, best)
+        yield from tighter_limits(inside, best)
         yield from apart_or_together(inside)
         yield from how_sure(config, best)
 
@@ -91,8 +91,8 @@ def _split(row: Mapping[Any, Any]) -> str:
     tp, gpus = int(row["parallel.tp"]), int(row["gpus"])
     if not _plain(row.get("engines.apart")):
         return f"{gpus // tp} x TP {tp}"
-    each, count = int(_plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
-    return f"{count} x TP {each} for prompts, {(gpus - count * each) // tp} x TP {tp}"
+    prefill_tp, count = int(_plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
+    return f"{count} x TP {prefill_tp} for prompts, {(gpus - count * prefill_tp) // tp} x TP {tp}"
 
 
 def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
@@ -161,11 +161,11 @@ def nearest(points: pd.DataFrame, limits: Mapping[str, float]) -> Iterator[str]:
     yield f"nearest: {over}; {sentence(near).removeprefix('best: ')}"
 
 
-def tightened(inside: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[str]:
+def tighter_limits(inside: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[str]:
     """Yield which limit would change the split that is best."""
-    others = inside[inside["split"] != best["split"]]
+    rivals = inside[inside["split"] != best["split"]]
     for name, words in _TIMES.items():
-        faster = others[others[name] < best[name]]
+        faster = rivals[rivals[name] < best[name]]
         if len(faster):
             rival = best_of(faster)
             lost = 100 * (1 - rival[_RATE] / best[_RATE])
@@ -188,7 +188,7 @@ def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
     tree = {name: config[name] for name in _SECTIONS}
     for path, value in row.items():
         if str(path).partition(".")[0] in _SECTIONS and "." in str(path):
-            tree = _replaced(tree, str(path).split("."), _plain(value))
+            tree = _replace(tree, str(path).split("."), _plain(value))
     return ServingBackend().design(tree)
 
 
@@ -199,9 +199,9 @@ def _plain(value: Any) -> Any:
     return None if pd.isna(value) else value.item() if isinstance(value, np.generic) else value
 
 
-def _replaced(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
-    first, *rest = names
-    return {**tree, first: _replaced(tree[first], rest, value) if rest else value}
+def _replace(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+    first, *below = names
+    return {**tree, first: _replace(tree[first], below, value) if below else value}
 
 
 def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:

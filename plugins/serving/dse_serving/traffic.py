@@ -55,12 +55,12 @@ class Traffic:
         return len(self.inputs)
 
     @property
-    def timed(self) -> int:
+    def num_timed(self) -> int:
         """Requests that arrive by their times; the others follow one that is finished."""
         return min(self.concurrency, self.size) if self.concurrency else self.size
 
 
-class Lengths(Frozen):
+class TokenLengths(Frozen):
     """Numbers of tokens: `tokens`, all of them (fixed), the longest (uniform, from a share `low` of it), or the median
     (lognormal, with the standard deviation `sigma` of its logarithm).
     """
@@ -86,8 +86,8 @@ class Mix(Frozen):
     """Requests of one kind of a mix: their share by weight, and lengths."""
 
     weight: Annotated[Number, Field(gt=0)] = 1.0
-    input: Lengths
-    output: Lengths
+    input: TokenLengths
+    output: TokenLengths
 
 
 class TrafficSpec(Frozen):
@@ -105,8 +105,8 @@ class TrafficSpec(Frozen):
     rate_per_s: Annotated[Number, Field(gt=0, le=1e9)] = 1.0
     variation: Annotated[Number, Field(gt=0, le=100)] = 2.0
     burst: Annotated[Integer, Field(ge=1, le=10**6)] = 8
-    input: Lengths = Lengths(tokens=1024)
-    output: Lengths = Lengths(tokens=1024)
+    input: TokenLengths = TokenLengths(tokens=1024)
+    output: TokenLengths = TokenLengths(tokens=1024)
     mix: tuple[Mix, ...] = ()
     prefix: Annotated[Number, Field(ge=0, le=1)] = 0.0
     trace: str | None = None
@@ -157,9 +157,9 @@ def read_trace(path: Path, speed: float = 1.0) -> Traffic:
             check.add(f"{path.name}, line {line}", "has a request without tokens", value=min(tokens))
     check.done(path.name)
     columns = np.array([row[1:] for row in rows], float)
-    whole = columns[:, 1:].astype(np.int64)
+    numbers = columns[:, 1:].astype(np.int64)
     return Traffic(
-        (columns[:, 0] - columns[0, 0]) / speed, whole[:, 0], whole[:, 1], np.minimum(whole[:, 2], whole[:, 0])
+        (columns[:, 0] - columns[0, 0]) / speed, numbers[:, 0], numbers[:, 1], np.minimum(numbers[:, 2], numbers[:, 0])
     )
 
 
@@ -204,7 +204,7 @@ def _mooncake(path: Path) -> Iterator[tuple[int, float, int, int, int]]:
         except (ValueError, KeyError, TypeError):
             check.add(f"{path.name}, line {line}", "is no request of Mooncake's format", value=text[:80])
             continue
-        known = next((place for place, block in enumerate(blocks) if block not in seen), len(blocks))
+        hit = next((place for place, block in enumerate(blocks) if block not in seen), len(blocks))
         seen.update(blocks)
-        yield line, time, *tokens, known * _HASHED
+        yield line, time, *tokens, hit * _HASHED
     check.done(path.name)

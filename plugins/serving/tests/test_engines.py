@@ -95,7 +95,7 @@ def test_compiled_times_are_those_of_simpy_in_a_thousand_cases() -> None:
         check_equal(seed)
 
 
-def closed(count: int, prompt: int, output: int, concurrency: int) -> Traffic:
+def closed_loop(count: int, prompt: int, output: int, concurrency: int) -> Traffic:
     lengths = np.full(count, prompt), np.full(count, output)
     return Traffic(np.zeros(count), *lengths, np.zeros(count, np.int64), concurrency)
 
@@ -167,7 +167,7 @@ def test_a_steady_loop_is_its_closed_form(policy: str) -> None:
     deployment = one_pool(step_times(), policy=policy, sequences=100)
     draw = np.random.default_rng(0)
     outputs = draw.integers(150, 250, 2000)
-    traffic = replace(closed(2000, 100, 200, 16), outputs=outputs)
+    traffic = replace(closed_loop(2000, 100, 200, 16), outputs=outputs)
     served = run(deployment, traffic, skipped=0.2)
     first, later = steady_loop(deployment, 16, 100, 200)
     assert np.mean(served.tpot_s) == pytest.approx(later, rel=0.05)
@@ -178,7 +178,7 @@ def test_drafts_that_are_all_accepted_come_together() -> None:
     plain, drafted = (
         one_pool(step_times(linear=0.0), drafts=drafts, acceptance=1.0, draft_share=0.0) for drafts in (0, 3)
     )
-    traffic = closed(8, 10, 41, 8)
+    traffic = closed_loop(8, 10, 41, 8)
     ratio = np.mean(run(plain, traffic).tpot_s) / np.mean(run(drafted, traffic).tpot_s)
     assert ratio == pytest.approx(4, rel=0.01)
 
@@ -186,16 +186,16 @@ def test_drafts_that_are_all_accepted_come_together() -> None:
 def test_requests_that_no_engine_holds_are_refused() -> None:
     small = one_pool(step_times(room=1e5 * 64), block=16)
     with pytest.raises(ConfigError, match="more than the keys and values"):
-        run(small, closed(2, 60, 10, 1))
+        run(small, closed_loop(2, 60, 10, 1))
     with pytest.raises(ConfigError, match="leave no room"):
-        run(one_pool(step_times(room=0.5)), closed(2, 60, 10, 1))
+        run(one_pool(step_times(room=0.5)), closed_loop(2, 60, 10, 1))
     with pytest.raises(ConfigError, match="not cut"):
-        run(one_pool(step_times(), tokens=32, chunked=False), closed(2, 60, 10, 1))
+        run(one_pool(step_times(), tokens=32, chunked=False), closed_loop(2, 60, 10, 1))
 
 
 @pytest.mark.slow
 def test_the_compiled_loop_is_two_hundred_times_as_fast_as_simpy() -> None:
-    deployment, traffic = one_pool(step_times(), sequences=100), closed(300, 100, 200, 64)
+    deployment, traffic = one_pool(step_times(), sequences=100), closed_loop(300, 100, 200, 64)
     run(deployment, traffic)
     seconds = []
     for serve in (lambda: run(deployment, traffic), Cluster(deployment, traffic).run):
