@@ -26,6 +26,7 @@ from dse_serving.design import DATA, Serving, ServingKernels, deployment_of
 from dse_serving.run import run
 from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import model_tree, option_tree
+from simulators.workloads.public_models import aliases, public
 from simulators.workloads.stored import weight_format
 
 CONF = Path(__file__).with_name("conf")
@@ -112,7 +113,7 @@ def read_rows(folder: Path) -> list[Row]:
     return [
         Row(cells, float(cells["silicon_ttft_ms"]) / 1e3, float(cells["silicon_tpot_ms"]) / 1e3)
         for _, cells in table.rows
-        if cells["mode"] and cells["silicon_tpot_ms"] and cells["model_path"] in settings()["models"]
+        if cells["mode"] and cells["silicon_tpot_ms"] and cells["model_path"]
     ]
 
 
@@ -140,11 +141,29 @@ def fitted_rows(rows: Sequence[Row]) -> list[Row]:
     return chosen[: rule["most"]]
 
 
+def model_name(path: str) -> str:
+    """Name of a public model in the repository, by its path on a hub: that of the settings, or its last part without
+    words for formats and tuning.
+    """
+    plain = re.sub(r"[-_ ]", "_", path.rpartition("/")[2].lower())
+    short = re.sub(r"_(instruct|chat|base|fp8|fp4|nvfp4|bf16|v\d[\d.]*|it|hf|2507|0528|thinking)(?=_|$)", "", plain)
+    joined = re.sub(r"^(meta_)?llama_", "llama", short)
+    for name in (settings()["models"].get(path, ""), plain, short, joined, re.sub(r"^llama3\.\d", "llama3", joined)):
+        if name in public() or name in aliases():
+            return str(name)
+    raise KeyError(f"{path} is no public model that is known")
+
+
+def system_name(system: str) -> str:
+    """Name of a system by that of the table: of the settings, or a node of eight of its GPU."""
+    return str(settings()["systems"].get(system, f"{system.removesuffix('_sxm')}_8"))
+
+
 def design_tree(row: Row) -> dict[str, Any]:
     """Tree of the deployment of a row."""
     names, cells = settings(), row.cells
     gpus, ranks = row.degrees
-    model = model_tree(names["models"][cells["model_path"]])
+    model = model_tree(model_name(cells["model_path"]))
     formats = dict(names["experts"].get(cells["model_path"], names["formats"][cells["precision"]]))
     for part, format_name in formats.pop("stored", {}).items():
         model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
@@ -157,7 +176,7 @@ def design_tree(row: Row) -> dict[str, Any]:
     requests = row.concurrency * names["rounds"]
     engines = {"gpus": 2 * gpus, "apart": True, **_ENGINES} if row.apart else {"gpus": gpus, **_ENGINES}
     return {
-        "system": tree_of(names["systems"][cells["system"]]),
+        "system": tree_of(system_name(cells["system"])),
         "model": model,
         "kernels": option_tree("kernels", "vllm"),
         "run": {"precision": "bf16", **formats},
