@@ -198,7 +198,8 @@ def _kind(work: Work) -> str:
     """The columns of `StepParts.linear` an operator belongs to."""
     if isinstance(work, Product):
         return "experts" if work.grouped else "dense"
-    return "sums" if isinstance(work, Exchange) and work.pattern == "all_reduce" and work.over == "tp" else "rest"
+    plain = isinstance(work, Exchange) and work.over == "tp" and not work.ctas  # others norm what they add
+    return "sums" if plain and work.pattern == "all_reduce" else "rest"
 
 
 def _launches(step: Iteration) -> float:

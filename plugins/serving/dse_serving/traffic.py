@@ -10,7 +10,6 @@ LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`) and of Mooncake
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import parse_json
 from dse.files import csv_columns, read_csv, read_text
 from dse.values import Frozen
 from dse.values.units import Integer, Number
@@ -198,7 +198,7 @@ def _mooncake(path: Path) -> Iterator[tuple[int, float, int, int, int]]:
         if not text.strip():
             continue
         try:
-            row: Mapping[str, Any] = json.loads(text)
+            row: Mapping[str, Any] = parse_json(text, f"{path.name}, line {line}")
             time, tokens = float(row["timestamp"]) / 1000, (int(row["input_length"]), int(row["output_length"]))
             blocks = list(row.get("hash_ids") or ())
         except (ValueError, KeyError, TypeError):

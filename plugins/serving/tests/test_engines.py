@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def step_times(draw: np.random.Generator | None = None, room: float = 1e9, **con
         np.stack([1.2 * linear, linear]),
         slopes["head"] * sequences,
         decode,
-        slopes["prompt"] * lengths,
+        np.asarray(slopes["prompt"] * lengths, np.float64),
         10,
         1.0,
         1e5,
@@ -72,7 +73,7 @@ def random_case(seed: int) -> tuple[Deployment, Traffic]:
         return Pool(int(draw.integers(1, 4)), scheduler, times, 1, int(draw.choice([1, 2])))
 
     transfer = Transfer(float(draw.uniform(1e8, 1e10)), 1e-4, bool(draw.integers(2)), 4)
-    routing = str(draw.choice(["round_robin", "fewest_requests"]))
+    routing: Any = draw.choice(["round_robin", "fewest_requests"])
     deployment = Deployment((pool(), pool()) if apart else (pool(),), transfer, routing)
     closed = int(draw.choice([0, 1, 7]))
     arrivals = np.zeros(count) if closed else np.sort(draw.choice(np.arange(count) * 1e-3, count))
