@@ -198,8 +198,9 @@ def _kind(work: Work) -> str:
     """The columns of `StepParts.linear` an operator belongs to."""
     if isinstance(work, Product):
         return "experts" if work.grouped else "dense"
-    plain = isinstance(work, Exchange) and work.over == "tp" and not work.ctas  # others norm what they add
-    return "sums" if plain and work.pattern == "all_reduce" else "rest"
+    if not isinstance(work, Exchange) or work.ctas:  # which norms what it adds
+        return "rest"
+    return "sums" if work.pattern == "all_reduce" and work.over == "tp" else "rest"
 
 
 def _launches(step: Iteration) -> float:
