@@ -14,38 +14,35 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from dse_serving.design import ServingKernels, kernels
-from dse_serving.measured import Predictor, Row, server_tree, settings
+from dse_serving.measured import Predictor, Row, settings
 
 Floats = NDArray[np.float64]
 _TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s")
-_LEAST = {"host_s": 1e-4, "host_sequence_s": 2e-6, "launch_s": 1e-6, "request_s": 1e-4, "latency_s": 1e-3}
 _FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05
 
 
-def constants() -> dict[str, float]:
-    """The constants that are fitted, by path, as they are shipped."""
-    shipped = kernels()
+def start() -> dict[str, float]:
+    """The constants that are fitted, by path, as the search begins."""
+    begin: Mapping[str, Any] = settings()["fitted"]["start"]
     speeds = {
-        f"{part}.{name}.{size}": float(getattr(speed, size))
+        f"{part}.{name}.{size}": float(value)
         for part in ("dense", "experts")
-        for name, speed in getattr(shipped, part).items()
-        for size in ("few", "many")
+        for name, sizes in begin[part].items()
+        for size, value in sizes.items()
     }
     software = {
-        f"{server}.{name}": max(float(server_tree(server)["scheduler"][name]), _LEAST[name])
-        for server in settings()["servers"].values()
-        for name in _TIMES
+        f"{name}.{time}": float(begin[name][time]) for name in settings()["servers"].values() for time in _TIMES
     }
-    return {**speeds, "sum_s": float(shipped.sum_s), "peer_s": float(shipped.peer_s), **software}
+    return {**speeds, "sum_s": float(begin["sum_s"]), "peer_s": float(begin["peer_s"]), **software}
 
 
-def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
-    """Constants by path that fit rows best, and the sum of the losses."""
-    start, fitter = constants(), _Fit(rows)
-    names = list(start)
+def fit(rows: Sequence[Row], evaluations: int = 3) -> dict[str, float]:
+    """Constants by path that fit rows best, after so many evaluations of the slopes, and the sum of the losses."""
+    begin, fitter = start(), _Fit(rows)
+    names = list(begin)
 
     def residuals(factors: Floats) -> Floats:
-        values = dict(zip(names, factors * np.array(list(start.values())), strict=True))
+        values = dict(zip(names, factors * np.array(list(begin.values())), strict=True))
         return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
 
     solution = least_squares(
@@ -57,10 +54,8 @@ def fit(rows: Sequence[Row], evaluations: int = 8) -> dict[str, float]:
         max_nfev=evaluations,
         bounds=(0.05, 20),
     )
-    fitted = {
-        name: float(f"{value:.4g}")
-        for name, value in zip(names, solution.x * np.array(list(start.values())), strict=True)
-    }
+    values = zip(names, solution.x * np.array(list(begin.values())), strict=True)
+    fitted = {name: float(f"{value:.4g}") for name, value in values}
     return {**fitted, "loss": float(solution.cost), "rows": float(len(rows))}
 
 

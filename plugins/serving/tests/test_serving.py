@@ -16,7 +16,7 @@ from dse.errors import ConfigError
 from dse.results.finished_run import FinishedRun
 from dse_serving.backend import ServingBackend
 from dse_serving.design import Serving, deployment_of
-from dse_serving.fitting import constants
+from dse_serving.fitting import start
 from dse_serving.measured import Predictor, fitted_rows, model_name, read_rows, summary
 from dse_serving.results import percentile_interval
 from dse_serving.step_times import EngineKernels, step_parts
@@ -173,7 +173,7 @@ def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> N
     assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and max(Counter(row.group for row in chosen).values()) <= 3
     assert fitted_rows(list(reversed(rows))) == chosen
     assert {f"{row.cells['backend']}" for row in chosen} == {"vllm", "sglang", "trtllm"}
-    assert model_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3_235b_a22b" and len(constants()) < len(chosen)
+    assert model_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3_235b_a22b" and len(start()) < len(chosen)
 
 
 @pytest.mark.slow
