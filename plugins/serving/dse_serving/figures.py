@@ -17,8 +17,9 @@ _BINS = 16  # of time
 
 def interactivity(points: pd.DataFrame) -> FigureSheet:
     """Tokens/s a GPU against tokens/s a user, by split."""
-    best = points.iloc[points["tokens_per_s_per_gpu"].argmax()]
-    title = f"At most {best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU, with {best['split']}"
+    inside = points[points["inside"]] if points["inside"].any() else points
+    best = inside.iloc[inside["tokens_per_s_per_gpu"].argmax()]
+    title = f"At most {best['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU within the limits, with {best['split']}"
     axes = [Axis("tokens_per_s_per_user", "tokens/s a user"), Axis("tokens_per_s_per_gpu", "tokens/s a GPU")]
     note = "each point is a deployment under one traffic; means over requests"
     return fronts.pareto(points, axes, by="split", frame=Frame(title, note))

@@ -37,7 +37,10 @@ _LOGGED = 20_000
 class ServingStudy(Plain):
     """The answer, what binds it, settings of the software, and figures."""
 
-    columns = ("parallel.tp", "engines.apart", "engines.prefill_replicas", "engines.prefill_tp", "traffic.concurrency")
+    columns = (
+        *("parallel.tp", "engines.apart", "engines.prefill_replicas", "engines.prefill_tp"),
+        *("traffic.arrivals", "traffic.concurrency"),
+    )
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield the best deployment within the limits, its rivals, and how sure that is; or the nearest one."""
@@ -81,9 +84,11 @@ class ServingStudy(Plain):
 
 
 def with_splits(table: pd.DataFrame) -> pd.DataFrame:
-    """Points that were served, beyond limits, too, with how each splits its GPUs in words; these are `ok`."""
+    """Points that were served, with how each splits its GPUs in words; `inside` marks those within all limits."""
     points = table.dropna(subset=[_RATE]).reset_index(drop=True) if _RATE in table else table.iloc[:0]
-    return points.assign(status="ok", split=[_split(row) for row in points.to_dict("records")])
+    return points.assign(
+        inside=points["status"] == "ok", status="ok", split=[_split(row) for row in points.to_dict("records")]
+    )
 
 
 def _split(row: Mapping[Any, Any]) -> str:
@@ -115,12 +120,17 @@ def best_of(points: pd.DataFrame) -> dict[str, Any]:
 
 def sentence(best: Mapping[Any, Any]) -> str:
     """The best deployment in a sentence."""
-    under_way = _plain(best.get("traffic.concurrency"))
-    loop = f", {under_way:.0f} requests under way" if under_way else ""
+    loop = f", {under_way(best):.0f} requests under way"
     times = ", ".join(f"{words} {cell(best[name], 's')}" for name, words in _TIMES.items())
     rate = f"{best[_RATE]:,.0f} tokens/s a GPU, {best['tokens_per_s_per_user']:.1f} tokens/s a user"
     price = f", {best['tokens_per_usd']:,.0f} tokens a dollar" if best["tokens_per_usd"] else ""
     return f"best: {best['split']}{loop}: {rate}{price}; {times}"
+
+
+def under_way(row: Mapping[Any, Any]) -> float:
+    """Requests under way: those of a closed loop, else the mean over time."""
+    is_closed = _plain(row.get("traffic.arrivals")) == "closed"
+    return float(row["traffic.concurrency"] if is_closed else row["in_system"])
 
 
 def rivals_table(inside: pd.DataFrame) -> Table:
@@ -134,9 +144,8 @@ def rivals_table(inside: pd.DataFrame) -> Table:
     best = inside.loc[inside.groupby("split")[_RATE].idxmax()].sort_values(_RATE, ascending=False)
     for row in best.head(12).to_dict("records"):
         times = [cell(row[name], "s") for name in _TIMES]
-        loop = _plain(row.get("traffic.concurrency"))
         rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", f"{row['tokens_per_usd']:,.0f}"]
-        shown.add_row(row["split"], f"{loop:.0f}" if loop else "", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
+        shown.add_row(row["split"], f"{under_way(row):.0f}", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
     return shown
 
 
