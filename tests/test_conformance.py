@@ -151,6 +151,21 @@ def machines_at_a_price() -> tuple[Backend, list[Batch]]:
     return backend, [Batch(design, axes), Batch(put(design, "machine.cap_w", 1.0))]
 
 
+SERVING = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
+
+
+def engines_under_traffic() -> tuple[Backend, list[Batch]]:
+    """Nine engines of eight GPUs are more than a node has."""
+    words = ["study=serving", "model=llama3_8b", "traffic.requests=50", "server.scheduler.tokens=2048"]
+    sections, backend = request(words).tree, BACKENDS["serving"]()
+    design = backend.design({name: sections[name] for name in SERVING})
+    return backend, [
+        Batch(design),
+        Batch(put(design, "traffic.concurrency", 4)),
+        Batch(put(design, "engines.replicas", 9)),
+    ]
+
+
 def requests_through_caches() -> tuple[Backend, list[Batch]]:
     """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
     small = {"run.requests": 1000, "run.repeats": 1}
@@ -194,6 +209,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "measured": predictions,
     "memory": requests_through_caches,
     "profile": plans_for_recorded_runs,
+    "serving": engines_under_traffic,
     "step": iterations_of_models,
     "toy": things,
     "toy on arrays": things_on_arrays,

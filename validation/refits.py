@@ -313,6 +313,20 @@ def technology(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit({number: fitted[number.path.removesuffix(".value")] for number in numbers})
 
 
+def serving(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Kernels and hosts of serving software: the rows of the table that the plug-in's rule names."""
+    from dse_serving.fitting import fit  # the plug-in of serving, which the numbers came with
+    from dse_serving.measured import fitted_rows, read_rows
+
+    assert table is not None
+    fitted = fit(fitted_rows(read_rows(table.parent.parent)))
+    own = {number: number.path.removeprefix("scheduler.") for number in numbers}
+    servers = {number: number.option.removeprefix("server/") for number in numbers}
+    return Refit(
+        {number: fitted[path if path == number.path else f"{servers[number]}.{path}"] for number, path in own.items()}
+    )
+
+
 REFITTERS: Mapping[str, Refitter] = {
     "operators": operators,
     "rings": collectives,
@@ -330,6 +344,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "latency": latency,
     "two_sizes": two_sizes,
     "technology": technology,
+    "serving": serving,
 }
 """Name -> function, in order of dependence: a fit uses numbers of those above it alone."""
 

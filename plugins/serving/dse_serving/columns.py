@@ -1,0 +1,49 @@
+"""Columns of the arrays that the compiled loop works on, and the roles of engines."""
+
+INPUT, OUTPUT, PREFIX, TARGET, CACHED, GENERATED, BLOCKS, ENGINE, PREEMPTIONS, CHUNK, ROUNDS, NEXT = range(12)
+"""Integers of a request. TARGET: tokens whose keys and values precede the next token that is generated; CACHED: those
+that are there. CHUNK: tokens of the prompt in the step that runs, 0 for generating, -1 for no part. ROUNDS: steps that
+generated. NEXT: the request behind it in a queue.
+"""
+OF_REQUEST = 12
+ARRIVAL, READY, ADMITTED, FIRST, FINISH, MOVED = range(6)
+"""Times of a request [s]. READY: it is given to an engine; MOVED: its keys and values reach the one that generates."""
+MOMENTS = 6
+TOKENS, SEQUENCES, BLOCK, TOTAL, PREFILL_FIRST, CHUNKED, RESERVED, KEPT_FREE, ROLE, DRAFTS, RANKS, ROUTING = range(12)
+"""Integers of a pool of engines. RESERVED: thousandths of the output whose blocks are taken at admission. RANKS: GPUs
+or groups of them that share sequences (data-parallel attention). ROUTING: how requests are given to engines.
+"""
+(
+    HOST,
+    HOST_SEQUENCE,
+    OVERLAPPED,
+    LAUNCHED,
+    ACCEPTANCE,
+    DRAFT,
+    MOVED_TOKEN,
+    MOVED_LATENCY,
+    BESIDE,
+    LAST,
+    REQUEST,
+    LATENCY,
+) = range(12)
+"""Numbers of a pool. HOST, HOST_SEQUENCE: time of the host for a step, and more for each sequence [s]; OVERLAPPED: the
+GPU runs meanwhile. LAUNCHED: least time of a step with prompts, whose kernels the host launches [s]. DRAFT: of one
+draft [s]. MOVED_TOKEN: of moving a token's keys and values [s], of which a share LAST cannot be moved BESIDE the step
+that makes them. REQUEST, LATENCY: of the front end (`dse_serving.deployment.Scheduler`).
+"""
+FREE, HEAD, TAIL, WAITING, RUNNING, STEPS, SENDING, LAST_SENDING, LEAST_FREE, OUTSTANDING = range(10)
+"""Integers of an engine: free blocks, its queue, sequences it has, steps so far, transfers under way, requests and
+tokens that it was given and has not finished.
+"""
+OF_ENGINE = 10
+BOTH, PREFILL, DECODE = range(3)
+"""Roles."""
+ROUND_ROBIN, FEWEST_REQUESTS = range(2)
+"""How requests are given to engines."""
+LOGGED = 9
+"""Numbers of a step in a log: engine, start, finish, sequences that generate, tokens of prompts, sequences, waiting,
+blocks in use, tokens generated.
+"""
+PER_OCTAVE = 4
+"""TokenLengths of a prompt between powers of two at which its attention is tabled."""

@@ -1,0 +1,47 @@
+"""The command `serve-plan`: the study of serving of one model on one system, within limits of latency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dse.config.compose import request
+from dse.config.options import overrides, own_folder
+from dse.errors import Problems, did_you_mean
+from dse.results.run_folder import CommandAnswer
+from dse.run_study import run
+from dse_serving.design import Slo
+
+_LIMITED = ("ttft_s", "tpot_s")
+_REPLICAS = "+space.engines.replicas=choice(1,2,3,4,6,8)"
+
+
+def serve_plan(words: Sequence[str]) -> CommandAnswer:
+    """`serve-plan model= system= [traffic.<key>=] [slo.ttft_s=] [slo.tpot_s=] [...]`: the study within limits.
+
+    Raises ConfigError for limits that are none.
+    """
+    typed, check = overrides(words), Problems()
+    pairs = dict(word.split("=", 1) for word in typed if word.startswith("slo."))
+    for path in pairs:
+        if path.removeprefix("slo.") not in Slo.model_fields:
+            way = did_you_mean(path, [f"slo.{name}" for name in Slo.model_fields])
+            check.add(path, "is no limit", value=pairs[path], way_out=way)
+    slo = check.model(Slo, {path.removeprefix("slo."): _value(text) for path, text in pairs.items()}, path="slo")
+    check.done()
+    assert slo is not None
+    limits = {name: getattr(slo, name) for name in _LIMITED if getattr(slo, name) is not None}
+    more = [f"+study.limits.{name}.high={value!r}" for name, value in limits.items()]
+    arrivals = next((word.partition("=")[2] for word in typed if word.startswith("traffic.arrivals=")), "closed")
+    chosen = any(word.startswith(("engines.replicas=", "space.", "+space.")) for word in typed)
+    if arrivals != "closed" and not chosen:  # the rate is given: how many engines is the question
+        more.append(_REPLICAS)
+    folder, code = run(request(["study=serving", *more, *typed], own_folder(words)))
+    return CommandAnswer(folder, code=code)
+
+
+def _value(text: str) -> float | str | None:
+    """A number, none, or a text with its unit."""
+    try:
+        return None if text == "null" else float(text)
+    except ValueError:
+        return text

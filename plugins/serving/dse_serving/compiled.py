@@ -1,0 +1,476 @@
+"""Compiled loop of a serving deployment: the semantics of `dse_serving.reference`, with equal times of every request.
+
+Time goes from instant to instant. At each, what ends there is ended on every engine (steps, then transfers of keys and
+values), then requests that arrive are given to engines in the order of their numbers, then idle engines begin a step.
+Columns of the arrays have names in `dse_serving.columns`. Row 0 of limits, rates and step times is of the first
+`split` engines, row 1 of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import dse_serving.columns as at
+from simulators.compiled import flat, inline_never
+
+NOBODY = -1
+
+
+class State(NamedTuple):
+    """Arrays of a deployment; columns as `dse_serving.columns` has them.
+
+    requests, moments [n, ...], engine [E, ...], running [E, sequences]; of pools: limits, rates [2, ...], linear [2, 2,
+    tokens] (steps with prompts; without), head [2, sequences], decode [2, sequences, contexts], prompt [2, lengths]:
+    `dse_serving.step_times`; ends, sending [E]: of the step and of the last transfer [s]; turns [E]; sums [E, 2]: time
+    of steps [s] and tokens generated; log [rows, ...].
+    """
+
+    requests: Any
+    moments: Any
+    engine: Any
+    running: Any
+    limits: Any
+    rates: Any
+    linear: Any
+    head: Any
+    decode: Any
+    prompt: Any
+    ends: Any
+    sending: Any
+    turns: Any
+    sums: Any
+    log: Any
+
+
+@inline_never
+def decode_seconds(table: Any, pool: int, sequences: int, context: float) -> float:
+    """Attention of `sequences` that have `context` tokens each on average, between powers of two [s]."""
+    knot = 0
+    while knot + 2 < table.shape[2] and context >= 2.0 ** (knot + 1):
+        knot += 1
+    low = 2.0**knot
+    place = (context - low) / low
+    below, above = table[pool, sequences, knot], table[pool, sequences, knot + 1]
+    return float(below + place * (above - below))
+
+
+@inline_never
+def prompt_seconds(table: Any, pool: int, tokens: int) -> float:
+    """Attention of a whole prompt of `tokens` [s], from its time a token at tabled lengths."""
+    if tokens <= 0:
+        return 0.0
+    mantissa, exponent = math.frexp(float(tokens))
+    place = (exponent - 1) * at.PER_OCTAVE + (2.0 * mantissa - 1.0) * at.PER_OCTAVE
+    knot = min(int(place), table.shape[1] - 2)
+    share = place - knot
+    return float(tokens * (table[pool, knot] + share * (table[pool, knot + 1] - table[pool, knot])))
+
+
+@inline_never
+def draw(seed: int, request: int, number: int) -> float:
+    """A number in [0, 1) of a request and a step (splitmix64)."""
+    mixed = (seed * 0x9E3779B9 + request * 0x85EBCA6B + number * 0xC2B2AE35) & 0x7FFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0x7FFFFFFF
+    mixed = ((mixed ^ (mixed >> 12)) * 0x297A2D39) & 0x7FFFFFFF
+    return (mixed ^ (mixed >> 15)) / 2147483648.0
+
+
+@inline_never
+def append(state: State, e: int, request: int) -> None:
+    """Put a request at the end of an engine's queue."""
+    state.requests[request, at.NEXT] = NOBODY
+    if state.engine[e, at.WAITING] == 0:
+        state.engine[e, at.HEAD] = request
+    else:
+        state.requests[state.engine[e, at.TAIL], at.NEXT] = request
+    state.engine[e, at.TAIL] = request
+    state.engine[e, at.WAITING] += 1
+
+
+@inline_never
+def pop(state: State, e: int) -> int:
+    """Take the first request of an engine's queue."""
+    request = state.engine[e, at.HEAD]
+    state.engine[e, at.HEAD] = state.requests[request, at.NEXT]
+    state.engine[e, at.WAITING] -= 1
+    return int(request)
+
+
+@inline_never
+def release(state: State, e: int, request: int) -> None:
+    """Free the blocks of a request."""
+    state.engine[e, at.FREE] += state.requests[request, at.BLOCKS]
+    state.requests[request, at.BLOCKS] = 0
+
+
+@inline_never
+def preempt(state: State, e: int) -> int:
+    """Put the sequence that was admitted last back to the front of the queue, to be computed again; return it."""
+    state.engine[e, at.RUNNING] -= 1
+    request = state.running[e, state.engine[e, at.RUNNING]]
+    release(state, e, request)
+    state.requests[request, at.CACHED] = 0
+    state.requests[request, at.TARGET] = state.requests[request, at.INPUT] + state.requests[request, at.GENERATED]
+    state.requests[request, at.CHUNK] = NOBODY
+    state.requests[request, at.PREEMPTIONS] += 1
+    state.requests[request, at.NEXT] = state.engine[e, at.HEAD]
+    if state.engine[e, at.WAITING] == 0:
+        state.engine[e, at.TAIL] = request
+    state.engine[e, at.HEAD] = request
+    state.engine[e, at.WAITING] += 1
+    return int(request)
+
+
+@inline_never
+def grow(state: State, e: int, pool: int, request: int, tokens: int) -> bool:
+    """Take the blocks that a sequence needs for so many tokens; False where they are not free."""
+    block = state.limits[pool, at.BLOCK]
+    more = (tokens + block - 1) // block - state.requests[request, at.BLOCKS]
+    if more > state.engine[e, at.FREE]:
+        return False
+    if more > 0:
+        state.requests[request, at.BLOCKS] += more
+        state.engine[e, at.FREE] -= more
+    state.engine[e, at.LEAST_FREE] = min(state.engine[e, at.LEAST_FREE], state.engine[e, at.FREE])
+    return True
+
+
+@inline_never
+def generate(state: State, e: int, pool: int) -> int:
+    """Give each sequence that generates a place in the step; preempt the last ones where blocks are short.
+
+    Returns how many generate, or -1 - that where sequences were preempted.
+    """
+    place, count, preempted = 0, 0, False
+    while place < state.engine[e, at.RUNNING]:
+        request = state.running[e, place]
+        place += 1
+        if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:
+            continue
+        stays = True
+        while stays and not grow(state, e, pool, request, tokens_written(state, pool, request)):
+            stays = preempt(state, e) != request
+            preempted = True
+        if stays:
+            state.requests[request, at.CHUNK] = 0
+            count += 1
+    return -1 - count if preempted else count
+
+
+@inline_never
+def tokens_written(state: State, pool: int, request: int) -> int:
+    """Tokens whose keys and values a step of a sequence that generates may write; the last token's are never."""
+    most = state.requests[request, at.INPUT] + state.requests[request, at.OUTPUT] - 1
+    return int(min(state.requests[request, at.CACHED] + 1 + state.limits[pool, at.DRAFTS], most))
+
+
+@inline_never
+def tokens_at_entry(state: State, pool: int, request: int) -> int:
+    """Tokens that a request takes blocks for when it enters."""
+    left = state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED]
+    tokens = state.requests[request, at.TARGET] + (state.limits[pool, at.RESERVED] * left + 999) // 1000
+    return int(max(tokens, tokens_written(state, pool, request)))
+
+
+@inline_never
+def admits(state: State, e: int, pool: int, budget: int) -> bool:
+    """Tell whether the first request of the queue may enter: a sequence, tokens and blocks are left for it."""
+    if state.engine[e, at.WAITING] == 0 or state.engine[e, at.RUNNING] >= state.limits[pool, at.SEQUENCES]:
+        return False
+    request = state.engine[e, at.HEAD]
+    need = state.requests[request, at.TARGET] - max(
+        state.requests[request, at.CACHED], state.requests[request, at.PREFIX]
+    )
+    if need > 0 and (budget <= 0 or (need > budget and state.limits[pool, at.CHUNKED] == 0)):
+        return False
+    blocks = (tokens_at_entry(state, pool, request) + state.limits[pool, at.BLOCK] - 1) // state.limits[pool, at.BLOCK]
+    spare = 0 if state.engine[e, at.RUNNING] == 0 else state.limits[pool, at.KEPT_FREE]
+    return bool(blocks + spare <= state.engine[e, at.FREE])
+
+
+@inline_never
+def admit(state: State, e: int, pool: int, now: float) -> int:
+    """Let the first request of the queue in, with blocks for its prompt and what is reserved; return it."""
+    request = pop(state, e)
+    grow(state, e, pool, request, tokens_at_entry(state, pool, request))
+    state.requests[request, at.CACHED] = max(state.requests[request, at.CACHED], state.requests[request, at.PREFIX])
+    state.running[e, state.engine[e, at.RUNNING]] = request
+    state.engine[e, at.RUNNING] += 1
+    if state.moments[request, at.ADMITTED] < 0.0:
+        state.moments[request, at.ADMITTED] = now
+    if state.limits[pool, at.ROLE] == at.DECODE and state.moments[request, at.FIRST] < 0.0:
+        state.moments[request, at.FIRST] = now
+    return int(request)
+
+
+@inline_never
+def prefill(state: State, e: int, pool: int, now: float, budget: int) -> int:
+    """Give prompts their chunks: sequences that have begun, then those that enter (none where blocks are short).
+
+    Returns the sequences that got one, or whose keys and values had come.
+    """
+    count, may_enter = 0, budget >= 0
+    left = budget if may_enter else -1 - budget
+    for place in range(state.engine[e, at.RUNNING]):
+        request = state.running[e, place]
+        need = state.requests[request, at.TARGET] - state.requests[request, at.CACHED]
+        if need > 0 and left > 0:
+            state.requests[request, at.CHUNK] = min(need, left)
+            left -= state.requests[request, at.CHUNK]
+            count += 1
+    while may_enter and admits(state, e, pool, left):
+        request = admit(state, e, pool, now)
+        need = state.requests[request, at.TARGET] - state.requests[request, at.CACHED]
+        state.requests[request, at.CHUNK] = min(need, left) if need > 0 else 0
+        left -= state.requests[request, at.CHUNK] if need > 0 else 1 + state.limits[pool, at.DRAFTS]
+        count += 1
+    return count
+
+
+@inline_never
+def begin(state: State, e: int, pool: int, now: float) -> int:
+    """Choose what the next step of an idle engine computes. Returns how many sequences have a part in it."""
+    for place in range(state.engine[e, at.RUNNING]):
+        state.requests[state.running[e, place], at.CHUNK] = NOBODY
+    if state.limits[pool, at.PREFILL_FIRST] > 0:
+        count = prefill(state, e, pool, now, state.limits[pool, at.TOKENS])
+        if count > 0:
+            return int(count)
+        count = generate(state, e, pool)
+        return int(count if count >= 0 else -1 - count)
+    count = generate(state, e, pool)
+    several = count if count >= 0 else -1 - count
+    budget = max(0, state.limits[pool, at.TOKENS] - several * (1 + state.limits[pool, at.DRAFTS]))
+    if count < 0:  # blocks are short: nobody enters
+        budget = -1 - budget
+    return int(several + prefill(state, e, pool, now, budget))
+
+
+@inline_never
+def step_seconds(state: State, e: int, pool: int) -> float:
+    """Time of a step of the sequences that have a part in it [s]."""
+    prompts, tokens, sequences, context, scores = 0, 0, 0, 0, 0.0
+    for place in range(state.engine[e, at.RUNNING]):
+        request = state.running[e, place]
+        chunk = state.requests[request, at.CHUNK]
+        if chunk == 0:
+            sequences += 1
+            context += state.requests[request, at.CACHED]
+        elif chunk > 0:
+            cached = state.requests[request, at.CACHED]
+            scores += prompt_seconds(state.prompt, pool, cached + chunk) - prompt_seconds(state.prompt, pool, cached)
+            tokens += chunk
+            prompts += 1
+    ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
+    per_rank = (sequences + ranks - 1) // ranks
+    row = min((sequences * (1 + drafts) + tokens + ranks - 1) // ranks, state.linear.shape[2] - 1)
+    seconds = state.linear[pool, 1 if prompts == 0 else 0, row]
+    seconds += state.head[pool, (sequences + prompts + ranks - 1) // ranks] + scores / ranks
+    if sequences > 0:
+        seconds += (
+            decode_seconds(state.decode, pool, per_rank, max(1.0, context / sequences))
+            + drafts * state.rates[pool, at.DRAFT]
+        )
+    if prompts > 0:
+        seconds = max(seconds, state.rates[pool, at.LAUNCHED])
+    host = state.rates[pool, at.HOST] + state.rates[pool, at.HOST_SEQUENCE] * (sequences + prompts)
+    return float(max(seconds, host) if state.rates[pool, at.OVERLAPPED] > 0.0 else seconds + host)
+
+
+@inline_never
+def accepted_drafts(state: State, pool: int, seed: int, request: int, number: int) -> int:
+    """Drafts of a step that are accepted, each with the same chance after the one before."""
+    if state.limits[pool, at.DRAFTS] == 0:
+        return 0
+    drawn, chance, count = draw(seed, request, number), state.rates[pool, at.ACCEPTANCE], 0
+    while count < state.limits[pool, at.DRAFTS] and drawn < chance:
+        count += 1
+        chance *= state.rates[pool, at.ACCEPTANCE]
+    return count
+
+
+@inline_never
+def advance(state: State, pool: int, seed: int, request: int, now: float) -> int:
+    """Give a sequence the tokens of its part in a step that ends; return how many it generated."""
+    chunk = state.requests[request, at.CHUNK]
+    if chunk < 0:
+        return 0
+    tokens = 1
+    if chunk == 0:
+        tokens += accepted_drafts(state, pool, seed, request, state.requests[request, at.ROUNDS])
+        tokens = min(tokens, state.requests[request, at.OUTPUT] - state.requests[request, at.GENERATED])
+        state.requests[request, at.ROUNDS] += 1
+        state.requests[request, at.CACHED] += tokens
+    else:
+        state.requests[request, at.CACHED] += chunk
+        if state.requests[request, at.CACHED] < state.requests[request, at.TARGET]:
+            return 0
+    state.requests[request, at.GENERATED] += tokens
+    if state.moments[request, at.FIRST] < 0.0 and state.limits[pool, at.ROLE] == at.BOTH:
+        state.moments[request, at.FIRST] = now
+    return tokens
+
+
+@inline_never
+def end(state: State, e: int, pool: int, seed: int, now: float) -> tuple[int, int]:
+    """End the step of an engine. Returns the requests that are finished and the tokens that were generated."""
+    stay, finished, generated = 0, 0, 0
+    for place in range(state.engine[e, at.RUNNING]):
+        request = state.running[e, place]
+        tokens = advance(state, pool, seed, request, now)
+        generated += tokens
+        if state.requests[request, at.GENERATED] >= state.requests[request, at.OUTPUT]:
+            state.moments[request, at.FINISH] = now
+            if state.moments[request, at.FIRST] < 0.0:
+                state.moments[request, at.FIRST] = now
+            release(state, e, request)
+            state.engine[e, at.OUTSTANDING] -= 1
+            finished += 1
+        elif tokens > 0 and state.limits[pool, at.ROLE] == at.PREFILL:
+            send(state, e, pool, request, now)
+        else:
+            state.running[e, stay] = request
+            stay += 1
+    state.engine[e, at.RUNNING] = stay
+    return finished, generated
+
+
+@inline_never
+def send(state: State, e: int, pool: int, request: int, now: float) -> None:
+    """Queue the keys and values of a prompt behind those that the engine sends already."""
+    share = state.rates[pool, at.LAST] if state.rates[pool, at.BESIDE] > 0.0 else 1.0
+    moved = state.rates[pool, at.MOVED_TOKEN] * share * state.requests[request, at.CACHED]
+    moved += state.rates[pool, at.MOVED_LATENCY]
+    state.sending[e] = now + (max(0.0, state.sending[e] - now) + moved)
+    state.moments[request, at.MOVED] = state.sending[e]
+    state.requests[request, at.NEXT] = NOBODY
+    if state.engine[e, at.SENDING] == NOBODY:
+        state.engine[e, at.SENDING] = request
+    else:
+        state.requests[state.engine[e, at.LAST_SENDING], at.NEXT] = request
+    state.engine[e, at.LAST_SENDING] = request
+
+
+@inline_never
+def give(state: State, first: int, last: int, request: int) -> None:
+    """Give a request to one of the engines from `first` to before `last`."""
+    chosen = first
+    if state.limits[0, at.ROUTING] == at.ROUND_ROBIN:
+        chosen = first + state.turns[first] % (last - first)
+        state.turns[first] += 1
+    else:
+        for e in range(first + 1, last):
+            if state.engine[e, at.OUTSTANDING] < state.engine[chosen, at.OUTSTANDING]:
+                chosen = e
+    state.requests[request, at.ENGINE] = chosen
+    state.engine[chosen, at.OUTSTANDING] += 1
+    append(state, chosen, request)
+
+
+@inline_never
+def receive(state: State, split: int, engines: int, now: float) -> None:
+    """Give prompts whose keys and values have come to engines that generate, and free their blocks."""
+    for e in range(split):
+        while state.engine[e, at.SENDING] != NOBODY and state.moments[state.engine[e, at.SENDING], at.MOVED] <= now:
+            request = state.engine[e, at.SENDING]
+            state.engine[e, at.SENDING] = state.requests[request, at.NEXT]
+            release(state, e, request)
+            state.engine[e, at.OUTSTANDING] -= 1
+            give(state, split, engines, request)
+
+
+@inline_never
+def next_instant(state: State, entering: int, arriving: int, split: int) -> float:
+    """The next time at which a step or transfer ends or a request is ready; infinity where nothing is to come."""
+    now = state.moments[entering, at.READY] if entering < arriving else math.inf
+    for e in range(state.ends.shape[0]):
+        now = min(now, state.ends[e])
+        if e < split and state.engine[e, at.SENDING] != NOBODY:
+            now = min(now, state.moments[state.engine[e, at.SENDING], at.MOVED])
+    return now
+
+
+@inline_never
+def arrive(state: State, request: int, now: float) -> None:
+    """Let a request come now, which the front end reads after those before it."""
+    request_s, latency_s = state.rates[0, at.REQUEST], state.rates[0, at.LATENCY]
+    before = state.moments[request - 1, at.READY] - latency_s if request > 0 else now
+    state.moments[request, at.ARRIVAL] = now
+    state.moments[request, at.READY] = now + (max(0.0, before - now) + request_s + latency_s)
+
+
+@inline_never
+def write_step(state: State, e: int, pool: int, now: float, row: int) -> None:
+    """Note a step that begins."""
+    state.sums[e, 0] += state.ends[e] - now
+    state.engine[e, at.STEPS] = row
+    if row >= state.log.shape[0]:
+        return
+    sequences, tokens = 0, 0
+    for place in range(state.engine[e, at.RUNNING]):
+        chunk = state.requests[state.running[e, place], at.CHUNK]
+        sequences += 1 if chunk == 0 else 0
+        tokens += max(chunk, 0)
+    used = state.limits[pool, at.TOTAL] - state.engine[e, at.FREE]
+    state.log[row, 0], state.log[row, 1], state.log[row, 2] = e, now, state.ends[e]
+    state.log[row, 3], state.log[row, 4], state.log[row, 5] = sequences, tokens, state.engine[e, at.RUNNING]
+    state.log[row, 6], state.log[row, 7] = state.engine[e, at.WAITING], used
+
+
+@inline_never
+def end_steps(state: State, split: int, seed: int, now: float) -> int:
+    """End the steps that end now. Returns the requests that are finished."""
+    finished = 0
+    for e in range(state.ends.shape[0]):
+        if state.ends[e] <= now:
+            done, tokens = end(state, e, 0 if e < split else 1, seed, now)
+            finished += done
+            state.sums[e, 1] += tokens
+            if state.engine[e, at.STEPS] < state.log.shape[0]:
+                state.log[state.engine[e, at.STEPS], 8] = tokens
+            state.ends[e] = math.inf
+    return finished
+
+
+@inline_never
+def begin_steps(state: State, split: int, now: float, steps: int) -> int:
+    """Begin a step on every idle engine that has work. Returns the steps so far."""
+    for e in range(state.ends.shape[0]):
+        pool = 0 if e < split else 1
+        if state.ends[e] == math.inf and begin(state, e, pool, now) > 0:
+            state.ends[e] = now + step_seconds(state, e, pool)
+            write_step(state, e, pool, now, steps)
+            steps += 1
+    return steps
+
+
+@flat
+def serve(state: State, arrivals: int, split: int, seed: int) -> int:
+    """Serve all requests; the first `arrivals` come by their times, each other one when one before it is finished.
+
+    Engines from `split` on generate from keys and values that the others send; with `split` of all engines each does
+    both. Times and tokens are written to the arrays, steps to the log as long as it has rows. Returns how many steps
+    there were, or -1 where requests are left that no engine can serve.
+    """
+    total, engines = state.requests.shape[0], state.engine.shape[0]
+    entering, coming, finished, steps = 0, arrivals, 0, 0
+    for request in range(arrivals):
+        arrive(state, request, state.moments[request, at.ARRIVAL])
+    while finished < total:
+        now = next_instant(state, entering, coming, split)
+        if now == math.inf:
+            return -1
+        ended = end_steps(state, split, seed, now)
+        finished += ended
+        if split < engines:
+            receive(state, split, engines, now)
+        while ended > 0 and coming < total:
+            arrive(state, coming, now)
+            coming += 1
+            ended -= 1
+        while entering < coming and state.moments[entering, at.READY] <= now:
+            give(state, 0, split, entering)
+            entering += 1
+        steps = begin_steps(state, split, now, steps)
+    return steps

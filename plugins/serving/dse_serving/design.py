@@ -1,0 +1,199 @@
+"""Design of a deployment: the sections of a step, the serving software, engines, traffic and what users accept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from dse.config.yaml_checks import load_yaml
+from dse.errors import Problem
+from dse.values import Frozen, Memo
+from dse.values.units import BytesPerSecond, Integer, Number, Seconds
+from dse_serving.deployment import Deployment, Policy, Pool, Scheduler, Transfer
+from dse_serving.step_times import EngineKernels, Speeds, StepParts, step_parts
+from dse_serving.traffic import TrafficSpec
+from simulators.hardware.sourced import SourcedValue
+from simulators.steps.design import StepDesign
+
+DATA = Path(__file__).with_name("conf") / "data"
+_KNOWN = 256  # tables of steps that are remembered
+_PARTS = Memo[StepParts](_KNOWN)
+Count = Annotated[Integer, Field(ge=1, le=2**20)]
+
+
+class Server(SourcedValue):
+    """Serving software: how its engines schedule, and its options by dotted path."""
+
+    name: str
+    description: str = ""
+    scheduler: Scheduler
+    flags: Mapping[str, str] = {}
+
+
+class ServingKernels(SourcedValue):
+    """Speeds of products by format, those of experts apart, and latencies of all-reduces in one kernel."""
+
+    name: str
+    description: str = ""
+    dense: Mapping[str, Speeds]
+    experts: Mapping[str, Speeds]
+    sum_s: Seconds
+    peer_s: Seconds
+
+    def of(self, dense: str, experts: str) -> EngineKernels:
+        """Kernels with these formats; with the closest one where a format was not measured."""
+        plain = self.dense.get(dense, self.dense[_NEAR.get(dense, "bf16")])
+        speeds = self.experts.get(experts, self.experts.get(_NEAR.get(experts, "fp8"), plain))
+        return EngineKernels(dense=plain, experts=speeds, sum_s=self.sum_s, peer_s=self.peer_s)
+
+
+_NEAR = {"fp8": "fp8", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "mxfp4": "bf16"}
+"""Formats -> the one whose products are as theirs, if they were not measured; weights of mxfp4 multiply in 16 bits."""
+
+
+class Engines(Frozen):
+    """Engines of a deployment. gpus: all GPUs; None for those of the system's node. replicas: engines, or those that
+    generate; None for as many as the GPUs allow. apart: whether prompts have engines of their own, `prefill_replicas`
+    of `prefill_tp` GPUs (None: as many as the others), which send keys and values at `bytes_per_s` a GPU after
+    `latency_s`, layer by layer where `beside`.
+    """
+
+    gpus: Count | None = None
+    replicas: Count | None = None
+    apart: bool = False
+    prefill_replicas: Count = 1
+    prefill_tp: Count | None = None
+    routing: Policy = "fewest_requests"
+    bytes_per_s: BytesPerSecond = 5e10
+    latency_s: Seconds = 1e-3
+    beside: bool = True
+
+
+class Slo(Frozen):
+    """Limits that users accept: time to the first token and time of each later one [s]; None for no limit.
+
+    percentile: share of the requests for which they must hold. usd_per_gpu_hour: price; None for that of
+    `conf/data/gpu_prices.yaml`.
+    """
+
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    percentile: Annotated[Number, Field(gt=0, lt=1)] = 0.99
+    usd_per_gpu_hour: Annotated[Number, Field(gt=0)] | None = None
+
+
+class Serving(StepDesign):
+    """A deployment of a model on a machine, under traffic."""
+
+    server: Server
+    engines: Engines
+    traffic: TrafficSpec
+    slo: Slo
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs that may be used."""
+        node = self.system.node
+        in_node = 1 if node is None else int(node.num_gpus)
+        return in_node if self.engines.gpus is None else int(self.engines.gpus)
+
+    @property
+    def prefill_gpus(self) -> int:
+        """GPUs of all engines of prompts, where these are apart."""
+        engines = self.engines
+        return int(engines.prefill_replicas * (engines.prefill_tp or int(self.parallel.tp))) if engines.apart else 0
+
+    @property
+    def each(self) -> int:
+        """GPUs of an engine that generates."""
+        return int(self.parallel.tp) * int(self.parallel.dp)
+
+    @property
+    def replicas(self) -> int:
+        """Engines that generate; 0 where there are not enough GPUs for one."""
+        fitting = max(0, self.gpus - self.prefill_gpus) // self.each
+        return fitting if self.engines.replicas is None else int(self.engines.replicas)
+
+
+def broken_rules(design: Serving) -> Iterator[Problem]:
+    """Rules between sections that a deployment breaks."""
+    used = design.prefill_gpus + max(1, design.replicas) * design.each
+    if used > design.gpus:
+        rule = f"of {design.each} GPUs each, and {design.prefill_gpus} for prompts, are more than engines.gpus = "
+        way = "use fewer, or more GPUs"
+        yield Problem("engines.replicas", f"{rule}{design.gpus}", design.replicas, way)
+    for path, degree in (("parallel.pp", design.parallel.pp), ("parallel.cp", design.parallel.cp)):
+        if int(degree) > 1:
+            yield Problem(path, "of serving is not modelled", degree, f"set {path}=1")
+    if design.model.kind != "transformer":
+        yield Problem("model.kind", "is not served: only transformers generate token by token", design.model.kind)
+        return
+    dp, ep = int(design.parallel.dp), int(design.parallel.ep)
+    if dp > 1 and design.model.moe is None:
+        yield Problem("parallel.dp", "shares experts, and the model has none", dp, "use engines.replicas")
+    if ep > 1 and ep != dp * int(design.parallel.tp):
+        rule = f"is not parallel.tp x parallel.dp = {dp * int(design.parallel.tp)}, the GPUs of an engine"
+        yield Problem("parallel.ep", rule, ep, "set 1 or that")
+
+
+def deployment_of(design: Serving, software: ServingKernels | None = None) -> Deployment:
+    """The deployment of a design: its pools with the times of their steps. software: None for the kernels of `conf`."""
+    engines, speeds = design.engines, (software or kernels()).of(*formats(design))
+    pools = [_pool(design, design.replicas, int(design.parallel.tp), speeds)]
+    if engines.apart:
+        tp = int(engines.prefill_tp or design.parallel.tp)
+        pools.insert(0, _pool(design, int(engines.prefill_replicas), tp, speeds))
+    layers = int(np.max(design.model.layers)) if design.model.kind == "transformer" else 1
+    rate = float(engines.bytes_per_s) * pools[0].gpus
+    return Deployment(tuple(pools), Transfer(rate, engines.latency_s, engines.beside, layers), engines.routing)
+
+
+def _pool(design: Serving, count: int, tp: int, speeds: EngineKernels) -> Pool:
+    """Equal engines of a design."""
+    parallel, plan = design.parallel.model_copy(update={"tp": tp}), design.server.scheduler
+    gpus, ep = int(tp) * int(parallel.dp), int(parallel.ep)
+    if ep > 1 and int(parallel.dp) == 1:  # every GPU has all tokens: as experts that tp splits
+        parallel = parallel.model_copy(update={"ep": 1})
+    step = StepDesign.model_construct(
+        **{name: getattr(design, name) for name in StepDesign.model_fields if name != "parallel"}, parallel=parallel
+    )
+    tokens, sequences = int(plan.tokens), int(plan.sequences)
+    shared = (design.system, design.model, design.run, design.kernels)
+    key = (parallel.model_dump_json(), tokens, sequences)
+    parts = _PARTS.get(lambda: step_parts(step, tokens, sequences), *shared, key=key)
+    times = parts.times_with(speeds, plan.graphs)
+    return Pool(count, plan, times, gpus, int(parallel.dp))
+
+
+def formats(design: StepDesign) -> tuple[str, str]:
+    """Formats of the products of a design's dense layers and of its experts."""
+    run, stored = design.run, getattr(design.model, "stored", None) or {}
+    dense = str(run.products or run.precision)
+    experts = stored["experts"][0].format.name if "experts" in stored else str(run.weights or dense)
+    return dense, experts
+
+
+@cache
+def kernels() -> ServingKernels:
+    """Calibrated kernels, from `conf/data/serving_kernels.yaml`."""
+    return ServingKernels.model_validate(load_yaml(DATA / "serving_kernels.yaml"))
+
+
+@cache
+def gpu_prices() -> Mapping[str, Mapping[str, Any]]:
+    """Prices of GPUs [USD an hour] with their sources, from `conf/data/gpu_prices.yaml`."""
+    prices: Mapping[str, Mapping[str, Any]] = load_yaml(DATA / "gpu_prices.yaml")["prices"]
+    return prices
+
+
+def usd_per_gpu_hour(design: Serving) -> float | None:
+    """Price of a GPU [USD an hour]; None where it is not known."""
+    if design.slo.usd_per_gpu_hour is not None:
+        return float(design.slo.usd_per_gpu_hour)
+    row = gpu_prices().get(design.system.gpu.name)
+    return None if row is None else float(row["usd"])

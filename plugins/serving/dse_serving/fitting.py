@@ -1,0 +1,87 @@
+"""Fit of the constants of serving software and of its kernels to measured points (`benchmarks.serving --fit`).
+
+Least squares of the logarithms of both times, of the first token with less weight (warm-up is in the measured means),
+with a soft L1 loss, and a weak pull to where the search begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from dse_serving.design import ServingKernels, kernels
+from dse_serving.measured import Predictor, Row, settings
+
+Floats = NDArray[np.float64]
+_TIMES = ("host_s", "host_sequence_s", "launch_s", "request_s", "latency_s")
+_FIRST, _PULL, _LOSS = 0.2, 0.05, 0.05
+
+
+def start() -> dict[str, float]:
+    """The constants that are fitted, by path, as the search begins."""
+    begin: Mapping[str, Any] = settings()["fitted"]["start"]
+    speeds = {
+        f"{part}.{name}.{size}": float(value)
+        for part in ("dense", "experts")
+        for name, sizes in begin[part].items()
+        for size, value in sizes.items()
+    }
+    software = {
+        f"{name}.{time}": float(begin[name][time]) for name in settings()["servers"].values() for time in _TIMES
+    }
+    return {**speeds, "sum_s": float(begin["sum_s"]), "peer_s": float(begin["peer_s"]), **software}
+
+
+def fit(rows: Sequence[Row], evaluations: int = 3) -> dict[str, float]:
+    """Constants by path that fit rows best, after so many evaluations of the slopes, and the sum of the losses."""
+    begin, fitter = start(), _Fit(rows)
+    names = list(begin)
+
+    def residuals(factors: Floats) -> Floats:
+        values = dict(zip(names, factors * np.array(list(begin.values())), strict=True))
+        return np.concatenate([fitter.residuals(values), _PULL * np.log(factors)])
+
+    solution = least_squares(
+        residuals,
+        np.ones(len(names)),
+        loss="soft_l1",
+        f_scale=_LOSS,
+        diff_step=0.05,
+        max_nfev=evaluations,
+        bounds=(0.05, 20),
+    )
+    values = zip(names, solution.x * np.array(list(begin.values())), strict=True)
+    fitted = {name: float(f"{value:.4g}") for name, value in values}
+    return {**fitted, "loss": float(solution.cost), "rows": float(len(rows))}
+
+
+class _Fit:
+    """Errors of rows under constants."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows, self._predictor = rows, Predictor()
+
+    def residuals(self, values: Mapping[str, float]) -> Floats:
+        """Logarithms of predicted over measured times, those of first tokens with their weight."""
+        software, later, first = _with_speeds(values), [], []
+        for row in self._rows:
+            server = settings()["servers"][row.cells["backend"]]
+            point = self._predictor.predict(row, {name: values[f"{server}.{name}"] for name in _TIMES}, software)
+            later.append(0.0 if point is None else np.log1p(point.tpot_error))
+            first.append(0.0 if point is None else _FIRST * np.log1p(point.ttft_error))
+        return np.array([*later, *first])
+
+
+def _with_speeds(values: Mapping[str, float]) -> ServingKernels:
+    tree: dict[str, Any] = kernels().model_dump()
+    for path, value in values.items():
+        part, *names = path.split(".")
+        if part in ("dense", "experts"):
+            tree[part][names[0]][names[1]] = value
+        elif not names:
+            tree[part] = value
+    return ServingKernels.model_validate(tree)

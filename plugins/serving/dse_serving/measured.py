@@ -1,0 +1,308 @@
+"""Measured serving points held against predictions (`conf/data/silicon.yaml` says which columns mean what).
+
+A row is a closed loop on engines of one kind: mean time to the first token, and of each later one, over all requests.
+The number of GPUs of a row with expert parallelism is that of its experts: some sources multiply degrees of attention
+and experts. Disaggregated rows do not say how many engines they had: one of each is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from dse.config.yaml_checks import load_yaml
+from dse.errors import ConfigError
+from dse.files import read_csv
+from dse_serving.backend import ServingBackend
+from dse_serving.design import DATA, Serving, ServingKernels, deployment_of
+from dse_serving.run import run
+from simulators.hardware.machine import tree_of
+from simulators.workloads.model_zoo import model_tree, option_tree
+from simulators.workloads.public_models import aliases, public
+from simulators.workloads.stored import weight_format
+
+CONF = Path(__file__).with_name("conf")
+_PARALLEL = {"pp": 1, "cp": 1, "sequence_parallel": False, "collectives": "library", "split_ctas": 0}
+_ENGINES = {"replicas": 1, "routing": "fewest_requests"}
+
+
+@cache
+def settings() -> Mapping[str, Any]:
+    """The settings of `conf/data/silicon.yaml`."""
+    tree: Mapping[str, Any] = load_yaml(DATA / "silicon.yaml")
+    return tree
+
+
+@cache
+def server_tree(name: str) -> dict[str, Any]:
+    """Tree of a serving software of `conf/server`."""
+    return dict(load_yaml(CONF / "server" / f"{name}.yaml"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured point: columns of the table, and times [s]."""
+
+    cells: Mapping[str, str]
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return self.cells["id"]
+
+    @property
+    def apart(self) -> bool:
+        """Tell whether prompts have engines of their own."""
+        return self.cells["mode"] == "disagg"
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Software, GPU, model and format."""
+        return tuple(self.cells[name] for name in ("backend", "system", "model_path", "precision"))
+
+    @property
+    def source(self) -> str:
+        """The file that it is from."""
+        return self.cells["silicon_data_source"].partition("source_file=")[2].partition(";")[0]
+
+    @property
+    def is_dated(self) -> bool:
+        """Tell whether that file has the name of a date."""
+        return self.source.startswith("20")
+
+    @property
+    def concurrency(self) -> int:
+        """Requests under way."""
+        match = re.search(r"silicon_concurrency=(\d+)", self.cells["silicon_data_source"])
+        return int(match[1]) if match else round(float(self.cells["batch_size"]))
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of prompts and outputs."""
+        return round(float(self.cells["isl"])), round(float(self.cells["osl"]))
+
+    @cached_property
+    def degrees(self) -> tuple[int, int]:
+        """GPUs of an engine, and those over which sequences are shared."""
+        before = "decode_" if self.apart else ""
+        tp, experts, ranks = (
+            round(float(self.cells[f"{before}{name}_size"] or 0)) for name in ("tp", "moe_ep", "attention_dp")
+        )
+        gpus = experts if experts > 1 else max(tp, 1)
+        return gpus, gpus if ranks > 1 else 1
+
+    def tokens_per_s_per_gpu(self, ttft_s: float, tpot_s: float) -> float:
+        """Tokens that a GPU generates in a closed loop with these times."""
+        output = self.lengths[1]
+        return self.concurrency * output / (ttft_s + (output - 1) * tpot_s) / self.degrees[0]
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Rows below a folder that say what they measured. Raises ConfigError for a file that cannot be read."""
+    table = read_csv(folder / settings()["file"], needed=("id", "silicon_ttft_ms", "silicon_tpot_ms"))
+    return [
+        Row(cells, float(cells["silicon_ttft_ms"]) / 1e3, float(cells["silicon_tpot_ms"]) / 1e3)
+        for _, cells in table.rows
+        if cells["mode"] and cells["silicon_tpot_ms"] and cells["model_path"]
+    ]
+
+
+def fitted_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows that constants are fitted to: of each group, in the order of the SHA-256 of their ids, the first of each
+    number of GPUs and of prompts up to and beyond `long` tokens, of which one of each length first, and no more than
+    `of_group` of a group and `most` in all.
+    """
+    rule = settings()["fitted"]
+    able = [row for row in rows if not row.apart and row.degrees[1] == 1 and row.source not in rule["without"]]
+    ordered = sorted(able, key=lambda row: hashlib.sha256(row.name.encode()).hexdigest())
+    kinds: dict[tuple[Any, ...], Row] = {}
+    for row in ordered:
+        kinds.setdefault((row.group, row.degrees[0], row.lengths[0] > rule["long"]), row)
+    turns: dict[tuple[Any, ...], int] = {}
+    listed = []
+    for (group, _, is_long), row in kinds.items():
+        turn = turns[group, is_long] = turns.get((group, is_long), -1) + 1
+        listed.append((turn, hashlib.sha256(row.name.encode()).hexdigest(), row))
+    chosen, counts = list[Row](), dict[tuple[str, ...], int]()
+    for _, _, row in sorted(listed, key=lambda entry: entry[:2]):
+        counts[row.group] = counts.get(row.group, 0) + 1
+        if counts[row.group] <= rule["of_group"]:
+            chosen.append(row)
+    return chosen[: rule["most"]]
+
+
+def model_name(path: str) -> str:
+    """Name of a public model in the repository, by its path on a hub: that of the settings, or its last part without
+    words for formats and tuning.
+    """
+    plain = re.sub(r"[-_ ]", "_", path.rpartition("/")[2].lower())
+    short = re.sub(r"_(instruct|chat|base|fp8|fp4|nvfp4|bf16|v\d[\d.]*|it|hf|2507|0528|thinking)(?=_|$)", "", plain)
+    joined = re.sub(r"^(meta_)?llama_", "llama", short)
+    for name in (settings()["models"].get(path, ""), plain, short, joined, re.sub(r"^llama3\.\d", "llama3", joined)):
+        if name in public() or name in aliases():
+            return str(name)
+    raise KeyError(f"{path} is no public model that is known")
+
+
+def system_name(system: str) -> str:
+    """Name of a system by that of the table: of the settings, or a node of eight of its GPU."""
+    return str(settings()["systems"].get(system, f"{system.removesuffix('_sxm')}_8"))
+
+
+def design_tree(row: Row) -> dict[str, Any]:
+    """Tree of the deployment of a row."""
+    names, cells = settings(), row.cells
+    gpus, ranks = row.degrees
+    model = model_tree(model_name(cells["model_path"]))
+    formats = dict(names["experts"].get(cells["model_path"], names["formats"][cells["precision"]]))
+    for part, format_name in formats.pop("stored", {}).items():
+        model["stored"] = {part: [{"format": weight_format(format_name).model_dump(), "share": 1.0}]}
+    server = server_tree(names["servers"][cells["backend"]])
+    if server["scheduler"]["policy"] == "mixed":
+        tokens = names["tokens"]["dated" if row.is_dated else "other"]
+        server = {**server, "scheduler": {**server["scheduler"], "tokens": tokens}}
+    kind = {"kind": "uniform", "low": names["low"]} if row.is_dated else {"kind": "fixed"}
+    lengths = {name: {**kind, "tokens": tokens} for name, tokens in zip(("input", "output"), row.lengths, strict=True)}
+    requests = row.concurrency * names["rounds"]
+    engines = {"gpus": 2 * gpus, "apart": True, **_ENGINES} if row.apart else {"gpus": gpus, **_ENGINES}
+    return {
+        "system": tree_of(system_name(cells["system"])),
+        "model": model,
+        "kernels": option_tree("kernels", "vllm"),
+        "run": {"precision": "bf16", **formats},
+        "parallel": {**_PARALLEL, "tp": gpus // ranks, "dp": ranks, "ep": ranks},
+        "server": server,
+        "engines": engines,
+        "traffic": {"concurrency": row.concurrency, "requests": requests, "warm_up": 0, **lengths},
+        "slo": {},
+    }
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row with its predicted times [s]."""
+
+    row: Row
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def ttft_error(self) -> float:
+        """Relative error, with its sign."""
+        return self.ttft_s / self.row.ttft_s - 1
+
+    @property
+    def tpot_error(self) -> float:
+        """Relative error, with its sign."""
+        return self.tpot_s / self.row.tpot_s - 1
+
+
+class Predictor:
+    """Predictions of rows; designs are kept, so that their tables are computed once."""
+
+    def __init__(self) -> None:
+        self._backend, self._designs = ServingBackend(), dict[str, Serving]()
+        self.refused: dict[str, str] = {}
+
+    def design(self, row: Row) -> Serving:
+        """The deployment of a row. Raises ConfigError."""
+        if row.name not in self._designs:
+            self._designs[row.name] = self._backend.design(design_tree(row))
+        return self._designs[row.name]
+
+    def predict(
+        self, row: Row, changes: Mapping[str, Any] | None = None, software: ServingKernels | None = None
+    ) -> Point | None:
+        """The row with its predicted times; None where its deployment is refused (`refused` says why).
+
+        changes: of its scheduler; software: kernels in place of those of conf.
+        """
+        try:
+            design = self.design(row)
+            scheduler = design.server.scheduler.model_copy(update=dict(changes or {}))
+            server = design.server.model_copy(update={"scheduler": scheduler})
+            deployment = deployment_of(design.model_copy(update={"server": server}), software)
+            served = run(deployment, design.traffic.draw())
+        except (ConfigError, KeyError) as error:
+            self.refused[row.name] = str(error)
+            return None
+        return Point(row, float(served.ttft_s.mean()), float(served.tpot_s.mean()))
+
+    def points(self, rows: Sequence[Row]) -> list[Point]:
+        """Rows with predictions."""
+        return [point for row in rows if (point := self.predict(row)) is not None]
+
+
+def summary(points: Sequence[Point]) -> dict[str, float]:
+    """Number of rows, median and 90th percentile of the sizes of the errors, and their signed medians."""
+    if not points:
+        return {"rows": 0}
+    first, later = (np.array([getattr(point, name) for point in points]) for name in ("ttft_error", "tpot_error"))
+    return {
+        "rows": len(points),
+        "tpot_median": float(np.median(np.abs(later))),
+        "tpot_p90": float(np.quantile(np.abs(later), 0.9)),
+        "tpot_signed": float(np.median(later)),
+        "ttft_median": float(np.median(np.abs(first))),
+        "ttft_signed": float(np.median(first)),
+    }
+
+
+def _apart_by(points: Sequence[Point], *names: str) -> Iterator[list[Point]]:
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(tuple(point.row.cells[name] for name in names), []).append(point)
+    yield from groups.values()
+
+
+def rank_correlation(points: Sequence[Point]) -> float:
+    """Spearman's correlation of tokens/s a GPU between predictions and measurements: median over models and GPUs at
+    equal lengths, of five rows or more.
+    """
+    correlations = []
+    for group in _apart_by(points, "model_path", "system", "isl", "osl"):
+        if len(group) >= 5:
+            rates = [[_rate(point, measured=side) for point in group] for side in (True, False)]
+            correlations.append(float(spearmanr(*rates).statistic))
+    return float(np.median(correlations)) if correlations else float("nan")
+
+
+def frontier_error(points: Sequence[Point]) -> float:
+    """Error of the area under the frontier of tokens/s a GPU against tokens/s a user: median over software, models,
+    GPUs, formats and lengths, of three rows or more.
+    """
+    errors = []
+    for group in _apart_by(points, "backend", "model_path", "system", "precision", "isl", "osl"):
+        if len(group) >= 3:
+            measured, predicted = (_area([_place(point, side) for point in group]) for side in (True, False))
+            errors.append(abs(predicted / measured - 1))
+    return float(np.median(errors)) if errors else float("nan")
+
+
+def _rate(point: Point, *, measured: bool) -> float:
+    side: Row | Point = point.row if measured else point
+    return point.row.tokens_per_s_per_gpu(side.ttft_s, side.tpot_s)
+
+
+def _place(point: Point, measured: bool) -> tuple[float, float]:
+    side: Row | Point = point.row if measured else point
+    return 1.0 / side.tpot_s, _rate(point, measured=measured)
+
+
+def _area(places: Sequence[tuple[float, float]]) -> float:
+    """Area under the staircase of the points that no other one dominates."""
+    area, best, last = 0.0, 0.0, 0.0
+    for user, gpu in sorted(places, reverse=True):
+        area += best * (last - user) if best else 0.0
+        best, last = max(best, gpu), user
+    return area + best * last

@@ -1,0 +1,143 @@
+"""Metrics from the times of all requests: percentiles with intervals, goodput, rates by GPU, user and dollar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+import dse_serving.columns as at
+from dse.backend import Metric
+from dse_serving.compiled import State
+from dse_serving.deployment import Deployment
+from dse_serving.traffic import Traffic
+
+Floats = NDArray[np.float64]
+METRICS = {
+    "goodput_per_s": Metric("1/s", "requests within both limits, by the time in which they were served", "maximize"),
+    "attained": Metric("fraction", "of the requests, within both limits", "maximize", high=1.0),
+    "tokens_per_s": Metric("1/s", "generated tokens", "maximize"),
+    "tokens_per_s_per_gpu": Metric("1/s", "the same over all GPUs", "maximize"),
+    "tokens_per_s_per_user": Metric("1/s", "1 over tpot_mean_s: what a user sees", "maximize"),
+    "tokens_per_usd": Metric("1/USD", "tokens over the price of all GPUs; 0 where that is not known", "maximize"),
+    "ttft_s": Metric("s", "time to the first token, at slo.percentile"),
+    "tpot_s": Metric("s", "time of each later token, at slo.percentile"),
+    "ttft_mean_s": Metric("s", "time to the first token, mean"),
+    "tpot_mean_s": Metric("s", "time of each later token, mean"),
+    "ttft_p50_s": Metric("s", "time to the first token, median"),
+    "tpot_p50_s": Metric("s", "time of each later token, median"),
+    "latency_s": Metric("s", "time to the last token, mean"),
+    "in_system": Metric("", "requests under way, mean over time", "maximize"),
+    "kv_peak": Metric(
+        "fraction", "of the pages of keys and values in use at the worst, of the engine that used most", high=1.0
+    ),
+    "preempted": Metric("", "preemptions for each request"),
+    "busy": Metric("fraction", "of the time in which engines computed", "maximize", high=1.0),
+    "gpus": Metric("", "GPUs in use"),
+    "steps": Metric("", "steps of all engines"),
+}
+
+
+@dataclass(frozen=True)
+class ServingRun:
+    """A run of a deployment, with the times of all requests [s] in the order of their numbers.
+
+    steps: number of all steps; skipped: share of the requests, the first ones, that no statistic counts.
+    """
+
+    deployment: Deployment
+    traffic: Traffic
+    state: State
+    steps: int
+    skipped: float = 0.0
+
+    def times(self, column: int) -> Floats:
+        """A time of every request, by a column of `dse_serving.columns`."""
+        return np.asarray(self.state.moments[:, column])
+
+    @cached_property
+    def counted_requests(self) -> slice:
+        """Requests that statistics count."""
+        return slice(min(int(self.skipped * self.traffic.size), self.traffic.size - 1), None)
+
+    @cached_property
+    def ttft_s(self) -> Floats:
+        """Time from arrival to the first token of every request that counts."""
+        return np.asarray((self.times(at.FIRST) - self.times(at.ARRIVAL))[self.counted_requests])
+
+    @cached_property
+    def tpot_s(self) -> Floats:
+        """Time of each token after the first of the same; 0 where there is one token."""
+        later = np.maximum(self.traffic.outputs - 1, 1)
+        return np.asarray(((self.times(at.FINISH) - self.times(at.FIRST)) / later)[self.counted_requests])
+
+    @cached_property
+    def span_s(self) -> float:
+        """Time from the first to the last end of what counts, as a rate of ends has it."""
+        ends = self.times(at.FINISH)
+        started = (
+            np.partition(ends, self.counted_requests.start)[self.counted_requests.start]
+            if self.counted_requests.start
+            else 0.0
+        )
+        return float(ends.max() - started)
+
+    def within(self, ttft_s: float | None, tpot_s: float | None) -> NDArray[np.bool_]:
+        """The requests that count and are within limits."""
+        fits = np.ones(len(self.ttft_s), bool)
+        for times, most in ((self.ttft_s, ttft_s), (self.tpot_s, tpot_s)):
+            fits &= times <= (np.inf if most is None else most)
+        return fits
+
+
+def percentile(values: Floats, share: float) -> float:
+    """The smallest value that a share of all does not exceed."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
+
+
+def percentile_interval(values: Floats, share: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a percentile of independent values by order statistics, whose ranks are binomial (David and Nagaraja,
+    Order Statistics, section 7.1).
+    """
+    ordered, count = np.sort(values), len(values)
+    tail = (1 - confidence) / 2
+    low, high = int(binom.ppf(tail, count, share)), int(binom.ppf(1 - tail, count, share))
+    return float(ordered[max(low - 1, 0)]), float(ordered[min(high, count - 1)])
+
+
+def metrics_of(
+    served: ServingRun, share: float, slo: tuple[float | None, float | None], usd_per_gpu_hour: float | None
+) -> dict[str, float]:
+    """Every metric of `METRICS`. share: percentile; slo: limits of the first and of later tokens [s]."""
+    fits, span, gpus = served.within(*slo), served.span_s, served.deployment.gpus
+    tokens = float(served.traffic.outputs[served.counted_requests].sum()) / span if span > 0 else 0.0
+    latency = served.times(at.FINISH) - served.times(at.ARRIVAL)
+    ends, state = float(served.times(at.FINISH).max()), served.state
+    ttft, tpot = served.ttft_s, served.tpot_s
+    total = np.repeat(
+        [pool.blocks for pool in served.deployment.pools], [pool.engines for pool in served.deployment.pools]
+    )
+    return {
+        "goodput_per_s": float(fits.sum()) / span if span > 0 else 0.0,
+        "attained": float(fits.mean()),
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_gpu": tokens / gpus,
+        "tokens_per_s_per_user": 1.0 / float(tpot.mean()) if tpot.mean() > 0 else 0.0,
+        "tokens_per_usd": 3600 * tokens / (gpus * usd_per_gpu_hour) if usd_per_gpu_hour else 0.0,
+        "ttft_s": percentile(ttft, share),
+        "tpot_s": percentile(tpot, share),
+        "ttft_mean_s": float(ttft.mean()),
+        "tpot_mean_s": float(tpot.mean()),
+        "ttft_p50_s": percentile(ttft, 0.5),
+        "tpot_p50_s": percentile(tpot, 0.5),
+        "latency_s": float(latency[served.counted_requests].mean()),
+        "in_system": float(latency.sum()) / (ends - float(served.times(at.ARRIVAL).min())),
+        "kv_peak": float((1 - state.engine[:, at.LEAST_FREE] / total).max()),
+        "preempted": float(state.requests[:, at.PREEMPTIONS].mean()),
+        "busy": min(1.0, float(state.sums[:, 0].sum()) / (ends * len(state.ends))),
+        "gpus": float(gpus),
+        "steps": float(served.steps),
+    }

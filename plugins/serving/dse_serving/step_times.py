@@ -1,0 +1,223 @@
+"""Times of the steps of an engine by what is in them, from the step model (`simulators.steps`), tabled once.
+
+A step computes the tokens of prompts and one token of each sequence that generates. All operators but attention, and
+the output, which the last token of a sequence alone needs, see tokens; attention sees the cached tokens of each
+sequence. So with n tokens, b sequences that generate after c tokens on average, and chunks of prompts from p to q,
+
+    T = linear(n) + head(sequences) + decode(b, c) + sum over chunks of (prompt(q) - prompt(p))
+
+(derived; that attention of a chunk is what a whole prompt has more for it is exact for FLOP, not for launches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+from dse.values import Frozen
+from dse.values.units import Number, Seconds
+from dse_serving.columns import PER_OCTAVE
+from simulators.steps.backend import iteration
+from simulators.steps.design import StepDesign
+from simulators.steps.iteration import Iteration
+from simulators.steps.operators import Exchange, Product, StageOperator, Work, num_kernels
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+_CORE = ("attention", "softmax")
+_HEAD = "output"
+_FEW, _MANY = 64, 1024  # tokens
+Factor = Annotated[Number, Field(gt=0, le=100)]
+_OCTAVES = 18  # contexts of up to 131,072 tokens
+_STEPS = 6  # knots an octave of tokens
+
+
+class Speeds(Frozen):
+    """Time of products in a serving engine over that of the step model: for few tokens, which weights bound, and for
+    many, which FLOP bound; between them by the logarithm of the tokens.
+    """
+
+    few: Factor = 1.0
+    many: Factor = 1.0
+
+    def at(self, tokens: ArrayLike) -> Floats:
+        """Factor by the number of tokens."""
+        place = np.log(np.maximum(np.asarray(tokens, float), 1.0) / _FEW) / np.log(_MANY / _FEW)
+        return np.asarray(self.few + np.clip(place, 0.0, 1.0) * (self.many - self.few), float)
+
+
+class EngineKernels(Frozen):
+    """Kernels of serving engines, where they differ from those that the step model was fitted to.
+
+    dense, experts: speeds of products. sum_s: latency of an all-reduce in one kernel, in which every GPU reads the
+    partial sums of all others; taken where the library is slower.
+    """
+
+    dense: Speeds = Speeds()
+    experts: Speeds = Speeds()
+    sum_s: Seconds = 1.0
+    peer_s: Seconds = 0.0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times [s] of the steps of one engine, and what it keeps in memory.
+
+    linear [2, tokens + 1]: of steps with prompts, and of those without, which graphs of some sizes replay. head
+    [sequences + 1], decode [sequences + 1, octaves of context], prompt [knots]: of a token of a whole prompt. kernels:
+    of a step. weight_bytes, token_bytes, room_bytes: of a GPU: weights, keys and values of a token, memory.
+    """
+
+    linear: Floats
+    head: Floats
+    decode: Floats
+    prompt: Floats
+    kernels: float
+    weight_bytes: float
+    token_bytes: float
+    room_bytes: float
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Times of steps of so many tokens and sequences by part, at knots; times [s].
+
+    linear: columns of products, products of experts, sums by the library and in one kernel without its latency, number
+    of sums, and all else, of steps with prompts and of those without [2, 6, knots].
+    """
+
+    tokens: Integers
+    linear: Floats
+    peers: int
+    times: StepTimes
+
+    def times_with(self, kernels: EngineKernels, graphs: Sequence[int] = ()) -> StepTimes:
+        """Times with these kernels. graphs: sizes of steps without prompts that are captured; others are padded."""
+        dense, experts, library, direct, sums, other = np.moveaxis(self.linear, 1, 0)
+        total = other + dense * kernels.dense.at(self.tokens) + experts * kernels.experts.at(self.tokens)
+        total = total + np.minimum(library, direct + sums * (kernels.sum_s + self.peers * kernels.peer_s))
+        counts = np.arange(int(self.tokens[-1]) + 1)
+        prompts, plain = (_between(counts, self.tokens, row) for row in total)
+        return replace(self.times, linear=np.stack([prompts, plain[_pad(counts, graphs)]]))
+
+
+def step_parts(design: StepDesign, tokens: int, sequences: int) -> StepParts:
+    """Table the steps of a design of up to so many tokens and sequences on a GPU.
+
+    design: whose mode and sizes are chosen here. Tokens and sequences count for each rank of data-parallel attention.
+    """
+    knots, contexts = _knots(max(tokens, sequences)), 2.0 ** np.arange(_OCTAVES)
+    steps, rows = _run(design, "decode", knots, 1), _knots(sequences)
+    linear = np.stack([_columns(_run(design, "prefill", 1, knots), knots), _columns(steps, knots)])
+    grid = _run(design, "decode", rows[:, None], contexts[None, :])
+    decode = np.broadcast_to(_core(grid), (len(rows), _OCTAVES)).T
+    lengths, numbers = _lengths(), np.arange(sequences + 1)
+    times = StepTimes(
+        np.zeros((2, 2)),
+        _between(numbers, knots, _head(steps)),
+        np.stack([_between(numbers, rows, column) for column in decode], axis=1),
+        _core(_run(design, "prefill", 1, lengths)) / lengths,
+        _launches(steps),
+        *_memory(design),
+    )
+    peers = int(np.asarray(steps.passes.platform.groups["tp"].num_gpus)) - 1
+    return StepParts(knots, linear, peers, times)
+
+
+def _run(design: StepDesign, mode: str, batch: ArrayLike, length: ArrayLike) -> Iteration:
+    """The step model's iteration of batches and lengths that broadcast."""
+    sizes = {"mode": mode, "batch": np.asarray(batch), "sequence_length": np.asarray(length)}
+    with np.errstate(all="ignore"):
+        return iteration(design.model_copy(update={"run": design.run.model_copy(update=sizes)}))
+
+
+def _knots(most: int) -> Integers:
+    """Whole numbers from 1 to `most`, all small ones and then some of each octave."""
+    count = int(np.ceil(np.log2(max(most, 2)) * _STEPS)) + 1
+    return np.unique(np.append(np.round(np.geomspace(1, max(most, 2), count)), most)).astype(np.int64)
+
+
+def _lengths() -> Floats:
+    octaves = np.repeat(2.0 ** np.arange(_OCTAVES), PER_OCTAVE).reshape(_OCTAVES, -1)
+    return np.asarray((octaves * (1 + np.arange(PER_OCTAVE) / PER_OCTAVE)).reshape(-1), float)
+
+
+def _between(places: Integers, knots: Integers, values: ArrayLike) -> Floats:
+    """Values at some places, linear between knots; none at 0."""
+    spread = np.broadcast_to(np.asarray(values, float), np.shape(knots))
+    return np.asarray(np.where(places > 0, np.interp(places, knots, spread), 0.0))
+
+
+def _pad(places: Integers, graphs: Sequence[int]) -> Integers:
+    sizes = np.asarray(sorted(graphs), np.int64)
+    if not len(sizes):
+        return places
+    above = np.searchsorted(sizes, places)
+    taken = sizes[np.minimum(above, len(sizes) - 1)]
+    return np.where((places > 0) & (above < len(sizes)) & (taken < len(places)), taken, places)
+
+
+def _head(step: Iteration) -> Floats:
+    """Time of the output [s]."""
+    return step.passes.sum(part for part in step.passes.parts if part.block.name == _HEAD)
+
+
+def _core(step: Iteration) -> Floats:
+    """Time of attention [s]."""
+    return step.passes.sum(part for part in step.passes.parts if part.op.kind in _CORE)
+
+
+def _columns(step: Iteration, knots: ArrayLike) -> Floats:
+    """Columns of `StepParts.linear` of a step [6, knots]."""
+    kinds: dict[str, list[StageOperator]] = {"dense": [], "experts": [], "sums": [], "rest": []}
+    for part in step.passes.parts:
+        if part.block.name != _HEAD and part.op.kind not in _CORE:
+            kinds[_kind(part.op.work)].append(part)
+    group = step.passes.platform.groups["tp"]
+    gpus, rate = np.asarray(group.num_gpus, float), np.asarray(group.bytes_per_s, float)
+    payloads = [part.times * _payload(part.op.work) for part in kinds["sums"]]
+    moved = sum(payloads, np.zeros(())) * (gpus - 1) / rate
+    counts = sum((part.times for part in kinds["sums"]), np.zeros(()))
+    dense, experts, sums, other = (step.passes.sum(parts) for parts in kinds.values())
+    spared = step.passes.hidden_s + step.passes.saved_s
+    columns = (dense, experts, sums, moved, counts, other - spared)
+    return np.stack([np.broadcast_to(np.asarray(column, float), np.shape(knots)) for column in columns])
+
+
+def _payload(work: Work) -> Floats:
+    assert isinstance(work, Exchange)
+    return np.asarray(work.payload_bytes, float)
+
+
+def _kind(work: Work) -> str:
+    """The columns of `StepParts.linear` an operator belongs to."""
+    if isinstance(work, Product):
+        return "experts" if work.grouped else "dense"
+    if not isinstance(work, Exchange) or work.ctas:  # which norms what it adds
+        return "rest"
+    return "sums" if work.pattern == "all_reduce" and work.over == "tp" else "rest"
+
+
+def _launches(step: Iteration) -> float:
+    """Kernels that a host launches in a step."""
+    tp = step.passes.parallel.tp
+    return float(np.max(sum((part.times * num_kernels(part.op, tp) for part in step.passes.parts), np.zeros(()))))
+
+
+def _memory(design: StepDesign) -> tuple[float, float, float]:
+    """Bytes of a GPU: weights, keys and values of a token, all memory."""
+    near, far = (_run(design, "decode", 1, length) for length in (1, 1025))
+    cached = [float(step.passes.of_blocks("kept")) for step in (near, far)]
+    passes, room = near.passes, design.system.gpu.hbm_bytes
+    stored = [
+        passes.weight_bytes(block) if block.weight_bytes is None else block.weight_bytes for block in passes.blocks
+    ]
+    weights = [
+        float(np.asarray(size) * passes.counts[block.name]) for size, block in zip(stored, passes.blocks, strict=True)
+    ]
+    return sum(weights), (cached[1] - cached[0]) / 1024, float("inf") if room is None else float(room)

@@ -1,0 +1,234 @@
+"""Studies of serving: the deployment with the most tokens a GPU within what users accept, and what changes it.
+
+Points are deployments under traffic. The answer is the best point within the limits of the study; where no point is,
+the nearest one with what binds. With engines of prompts apart, each split is compared with engines that do both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.plots import Draw
+from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import Outputs
+from dse.results.words import cell
+from dse.space import get_path
+from dse_serving import figures as serving_figures
+from dse_serving.backend import ServingBackend
+from dse_serving.design import Serving
+from dse_serving.results import percentile_interval
+from studies.plain import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+_RATE = "tokens_per_s_per_gpu"
+_TIMES = {"ttft_s": "time to the first token", "tpot_s": "time of a later token"}
+_SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
+_DRAWN = 400  # steps of a timeline
+_LOGGED = 20_000
+
+
+class ServingStudy(Plain):
+    """The answer, what binds it, settings of the software, and figures."""
+
+    columns = (
+        *("parallel.tp", "engines.apart", "engines.prefill_replicas", "engines.prefill_tp"),
+        *("traffic.arrivals", "traffic.concurrency"),
+    )
+
+    def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
+        """Yield the best deployment within the limits, its rivals, and how sure that is; or the nearest one."""
+        config = outputs.read_config()
+        points, limits = with_splits(table), limits_of(config)
+        if not len(points):
+            yield from refusals(table)
+            return
+        inside = within(points, limits)
+        if not len(inside):
+            yield from nearest(points, limits)
+            return
+        best = best_of(inside)
+        yield sentence(best)
+        yield rivals_table(inside)
+        yield from tighter_limits(inside, best)
+        yield from apart_or_together(inside)
+        yield from how_sure(config, best)
+
+    def figures(self, table: pd.DataFrame, timelines: pd.DataFrame) -> Iterator[tuple[str, Draw]]:
+        """Throughput against interactivity, and what limits leave."""
+        points = with_splits(table)
+        if len(points):
+            yield "interactivity", partial(serving_figures.interactivity, points)
+            yield "within_limits", partial(serving_figures.within_limits, points)
+
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
+        """Steps of the engines of the best deployment, and their memory over time."""
+        points = with_splits(run.outputs.read_table("results"))
+        inside = within(points, limits_of(run.config))
+        if not len(inside):
+            return
+        best = best_of(inside)
+        served = ServingBackend().serve(design_of(run.config, best), _LOGGED)
+        log = served.state.log[: min(served.steps, _LOGGED)]
+        pages = np.repeat(
+            [pool.blocks for pool in served.deployment.pools], [p.engines for p in served.deployment.pools]
+        )
+        yield "engine", partial(serving_figures.engine_steps, log[:_DRAWN], str(best["split"]))
+        yield "occupancy", partial(serving_figures.occupancy, log, pages, str(best["split"]))
+
+
+def with_splits(table: pd.DataFrame) -> pd.DataFrame:
+    """Points that were served, with how each splits its GPUs in words; `inside` marks those within all limits."""
+    points = table.dropna(subset=[_RATE]).reset_index(drop=True) if _RATE in table else table.iloc[:0]
+    return points.assign(
+        inside=points["status"] == "ok", status="ok", split=[_split(row) for row in points.to_dict("records")]
+    )
+
+
+def _split(row: Mapping[Any, Any]) -> str:
+    """`4 x TP 2`, or `1 x TP 4 for prompts, 2 x TP 2`."""
+    tp, gpus = int(row["parallel.tp"]), int(row["gpus"])
+    if not _plain(row.get("engines.apart")):
+        return f"{gpus // tp} x TP {tp}"
+    prefill_tp, count = int(_plain(row.get("engines.prefill_tp")) or tp), int(row["engines.prefill_replicas"])
+    return f"{count} x TP {prefill_tp} for prompts, {(gpus - count * prefill_tp) // tp} x TP {tp}"
+
+
+def limits_of(config: Mapping[str, Any]) -> dict[str, float]:
+    """Upper limits of the study by metric."""
+    limits = config["study"].get("limits") or {}
+    return {name: float(limit["high"]) for name, limit in limits.items() if limit.get("high") is not None}
+
+
+def within(points: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
+    """Points within all limits."""
+    for name, limit in limits.items():
+        points = points[points[name] <= limit]
+    return points
+
+
+def best_of(points: pd.DataFrame) -> dict[str, Any]:
+    """The point with the most tokens/s a GPU."""
+    return {str(name): value for name, value in points.iloc[points[_RATE].argmax()].items()}
+
+
+def sentence(best: Mapping[Any, Any]) -> str:
+    """The best deployment in a sentence."""
+    loop = f", {under_way(best):.0f} requests under way"
+    times = ", ".join(f"{words} {cell(best[name], 's')}" for name, words in _TIMES.items())
+    rate = f"{best[_RATE]:,.0f} tokens/s a GPU, {best['tokens_per_s_per_user']:.1f} tokens/s a user"
+    price = f", {best['tokens_per_usd']:,.0f} tokens a dollar" if best["tokens_per_usd"] else ""
+    return f"best: {best['split']}{loop}: {rate}{price}; {times}"
+
+
+def under_way(row: Mapping[Any, Any]) -> float:
+    """Requests under way: those of a closed loop, else the mean over time."""
+    is_closed = _plain(row.get("traffic.arrivals")) == "closed"
+    return float(row["traffic.concurrency"] if is_closed else row["in_system"])
+
+
+def rivals_table(inside: pd.DataFrame) -> Table:
+    """The best point of each split."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    heads = ("split", "under way", "tokens/s a GPU", "tokens/s a user", "tokens a dollar", *_TIMES.values(), "pages")
+    for place, name in enumerate(heads):
+        shown.add_column(name, justify="right" if place else "left")
+    best = inside.loc[inside.groupby("split")[_RATE].idxmax()].sort_values(_RATE, ascending=False)
+    for row in best.head(12).to_dict("records"):
+        times = [cell(row[name], "s") for name in _TIMES]
+        rates = [f"{row[_RATE]:,.0f}", f"{row['tokens_per_s_per_user']:.1f}", f"{row['tokens_per_usd']:,.0f}"]
+        shown.add_row(row["split"], f"{under_way(row):.0f}", *rates, *times, f"{100 * row['kv_peak']:.0f} %")
+    return shown
+
+
+def refusals(table: pd.DataFrame) -> Iterator[str]:
+    """Yield why nothing is served, the commonest reasons first."""
+    if "reason" in table:
+        for reason, count in table["reason"].value_counts().head(3).items():
+            yield f"{count} of {len(table)} deployments: {reason}"
+
+
+def nearest(points: pd.DataFrame, limits: Mapping[str, float]) -> Iterator[str]:
+    """Yield what binds where no point is within the limits, and the nearest point."""
+    for name, limit in limits.items():
+        least = points.iloc[points[name].argmin()]
+        if least[name] > limit:
+            rule = f"no deployment has a {_TIMES.get(name, name)} within {cell(limit, 's')}"
+            yield f"{rule}: the least is {cell(least[name], 's')}, by {least['split']}"
+    excess = np.max([points[name].to_numpy(float) / limit for name, limit in limits.items()], axis=0)
+    near = {str(name): value for name, value in points.iloc[int(np.argmin(excess))].items()}
+    binding = max(limits, key=lambda name: float(near[name] / limits[name]))
+    over = f"{100 * (float(excess.min()) - 1):.0f} % over slo.{binding}"
+    yield f"nearest: {over}; {sentence(near).removeprefix('best: ')}"
+
+
+def tighter_limits(inside: pd.DataFrame, best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield which limit would change the split that is best."""
+    rivals = inside[inside["split"] != best["split"]]
+    for name, words in _TIMES.items():
+        faster = rivals[rivals[name] < best[name]]
+        if len(faster):
+            rival = best_of(faster)
+            lost = 100 * (1 - rival[_RATE] / best[_RATE])
+            yield f"below a {words} of {cell(best[name], 's')}: {rival['split']} at {lost:.0f} % fewer tokens/s a GPU"
+
+
+def apart_or_together(inside: pd.DataFrame) -> Iterator[str]:
+    """Yield whether engines of prompts apart beat engines that do both."""
+    if "engines.apart" not in inside or inside["engines.apart"].nunique() < 2:
+        return
+    sides = [inside[inside["engines.apart"].astype(bool) == side] for side in (False, True)]
+    together, apart = map(best_of, sides)
+    gain = 100 * (apart[_RATE] / together[_RATE] - 1)
+    words = "more" if gain > 0 else "fewer"
+    yield f"prompts apart: {abs(gain):.0f} % {words} tokens/s a GPU ({apart['split']} against {together['split']})"
+
+
+def design_of(config: Mapping[str, Any], row: Mapping[Any, Any]) -> Serving:
+    """The deployment of a row of the table."""
+    tree = {name: config[name] for name in _SECTIONS}
+    for path, value in row.items():
+        if str(path).partition(".")[0] in _SECTIONS and "." in str(path):
+            tree = _replace(tree, str(path).split("."), _plain(value))
+    return ServingBackend().design(tree)
+
+
+def _plain(value: Any) -> Any:
+    """A cell as a configuration has it; None where it is empty."""
+    import pandas as pd
+
+    return None if pd.isna(value) else value.item() if isinstance(value, np.generic) else value
+
+
+def _replace(tree: Mapping[str, Any], names: list[str], value: Any) -> dict[str, Any]:
+    first, *below = names
+    return {**tree, first: _replace(tree[first], below, value) if below else value}
+
+
+def how_sure(config: Mapping[str, Any], best: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield intervals of the best point's percentiles, and the settings that make it."""
+    design = design_of(config, best)
+    served, share = ServingBackend().serve(design), float(design.slo.percentile)
+    for words, values in (("first", served.ttft_s), ("later", served.tpot_s)):
+        low, high = percentile_interval(values, share)
+        times = f"{cell(low, 's')} to {cell(high, 's')}"
+        yield f"{words} tokens at {100 * share:g} %: {times} (95 %, {len(values)} requests)"
+    flags = " ".join(f"{flag} {get_path(_values(design), path)}" for path, flag in design.server.flags.items())
+    if flags:
+        yield f"{design.server.name}: {flags}"
+
+
+def _values(design: Serving) -> dict[str, Any]:
+    """Sections whose values settings name."""
+    return {"parallel": design.parallel.model_dump(), "server": design.server.model_dump()}
+
+
+STUDY = ServingStudy()

@@ -1,0 +1,210 @@
+"""Requests: when they arrive, with how many tokens of prompt and output, and how many of the prompt are cached.
+
+Arrivals of gamma gaps have a coefficient of variation of their own (1: Poisson); bursts come in groups at one instant.
+Lengths are fixed, uniform between a share of the length and the length, or lognormal with that median. Traces of users
+are CSV files: `arrival_s,input_tokens,output_tokens` with an optional `cached_tokens`, or the public formats of Azure's
+LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`) and of Mooncake (JSON lines with `timestamp` in ms,
+`input_length`, `output_length`, `hash_ids` of blocks of 512 tokens, of which those seen before are cached).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dse.errors import ConfigError, Problem, Problems
+from dse.errors.parsing import parse_json
+from dse.files import csv_columns, read_csv, read_text
+from dse.values import Frozen
+from dse.values.units import Integer, Number
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Tokens = Annotated[Integer, Field(ge=1, le=2**24)]
+_OWN = ("arrival_s", "input_tokens", "output_tokens")
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_HASHED = 512  # tokens of a block of Mooncake's traces
+_MOST = 2**31  # bytes of a trace
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests in order of arrival: times [s], tokens of prompts and outputs, prompts' tokens that are cached.
+
+    concurrency: how many are under way at all times, each next one when one is finished (closed loop); 0 where all
+    arrive by their times.
+    """
+
+    arrivals: Floats
+    inputs: Integers
+    outputs: Integers
+    prefixes: Integers
+    concurrency: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of requests."""
+        return len(self.inputs)
+
+    @property
+    def num_timed(self) -> int:
+        """Requests that arrive by their times; the others follow one that is finished."""
+        return min(self.concurrency, self.size) if self.concurrency else self.size
+
+
+class TokenLengths(Frozen):
+    """Numbers of tokens: `tokens`, all of them (fixed), the longest (uniform, from a share `low` of it), or the median
+    (lognormal, with the standard deviation `sigma` of its logarithm).
+    """
+
+    kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
+    tokens: Tokens
+    low: Annotated[Number, Field(gt=0, le=1)] = 0.8
+    sigma: Annotated[Number, Field(ge=0, le=4)] = 0.5
+    most: Tokens | None = None
+
+    def draw(self, random: np.random.Generator, count: int) -> Integers:
+        """So many lengths."""
+        if self.kind == "fixed":
+            drawn = np.full(count, self.tokens)
+        elif self.kind == "uniform":
+            drawn = random.integers(int(self.low * self.tokens), self.tokens + 1, count)
+        else:
+            drawn = np.round(self.tokens * np.exp(self.sigma * random.standard_normal(count))).astype(np.int64)
+        return np.asarray(np.clip(drawn, 1, self.most), np.int64)
+
+
+class Mix(Frozen):
+    """Requests of one kind of a mix: their share by weight, and lengths."""
+
+    weight: Annotated[Number, Field(gt=0)] = 1.0
+    input: TokenLengths
+    output: TokenLengths
+
+
+class TrafficSpec(Frozen):
+    """Traffic that is drawn, or a trace.
+
+    arrivals: closed, `concurrency` requests at all times; poisson or gamma at `rate_per_s` (gamma with the coefficient
+    of variation `variation`); bursts of `burst` at once; or those of `trace`, a file, at `speed` times its pace.
+    prefix: share of every prompt that is cached. warm_up: share of the requests, the first ones, whose times count
+    in no statistic.
+    """
+
+    arrivals: Literal["closed", "poisson", "gamma", "bursts", "trace"] = "closed"
+    requests: Annotated[Integer, Field(ge=1, le=10**8)] = 1000
+    concurrency: Annotated[Integer, Field(ge=1, le=10**6)] = 16
+    rate_per_s: Annotated[Number, Field(gt=0, le=1e9)] = 1.0
+    variation: Annotated[Number, Field(gt=0, le=100)] = 2.0
+    burst: Annotated[Integer, Field(ge=1, le=10**6)] = 8
+    input: TokenLengths = TokenLengths(tokens=1024)
+    output: TokenLengths = TokenLengths(tokens=1024)
+    mix: tuple[Mix, ...] = ()
+    prefix: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    trace: str | None = None
+    speed: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
+    warm_up: Annotated[Number, Field(ge=0, lt=1)] = 0.1
+    seed: Annotated[Integer, Field(ge=0, le=2**31 - 1)] = 0
+
+    def draw(self) -> Traffic:
+        """The requests. Raises ConfigError for a trace that cannot be read or is out of order."""
+        if self.arrivals == "trace":
+            return read_trace(Path(self.trace or ""), self.speed)
+        random = np.random.default_rng(self.seed)
+        count = self.requests
+        kinds = self.mix or (Mix(input=self.input, output=self.output),)
+        weights = np.array([kind.weight for kind in kinds])
+        chosen = random.choice(len(kinds), count, p=weights / weights.sum())
+        inputs, outputs = (
+            np.choose(chosen, [getattr(kind, name).draw(random, count) for kind in kinds])
+            for name in ("input", "output")
+        )
+        prefixes = np.floor(self.prefix * inputs).astype(np.int64)
+        closed = self.concurrency if self.arrivals == "closed" else 0
+        return Traffic(self._times(random, count), inputs, outputs, prefixes, closed)
+
+    def _times(self, random: np.random.Generator, count: int) -> Floats:
+        if self.arrivals == "closed":
+            return np.zeros(count)
+        mean = 1.0 / self.rate_per_s
+        if self.arrivals == "bursts":
+            gaps = random.exponential(mean * self.burst, -(-count // self.burst))
+            return np.repeat(np.cumsum(gaps), self.burst)[:count]
+        shape = 1.0 if self.arrivals == "poisson" else 1.0 / self.variation**2
+        return np.asarray(np.cumsum(random.gamma(shape, mean / shape, count)))
+
+
+def read_trace(path: Path, speed: float = 1.0) -> Traffic:
+    """The requests of a trace (formats: the module's docstring). Raises ConfigError that names file and line."""
+    rows = list(_mooncake(path) if path.suffix in (".jsonl", ".json") else _table(path))
+    if not rows:
+        raise ConfigError([Problem("traffic.trace", "holds no requests", str(path))])
+    check = Problems()
+    for (line, before, *_), (later, after, *_) in itertools.pairwise(rows):
+        if after < before:
+            rule = f"arrives at {after:g} s, before the request of line {line} ({before:g} s)"
+            check.add(f"{path.name}, line {later}", rule, way_out="sort the trace by arrival")
+    for line, _, *tokens, _ in rows:
+        if min(tokens) < 1:
+            check.add(f"{path.name}, line {line}", "has a request without tokens", value=min(tokens))
+    check.done(path.name)
+    columns = np.array([row[1:] for row in rows], float)
+    numbers = columns[:, 1:].astype(np.int64)
+    return Traffic(
+        (columns[:, 0] - columns[0, 0]) / speed, numbers[:, 0], numbers[:, 1], np.minimum(numbers[:, 2], numbers[:, 0])
+    )
+
+
+def _table(path: Path) -> Iterator[tuple[int, float, int, int, int]]:
+    """Line, arrival [s], tokens of prompt and output and cached ones of each row of a CSV."""
+    names = _AZURE if _is_azure(path) else _OWN
+    table = read_csv(path, "traffic.trace", needed=names, most=_MOST)
+    check = Problems()
+    for line, row in table.rows:
+        try:
+            time = _stamp(row[names[0]]) if names is _AZURE else float(row[names[0]])
+            tokens = int(row[names[1]]), int(row[names[2]]), int(row.get("cached_tokens") or 0)
+            if not (np.isfinite(time) and time >= 0 and max(tokens) < 2**31):
+                raise ValueError
+        except ValueError:
+            check.add(f"{path.name}, line {line}", "is no request", value=",".join(row.values())[:80])
+            continue
+        yield (line, time, *tokens)
+    check.done(path.name)
+
+
+def _is_azure(path: Path) -> bool:
+    return _AZURE[0] in csv_columns(path, "traffic.trace")
+
+
+def _stamp(text: str) -> float:
+    """Seconds of a time stamp; digits beyond microseconds are dropped."""
+    head, dot, digits = text.partition(".")
+    return datetime.fromisoformat(f"{head}{dot}{digits.rstrip('Z')[:6]}").replace(tzinfo=UTC).timestamp()
+
+
+def _mooncake(path: Path) -> Iterator[tuple[int, float, int, int, int]]:
+    """The same of JSON lines of Mooncake; blocks of a prompt's start that came before are cached."""
+    seen, check = set[Any](), Problems()
+    for line, text in enumerate(read_text(path, "traffic.trace", most=_MOST).splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            row: Mapping[str, Any] = parse_json(text, f"{path.name}, line {line}")
+            time, tokens = float(row["timestamp"]) / 1000, (int(row["input_length"]), int(row["output_length"]))
+            blocks = list(row.get("hash_ids") or ())
+        except (ValueError, KeyError, TypeError):
+            check.add(f"{path.name}, line {line}", "is no request of Mooncake's format", value=text[:80])
+            continue
+        hit = next((place for place, block in enumerate(blocks) if block not in seen), len(blocks))
+        seen.update(blocks)
+        yield line, time, *tokens, hit * _HASHED
+    check.done(path.name)

@@ -1,0 +1,206 @@
+"""Engines: the compiled loop against SimPy, conservation laws, and queueing formulas."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dse_serving.columns as at
+from dse.errors import ConfigError
+from dse_serving.closed_form import steady_loop
+from dse_serving.deployment import Deployment, Pool, Scheduler, Transfer
+from dse_serving.reference import Cluster
+from dse_serving.run import run
+from dse_serving.step_times import StepTimes
+from dse_serving.traffic import Traffic
+
+
+def step_times(draw: np.random.Generator | None = None, room: float = 1e9, **constant: float) -> StepTimes:
+    """Step times of no machine: rising with tokens, sequences and context; or constant ones."""
+    size, knots = 300, 72
+    slopes = {"linear": 1e-5, "base": 1e-3, "head": 1e-6, "decode": 1e-8, "prompt": 1e-9, **constant}
+    if draw is not None:
+        slopes = {name: float(value * draw.uniform(0.3, 3)) for name, value in slopes.items()}
+    tokens, sequences = np.arange(size + 1.0), np.arange(101.0)
+    linear = slopes["base"] + slopes["linear"] * tokens
+    contexts, lengths = 2.0 ** np.arange(18), np.arange(knots) + 1.0
+    decode = slopes["decode"] * sequences[:, None] * contexts
+    return StepTimes(
+        np.stack([1.2 * linear, linear]),
+        slopes["head"] * sequences,
+        decode,
+        np.asarray(slopes["prompt"] * lengths, np.float64),
+        10,
+        1.0,
+        1e5,
+        room,
+    )
+
+
+def random_case(seed: int) -> tuple[Deployment, Traffic]:
+    """A deployment and traffic drawn by a seed: every policy, both roles, short memory, drafts, prefix hits."""
+    draw = np.random.default_rng(seed)
+    count, longest = int(draw.integers(5, 40)), int(draw.integers(20, 200))
+    inputs, outputs = draw.integers(2, longest, count), draw.integers(1, 30, count)
+    block = int(draw.choice([1, 4, 16]))
+    least = 1 + int((inputs + outputs).max()) // block
+    apart = bool(draw.integers(2))
+
+    def pool() -> Pool:
+        room = 1.0 + 1e5 * block * (least + int(draw.integers(1, 3 * least)))
+        times = step_times(draw, room)
+        scheduler = Scheduler(
+            policy=draw.choice(["mixed", "prefill_first"]),
+            tokens=int(draw.integers(longest, 3 * longest)),
+            sequences=int(draw.integers(1, 20)),
+            chunked=bool(draw.integers(2)),
+            block=block,
+            reserved=float(draw.choice([0, 0.3, 1])),
+            kept_free=float(draw.choice([0, 0.05])),
+            memory=1.0,
+            host_s=float(draw.uniform(0, 1e-3)),
+            overlapped=bool(draw.integers(2)),
+            launch_s=float(draw.uniform(0, 1e-3)),
+            request_s=float(draw.choice([0, 1e-4])),
+            latency_s=float(draw.choice([0, 3e-4])),
+            drafts=int(draw.choice([0, 3])),
+            acceptance=0.6,
+        )
+        return Pool(int(draw.integers(1, 4)), scheduler, times, 1, int(draw.choice([1, 2])))
+
+    transfer = Transfer(float(draw.uniform(1e8, 1e10)), 1e-4, bool(draw.integers(2)), 4)
+    routing: Any = draw.choice(["round_robin", "fewest_requests"])
+    deployment = Deployment((pool(), pool()) if apart else (pool(),), transfer, routing)
+    closed = int(draw.choice([0, 1, 7]))
+    arrivals = np.zeros(count) if closed else np.sort(draw.choice(np.arange(count) * 1e-3, count))
+    return deployment, Traffic(arrivals, inputs, outputs, draw.integers(0, inputs), closed)
+
+
+def check_equal(seed: int) -> None:
+    deployment, traffic = random_case(seed)
+    assert np.array_equal(run(deployment, traffic, seed=seed).state.moments, Cluster(deployment, traffic, seed).run())
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_compiled_times_are_those_of_simpy(seed: int) -> None:
+    check_equal(seed)
+
+
+@pytest.mark.more
+def test_compiled_times_are_those_of_simpy_in_a_thousand_cases() -> None:
+    for seed in range(1000):
+        check_equal(seed)
+
+
+def closed_loop(count: int, prompt: int, output: int, concurrency: int) -> Traffic:
+    lengths = np.full(count, prompt), np.full(count, output)
+    return Traffic(np.zeros(count), *lengths, np.zeros(count, np.int64), concurrency)
+
+
+def one_pool(times: StepTimes, engines: int = 1, **changes: object) -> Deployment:
+    return Deployment((Pool(engines, Scheduler.model_validate({"memory": 1.0, **changes}), times),))
+
+
+def poisson(count: int, rate: float, prompts: np.ndarray, output: int = 1) -> Traffic:
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
+    return Traffic(arrivals, prompts, np.full(count, output), np.zeros(count, np.int64))
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_tokens_and_pages_are_conserved(seed: int) -> None:
+    deployment, traffic = random_case(seed)
+    served = run(deployment, traffic, seed=seed, logged=100_000)
+    log, engine = served.state.log[: served.steps], served.state.engine
+    total = np.repeat([pool.blocks for pool in deployment.pools], [pool.engines for pool in deployment.pools])
+    assert log[:, 8].sum() == traffic.outputs.sum() == served.state.requests[:, at.GENERATED].sum()
+    assert (engine[:, at.LEAST_FREE] >= 0).all() and np.array_equal(engine[:, at.FREE], total)
+    assert (log[:, 7] <= total[log[:, 0].astype(int)]).all() and (log[:, 5] <= 20 * 2).all()
+    moments = served.state.moments
+    assert (np.diff(moments[:, [at.ARRIVAL, at.READY, at.ADMITTED, at.FIRST, at.FINISH]], axis=1) >= 0).all()
+
+
+def test_preemption_drafts_and_transfers_happen_in_the_random_cases() -> None:
+    runs = [run(*random_case(seed), seed=seed) for seed in range(100)]
+    assert sum(int(served.state.requests[:, at.PREEMPTIONS].sum()) for served in runs) > 50
+    assert sum(int((served.times(at.MOVED) > 0).sum()) for served in runs) > 200
+    rounds = sum(int(served.state.requests[:, at.ROUNDS].sum()) for served in runs)
+    assert rounds < 0.9 * sum(int(served.traffic.outputs.sum()) for served in runs)
+
+
+def test_single_services_wait_as_in_a_queue_with_poisson_arrivals() -> None:
+    """Pollaczek and Khinchine: a mean wait of rate E[S^2] / (2 (1 - load))."""
+    prompts = np.random.default_rng(1).integers(1, 200, 200_000)
+    deployment = one_pool(step_times(head=0.0, prompt=0.0), sequences=1)
+    service = 1.2 * (1e-3 + 1e-5 * prompts)
+    rate = 0.7 / service.mean()
+    served = run(deployment, poisson(len(prompts), rate, prompts))
+    waits = served.times(at.ADMITTED) - served.times(at.ARRIVAL)
+    assert waits.mean() == pytest.approx(rate * np.mean(service**2) / (2 * 0.3), rel=0.04)
+
+
+def test_services_of_whole_queues_wait_what_is_left_of_one_that_runs() -> None:
+    """A batch of all that wait, of constant time S: busy S / 2 on average, busy for S of S + exp(-rate S) / rate."""
+    deployment = one_pool(step_times(linear=0.0, head=0.0, prompt=0.0), sequences=100, tokens=10**6)
+    service, rate = 1.2e-3, 1500.0
+    served = run(deployment, poisson(200_000, rate, np.ones(200_000, np.int64)))
+    busy = service / (service + np.exp(-rate * service) / rate)
+    waits = served.times(at.ADMITTED) - served.times(at.ARRIVAL)
+    assert waits.mean() == pytest.approx(busy * service / 2, rel=0.02)
+
+
+def test_requests_under_way_are_rate_times_latency() -> None:
+    prompts = np.random.default_rng(2).integers(1, 100, 5000)
+    served = run(one_pool(step_times(), 2), poisson(5000, 60.0, prompts, output=50), logged=10**6)
+    log = served.state.log[: served.steps]
+    counted = [log[log[:, 0] == engine] for engine in range(2)]
+    seen = sum(float(((rows[:, 5] + rows[:, 6]) * (rows[:, 2] - rows[:, 1])).sum()) for rows in counted)
+    span = served.times(at.FINISH).max()
+    latency = (served.times(at.FINISH) - served.times(at.ARRIVAL)).sum() / span
+    assert seen / span == pytest.approx(latency, rel=0.03)
+
+
+@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+def test_a_steady_loop_is_its_closed_form(policy: str) -> None:
+    deployment = one_pool(step_times(), policy=policy, sequences=100)
+    draw = np.random.default_rng(0)
+    outputs = draw.integers(150, 250, 2000)
+    traffic = replace(closed_loop(2000, 100, 200, 16), outputs=outputs)
+    served = run(deployment, traffic, skipped=0.2)
+    first, later = steady_loop(deployment, 16, 100, 200)
+    assert np.mean(served.tpot_s) == pytest.approx(later, rel=0.05)
+    assert np.mean(served.ttft_s) == pytest.approx(first, rel=0.25)
+
+
+def test_drafts_that_are_all_accepted_come_together() -> None:
+    plain, drafted = (
+        one_pool(step_times(linear=0.0), drafts=drafts, acceptance=1.0, draft_share=0.0) for drafts in (0, 3)
+    )
+    traffic = closed_loop(8, 10, 41, 8)
+    ratio = np.mean(run(plain, traffic).tpot_s) / np.mean(run(drafted, traffic).tpot_s)
+    assert ratio == pytest.approx(4, rel=0.01)
+
+
+def test_requests_that_no_engine_holds_are_refused() -> None:
+    small = one_pool(step_times(room=1e5 * 64), block=16)
+    with pytest.raises(ConfigError, match="more than the keys and values"):
+        run(small, closed_loop(2, 60, 10, 1))
+    with pytest.raises(ConfigError, match="leave no room"):
+        run(one_pool(step_times(room=0.5)), closed_loop(2, 60, 10, 1))
+    with pytest.raises(ConfigError, match="not cut"):
+        run(one_pool(step_times(), tokens=32, chunked=False), closed_loop(2, 60, 10, 1))
+
+
+@pytest.mark.slow
+def test_the_compiled_loop_is_two_hundred_times_as_fast_as_simpy() -> None:
+    deployment, traffic = one_pool(step_times(), sequences=100), closed_loop(300, 100, 200, 64)
+    run(deployment, traffic)
+    seconds = []
+    for serve in (lambda: run(deployment, traffic), Cluster(deployment, traffic).run):
+        begin = time.perf_counter()
+        serve()
+        seconds.append(time.perf_counter() - begin)
+    assert seconds[1] > 200 * seconds[0]

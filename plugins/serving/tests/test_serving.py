@@ -1,0 +1,185 @@
+"""Serving: traffic and its traces, designs and their refusals, the answer of the command, measured points."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dse.backend import Batch
+from dse.cli import main
+from dse.config.compose import request
+from dse.errors import ConfigError
+from dse.results.finished_run import FinishedRun
+from dse_serving.backend import ServingBackend
+from dse_serving.design import Serving, deployment_of
+from dse_serving.fitting import start
+from dse_serving.measured import Predictor, fitted_rows, model_name, read_rows, summary
+from dse_serving.results import percentile_interval
+from dse_serving.step_times import EngineKernels, step_parts
+from dse_serving.traffic import TrafficSpec, read_trace
+from simulators.steps.backend import metrics_of
+
+SECTIONS = ("system", "model", "kernels", "run", "parallel", "server", "engines", "traffic", "slo")
+SMALL = ("study=serving", "model=llama3_8b", "traffic.requests=60", "traffic.output.tokens=64", "parallel.tp=1")
+
+
+def design(*words: str) -> Serving:
+    tree = request([*SMALL, *words]).tree
+    return ServingBackend().design({name: tree[name] for name in SECTIONS})
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "variation"), [("poisson", 1.0), ("gamma", 2.0), ("bursts", np.sqrt(2 * 8 - 1.0)), ("closed", None)]
+)
+def test_gaps_between_requests_have_their_mean_and_variation(arrivals: str, variation: float | None) -> None:
+    traffic = TrafficSpec.model_validate({"arrivals": arrivals, "requests": 80_000, "rate_per_s": 4.0}).draw()
+    gaps = np.diff(traffic.arrivals, prepend=0)
+    if variation is None:
+        assert not gaps.any() and traffic.num_timed == 16
+        return
+    assert gaps.mean() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_lengths_are_those_of_their_kind_and_seeds_repeat_them() -> None:
+    spec = {"requests": 20_000, "input": {"kind": "lognormal", "tokens": 800, "most": 2000}, "prefix": 0.25, "seed": 3}
+    mix = [
+        {"weight": 3, "input": {"tokens": 10}, "output": {"tokens": 5}},
+        {"input": {"tokens": 90}, "output": {"tokens": 5}},
+    ]
+    first, second = (TrafficSpec.model_validate(spec).draw() for _ in range(2))
+    assert np.array_equal(first.inputs, second.inputs) and first.inputs.max() == 2000
+    assert np.median(first.inputs) == pytest.approx(800, rel=0.03)
+    assert np.array_equal(first.prefixes, first.inputs // 4)
+    mixed = TrafficSpec.model_validate({"requests": 20_000, "mix": mix}).draw()
+    assert np.mean(mixed.inputs == 10) == pytest.approx(0.75, abs=0.02)
+
+
+def test_traces_of_three_formats_are_the_same_requests(tmp_path: Path) -> None:
+    texts = {
+        "own.csv": "arrival_s,input_tokens,output_tokens,cached_tokens\n5,600,3,0\n5.5,1100,4,1024\n",
+        "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1000000,600,3\n"
+        "2023-11-16 18:15:46.6,1100,4\n",
+        "mooncake.jsonl": '{"timestamp": 100, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
+        '{"timestamp": 600, "input_length": 1100, "output_length": 4, "hash_ids": [1, 2, 3]}\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        traffic = read_trace(tmp_path / name, speed=2.0)
+        assert traffic.arrivals.tolist() == pytest.approx([0, 0.25]) and traffic.inputs.tolist() == [600, 1100]
+        assert traffic.outputs.tolist() == [3, 4]
+        assert traffic.prefixes.tolist() == ([0, 0] if name == "azure.csv" else [0, 1024])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rule"),
+    [
+        ("a.csv", "arrival_s,input_tokens,output_tokens\n2,3,4\n1,3,4\n", "line 3.*arrives at 1 s, before"),
+        ("a.csv", "arrival_s,input_tokens,output_tokens\n2,0,4\n", "without tokens"),
+        ("a.csv", "arrival_s,input_tokens,output_tokens\nnan,3,4\n", "line 2.*is no request"),
+        ("a.csv", "arrival_s,input_tokens,output_tokens\n", "holds no requests"),
+        ("a.csv", "when,input_tokens,output_tokens\n1,2,3\n", "no column arrival_s"),
+        ("a.jsonl", '{"timestamp": 1}\n', "Mooncake"),
+        ("absent.csv", None, "absent"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_by_its_line(tmp_path: Path, name: str, text: str | None, rule: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rule):
+        read_trace(tmp_path / name)
+
+
+def test_steps_are_those_of_the_step_model() -> None:
+    point = design("run.weights=fp8")
+    times = step_parts(point, 64, 64).times_with(EngineKernels())
+    for batch, context in ((1, 1024), (48, 4096)):
+        run = point.run.model_copy(update={"batch": batch, "sequence_length": context})
+        whole = float(metrics_of(point.model_copy(update={"run": run}))["iteration_s"])
+        octave = int(np.log2(context))
+        assert times.linear[1, batch] + times.head[batch] + times.decode[batch, octave] == pytest.approx(
+            whole, rel=0.03
+        )
+
+
+def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
+    parts = step_parts(design(), 512, 64)
+    plain, slow = (parts.times_with(EngineKernels.model_validate({"dense": {"few": few, "many": 1}})) for few in (1, 2))
+    assert slow.linear[1, 1] > 1.7 * plain.linear[1, 1]
+    captured = parts.times_with(EngineKernels(), [64]).linear
+    assert captured[1, 1] == captured[1, 64] == plain.linear[1, 64] and captured[0, 1] == plain.linear[0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["engines.replicas=9"], "engines.replicas = 9"),
+        (["parallel.pp=2"], "parallel.pp = 2"),
+        (["parallel.dp=2"], "shares experts"),
+        (["server.scheduler.chunked=false", "server.scheduler.tokens=512"], "not cut"),
+        (["traffic.input.tokens=100000", "traffic.requests=1", "server.scheduler.memory=0.25"], "more than the keys"),
+    ],
+)
+def test_a_deployment_that_cannot_be_is_infeasible_with_its_rule(words: list[str], rule: str) -> None:
+    (results,) = ServingBackend().evaluate([Batch(design(*words))])
+    assert results[0].status == "infeasible" and rule in results[0].reason
+
+
+def test_values_that_engines_choose_are_refused() -> None:
+    tree = request(list(SMALL)).tree
+    with pytest.raises(ConfigError, match="chosen by engines"):
+        ServingBackend().sections({**{name: tree[name] for name in SECTIONS}, "run": {"batch": 3}})
+
+
+def test_moving_keys_and_values_takes_as_long_as_their_bytes() -> None:
+    words = ["engines.apart=true", "traffic.concurrency=1", "traffic.input.kind=fixed", "engines.latency_s=0 s"]
+    slow, fast = (
+        design(*words, "engines.beside=false", f"engines.bytes_per_s={rate}") for rate in ("1 GB/s", "1 TB/s")
+    )
+    first = [float(ServingBackend().serve(point).ttft_s.mean()) for point in (slow, fast)]
+    moved = 1024 * deployment_of(slow).pools[0].times.token_bytes * (1e-9 - 1e-12)
+    assert first[0] - first[1] == pytest.approx(moved, rel=1e-6)
+
+
+def test_an_interval_of_a_percentile_covers_it_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(0).exponential(size=(400, 300))
+    intervals = [percentile_interval(values, 0.9) for values in draws]
+    covered = np.mean([low <= np.log(10) <= high for low, high in intervals])
+    assert 0.92 < covered < 0.99
+
+
+@pytest.mark.slow
+def test_the_command_answers_or_names_what_binds(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve-plan", "model=llama3_8b", "traffic.requests=60", "traffic.output.tokens=64", "tracking=none"]
+    words += ["figures=none", "space={parallel: {tp: 'choice(1,8)'}}"]
+    assert main([*words, "slo.tpot_s=0.05"]) == 0
+    shown = capsys.readouterr().out
+    assert "best: " in shown and "--tensor-parallel-size" in shown and "tokens a dollar" in shown
+    points = FinishedRun.find(elsewhere / "outputs", "serving").outputs.read_table("results")
+    assert (points["tpot_s"] <= 0.05).all() and set(points["parallel.tp"]) == {1, 8}
+    assert main([*words, "slo.ttft_s=0.001", "output_dir=other"]) == 3
+    shown = capsys.readouterr().out
+    assert "no deployment has a time to the first token within 1.000 ms: the least is" in shown and "nearest: " in shown
+    assert main([*words, "slo.tpot=1"]) == 2 and "slo.tpot_s" in capsys.readouterr().err
+
+
+def test_a_fit_names_few_rows_of_every_group(shared: Callable[[str], Path]) -> None:
+    rows = read_rows(shared("data"))
+    chosen = fitted_rows(rows)
+    assert len(rows) > 1000 and 30 <= len(chosen) <= 40 and max(Counter(row.group for row in chosen).values()) <= 3
+    assert fitted_rows(list(reversed(rows))) == chosen
+    assert {f"{row.cells['backend']}" for row in chosen} == {"vllm", "sglang", "trtllm"}
+    assert model_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3_235b_a22b" and len(start()) < len(chosen)
+
+
+@pytest.mark.slow
+def test_measured_points_are_predicted(shared: Callable[[str], Path]) -> None:
+    rows = [row for row in read_rows(shared("data")) if not row.apart]
+    fitted = {row.name for row in fitted_rows(rows)}
+    points = Predictor().points([row for row in rows[::9] if row.name not in fitted])
+    figures = summary(points)
+    assert figures["rows"] > 90 and figures["tpot_median"] < 0.1 and figures["ttft_median"] < 0.3
