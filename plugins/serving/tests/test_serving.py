@@ -99,10 +99,10 @@ def test_steps_are_those_of_the_step_model() -> None:
     times = step_parts(point, 64, 64).times_with(EngineKernels())
     for batch, context in ((1, 1024), (48, 4096)):
         run = point.run.model_copy(update={"batch": batch, "sequence_length": context})
-        seconds = float(metrics_of(point.model_copy(update={"run": run}))["iteration_s"])
+        iteration_s = float(metrics_of(point.model_copy(update={"run": run}))["iteration_s"])
         octave = int(np.log2(context))
         assert times.linear[1, batch] + times.head[batch] + times.decode[batch, octave] == pytest.approx(
-            seconds, rel=0.03
+            iteration_s, rel=0.03
         )
 
 
