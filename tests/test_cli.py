@@ -484,7 +484,7 @@ def lives(group: int) -> bool:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["serve"], ["serve", "known here: ", "results, ", "`python -m dse studies` lists them"]),
+        (["bake"], ["bake", "known here: ", "results, ", "`python -m dse studies` lists them"]),
         (["results", "report"], ["study", "is missing"]),
         (["results", "report", "study=ficco_sweep"], ["study = 'ficco_sweep'", "python -m dse study=ficco_sweep"]),
         (["results", "report", "stduy=x"], ["stduy=x", "did you mean `study=x`?"]),

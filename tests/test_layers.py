@@ -238,12 +238,12 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
                 yield from public(node, f"{prefix}{node.name}.")
 
 
-_COMPILED = {"compile_lazily", "flat", "inline_always", "inline_never"}
+_COMPILED = {"compile_lazily", "flat", "inline_always", "inline_never", "triton.jit", "torch.library.custom_op"}
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Compiled kernels are one function on purpose: helpers that take arrays would slow their inner loops."""
-    return any(isinstance(mark, ast.Name) and mark.id in _COMPILED for mark in node.decorator_list)
+    return any(ast.unparse(mark).partition("(")[0] in _COMPILED for mark in node.decorator_list)
 
 
 def functions() -> dict[str, int]:

@@ -38,6 +38,8 @@ from simulators.workloads.model_zoo import option_tree
 
 Ratio = Annotated[Number, Field(ge=0.05, le=20)]
 Floats = NDArray[np.float64]
+_STOPPED = 0.01
+"""Clock over the nominal one, as low as rules allow, at which a machine is computed whose cap leaves none."""
 _VECTOR = ("fp32", "fp64")
 """Formats of vector units, whose rates do not follow the width of matrix units."""
 
@@ -234,7 +236,8 @@ class Base:
     def system_of(self, machine: Machine) -> ScheduledDevice:
         """Machines as their steps see them: rates of the base, changed in proportion; numbers may be arrays [B]."""
         base, knobs = self.knobs, self.knobs_of(machine)
-        clock = self.clock_of(machine) * np.asarray(machine.clock)
+        # a machine whose cap leaves no clock is refused by a rule, and its times must be numbers before that
+        clock = np.maximum(self.clock_of(machine) * np.asarray(machine.clock), _STOPPED)
         cus = np.asarray(knobs.num_cus) / np.asarray(base.num_cus)
         hbm = np.asarray(knobs.hbm_bytes_per_s) / np.asarray(base.hbm_bytes_per_s)
         gpu = self.system.gpu

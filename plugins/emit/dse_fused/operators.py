@@ -87,7 +87,7 @@ def _embedding(
 @torch.library.custom_op("dse::gemm_all_to_all", mutates_args=())
 def _gemm_all_to_all(a: Tensor, b: Tensor, group: str, num_chunks: int, remote_first: bool, workgroups: int) -> Tensor:
     call = _Call(group, a, workgroups)
-    inbox = _put_gemm(call, "gemm", a, b, num_chunks, remote_first=remote_first)
+    inbox = _put_gemm(call, "gemm", (a, b), num_chunks, remote_first=remote_first)
     return call.received(inbox).view(call.ranks, -1, b.shape[1])
 
 
@@ -96,7 +96,7 @@ def _gemm_reduce_scatter(
     a: Tensor, b: Tensor, group: str, num_chunks: int, remote_first: bool, workgroups: int
 ) -> Tensor:
     call = _Call(group, a, workgroups)
-    inbox = _put_gemm(call, "gemm_sum", a, b, num_chunks, remote_first=remote_first)
+    inbox = _put_gemm(call, "gemm_sum", (a, b), num_chunks, remote_first=remote_first)
     out = a.new_empty((a.shape[0] // call.ranks, b.shape[1]))
     call.launch("sum_ready", inbox.local, out, inbox.flags, call.ranks, call.number, out.numel(), block=256)
     return out
@@ -118,8 +118,9 @@ def _gemv(w: Tensor, x: Tensor, group: str, num_chunks: int, remote_first: bool,
     return call.received(inbox, phase=1)[call.ranks * part :][:m].clone()
 
 
-def _put_gemm(call: _Call, name: str, a: Tensor, b: Tensor, num_chunks: int, *, remote_first: bool) -> Inbox:
+def _put_gemm(call: _Call, name: str, factors: tuple[Tensor, Tensor], num_chunks: int, *, remote_first: bool) -> Inbox:
     """Start a GEMM whose rows go to their ranks."""
+    a, b = factors
     rows, (k, n) = _even(a.shape[0], call.ranks, "a"), b.shape
     inbox, masks = call.begin(name, call.ranks * rows * n)
     call.launch(
