@@ -19,7 +19,7 @@ from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, validate_as
 from dse.errors.rules import Rule
 from dse.values import Frozen, Provenance, Source
-from dse.values.units import Bytes
+from dse.values.units import Bytes, with_prefix
 from simulators.hardware.machine import merged
 from simulators.hardware.parts import Precision
 from simulators.workloads.model_zoo import option_tree
@@ -98,7 +98,7 @@ class Implementation(Frozen):
         """Rule that a tensor is as large as the software needs. bytes_per_gpu: of the tensor over the GPUs."""
         least = self.least.columns, float(self.least.bytes_per_gpu.get(gpu, 0))
         broken = np.less(columns, least[0]) | np.less(bytes_per_gpu, least[1])
-        rule = f"leaves a site serial below {least[0]} columns, or {least[1]:.4g} bytes a GPU"
+        rule = f"leaves a site serial below {least[0]} columns, or {with_prefix(least[1], 'byte')} a GPU"
         return Rule(path, broken, rule, self.name, way_out="take another implementation, or serial")
 
 

@@ -39,7 +39,10 @@ from studies.plan.judged import composed_design
 from studies.plan.plan_file import leaves_of
 
 _MACHINE = "h100_8"  # whose switch adds, so that what tools do by themselves breaks no rule
-_STEPS = (("llama3_8b", "training", 1), ("llama3_8b", "decode", 1), ("mixtral_8x7b", "training", 8))
+_STEPS = (
+    *(("llama3_8b", "training", 1), ("llama3_70b", "prefill", 1)),
+    *(("mixtral_8x7b", "training", 8), ("llama3_8b", "decode", 1)),
+)
 _SIZES = (("run.batch=64",), ("run.micro_batches=2", "parallel.ep=8", "parallel.sequence_parallel=true"))
 """Model, mode and GPUs that share its experts, of the steps that plans are drawn for."""
 _SCHEDULES = (

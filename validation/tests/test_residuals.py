@@ -20,7 +20,10 @@ def test_intervals_hold_as_often_as_they_promise(shared: Callable[[str], Path]) 
     assert {row.fold for row in rows} == set(range(FOLDS)) and len(rows) > 30_000
     measured = figures(rows)
     assert len(measured["groups"]) >= 16
-    assert {group["kind"]: group["share"] for group in measured["groups"] if not 0.85 <= group["share"] <= 0.955} == {}
+    # by one standard error of a share, groups of few rows may hold more
+    most = {group["rows"]: 0.95 + (0.95 * 0.05 / group["rows"]) ** 0.5 for group in measured["groups"]}
+    outside = [group for group in measured["groups"] if not 0.85 <= group["share"] <= most[group["rows"]]]
+    assert outside == []
     assert measured["coverage_left_out"] >= 0.8
     assert measured["width_over_error"] <= 2.5
     assert measured["overlap_coverage"] >= 0.85 and 0.8 <= measured["steps_coverage"] <= 0.95
