@@ -302,7 +302,7 @@ def figures(schedules: int, orders: int, fused_operators: int) -> Mapping[str, f
         "loss_error": loss_error(),
         "fused": fused_operators,
         "fused_equal": fused_equal(fused.draw(fused_operators, seed=3)),
-        "gpu_tables": len(list(GPU_TABLES.glob("*.csv"))),
+        "gpu_tables": len(list(GPU_TABLES.rglob("*.csv"))),
     }
 
 
