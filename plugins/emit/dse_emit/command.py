@@ -18,7 +18,9 @@ from dse_emit.writing import Sizes, operator_file, package, reverse_pattern
 from simulators.steps.sites import SITES, read_schedule
 from studies.plan.plan_file import read_plan
 
-_SOURCES = ("study", "plan", "schedule")
+_SIZES = ("gpus", "m", "n", "k")
+_SOURCES = {"study": ("key", "output_dir", "config_dir"), "plan": _SIZES, "schedule": ("pattern", *_SIZES)}
+"""Source of a schedule -> what else is read with it."""
 _WHOLE = re.compile(r"[1-9]\d{0,8}")
 
 
@@ -39,12 +41,12 @@ def emit(words: Sequence[str]) -> CommandAnswer:
 
     Raises ConfigError for a schedule that plain PyTorch cannot run, with what it lacks.
     """
-    names = ["study", "key", "plan", "schedule", "pattern", "gpus", "m", "n", "k", "output_dir", "config_dir"]
-    options = pairs(words, {}, optional=[*names, "out"])
-    sources = [name for name in _SOURCES if name in options]
+    sources = [name for name in _SOURCES if any(word.startswith(f"{name}=") for word in words)]
     if len(sources) != 1:
         way = "write study=<name> key=<letters>, plan=<file> gpus=8 or schedule=<option> gpus=8"
         raise ConfigError([Problem("emit", "takes one source of a schedule", " ".join(sources) or None, way)])
+    # a point has its ranks, pattern and sizes itself: what would be ignored is refused
+    options = pairs(words, {sources[0]: ""}, optional=[*_SOURCES[sources[0]], "out"])
     requests = list({"study": _of_point, "plan": _of_plan, "schedule": _of_text}[sources[0]](options))
     folder = writable(options.get("out", "my_overlap")).folder
     lines, refused = list[str](), Problems()

@@ -118,6 +118,8 @@ def test_emitted_files_are_short_and_import_nothing_of_ours(pattern: str, tmp_pa
         (["schedule=shard_p2p", "plan=x", "gpus=4"], "one source"),
         (["study=ficco_sweep"], "finished|no run"),
         (["plan=absent.yaml", "gpus=4"], "absent"),
+        (["study=ficco_sweep", "key=a", "gpus=4"], "gpus=4: is not understood here"),
+        (["plan=absent.yaml", "gpus=4", "pattern=all_gather"], "pattern=all_gather: is not understood here"),
     ],
 )
 def test_what_cannot_be_emitted_is_refused(words: list[str], match: str, elsewhere: Path) -> None:
