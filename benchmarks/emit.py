@@ -293,6 +293,7 @@ def fused_equal(cases: Sequence[fused.FusedCase]) -> int:
 def figures(schedules: int, orders: int, fused_operators: int) -> Mapping[str, float]:
     """All figures."""
     cases = draw(schedules, seed=1)
+    print(f"{schedules:,} schedules, {orders:,} orders, {fused_operators:,} fused operators: minutes", file=sys.stderr)
     outcomes = run(cases, seconds=60 + schedules)
     return {
         "schedules": len(cases),

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .check import compare, initialise
-from .transport import gather_rows, transport
+from .transport import bounds, gather_rows, transport
 
 ALL = -1
 # schedule
@@ -66,34 +66,25 @@ def gather_gemm(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
             part(blocks[rank], piece) if source == rank else moving.wait(sent_at[piece, source], source)
             for source in sources
         ]
-        weights = w[slice(*bounds(w.shape[0], piece))] if CUT == "depth" else w
+        weights = w[slice(*bounds(w.shape[0], piece, PIECES))] if CUT == "depth" else w
         product = torch.mm(operands[0] if len(operands) == 1 else torch.cat(operands), weights)
         for source, block in zip(sources, product.split([len(operand) for operand in operands]), strict=True):
-            low, high = bounds(rows[source], piece) if CUT == "rows" else (0, rows[source])
+            low, high = bounds(rows[source], piece, PIECES) if CUT == "rows" else (0, rows[source])
             target = y[starts[source] + low : starts[source] + high]
             target.copy_(block) if CUT == "rows" or piece <= 0 else target.add_(block)
     moving.finish()
     return y
 
 
-def bounds(length: int, piece: int) -> tuple[int, int]:
-    """First and last index, exclusive, of a piece; the first pieces take the remainder."""
-    if piece == ALL:
-        return 0, length
-    size, larger = divmod(length, PIECES)
-    low = piece * size + min(piece, larger)
-    return low, low + size + (piece < larger)
-
-
 def part(shard: Tensor, piece: int) -> Tensor:
     """A piece of a shard [rows, K]."""
-    low, high = bounds(shard.shape[CUT == "depth"], piece)
+    low, high = bounds(shard.shape[CUT == "depth"], piece, PIECES)
     return shard[:, low:high] if CUT == "depth" else shard[low:high]
 
 
 def shape(rows: int, depth: int, piece: int) -> tuple[int, int]:
     """Rows and columns of a piece of a shard."""
-    low, high = bounds(depth if CUT == "depth" else rows, piece)
+    low, high = bounds(depth if CUT == "depth" else rows, piece, PIECES)
     return (rows, high - low) if CUT == "depth" else (high - low, depth)
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .check import compare, initialise
-from .transport import gather_rows, transport
+from .transport import bounds, gather_rows, transport
 
 ALL = -1
 # schedule
@@ -79,25 +79,16 @@ def gemm(x: Tensor, w: Tensor, rows: Sequence[int], piece: int, targets: Sequenc
     starts, weights = [sum(rows[:target]) for target in targets], w
     parts = [x[start : start + rows[target]] for start, target in zip(starts, targets, strict=True)]
     if CUT == "columns":
-        weights = w[:, slice(*bounds(w.shape[1], piece))]
+        weights = w[:, slice(*bounds(w.shape[1], piece, PIECES))]
     else:
         parts = [part(shard, piece) for shard in parts]
     product = torch.mm(parts[0] if len(parts) == 1 else torch.cat(parts), weights)
     return list(product.split([len(shard) for shard in parts]))
 
 
-def bounds(length: int, piece: int) -> tuple[int, int]:
-    """First and last index, exclusive, of a piece; the first pieces take the remainder."""
-    if piece == ALL:
-        return 0, length
-    size, larger = divmod(length, PIECES)
-    low = piece * size + min(piece, larger)
-    return low, low + size + (piece < larger)
-
-
 def part(shard: Tensor, piece: int) -> Tensor:
     """A piece of a shard [rows, columns], as a view."""
-    low, high = bounds(shard.shape[CUT == "columns"], piece)
+    low, high = bounds(shard.shape[CUT == "columns"], piece, PIECES)
     return shard[:, low:high] if CUT == "columns" else shard[low:high]
 
 

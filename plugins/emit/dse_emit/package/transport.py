@@ -125,6 +125,15 @@ def transport(name: str, group: dist.ProcessGroup, like: Tensor, most: int) -> T
     return Messages(group, like)
 
 
+def bounds(length: int, piece: int, pieces: int) -> tuple[int, int]:
+    """First and last index, exclusive, of a piece, below 0 of all; the first pieces take the remainder."""
+    if piece < 0:
+        return 0, length
+    size, larger = divmod(length, pieces)
+    low = piece * size + min(piece, larger)
+    return low, low + size + (piece < larger)
+
+
 def gather_rows(shard: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """The shards of all ranks [sum(rows), columns] by the library's all-gather, which takes shards of one size only."""
     most = max(rows)
