@@ -10,18 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from benchmarks.recorded import ROOT
 from dse import plots
-from dse.plots import tables
-from validation.gpu_judge import judge
+from dse_torch.verdict import Sections, judge_tables, slowdowns
 
 PAGE = ROOT / "docs" / "how-to" / "gpu.md"
 PICTURES = ROOT / "docs" / "images"
 BEGIN, END = "<!-- measured: python -m validation.gpu_page --write -->", "<!-- end of measured -->"
-_LINES = {"copy_by_sms": "copies by SMs", "hold_sms": "SMs merely held", "engine_to_gpu": "copy engines"}
-Sections = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def lines(judged: Mapping[str, Sections]) -> Iterator[str]:
@@ -43,11 +38,11 @@ def _cells(sections: Sections) -> Iterator[tuple[str, str]]:
         "GEMMs in bf16, median error: overlap plan, step plan, full clock",
         ", ".join(f"{100 * e:.0f} %" for e in errors),
     )
-    beside = sections["GEMMs beside other work"]
+    beside = sections["GEMMs and other work at once"]
     for name, text in {"copy_by_sms": "during copies by 4, 16, 32 SMs", "hold_sms": "with 4, 16, 32 SMs held"}.items():
         yield f"slowdown of a GEMM {text}", _pairs(beside, [{"beside": name, "sms": sms} for sms in (4, 16, 32)])
-    told = sections["GEMMs beside held SMs"]
-    cells = [[_row(told, {"held": sms, "left": left * sms})["slowdown"] for sms in (1, 4, 16)] for left in (0, 1)]
+    targets = sections["GEMMs on the SMs that are left"]
+    cells = [[_row(targets, {"held": sms, "left": left * sms})["slowdown"] for sms in (1, 4, 16)] for left in (0, 1)]
     yield (
         "the same by 1, 4, 16, all / the rest for cuBLAS",
         " / ".join(", ".join(f"{x:.2f}" for x in row) for row in cells),
@@ -83,29 +78,6 @@ def _pairs(rows: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]
     return " / ".join(", ".join(f"{row[side]:.2f}" for row in chosen) for side in ("measured", "predicted"))
 
 
-def slowdowns(judged: Mapping[str, Sections]) -> plots.FigureSheet:
-    """Draw the slowdown of GEMMs over the SMs that other work takes, a panel for each GPU."""
-    rows = pd.concat([_lines_of(gpu, sections) for gpu, sections in judged.items()], ignore_index=True)
-    low, high = (rows[(rows["line"] == _LINES["copy_by_sms"]) & (rows["sms"] == sms)]["y"].min() for sms in (4, 24))
-    title = f"A median GEMM takes {low:.2f} times as long during a copy by 4 SMs, and {high:.2f} times by 24"
-    note = "medians over 15 GEMMs in bf16; bands: from the least to the largest"
-    axes = plots.Axis("sms", "SMs that other work takes"), plots.Axis("y", "slowdown of the GEMM [x]", centre=1.0)
-    return tables.curves(rows, axes[0], y=axes[1], by="line", frame=plots.Frame(title, note, "gpu"))
-
-
-def _lines_of(gpu: str, sections: Sections) -> pd.DataFrame:
-    """Lines of a panel: what was measured with its range, engines as a constant, what is predicted of copies."""
-    every = pd.DataFrame(next(rows for name, rows in sections.items() if name.startswith("GEMMs beside")))
-    copies = every[every["beside"] == "copy_by_sms"]
-    engines = every[every["beside"] == "engine_to_gpu"].iloc[[0] * len(copies)].assign(sms=copies["sms"].to_numpy())
-    measured = pd.concat([copies, every[every["beside"] == "hold_sms"], engines])
-    names = {"measured": "y", "measured_low": "range_low", "measured_high": "range_high"}
-    lines_measured = measured.assign(line=measured["beside"].map(_LINES)).rename(columns=names)
-    predicted = copies.assign(line="copies by SMs, predicted", y=copies["predicted"])
-    drawn = ["sms", "line", *names.values()]
-    return pd.concat([lines_measured[drawn], predicted[["sms", "line", "y"]]]).assign(gpu=gpu.partition("_")[0].upper())
-
-
 def with_table(page: str, table: Sequence[str]) -> str:
     """A page with the table as it is today. Raises ValueError where the page has no place for it."""
     before, first, after = page.partition(BEGIN)
@@ -121,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the page and its figure")
     parser.add_argument("--figures", type=Path, default=PICTURES, help="folder of the figure")
     options = parser.parse_args(words)
-    judged = judge()
+    judged = judge_tables()
     if not options.write:
         print("\n".join(lines(judged)))
         return 0

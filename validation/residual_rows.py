@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.expert_exchanges import tables_below
 from benchmarks.validity import device_named
 from dse.files import csv_columns
+from dse_torch.tables import measured_gpus
 from simulators.calibration.calibrate import plain_name, read_table
 from simulators.calibration.collectives import holds_collectives
 from simulators.calibration.contention import COLUMNS, Overlaps, is_sweep
@@ -39,7 +40,6 @@ from simulators.workloads.operators import ELEMENT_BYTES
 from studies.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
 from studies.overlap_measured.prefills import holds_prefills, read_prefills
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
-from validation.measured_gpus import measured_gpus
 from validation.measured_step import Step
 from validation.overlaps import BESIDE_ON
 from validation.published_tables import read_throughput

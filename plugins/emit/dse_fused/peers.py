@@ -32,11 +32,21 @@ class Peers:
     Two of each take turns: a rank is at most one call ahead of another, since a call ends when all ranks have sent.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group, self.device = group, device
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, group: str, device: torch.device) -> None:
+        """group: its name. Raises ValueError for one that is not there."""
+        self._name, self.device = group, device
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._inboxes: dict[tuple[str, int, torch.dtype, int], Inbox] = {}
         self._calls: dict[str, int] = {}
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group, found by its name each time: a group that is held on to outlives `destroy_process_group`."""
+        try:
+            group: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(self._name)
+        except (RuntimeError, ValueError, LookupError) as error:
+            raise ValueError(f"{self._name!r} is no process group here: pass group.group_name") from error
+        return group
 
     def begin(self, name: str, elements: int, dtype: torch.dtype) -> tuple[Inbox, int]:
         """The inbox of a call of an operator, of at least so many elements, and the number that its flags count to."""
@@ -85,9 +95,5 @@ def peers_of(group: str, device: torch.device) -> Peers:
     """The peers of a group by its name (`group.group_name`). Raises ValueError for one that is not there."""
     key = (group, device)
     if key not in _PEERS:
-        try:
-            process_group: dist.ProcessGroup = dist.distributed_c10d._resolve_process_group(group)
-        except (RuntimeError, ValueError, LookupError) as error:
-            raise ValueError(f"{group!r} is no process group here: pass group.group_name") from error
-        _PEERS[key] = Peers(process_group, device)
+        _PEERS[key] = Peers(group, device)
     return _PEERS[key]

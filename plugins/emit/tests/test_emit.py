@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,12 @@ def test_slices_that_no_kernel_could_have_are_refused(changes: dict[str, Any], m
 
     with pytest.raises(ValueError, match=match):
         dse_fused.Slices(**changes)
+
+
+@pytest.mark.more
+def test_the_check_of_fused_operators_runs_and_ends_well(triton: Any) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "dse_fused.check"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"equal": true') == 4

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,52 +18,80 @@ from torch import Tensor
 # sizes
 M, N, K = 256, 128, 64
 # end of sizes
+Operator = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows m of all ranks, and columns n and depth k of a rank's GEMM; where tensors are, and their type."""
+    """Rows m of all ranks, and columns n and depth k of a rank's GEMM; where tensors are, and their type.
+
+    shared: all ranks are on one GPU. as_json: the outcome is printed as JSON.
+    """
 
     m: int
     n: int
     k: int
     device: torch.device
     dtype: torch.dtype
+    shared: bool
+    as_json: bool
 
     def tensor(self, rows: int, cols: int) -> Tensor:
         """Small whole numbers, another draw on each rank, so that sums are exact in any order."""
         return torch.randint(-3, 4, (rows, cols)).to(self.device, self.dtype)
 
 
-def initialise(parser: argparse.ArgumentParser, ranks: int) -> Sizes:
-    """Read the sizes, and join the group: NCCL with a GPU for each rank, else gloo. Exits unless there are `ranks`."""
+def initialise(parser: argparse.ArgumentParser, ranks: int, transport: str) -> Sizes:
+    """Read the sizes, and join the group: NCCL with a GPU for each rank, else gloo. Exits unless there are `ranks`.
+
+    With `--one-gpu` all ranks share a GPU, which only copies do.
+    """
     for name, value in (("m", M), ("n", N), ("k", K)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--one-gpu", action="store_true", help="let all ranks share one GPU")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     words = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
         raise SystemExit(f"the schedule is for {ranks} ranks: start it by torchrun --nproc-per-node={ranks}")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= ranks
-    device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
-    if on_gpus:
+    if words.one_gpu and not (torch.cuda.is_available() and transport == "copies"):
+        raise SystemExit("--one-gpu needs a GPU, and a schedule whose transport is copies (comm_engine=dma)")
+    on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= ranks and not words.one_gpu
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
+    if words.one_gpu:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        device = torch.device("cuda", 0)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpus else "gloo")
     torch.manual_seed(dist.get_rank())
-    return Sizes(words.m, words.n, words.k, device, torch.bfloat16 if on_gpus else torch.float32)
+    dtype = torch.bfloat16 if on_gpus else torch.float32
+    return Sizes(words.m, words.n, words.k, device, dtype, words.one_gpu, words.json)
 
 
-def compare(overlapped: Callable[[], Tensor], serial: Callable[[], Tensor], repeats: int = 20) -> None:
-    """Print whether both agree, and the median time of each on the slowest rank. Exits with 1 where they differ."""
-    equal = torch.equal(overlapped(), serial())
-    times = torch.tensor([_median_s(serial, repeats), _median_s(overlapped, repeats), float(not equal)])
-    times = times.cuda() if torch.cuda.is_available() and dist.get_backend() == "nccl" else times
+def compare(sizes: Sizes, overlapped: Operator, serial: Operator, *arguments: Any, repeats: int = 20) -> None:
+    """Print whether both agree, and the median time of each on the slowest rank. Exits with 1 where they differ.
+
+    Ranks that share a GPU have no library for it: what is expected is then computed on the CPU, and not timed.
+    """
+    staged = [part.cpu() if sizes.shared and isinstance(part, Tensor) else part for part in arguments]
+    equal = torch.equal(overlapped(*arguments).to(staged[0].device), serial(*staged))
+    before_s = 0.0 if sizes.shared else _median_s(lambda: serial(*arguments), repeats)
+    times = torch.tensor([before_s, _median_s(lambda: overlapped(*arguments), repeats), float(not equal)])
+    times = times.to(sizes.device) if dist.get_backend() == "nccl" else times
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    before, after, differs = times.tolist()
+    before_s, after_s, differs = times.tolist()
     if dist.get_rank() == 0:
-        verdict = "differs from serial execution" if differs else "equal to serial execution"
-        print(f"{verdict}; serial {before * 1e6:.1f} us, overlapped {after * 1e6:.1f} us, {before / after:.2f}x")
+        where = "one GPU" if sizes.shared else "GPUs" if sizes.device.type == "cuda" else "CPU"
+        outcome = {"equal": not differs, "on": where, "serial_s": before_s, "overlapped_s": after_s}
+        print(json.dumps(outcome) if sizes.as_json else _sentence(before_s, after_s, bool(differs)), flush=True)
     if differs:
         raise SystemExit(1)
+
+
+def _sentence(before_s: float, after_s: float, differs: bool) -> str:
+    verdict = "differs from serial execution" if differs else "equal to serial execution"
+    before, gain = (f"serial {before_s * 1e6:.1f} us, ", f", {before_s / after_s:.2f}x") if before_s else ("", "")
+    return f"{verdict}; {before}overlapped {after_s * 1e6:.1f} us{gain}"
 
 
 def _median_s(function: Callable[[], Tensor], repeats: int) -> float:

@@ -101,13 +101,13 @@ def serial(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) 
 def main() -> None:
     """Check the operator against serial execution, and time both: torchrun --nproc-per-node=<ranks> -m <package>.…"""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    sizes = initialise(parser, RANKS)
+    sizes = initialise(parser, RANKS, TRANSPORT)
     group = dist.group.WORLD
     assert group is not None
     rows = [sizes.m // RANKS + (rank < sizes.m % RANKS) for rank in range(RANKS)]
     height = rows[dist.get_rank()] * (RANKS if PATTERN == "all_to_all" else 1)
     x, w = sizes.tensor(height, sizes.k), sizes.tensor(sizes.k, sizes.n)
-    compare(lambda: gather_gemm(x, w, rows, group), lambda: serial(x, w, rows, group))
+    compare(sizes, gather_gemm, serial, x, w, rows, group)
     dist.destroy_process_group()
 
 

@@ -103,12 +103,12 @@ def serial(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) 
 def main() -> None:
     """Check the operator against serial execution, and time both."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    sizes = initialise(parser, RANKS)
+    sizes = initialise(parser, RANKS, TRANSPORT)
     group = dist.group.WORLD
     assert group is not None
     rows = [sizes.m // RANKS + (rank < sizes.m % RANKS) for rank in range(RANKS)]
     x, w = sizes.tensor(sizes.m, sizes.k), sizes.tensor(sizes.k, sizes.n)
-    compare(lambda: gemm_reduce(x, w, rows, group), lambda: serial(x, w, rows, group))
+    compare(sizes, gemm_reduce, serial, x, w, rows, group)
     dist.destroy_process_group()
 
 

@@ -138,6 +138,8 @@ def gather_rows(shard: Tensor, rows: Sequence[int], group: dist.ProcessGroup) ->
     """The shards of all ranks [sum(rows), columns] by the library's all-gather, which takes shards of one size only."""
     most = max(rows)
     padded = torch.nn.functional.pad(shard, (0, 0, 0, most - len(shard)))
+    if shard.is_cuda and dist.get_backend(group) == "gloo":
+        padded = padded.cpu()  # ranks that share a GPU
     shards = [torch.empty_like(padded) for _ in rows]
     dist.all_gather(shards, padded.contiguous(), group=group)
-    return torch.cat([tensor[:count] for tensor, count in zip(shards, rows, strict=True)])
+    return torch.cat([tensor[:count] for tensor, count in zip(shards, rows, strict=True)]).to(shard.device)

@@ -1,7 +1,8 @@
-"""Measure the GPU of this machine in some minutes: `python -m benchmarks.gpu --out DIR [--system h100_8] [--quick]`.
+"""Measure the GPU of this machine in some minutes: `python -m dse_judge --out DIR [--system h100_8] [--quick]`.
 
 It needs torch, and nothing of this project but this folder. It writes one table for each question, and the device with
-its driver, limits and clocks in `device.yaml` (JSON is YAML), where `--system` says which system judges it:
+its driver, limits and clocks in `device.yaml` (JSON is YAML), where `--system` says which system judges it. A run that
+was cut short goes on where it ended: rows are kept in `<table>.jsonl` until a table is whole.
 
 gemms.csv      GEMMs alone: whole, in chunks along m, n or k, on fewer SMs (green contexts), two at once, grouped, FP8
 beside.csv     a GEMM with a background that never ends before it: copies and sums by some SMs, SMs that are merely
@@ -28,10 +29,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.alone import clock_rows, kernel_rows, launch_rows
-from benchmarks.gpu.gemms import gemm_rows
-from benchmarks.gpu.overlaps import beside_rows, pipeline_rows, start_rows, target_rows
-from benchmarks.gpu.timing import SAMPLES, Row
+from dse_judge.alone import clock_rows, kernel_rows, launch_rows
+from dse_judge.gemms import gemm_rows
+from dse_judge.overlaps import beside_rows, pipeline_rows, start_rows, target_rows
+from dse_judge.timing import SAMPLES, Row
 
 Measure = Callable[[], Row | list[Row]]
 TABLES: list[tuple[str, Callable[[], Iterable[Measure]], float]] = [
@@ -53,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure all tables that the time allows, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the tables")
-    parser.add_argument("--system", help="name of the system that `validation.gpu_judge` compares with")
+    parser.add_argument("--system", help="name of the system that `dse judge` compares with")
     names = [name for name, *_ in TABLES]
     parser.add_argument("--tables", nargs="+", choices=names, default=names, help="tables to measure")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which no further row is begun")
@@ -62,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     start_s = time.monotonic()
     facts = device_facts() | ({"system": options.system} if options.system else {})
-    (options.out / "device.yaml").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    _keep_facts(options.out / "device.yaml", facts)
     for name, rows, share in TABLES:
         if name not in options.tables:
             continue
@@ -75,30 +76,62 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _keep_facts(path: Path, facts: Row) -> None:
+    """Write the facts of the device. Exits where the folder holds tables of another device or software."""
+    if path.exists():
+        before = json.loads(path.read_text("utf-8"))
+        for name in ("device", "num_sms", "torch", "driver", "system"):
+            if name in before and before[name] != facts.get(name):
+                sys.exit(f"{path}: {name} is {before[name]!r}, now {facts.get(name)!r}: name another folder by --out")
+    path.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+
+
 def write_table(path: Path, measures: Sequence[Measure], *, until: float) -> int:
     """Measure rows one by one and write them; what cannot be measured is a row with the reason.
 
-    until: time of the monotonic clock [s] after which no further row is begun.
+    Rows that an earlier run measured are kept: a table without a journal is whole. until: time of the monotonic clock
+    [s] after which no further row is begun.
     """
-    rows: list[Row] = []
-    for number, measure in enumerate(measures):
+    journal = path.with_suffix(".jsonl")
+    if path.exists() and not journal.exists():
+        return max(0, len(path.read_text("utf-8").splitlines()) - 1)
+    done = _journal_rows(journal)
+    for number, measure in enumerate(measures[len(done) :], len(done)):
         if time.monotonic() > until:
             print(f"{path.name}: ended after {number} of {len(measures)} measurements, by time", flush=True)
             break
-        try:
-            result = measure()
-        except Exception as error:  # whatever a driver, a library or a missing feature raises
-            result = {**_words(measure), "reason": _reason(error)}
-            print(f"{path.name}: {result}", flush=True)
-        rows += result if isinstance(result, list) else [result]
+        done.append(_measured(measure, path.name))
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(done[-1], default=str) + "\n")
         if number % 16 == 0:
             torch.cuda.empty_cache()
+    rows = [row for measured in done for row in measured]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
+    if len(done) == len(measures):
+        journal.unlink(missing_ok=True)
     return len(rows)
+
+
+def _journal_rows(journal: Path) -> list[list[Row]]:
+    """Rows of each measurement that an earlier run made; a last line that was cut short is left out, and removed."""
+    lines = journal.read_text("utf-8").rpartition("\n")[0] if journal.exists() else ""
+    if lines:
+        journal.write_text(lines + "\n", "utf-8")
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def _measured(measure: Measure, name: str) -> list[Row]:
+    """Rows of a measurement, or one with the reason why there is none."""
+    try:
+        result = measure()
+    except Exception as error:  # whatever a driver, a library or a missing feature raises
+        result = {**_words(measure), "reason": _reason(error)}
+        print(f"{name}: {result}", flush=True)
+    return result if isinstance(result, list) else [result]
 
 
 def _words(measure: Measure) -> Row:

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.kernels import copies_of, matrix
-from benchmarks.gpu.timing import (
+from dse_judge.kernels import copies_of, matrix
+from dse_judge.timing import (
     DEVICE,
     LAUNCH_S,
     SAMPLES,

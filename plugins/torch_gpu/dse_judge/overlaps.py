@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.gemms import LARGE, SMALL, Size, columns, cut, gemm, operands, product
-from benchmarks.gpu.grids import grid_of, sm_target
-from benchmarks.gpu.kernels import BUFFER_BYTES, HELD_US, Background, backgrounds, by_engine, by_sms, holding
-from benchmarks.gpu.timing import (
+from dse_judge.gemms import LARGE, SMALL, Size, columns, cut, gemm, operands, product
+from dse_judge.grids import grid_of, sm_target
+from dse_judge.kernels import BUFFER_BYTES, HELD_US, Background, backgrounds, by_engine, by_sms, holding
+from dse_judge.timing import (
     SAMPLES,
     Call,
     Part,

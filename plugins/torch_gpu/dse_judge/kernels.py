@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.timing import DEVICE, Call, in_turn
+from dse_judge.timing import DEVICE, Call, in_turn
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 

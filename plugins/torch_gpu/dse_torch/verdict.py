@@ -1,7 +1,7 @@
-"""Predicted against measured, of GPUs that were measured: `python -m validation.gpu_judge [--json] [--data DIR]`.
+"""Predicted against measured, of GPUs that were measured (`dse judge`).
 
-The tables are those of `benchmarks.gpu` (conf/data/measured); predictions are those of the system that `device.yaml`
-names, by the functions that plans use, with the constants as they are. Nothing is fitted.
+The tables are those of `dse_judge`; predictions are those of the system that `device.yaml` names, by the
+functions that plans use, with the constants as they are. Nothing is fitted.
 
     overlap plan     a GEMM as `search_spaces.chunk_costs` costs it: `costs.gemm`, at the clock under load if fitted
     step plan        a GEMM as `simulators.steps` costs it: fitted constants at the clock under load
@@ -10,9 +10,6 @@ names, by the functions that plans use, with the constants as they are. Nothing 
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +17,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dse import plots
+from dse.plots import tables
+from dse_torch.tables import FOLDER, MeasuredGpu, measured_gpus, sizes_of
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
-from validation.measured_gpus import FOLDER, MeasuredGpu, measured_gpus, sizes_of
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 TOKENS = {"up to 256": (0, 256), "257 to 2048": (256, 2048), "more": (2048, np.inf)}
 WARM_S = 2.0  # of load, after which clock and power no longer change
+_LEAST: Mapping[str, float] = {
+    "contention.gemm_beside_cus": 1.0,
+    "contention.dma_beside_gemm": 1.0,
+    "contention.cu_copy_beside_gemm": 1.0,
+    "contention.late_start": 0.0,
+    "hbm_bytes_per_s": 0.0,
+    "kernel_launch_s": 0.0,
+}
+"""Constants that a system takes from what was measured -> the least value: work at once makes nothing faster."""
 TOLERANCE = 0.05  # of a constant from the median of what was measured
 Row = dict[str, Any]
+Sections = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Rows by title of their section."""
+_LINES = {"copy_by_sms": "copies by SMs", "hold_sms": "SMs merely held", "engine_to_gpu": "copy engines"}
 
 
 def _spread(name: str, values: Any) -> Row:
@@ -56,7 +67,7 @@ def gemm_seconds(gpu: MeasuredGpu, rows: pd.DataFrame, precision: str) -> Iterat
 
 
 def gemms(gpu: MeasuredGpu) -> Iterator[Row]:
-    """GEMMs alone: errors of predicted over measured times."""
+    """GEMMs alone: errors of predicted over measured times. inside: share that the 90 % intervals hold."""
     for precision in PRECISIONS:
         rows = gpu.whole(precision)
         for door, seconds in gemm_seconds(gpu, rows, precision):
@@ -64,10 +75,13 @@ def gemms(gpu: MeasuredGpu) -> Iterator[Row]:
                 yield {"precision": precision, "by": door, "rows": len(rows), "reason": seconds}
                 continue
             error = seconds / rows["seconds"].to_numpy() - 1
+            inside = gpu.inside(rows, precision, seconds)
             for tokens, (low, high) in {"any": (0, np.inf), **TOKENS}.items():
-                part = error[(rows["m"] > low) & (rows["m"] <= high)]
+                chosen = ((rows["m"] > low) & (rows["m"] <= high)).to_numpy()
+                part = error[chosen]
                 sizes = {"median": np.median(abs(part)), "p90": np.quantile(abs(part), 0.9), "signed": np.median(part)}
-                yield {"precision": precision, "by": door, "tokens": tokens, "rows": len(part), **sizes}
+                coverage = {"inside": float(inside[chosen].mean())} if door == "full clock" else {}
+                yield {"precision": precision, "by": door, "tokens": tokens, "rows": len(part), **sizes, **coverage}
 
 
 def beside(gpu: MeasuredGpu) -> Iterator[Row]:
@@ -168,6 +182,14 @@ def constants(gpu: MeasuredGpu) -> Iterator[Row]:
         yield {"constant": name, "value": value, "p10": low, "median": middle, "p90": high, "verdict": verdict}
 
 
+def measured_constants(gpu: MeasuredGpu) -> Iterator[tuple[str, float]]:
+    """Yield paths of constants of a system, and the medians of what was measured of them, within their limits."""
+    for name, _, values in _compared(gpu):
+        path = name.partition(":")[0]
+        if path in _LEAST:
+            yield f"gpu.{path}", max(_LEAST[path], float(f"{np.median(values):.4g}"))
+
+
 def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
     """Yield what a constant is compared with, its value, and the values that were measured."""
     system, rows, cases = gpu.hardware.gpu, gpu.beside, ["m", "n", "k", "sms"]
@@ -178,9 +200,9 @@ def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
     law, late = system.contention, gpu.table("starts").query("order == 'gemm first'")
     if law is not None:
         interference = both["slowdown"] / both["slowdown_held"]
-        yield "contention.gemm_beside_cus: beside copies over held SMs", float(law.gemm_beside_cus), interference
+        yield "contention.gemm_beside_cus: during copies over on the SMs left", float(law.gemm_beside_cus), interference
         engines = rows[rows["other"].str.startswith("engine")]["slowdown"]
-        yield "contention.dma_beside_gemm: beside copy engines", float(law.dma_beside_gemm), engines
+        yield "contention.dma_beside_gemm: during copies by engines", float(law.dma_beside_gemm), engines
         slow = copies.query("sms >= 4")["other_slowdown"]
         yield "contention.cu_copy_beside_gemm: copies by 4 to 64 SMs", float(law.cu_copy_beside_gemm), slow
         delay = (late["other_end_s"] - late["other_alone_s"]) / late["gemm_alone_s"]
@@ -199,8 +221,8 @@ def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:
 
 SECTIONS = {
     "GEMMs alone: error of the time": gemms,
-    "GEMMs beside other work: slowdown": beside,
-    "GEMMs beside held SMs, by what cuBLAS is told": targets,
+    "GEMMs and other work at once: slowdown": beside,
+    "GEMMs on the SMs that are left, by what cuBLAS counts on": targets,
     "Chunks one after the other over the whole GEMM": chunks,
     "Gain of both at once over one after the other": orders,
     "HBM, read and written together": memory,
@@ -210,32 +232,31 @@ SECTIONS = {
 }
 
 
-def judge(folder: Path = FOLDER) -> dict[str, dict[str, list[Row]]]:
+def judge_tables(folder: Path = FOLDER) -> dict[str, dict[str, list[Row]]]:
     """Rows of each section, by name of the tables of a GPU. Raises ValueError where there are none."""
     return {
         gpu.folder.name: {name: list(rows(gpu)) for name, rows in SECTIONS.items()} for gpu in measured_gpus(folder)
     }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Print what was judged."""
-    parser = argparse.ArgumentParser(prog="python -m validation.gpu_judge", description=str(__doc__).splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
-    parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the tables of GPUs")
-    options = parser.parse_args(words)
-    try:
-        judged = judge(options.data)
-    except ValueError as error:
-        parser.error(str(error))
-    if options.json:
-        print(json.dumps(judged, indent=1, default=float))
-        return 0
-    for gpu, sections in judged.items():
-        for title, rows in sections.items():
-            table = pd.DataFrame(rows).to_string(index=False, na_rep="", float_format=lambda value: f"{value:.4g}")
-            print(f"\n{gpu}. {title}\n\n{table}")
-    return 0
+def slowdowns(judged: Mapping[str, Sections]) -> plots.FigureSheet:
+    """Draw the slowdown of GEMMs over the SMs that other work takes, a panel for each GPU."""
+    rows = pd.concat([_lines_of(gpu, sections) for gpu, sections in judged.items()], ignore_index=True)
+    low, high = (rows[(rows["line"] == _LINES["copy_by_sms"]) & (rows["sms"] == sms)]["y"].min() for sms in (4, 24))
+    title = f"A median GEMM takes {low:.2f} times as long during a copy by 4 SMs, and {high:.2f} times by 24"
+    note = "medians over 15 GEMMs in bf16; bands: from the least to the largest"
+    axes = plots.Axis("sms", "SMs that other work takes"), plots.Axis("y", "slowdown of the GEMM [x]", centre=1.0)
+    return tables.curves(rows, axes[0], y=axes[1], by="line", frame=plots.Frame(title, note, "gpu"))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _lines_of(gpu: str, sections: Sections) -> pd.DataFrame:
+    """Lines of a panel: what was measured with its range, engines as a constant, what is predicted of copies."""
+    every = pd.DataFrame(next(rows for name, rows in sections.items() if name.startswith("GEMMs and other")))
+    copies = every[every["beside"] == "copy_by_sms"]
+    engines = every[every["beside"] == "engine_to_gpu"].iloc[[0] * len(copies)].assign(sms=copies["sms"].to_numpy())
+    measured = pd.concat([copies, every[every["beside"] == "hold_sms"], engines])
+    names = {"measured": "y", "measured_low": "range_low", "measured_high": "range_high"}
+    lines_measured = measured.assign(line=measured["beside"].map(_LINES)).rename(columns=names)
+    predicted = copies.assign(line="copies by SMs, predicted", y=copies["predicted"])
+    drawn = ["sms", "line", *names.values()]
+    return pd.concat([lines_measured[drawn], predicted[["sms", "line", "y"]]]).assign(gpu=gpu.partition("_")[0].upper())

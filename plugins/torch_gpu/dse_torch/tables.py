@@ -1,4 +1,4 @@
-"""Tables that GPUs measured of themselves (conf/data/measured), and the systems that they are compared with."""
+"""Tables that GPUs measured of themselves (`dse_judge`), and the systems that they are compared with."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from benchmarks.recorded import ROOT
+from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
 from search_spaces.chunk_costs import ChunkCosts
 from simulators.hardware.machine import System, tree_of
+from simulators.hardware.residuals import name_in_tables, shipped_residuals
 from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import Gemm
 
-FOLDER = ROOT / "conf" / "data" / "measured"
+FOLDER = conf_dir() / "data" / "measured"
+"""Tables that are shipped."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,16 @@ class MeasuredGpu:
         size, plan = sizes_of(rows), self.plan()
         return plan.cost(size, rows["sms"].to_numpy(float)).seconds / plan.cost(size, 0).seconds
 
+    def inside(self, rows: pd.DataFrame, precision: str, predicted: Any) -> Any:
+        """Tell which measured times [s] of GEMMs lie in the 90 % interval of the predicted ones (`Residuals`)."""
+        residuals, name = shipped_residuals(), name_in_tables(self.hardware.gpu)
+        shares = []
+        for row, seconds in zip(rows.to_dict("records"), predicted, strict=True):
+            sizes = {"seconds": float(seconds), **{size: float(row[size]) for size in "mnk"}}
+            low, high = residuals.of("gemm", name, precision, sizes).interval(seconds)
+            shares.append(bool(low <= row["seconds"] <= high))
+        return np.array(shares)
+
     @cached_property
     def beside(self) -> pd.DataFrame:
         """GEMMs beside backgrounds, with the slowdown of both."""
@@ -73,5 +86,5 @@ def measured_gpus(folder: Path = FOLDER) -> Sequence[MeasuredGpu]:
     """Tables of each GPU of a folder, by name. Raises ValueError where there are none."""
     places = sorted(path.parent for path in folder.rglob("device.yaml"))
     if not places:
-        raise ValueError(f"{folder} holds no folder with device.yaml: measure a GPU by `python -m benchmarks.gpu`")
+        raise ValueError(f"{folder} holds no folder with device.yaml: measure a GPU by `python -m dse judge`")
     return [MeasuredGpu(place) for place in places]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.gemms import gemm
-from benchmarks.gpu.kernels import Background, Kernel, by_driver, by_engine, by_sms, copies_of, matrix, streaming
-from benchmarks.gpu.timing import (
+from dse_judge.gemms import gemm
+from dse_judge.kernels import Background, Kernel, by_driver, by_engine, by_sms, copies_of, matrix, streaming
+from dse_judge.timing import (
     DEVICE,
     SAMPLES,
     Call,

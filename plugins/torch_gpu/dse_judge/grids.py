@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.timing import Call, Row
+from dse_judge.timing import Call, Row
 
 
 @contextmanager
