@@ -46,13 +46,14 @@ _PATTERNS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule and the sizes that it runs with. rows: of each rank's shard."""
+    """A schedule and the sizes that it runs with. rows: of each rank's shard. after: of an all-to-all."""
 
     schedule: str
     pattern: str
     rows: tuple[int, ...]
     n: int
     k: int
+    after: bool
 
     @property
     def ranks(self) -> int:
@@ -62,7 +63,7 @@ class Case:
     @property
     def table(self) -> Table:
         """Order of work of a rank."""
-        return table_of(read_schedule(self.schedule), self.pattern, self.ranks)
+        return table_of(read_schedule(self.schedule), self.pattern, self.ranks, after=self.after)
 
 
 def draw(count: int, seed: int) -> list[Case]:
@@ -83,7 +84,7 @@ def _drawn(of: random.Random) -> Case:
     if family == "chunked":
         text += f" num_chunks={of.randint(1, 6)} chunk_dim={of.choice('mk')} compute={of.choice(['fused', 'unfused'])}"
         text += f" local_shard_first={of.choice(['true', 'false'])}"
-    return Case(text, pattern, tuple(rows), of.randint(1, 12), of.randint(1, 12))
+    return Case(text, pattern, tuple(rows), of.randint(1, 12), of.randint(1, 12), of.random() < 0.5)
 
 
 @dataclass(frozen=True)
@@ -174,17 +175,20 @@ def _expected(case: Case, rank: int, xs: Sequence[Any], ws: Sequence[Any]) -> An
 
     if case.pattern == "all_gather":
         return torch.cat(list(xs)) @ ws[rank]
-    if case.pattern == "all_to_all":
+    if case.pattern == "all_to_all" and case.table.gathers:
         blocks = [x[rank * rows : (rank + 1) * rows] for x, rows in zip(xs, case.rows, strict=True)]
         return torch.cat(blocks) @ ws[rank]
-    product = sum(x @ w for x, w in zip(xs, ws, strict=True))
+    products = [x @ w for x, w in zip(xs, ws, strict=True)]
+    if case.pattern == "all_to_all":
+        return torch.cat([product.split(list(case.rows))[rank] for product in products])
+    product = sum(products)
     return product if case.pattern == "all_reduce" else product.split(list(case.rows))[rank]
 
 
 def _module(case: Case) -> dict[str, Any]:
     """The names of the emitted operator, from its text."""
     name = operator_file(case.table)
-    text = package(case.table, None, Sizes(), "a draw")[name]
+    text = package(case.table, case.table, Sizes(), "a draw")[name]
     module = types.ModuleType(f"dse_emit.package.drawn_{name.removesuffix('.py')}")
     module.__package__ = "dse_emit.package"
     exec(compile(text, name, "exec"), module.__dict__)
@@ -196,11 +200,11 @@ def graph_bytes(case: Case) -> float:
 
     An all-reduce is a reduce-scatter by the schedule, and an all-gather of the library after it.
     """
-    pattern = "reduce_scatter" if case.pattern == "all_reduce" else case.pattern
+    gathers = case.table.gathers
+    pattern = case.pattern if gathers else "reduce_scatter"  # an all-to-all after a GEMM moves as much
     tree: dict[str, Any] = {"system": option_tree("system", "mi300x_8"), "schedule": option_tree("schedule", "serial")}
     set_path(tree, "system.node.num_gpus", case.ranks)
     # n of all GPUs: an all-gather's weights are split by columns
-    gathers = pattern in ("all_gather", "all_to_all")
     shape = {"name": "x", "m": sum(case.rows), "n": case.n, "k": case.k}
     tree["workload"] = {"name": "drawn", "pattern": pattern, "shapes": [shape]}
     backend = OverlapBackend("fluid")

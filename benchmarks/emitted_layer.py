@@ -78,7 +78,7 @@ def losses(rank: int, groups: Mapping[int, Any], steps: int) -> tuple[list[float
 
 def _emitted_layer(weights: Mapping[str, Any], rank: int, group: Any) -> Layer:
     """The layer of a rank, with its part of the weights."""
-    package, linear, own = _package(), dict[str, Any](), list[Any]()
+    package, linear, own = _package("all_gather", "reduce_scatter"), dict[str, Any](), list[Any]()
     for name, weight in weights.items():
         if name in _BY_COLUMNS:
             part = _columns(weight, _BY_COLUMNS[name], rank)
@@ -99,15 +99,46 @@ def _columns(weight: Any, matrices: int, rank: int) -> Any:
     return torch.cat([part.chunk(_RANKS, dim=1)[rank] for part in weight.chunk(matrices, dim=1)], dim=1)
 
 
-def _package() -> Any:
-    """The emitted `linear` of a schedule, with its operators."""
+def expert_errors(rank: int, groups: Mapping[int, Any], tokens: int) -> list[float]:
+    """Largest relative differences of output and gradients of two layers with all-to-alls from those of one process.
+
+    tokens: of a block that a rank sends to another.
+    """
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    generator, ranks = torch.Generator().manual_seed(0), _RANKS
+    xs, goals = (torch.randn(ranks, ranks * tokens, 6, generator=generator) for _ in range(2))
+    weights = [torch.randn(shape, generator=generator) for shape in ((ranks, 6, 10), (ranks, 10, 6))]
+    package, x = _package("all_to_all", "all_to_all"), xs[rank].clone().requires_grad_()
+    layers = [
+        kind(*weight.shape[1:], groups[ranks])
+        for kind, weight in zip((package.ColumnParallelLinear, package.RowParallelLinear), weights, strict=True)
+    ]
+    for layer, weight in zip(layers, weights, strict=True):
+        layer.weight.data.copy_(weight[rank])
+    y = layers[1](torch.relu(layers[0](x, ranks * tokens)))
+    ours = [y, *torch.autograd.grad((y * goals[rank]).sum(), [x, *(layer.weight for layer in layers)])]
+    inputs = [tensor.clone().requires_grad_() for tensor in (xs, *weights)]
+    by_expert = inputs[0].view(ranks, ranks, tokens, 6).transpose(0, 1).reshape(ranks, ranks * tokens, 6)
+    results = torch.bmm(torch.relu(torch.bmm(by_expert, inputs[1])), inputs[2])
+    whole = results.view(ranks, ranks, tokens, 6).transpose(0, 1).reshape(ranks, ranks * tokens, 6)
+    theirs = [whole, *torch.autograd.grad((whole * goals).sum(), inputs)]
+    return [
+        ((mine - wanted[rank]).abs().max() / wanted[rank].abs().max()).item()
+        for mine, wanted in zip(ours, theirs, strict=True)
+    ]
+
+
+def _package(before: str, after: str) -> Any:
+    """The emitted `linear` of a schedule, with its operators. before, after: patterns on either side of a GEMM."""
     from dse_emit.table import table_of
     from dse_emit.writing import Sizes, package
     from simulators.steps.sites import read_schedule
 
     schedule = read_schedule(_SCHEDULE)
-    tables = [table_of(schedule, pattern, _RANKS) for pattern in ("all_gather", "reduce_scatter")]
-    texts = package(tables[0], tables[1], Sizes(), "a test")
+    tables = table_of(schedule, before, _RANKS), table_of(schedule, after, _RANKS, after=True)
+    texts = package(*tables, Sizes(), "a test")
     root = types.ModuleType("emitted")
     root.__path__ = []
     sys.modules["emitted"] = root

@@ -13,6 +13,7 @@ COMMANDS = {
             "plan": "plan.yaml of a run of `plan`: a package for each site that has a schedule",
             "schedule": "an option of the group schedule, with values of its knobs",
             "pattern": "all_gather, all_to_all, reduce_scatter or all_reduce (all_gather), with schedule=",
+            "order": "of an all-to-all: before or after the GEMM (before)",
             "gpus": "ranks of the group, with plan= and schedule=",
             "m, n, k": "rows of all ranks, columns and depth of the GEMM of a rank, for the check (256, 128, 64)",
             "out": "folder to write (my_overlap)",

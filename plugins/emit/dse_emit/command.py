@@ -13,26 +13,30 @@ from dse.files import atomic_replacement
 from dse.results.run_folder import CommandAnswer, Outputs, writable
 from dse.study.plan_again import Present
 from dse.study.replay import stored_point
-from dse_emit.table import table_of
-from dse_emit.writing import Sizes, operator_file, package, reverse_pattern
+from dse_emit.table import REVERSED, table_of
+from dse_emit.writing import Sizes, operator_file, package
 from simulators.steps.sites import SITES, read_schedule
 from studies.plan.plan_file import read_plan
 
 _SIZES = ("gpus", "m", "n", "k")
-_SOURCES = {"study": ("key", "output_dir", "config_dir"), "plan": _SIZES, "schedule": ("pattern", *_SIZES)}
+_SOURCES = {"study": ("key", "output_dir", "config_dir"), "plan": _SIZES, "schedule": ("pattern", "order", *_SIZES)}
 """Source of a schedule -> what else is read with it."""
 _WHOLE = re.compile(r"[1-9]\d{0,8}")
 
 
 @dataclass(frozen=True)
 class Emission:
-    """A schedule to be written. name: of its folder below the one that is named; "" for that folder."""
+    """A schedule to be written. after: the collective follows the GEMM.
+
+    name: of its folder below the one that is named; "" for that folder.
+    """
 
     schedule: Any
     pattern: str
     ranks: int
     origin: str
     sizes: Sizes
+    after: bool
     name: str = ""
 
 
@@ -65,9 +69,8 @@ def emit(words: Sequence[str]) -> CommandAnswer:
 
 def _write(request: Emission, folder: Path) -> str:
     """Write a package; the line on it."""
-    table = table_of(request.schedule, request.pattern, request.ranks)
-    reversed_pattern = reverse_pattern(table)
-    reverse = None if reversed_pattern is None else table_of(request.schedule, reversed_pattern, request.ranks)
+    table = table_of(request.schedule, request.pattern, request.ranks, after=request.after)
+    reverse = table_of(request.schedule, REVERSED[table.pattern], request.ranks, after=table.gathers)
     texts = package(table, reverse, request.sizes, request.origin)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -90,7 +93,8 @@ def _of_point(options: dict[str, str]) -> Iterator[Emission]:
     ranks = design.system.node.num_gpus * (1 if nodes is None else nodes.num_nodes)
     sizes = Sizes(int(gemm.m), int(gemm.local_n), int(gemm.local_k))
     origin = f"study {options['study']}, point {options['key']}"
-    yield Emission(design.schedule, overlap.collective.pattern, ranks, origin, sizes)
+    after = overlap.order == "after"
+    yield Emission(design.schedule, overlap.collective.pattern, ranks, origin, sizes, after)
 
 
 def _of_plan(options: dict[str, str]) -> Iterator[Emission]:
@@ -105,7 +109,8 @@ def _of_plan(options: dict[str, str]) -> Iterator[Emission]:
         sums = "reduce_scatter" if tokens_split else "all_reduce"
         pattern = "all_gather" if SITES[name].order == "before" else sums
         schedule = read_schedule(str(text), name)
-        yield Emission(schedule, pattern, _number(options, "gpus"), f"site {name} of a plan", _sizes(options), name)
+        gpus, after = _number(options, "gpus"), SITES[name].order == "after"
+        yield Emission(schedule, pattern, gpus, f"site {name} of a plan", _sizes(options), after, name)
 
 
 def _of_text(options: dict[str, str]) -> Iterator[Emission]:
@@ -119,7 +124,11 @@ def _of_text(options: dict[str, str]) -> Iterator[Emission]:
         ]
         raise ConfigError(problems) from None
     pattern = options.get("pattern", "all_gather")
-    yield Emission(schedule, pattern, _number(options, "gpus"), "the command line", _sizes(options))
+    order = options.get("order", "before")
+    if order not in ("before", "after") or ("order" in options and pattern != "all_to_all"):
+        rule = "is for an all-to-all: before or after the GEMM"
+        raise ConfigError([Problem("order", rule, order, "write pattern=all_to_all order=after, or leave it out")])
+    yield Emission(schedule, pattern, _number(options, "gpus"), "the command line", _sizes(options), order == "after")
 
 
 def _sizes(options: dict[str, str]) -> Sizes:

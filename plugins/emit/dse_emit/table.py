@@ -15,8 +15,9 @@ REVERSED: Mapping[str, Pattern] = {
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
     "all_reduce": "all_gather",
+    "all_to_all": "all_to_all",
 }
-"""Pattern -> that of the gradients' collective, under the same schedule."""
+"""Pattern -> that of the gradients' collective, on the other side of the GEMM, under the same schedule."""
 _LACKING = {
     "signalled": "one GEMM kernel whose tiles wait for signals or send them; operators of PyTorch do neither",
     "in_switch": "a GEMM kernel that adds in the switch; operators of PyTorch do not",
@@ -45,21 +46,18 @@ class Step:
 class Table:
     """A schedule of a collective and its GEMM on `ranks` ranks. by_rows: pieces are of rows, else of columns.
 
-    copies: copy engines move data, else messages of the library. title: of the schedule, in words.
+    gathers: the collective comes before the GEMM. copies: copy engines move data, else messages of the library.
+    title: of the schedule, in words.
     """
 
     title: str
     pattern: Pattern
+    gathers: bool
     ranks: int
     by_rows: bool
     pieces: int
     copies: bool
     steps: tuple[Step, ...]
-
-    @property
-    def gathers(self) -> bool:
-        """True if the collective comes before the GEMM."""
-        return self.pattern in ("all_gather", "all_to_all")
 
     def sent(self, rows: Sequence[int], cols: int, rank: int) -> int:
         """Elements that a rank sends by its steps: of X, whose `cols` is K; or of Y, whose `cols` is N.
@@ -77,14 +75,17 @@ class Table:
         return length if piece == WHOLE else length // self.pieces + (piece < length % self.pieces)
 
 
-def table_of(schedule: Any, pattern: str, ranks: int) -> Table:
-    """The table of a schedule, by its knobs. Raises ConfigError with what plain PyTorch lacks for it."""
+def table_of(schedule: Any, pattern: str, ranks: int, *, after: bool = False) -> Table:
+    """The table of a schedule, by its knobs. Raises ConfigError with what plain PyTorch lacks for it.
+
+    after: an all-to-all comes after the GEMM; other patterns have one side.
+    """
     if ranks < 2:
         raise ConfigError([Problem("gpus", "is a rank that has no peers", ranks, "use two at least")])
-    if pattern not in (*REVERSED, "all_to_all"):
+    if pattern not in REVERSED:
         way = "use all_gather, all_to_all, reduce_scatter or all_reduce"
         raise ConfigError([Problem("pattern", "is no collective that is emitted", pattern, way)])
-    gathers, family = pattern in ("all_gather", "all_to_all"), schedule.family
+    gathers, family = pattern == "all_gather" or (pattern == "all_to_all" and not after), schedule.family
     if family not in _WRITERS:
         rule = f"cannot be emitted: it needs {_LACKING.get(family, 'what plain PyTorch does not have')}"
         way = f"emit a schedule of the families {', '.join(_WRITERS)}"
@@ -96,6 +97,7 @@ def table_of(schedule: Any, pattern: str, ranks: int) -> Table:
     return Table(
         title=schedule.name,
         pattern=pattern,  # type: ignore[arg-type] # checked above
+        gathers=gathers,
         ranks=ranks,
         by_rows=getattr(schedule, "chunk_dim", "m") == "m",
         pieces=getattr(schedule, "num_chunks", 1),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from dse import __version__
-from dse_emit.table import REVERSED, WHOLE, Table
+from dse_emit.table import WHOLE, Table
 
-_SHARED = ("check.py", "transport.py")
+_SHARED = ("check.py", "linear.py", "transport.py")
 _SCHEDULE = re.compile(r"^# schedule\n.*?^# end of schedule\n", re.MULTILINE | re.DOTALL)
 _SIZES = re.compile(r"^# sizes\n.*?^# end of sizes\n", re.MULTILINE | re.DOTALL)
 
@@ -24,29 +24,21 @@ class Sizes:
     k: int = 64
 
 
-def package(table: Table, reverse: Table | None, sizes: Sizes, origin: str) -> Mapping[str, str]:
+def package(table: Table, reverse: Table, sizes: Sizes, origin: str) -> Mapping[str, str]:
     """Texts of the files of a package, by name.
 
-    reverse: table of the collective of the gradients (`REVERSED`), None after an all-to-all, which has no layer.
+    reverse: table of the collective of the gradients (`REVERSED`).
     origin: where the schedule comes from, in words.
     """
-    tables = [table] if reverse is None else [table, reverse]
     texts = {name: _text(name) for name in ("__init__.py", *_SHARED)}
     texts["check.py"] = _SIZES.sub(
         f"# sizes\nM, N, K = {sizes.m}, {sizes.n}, {sizes.k}\n# end of sizes\n", texts["check.py"]
     )
-    for each in tables:
-        name = operator_file(each)
-        texts[name] = _SCHEDULE.sub(lambda _, each=each: _block(each, origin), _text(name))  # type: ignore[misc]
-    if reverse is not None:
-        texts["linear.py"] = _text("linear.py")
-    texts["README.md"] = _readme(table, sorted(texts), origin)
+    for side in (table, reverse):
+        name = operator_file(side)
+        texts[name] = _SCHEDULE.sub(lambda _, side=side: _block(side, origin), _text(name))  # type: ignore[misc]
+    texts["README.md"] = _readme(table, origin)
     return texts
-
-
-def reverse_pattern(table: Table) -> str | None:
-    """Pattern of the collective of the gradients; None where no layer is written."""
-    return REVERSED.get(table.pattern)
 
 
 def operator_file(table: Table) -> str:
@@ -79,13 +71,13 @@ def _block(table: Table, origin: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readme(table: Table, names: list[str], origin: str) -> str:
+def _readme(table: Table, origin: str) -> str:
     operator = operator_file(table).removesuffix(".py")
-    layers = "`linear.py` has layers for a model, with backward passes.\n\n" if "linear.py" in names else ""
     return (
         f"# {table.title}, {table.pattern} on {table.ranks} ranks\n\n"
         f"From {origin}, by dse {__version__}. Plain PyTorch; `{operator}.py` begins with its schedule.\n\n"
         f"Check it against serial execution, and time both, in the folder above this one:\n\n"
-        f"```sh\ntorchrun --nproc-per-node={table.ranks} -m <this folder>.{operator}\n```\n\n{layers}"
+        f"```sh\ntorchrun --nproc-per-node={table.ranks} -m <this folder>.{operator}\n```\n\n"
+        "`linear.py` has layers for a model, with backward passes.\n\n"
         "With a GPU for each rank it runs by NCCL and copy engines, otherwise on the CPU by gloo.\n"
     )

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import emit as proof
 from benchmarks import emitted_fused as fused
+from benchmarks import emitted_layer as layer
 from dse.errors import ConfigError
 from dse_emit.command import emit
 from dse_emit.table import Step, Table, table_of
@@ -74,7 +75,7 @@ def test_no_drawn_order_of_ranks_hangs() -> None:
 
 def test_ranks_that_wait_for_one_another_are_found() -> None:
     steps = (Step("add", 0, (1,)), Step("gemm", 0, (1,)), Step("send", 0, (1,)))
-    table = Table("made up", "reduce_scatter", 2, by_rows=True, pieces=1, copies=True, steps=steps)
+    table = Table("made up", "reduce_scatter", gathers=False, ranks=2, by_rows=True, pieces=1, copies=True, steps=steps)
     assert proof.deadlocks([table], 3, seed=0) == 3
 
 
@@ -178,3 +179,9 @@ def test_the_check_of_fused_operators_runs_and_ends_well(triton: Any) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"equal": true') == 4
+
+
+@pytest.mark.slow
+def test_layers_with_all_to_alls_have_the_gradients_of_serial_execution(torch: Any) -> None:
+    errors = proof.on_ranks(layer.expert_errors, 3, 100, layer._RANKS)
+    assert max(max(each) for each in errors.values()) < 1e-12

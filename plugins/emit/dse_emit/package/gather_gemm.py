@@ -89,13 +89,18 @@ def shape(rows: int, depth: int, piece: int) -> tuple[int, int]:
 
 
 def serial(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """The same, one after the other, by the library's collective."""
+    """The same, one after the other."""
+    return collect(x, rows, group) @ w
+
+
+def collect(x: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """What the GEMM reads [sum(rows), K], by the library's collective."""
     if PATTERN == "all_gather":
-        return gather_rows(x, rows, group) @ w
+        return gather_rows(x, rows, group)
     received = x.new_empty((sum(rows), x.shape[1]))
     height = rows[dist.get_rank(group)]
     dist.all_to_all_single(received, x.contiguous(), list(rows), [height] * len(rows), group=group)
-    return received @ w
+    return received
 
 
 def main() -> None:

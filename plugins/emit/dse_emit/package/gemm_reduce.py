@@ -1,11 +1,12 @@
-"""A GEMM overlapped with the reduce-scatter (or all-reduce) of its product: Y = scatter(sum over ranks of X W).
+"""A GEMM overlapped with the reduce-scatter (or all-reduce, all-to-all) of its product: Y = scatter(sum of X W).
 
-Ranks hold X [rows of all ranks, K] and W [K, N]; Y is [rows of the rank, N], after an all-reduce [rows of all, N].
+Ranks hold X [rows of all ranks, K] and W [K, N]; Y is [rows of the rank, N], after an all-reduce [rows of all, N], and
+after an all-to-all, which sums nothing, [ranks * rows of the rank, N], a block from each rank.
 `SCHEDULE` is the order of work of a rank:
 
     ("gemm", piece, distances)   one GEMM on this piece of the shards of the ranks so many places before; 0: the own
     ("send", piece, distances)   send each its piece, and receive the own shard's from the ranks so many places on
-    ("add", piece, distances)    add what came
+    ("add", piece, distances)    add what came, or put it in its place
 
 A piece is a part of a shard's rows, or (`CUT = "columns"`) of its columns; `ALL` is the whole shard.
 """
@@ -42,7 +43,7 @@ SCHEDULE: tuple[tuple[str, int, tuple[int, ...]], ...] = (
 
 
 def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Y = scatter(sum X W) [rows[rank], N], or all rows of an all-reduce, overlapped.
+    """Y = scatter(sum X W) [rows[rank], N], all rows of an all-reduce, or the blocks of an all-to-all, overlapped.
 
     x: [sum(rows), K]. rows: of the shard of each rank. Sums are of the numbers of X and in its type. Raises ValueError
     for another number of ranks than the schedule is for.
@@ -51,7 +52,8 @@ def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
     if ranks != RANKS or len(rows) != RANKS:
         raise ValueError(f"the schedule is for {RANKS} ranks, the group has {ranks}, and rows {len(rows)}")
     moving = transport(TRANSPORT, group, x, RANKS * max(rows) * w.shape[1] * (PIECES + 1))
-    y = x.new_zeros((rows[rank], w.shape[1]))
+    y = x.new_zeros((rows[rank] * (ranks if PATTERN == "all_to_all" else 1), w.shape[1]))
+    blocks = y.split(rows[rank]) if PATTERN == "all_to_all" else [y] * ranks  # where what comes from a rank is added
     products_of: dict[tuple[int, int], Tensor] = {}  # piece and rank -> its product
     sent_at: dict[tuple[int, int], int] = {}  # piece and source -> step
     for order, (what, piece, distances) in enumerate(SCHEDULE):
@@ -61,15 +63,15 @@ def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
             products = gemm(x, w, rows, piece, targets)
             products_of.update({(piece, target): block for target, block in zip(targets, products, strict=True)})
             if rank in targets:
-                part(y, piece).add_(products_of.pop((piece, rank)))
+                part(blocks[rank], piece).add_(products_of.pop((piece, rank)))
         elif what == "send":
             outgoing = {target: products_of.pop((piece, target)) for target in targets}
-            incoming = {source: part(y, piece).shape for source in sources}
+            incoming = {source: part(blocks[source], piece).shape for source in sources}
             moving.post(order, outgoing, incoming)
             sent_at.update({(piece, source): order for source in sources})
         else:
             for source in sources:
-                part(y, piece).add_(moving.wait(sent_at[piece, source], source))
+                part(blocks[source], piece).add_(moving.wait(sent_at[piece, source], source))
     moving.finish()
     return gather_rows(y, rows, group) if PATTERN == "all_reduce" else y
 
@@ -94,9 +96,12 @@ def part(shard: Tensor, piece: int) -> Tensor:
 
 def serial(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """The same, one after the other, by the library's all-reduce, which does more than a reduce-scatter."""
-    product = x @ w
+    product, rank = x @ w, dist.get_rank(group)
+    if PATTERN == "all_to_all":
+        received = x.new_empty((len(rows) * rows[rank], w.shape[1]))
+        dist.all_to_all_single(received, product, [rows[rank]] * len(rows), list(rows), group=group)
+        return received
     dist.all_reduce(product, group=group)
-    rank = dist.get_rank(group)
     return product if PATTERN == "all_reduce" else product.split(list(rows))[rank]
 
 

@@ -1,7 +1,8 @@
 """Linear layers of tensor parallelism whose collectives overlap with their GEMMs, forward and backward.
 
 `ColumnParallelLinear` gathers the tokens before its GEMM, and scatters the sum of their gradients after its backward
-one; `RowParallelLinear` does the reverse. Tokens are split among ranks between layers (sequence parallelism).
+one; `RowParallelLinear` does the reverse. Tokens are split among ranks between layers (sequence parallelism). With an
+all-to-all, a rank has a block of tokens for each rank before the first layer, and from each after the second (experts).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from . import gather_gemm as gathering
 from . import gemm_reduce as reducing
-from .transport import gather_rows
 
 
 class _GatherGemm(torch.autograd.Function):
@@ -33,7 +33,7 @@ class _GatherGemm(torch.autograd.Function):
         """Gradients of X and W."""
         (dy,), (x, w) = gradients, ctx.saved_tensors
         dx = reducing.gemm_reduce(dy, w.t().contiguous(), ctx.rows, ctx.group)
-        return dx, gather_rows(x, ctx.rows, ctx.group).t() @ dy, None, None
+        return dx, gathering.collect(x, ctx.rows, ctx.group).t() @ dy, None, None
 
 
 class _GemmReduce(torch.autograd.Function):
@@ -52,7 +52,7 @@ class _GemmReduce(torch.autograd.Function):
         (dy,), (x, w) = gradients, ctx.saved_tensors
         dy = dy.contiguous()
         dx = gathering.gather_gemm(dy, w.t().contiguous(), ctx.rows, ctx.group)
-        return dx, x.t() @ gather_rows(dy, ctx.rows, ctx.group), None, None
+        return dx, x.t() @ gathering.collect(dy, ctx.rows, ctx.group), None, None
 
 
 class _ParallelLinear(nn.Module):
