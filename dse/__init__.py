@@ -96,8 +96,9 @@ def _evaluate(words: Sequence[str]) -> tuple[Path, int]:
     from dse.config.compose import request
     from dse.config.options import overrides, own_folder
     from dse.run_study import run as evaluate
+    from dse.study.plan import plan as planned
 
-    return evaluate(request(overrides(words), own_folder(words)))
+    return evaluate(planned(request(overrides(words), own_folder(words))))
 
 
 def plan(**values: Any) -> StudyResult:

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dse import __version__, plugins
 from dse.config.options import (
@@ -38,9 +38,6 @@ from dse.config.options import (
 )
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
-
-if TYPE_CHECKING:
-    from dse.config.compose import Request
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], Any]
@@ -127,19 +124,24 @@ def _dispatch(words: list[str]) -> int:
     _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
-    composed = _composed(words)
-    from dse.run_study import run
-
-    return run(composed)[1]
+    return _run(overrides(words), own_folder(words))[1]
 
 
-def _composed(words: Sequence[str]) -> Request:
-    """The request of a command line. Raises ConfigError: a refusal waits for no import of what evaluates."""
+def _run(texts: Sequence[str], own: Path | None) -> tuple[Path, int]:
+    """Run the study of some overrides; its folder, and its exit code. own: a folder of configuration.
+
+    Raises ConfigError: a refusal waits for no import of what it does not need, words before values.
+    """
     from dse.config.compose import request
 
-    composed = request(overrides(words), own_folder(words))
+    composed = request(texts, own)
     composed.check()
-    return composed
+    from dse.study.plan import plan
+
+    planned = plan(composed)
+    from dse.run_study import run
+
+    return run(planned)
 
 
 def _asks_for_several(words: Sequence[str]) -> bool:
@@ -177,9 +179,7 @@ def _run_each(words: Sequence[str]) -> int:
 def _run_one(words: Sequence[str]) -> tuple[Path, int]:
     """Run a study by its command, if it has one; its folder, and its exit code."""
     if not plugins.command_of_study(words[0]):
-        from dse.run_study import run
-
-        return run(_composed(words))
+        return _run(overrides(words), own_folder(words))
     answer = plugins.load("command", words[0])(words[1:])
     return answer.folder, answer.code
 
@@ -283,7 +283,7 @@ def _hydra(words: Sequence[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from dse.config.compose import check_expansion, check_foreign, hydra_errors, request
+    from dse.config.compose import check_expansion, check_foreign, hydra_errors
 
     check_foreign(words, own_folder(words))
     if "--resolve" in words:
@@ -293,10 +293,8 @@ def _hydra(words: Sequence[str]) -> int:
     codes = [OK]
 
     def job(_: object) -> None:
-        from dse.run_study import run
-
         typed = [masks.lifted(text) for text in HydraConfig.get().overrides.task]
-        codes.append(_exit_code(lambda: run(request(typed, own_folder(words)))[1]))
+        codes.append(_exit_code(lambda: _run(typed, own_folder(words))[1]))
 
     ordered = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))  # argparse wants flags first
     masks = Masks()

@@ -1,4 +1,4 @@
-"""One study from request to results: search, ladder of models, folder, figures, claims, tracking."""
+"""One study from its plan to results: search, ladder of models, folder, figures, claims, tracking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dse.config.compose import Request
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.signals import SignalInterrupt, Stop, stoppable
 from dse.results import provenance, report
@@ -23,7 +22,7 @@ from dse.results.selection import Selection
 from dse.store.contract import Context, Session, StorelessSession
 from dse.study.drawing import FigureWorkers
 from dse.study.influence import check_typed
-from dse.study.plan import Plan, plan
+from dse.study.plan import Plan
 from dse.study.record import evaluate_probes, write_files, write_provenance
 from dse.study.run import FAILED, Findings, Support
 from dse.study.run import run as search
@@ -37,9 +36,8 @@ if TYPE_CHECKING:
 _FEW_KNOBS = 3  # that are named in a line
 
 
-def run(request: Request) -> tuple[Path, int]:
+def run(planned: Plan) -> tuple[Path, int]:
     """Evaluate a study and write everything; its folder, and 0, or 3 if points failed. Raises ConfigError."""
-    planned = plan(request)
     for note in check_typed(planned):
         print(f"note: {note}", file=sys.stderr)
     drawing = FigureWorkers(planned.settings.figures)

@@ -22,6 +22,7 @@ from dse.errors import Problems, did_you_mean
 from dse.results.run_folder import CommandAnswer
 from dse.run_study import run
 from dse.space import Knob
+from dse.study.plan import plan
 from dse.values import Frozen
 from dse.values.units import Number
 from dse_codesign.backend import Codesign, CodesignBackend
@@ -68,7 +69,7 @@ def codesign(words: Sequence[str]) -> CommandAnswer:
     composed = request(["study=codesign", *typed, *typed_words], own_folder(words))
     if limits and not composed.problems:
         refuse_unmet(composed, limits)
-    folder, code = run(composed)
+    folder, code = run(plan(composed))
     return CommandAnswer(folder, code=code)
 
 

@@ -9,6 +9,7 @@ from dse.config.options import overrides, own_folder
 from dse.errors import Problems, did_you_mean
 from dse.results.run_folder import CommandAnswer
 from dse.run_study import run
+from dse.study.plan import plan
 from dse_serving.design import Slo
 
 _LIMITED = ("ttft_s", "tpot_s")
@@ -35,7 +36,7 @@ def serve_plan(words: Sequence[str]) -> CommandAnswer:
     chosen = any(word.startswith(("engines.replicas=", "space.", "+space.")) for word in typed)
     if arrivals != "closed" and not chosen:  # the rate is given: how many engines is the question
         more.append(_REPLICAS)
-    folder, code = run(request(["study=serving", *more, *typed], own_folder(words)))
+    folder, code = run(plan(request(["study=serving", *more, *typed], own_folder(words))))
     return CommandAnswer(folder, code=code)
 
 
