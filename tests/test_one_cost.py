@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.physics import Draws, Machine, breaks, kinds, times, unequal
 from dse.config.options import list_options
-from dse.values import put
+from dse.values import has_axis, leaves, put
 from simulators.costs.collective import collective_cost, machine_ring
 from simulators.costs.gemm import GemmShape, gemms_of, waves_as_fast
 from simulators.costs.protocols import protocol_seconds
@@ -118,3 +118,12 @@ def test_k_is_split_where_that_is_fastest(name: str) -> None:
     shape, gemms = GemmShape.row_major(draws.m, draws.n, draws.k), gemms_of(Device.of(shipped("system")[name]), "bf16")
     faster = gemms_of(put(machine, "gpu.hbm_bytes_per_s", 1.2 * machine.gpu.hbm_bytes_per_s), "bf16")
     assert np.all(faster.cost(shape).seconds <= gemms.cost(shape).seconds * (1 + 1e-9))
+
+
+def test_a_number_of_a_machine_is_an_axis_where_its_leaf_is_no_part_of_the_structure() -> None:
+    for name in ("mi300x_8", "h100_8_ndr", "gb200_72"):
+        machine = System.model_validate(tree_of(name))
+        for path, _, structural in leaves(machine):
+            assert has_axis(machine, path) == (not structural), path
+            assert not has_axis(machine, f"{path}.more"), path
+        assert not any(has_axis(machine, path) for path in ("name", "gpu", "gpu.nothing", "gpu.sources", "node.note"))

@@ -137,6 +137,27 @@ def leaves(value: Any, path: str = "", structural: bool = False) -> Iterator[tup
             yield path, value, structural or not numeric
 
 
+def has_axis(model: BaseModel, path: str) -> bool:
+    """True if a model has a leaf at a dotted path that `leaves` would call a number, and not structural."""
+    value: Any = model
+    structural = False
+    while path:
+        if isinstance(value, BaseModel):
+            name, _, path = path.partition(".")
+            if name in LABELS or name not in {*type(value).model_fields, *(value.model_extra or ())}:
+                return False
+            structural, value = name in _marked(type(value)), getattr(value, name)
+        elif isinstance(value, Mapping):
+            # a key may have dots itself
+            keys = [key for key in value if path == key or path.startswith(f"{key}.")]
+            if not keys:
+                return False
+            path, value = path[len(keys[0]) + 1 :], value[keys[0]]
+        else:
+            return False
+    return not structural and isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @functools.cache
 def _marked(kind: type[BaseModel]) -> frozenset[str]:
     """Names of the fields of a model that are marked as structural."""

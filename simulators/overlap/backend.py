@@ -14,7 +14,7 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
 from dse.errors.rules import Rule, problems, reasons
 from dse.space.grids import Grid, grids, results_by_batch, split
-from dse.values import leaves, put
+from dse.values import has_axis, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
@@ -76,7 +76,7 @@ class OverlapBackend(Backend):
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Return True for numbers that do not change the structure."""
-        return any(leaf_path == path and not structural for leaf_path, _, structural in leaves(design))
+        return has_axis(design, path)
 
     def takes_long(self, design: BaseModel) -> bool:
         """Whether the schedule is searched for."""

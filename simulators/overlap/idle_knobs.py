@@ -8,6 +8,7 @@ within its class, independent of priorities.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -140,11 +141,11 @@ class _Demand:
         beside = np.flatnonzero(self.beside[task])
         present = np.zeros((int(self.chain.max()) + 1, len(self.variants)), np.bool_)
         present[self.chain[beside], self.variant[beside]] = True
-        chains, counts = np.unique(present[present.any(axis=1)], axis=0, return_counts=True)
-        which = [tuple(np.flatnonzero(chain).tolist()) for chain in chains]
+        counts = Counter(chain.tobytes() for chain in present[present.any(axis=1)])
+        chains = {tuple(np.flatnonzero(np.frombuffer(key, np.bool_)).tolist()): counts[key] for key in counts}
         rivals = self.variant[beside[self.priority[beside] != self.priority[task]]]
         groups = frozenset(self.variants[rival].group for rival in np.unique(rivals).tolist())
-        return int(self.variant[task]), frozenset(zip(which, counts.tolist(), strict=True)), groups
+        return int(self.variant[task]), frozenset(chains.items()), groups
 
     def _slowed_by(self, group: int, other: _Variant) -> Floats:
         """Demand of a task of a variant while a task of a group runs."""

@@ -21,7 +21,7 @@ from dse.errors import Problem, Problems, did_you_mean
 from dse.errors.rules import Rule, problems, reasons
 from dse.space import get_path
 from dse.space.grids import Grid, results_by_batch
-from dse.values import LABELS, Frozen, Memo, leaves, put
+from dse.values import LABELS, Frozen, Memo, has_axis, put
 from simulators.costs.chip import Chip
 from simulators.costs.gemm import gemms_of
 from simulators.costs.gemm.fitted import FittedGemms
@@ -369,7 +369,7 @@ class StepBackend(Backend):
         if path == "parallel.tp" and isinstance(design, ScheduledDesign):
             return False
         # an epoch has an axis of its own
-        return design.lengths is None and any(leaf == path and not structural for leaf, _, structural in leaves(design))
+        return design.lengths is None and has_axis(design, path)
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
         """Look at the rules of all designs of one structure at once."""

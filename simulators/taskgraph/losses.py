@@ -45,7 +45,8 @@ def losses(graph: TaskGraph, makespan: Floats) -> dict[str, Floats]:
     is_last[graph.pred] = False  # the makespan is at a task that nothing waits for
     structure = (part.astype(np.uint32) for part in (graph.pred_ptr, graph.pred, replays, replay_of.reshape(-1)))
     result, ideal_s = np.empty((len(LOSSES), graph.num_designs)), ideal(graph)
-    _replay(*structure, is_last, durations.reshape(-1), makespan, ideal_s, _ROUNDING, result.reshape(-1))
+    ends = np.array(makespan), np.array(ideal_s)  # what cannot be written would be compiled for anew
+    _replay(*structure, is_last, durations.reshape(-1), *ends, _ROUNDING, result.reshape(-1))
     return {"ideal_s": ideal_s, **dict(zip(LOSSES, result, strict=True))}
 
 

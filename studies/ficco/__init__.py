@@ -315,8 +315,9 @@ def _dil_axis(chunked: pd.DataFrame) -> ClaimResult:
     slices = dma[dma["schedule.name"] == "uniform_fused_2d"]
     if min(rows["scenario"].nunique(), slices["scenario"].nunique()) < 4:  # a rank correlation of fewer says nothing
         return ClaimResult(None, "needs several scenarios, rows and K split into 8 chunks, moved by DMA")
-    by_m = float(rows["dil"].corr(rows[f"{_GEMM}.m"], method="spearman"))
-    by_k = float(slices["dil"].corr(slices[f"{_GEMM}.k"], method="spearman"))
+    # of ranks, which is Spearman's; pandas would import scipy.stats for it
+    by_m = float(rows["dil"].rank().corr(rows[f"{_GEMM}.m"].rank()))
+    by_k = float(slices["dil"].rank().corr(slices[f"{_GEMM}.k"].rank()))
     return ClaimResult(by_m < 0 and by_k < 0, f"Spearman correlation of loss with M {by_m:.2f}, with K {by_k:.2f}")
 
 

@@ -360,6 +360,7 @@ def command(words: Sequence[str]) -> CommandAnswer:
     from dse.config.compose import request
     from dse.config.options import overrides, own_folder
     from dse.run_study import run
+    from dse.study.plan import plan
 
     files = [word.partition("=")[2] for word in words if word.startswith("plan=")]
     typed = [word for word in words if not word.startswith("plan=")]
@@ -368,7 +369,7 @@ def command(words: Sequence[str]) -> CommandAnswer:
     _check_gpus(typed)
     if files:
         typed = [*typed, *given_words(Path(files[-1]), typed)]
-    folder, code = run(request(overrides(["study=plan", *typed]), own_folder(typed)))
+    folder, code = run(plan(request(overrides(["study=plan", *typed]), own_folder(typed))))
     return CommandAnswer(folder, code=max(code, 0 if _all_fit(folder) else 3))  # the more serious code
 
 

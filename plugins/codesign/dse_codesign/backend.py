@@ -17,7 +17,7 @@ from dse.backend import STATUSES, Backend, Batch, Metric, Results, Tree
 from dse.config.options import list_options
 from dse.errors import ConfigError, Problem, Problems, did_you_mean
 from dse.errors.rules import Rule, problems, reasons
-from dse.values import Frozen, Memo, distinct, leaves, put
+from dse.values import Frozen, Memo, distinct, has_axis, put
 from dse_codesign.machine import Base, Machine, assumptions
 from dse_codesign.plans import METRICS, best_plans
 from dse_codesign.technology import Price, Technology, of_system, price, technology_of
@@ -294,9 +294,7 @@ class CodesignBackend(Backend):
 
     def is_axis(self, path: str, design: BaseModel) -> bool:
         """Numbers of the machine that are not structural."""
-        return path.startswith("machine.") and any(
-            leaf == path and not structural for leaf, _, structural in leaves(design)
-        )
+        return path.startswith("machine.") and has_axis(design, path)
 
     def problems(self, design: BaseModel) -> Sequence[Problem]:
         """Rules that a machine breaks."""
