@@ -301,9 +301,8 @@ def _staging_tasks(graph: TaskGraph) -> NDArray[np.intp]:
 
 
 def _csr(matrix: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    return np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.intp), np.ascontiguousarray(
-        np.nonzero(matrix)[1]
-    )
+    columns = np.ascontiguousarray(np.nonzero(matrix)[1])  # a view of another layout would be compiled for anew
+    return np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.intp), columns
 
 
 def _peak_staging(graph: TaskGraph, form: Form, *, seconds: Durations, durations: Floats) -> Floats | None:
