@@ -18,11 +18,13 @@ for each rank, and prints
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import random
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,12 +81,35 @@ def _drawn(of: random.Random) -> Case:
     if of.random() < 0.3:
         rows = [of.randint(1, 9) for _ in range(ranks)]
     engine = of.choice(["dma", "cu"])
-    family = of.choice(["chunked", "chunked", "chunked", "shard_p2p", "serial"])
+    family = of.choice(["chunked", "chunked", "chunked", "shard_p2p", "serial", "synthesised"])
+    if family == "synthesised":
+        text = f"synthesised {_listed(of, gathers=pattern == 'all_gather')}"
+        return Case(text, pattern, tuple(rows), of.randint(1, 12), of.randint(1, 12), pattern == "all_to_all")
     text = f"{family} comm_engine={engine}" if family != "serial" else "serial"
     if family == "chunked":
         text += f" num_chunks={of.randint(1, 6)} chunk_dim={of.choice('mk')} compute={of.choice(['fused', 'unfused'])}"
         text += f" local_shard_first={of.choice(['true', 'false'])}"
     return Case(text, pattern, tuple(rows), of.randint(1, 12), of.randint(1, 12), of.random() < 0.5)
+
+
+def _listed(of: random.Random, *, gathers: bool) -> str:
+    """Knobs of a schedule with steps of its own: moves and GEMMs of drawn spans, by engines and a kernel."""
+    parts = of.randint(1, 6)
+    cuts = [0, *sorted(of.sample(range(1, parts), of.randint(0, parts - 1))), parts]
+    moves, computes = (_spans(of, len(cuts) - 1) for _ in range(2))
+    moved = [{"move": span, **of.choice([{}, {"kernel": 0}])} for span in moves]
+    computed: list[dict[str, Any]] = [{"compute": span} for span in computes]
+    local = of.randrange(len(computed) + 1)
+    steps = [*moved, *computed] if gathers else [*computed, *moved]
+    steps.insert(local + (len(moved) if gathers else 0), {"local": [0, len(cuts) - 1]})
+    knobs = {"cut_dim": of.choice("mk"), "parts": parts, "cuts": cuts, "kernels": [8], "steps": steps}
+    return " ".join(f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in knobs.items())
+
+
+def _spans(of: random.Random, count: int) -> list[list[int]]:
+    """Spans that make up so many intervals, one after the other."""
+    ends = [0, *sorted(of.sample(range(1, count), of.randint(0, count - 1))), count]
+    return [list(pair) for pair in itertools.pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -106,7 +131,7 @@ def on_ranks(
 ) -> dict[int, Any]:
     """Call a function in a process for each rank, with it, groups by their number of ranks, and an argument.
 
-    Raises queue.Empty after so many seconds.
+    Raises queue.Empty after so many seconds, and RuntimeError with what a rank raised.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +141,12 @@ def on_ranks(
         for process in processes:
             process.start()
         try:
-            return dict(queue.get(timeout=seconds) for _ in processes)
+            answers = {}
+            for rank, answer in (queue.get(timeout=seconds) for _ in processes):
+                if isinstance(answer, _Failure):
+                    raise RuntimeError(f"rank {rank}: {answer}")
+                answers[rank] = answer
+            return answers
         finally:
             for process in processes:
                 process.join(5)
@@ -133,8 +163,15 @@ def _rank(work: Any, place: tuple[int, int], store: str, argument: Any, queue: A
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit)
     # every process makes every group, in the same order
     groups = {count: dist.new_group(list(range(count)), timeout=limit) for count in range(2, ranks + 1)}
-    queue.put((rank, work(rank, groups, argument)))
+    try:
+        queue.put((rank, work(rank, groups, argument)))
+    except Exception:  # whatever an operator raises is told by the process that waits
+        queue.put((rank, _Failure(traceback.format_exc())))
     dist.barrier()
+
+
+class _Failure(str):
+    """Text of what a rank raised."""
 
 
 def _outcomes(rank: int, groups: Mapping[int, Any], cases: Sequence[Case]) -> dict[int, Outcome]:
@@ -157,13 +194,13 @@ def _outcome(case: Case, place: int, rank: int, group: Any) -> Outcome:
     xs = [torch.randint(-3, 4, (height, case.k), generator=generator).float() for height in heights]
     ws = [torch.randint(-3, 4, (case.k, case.n), generator=generator).float() for _ in heights]
     module, counted = _module(case), list[Any]()
-    make = transport.transport
 
     def counting(*words: Any) -> Any:
-        counted.append(make(*words))
-        return counted[-1]
+        made = transport.transports(*words)
+        counted.extend(made.values())
+        return made
 
-    module["transport"] = counting
+    module["transports"] = counting
     operator = module["gather_gemm" if gathers else "gemm_reduce"]
     result = operator(xs[rank], ws[rank], case.rows, group)
     return Outcome(torch.equal(result, _expected(case, rank, xs, ws)), sum(each.sent_bytes for each in counted))
@@ -221,7 +258,7 @@ def bytes_are_equal(case: Case, outcomes: Sequence[Outcome]) -> bool:
     Task graphs have no pieces without rows or columns.
     """
     cols, table = case.k if case.table.gathers else case.n, case.table
-    alike = len(set(case.rows)) == 1 and table.pieces <= min(case.rows[0] if table.by_rows else cols, cols)
+    alike = len(set(case.rows)) == 1 and table.cuts[-1] <= min(case.rows[0] if table.by_rows else cols, cols)
     by_table = [4 * case.table.sent(case.rows, cols, rank) for rank in range(case.ranks)]
     if [outcome.sent_bytes for outcome in outcomes] != by_table:
         return False
@@ -253,29 +290,26 @@ def _hangs(table: Table, of: random.Random) -> bool:
 
 
 def _lane(table: Table, lane: str) -> Iterator[int]:
-    return (place for place, step in enumerate(table.steps) if (step.what == "send") == (lane == "send"))
+    return (place for place in range(len(table.steps)) if table.steps[place].moves == (lane == "send"))
 
 
 def _can_end(table: Table, rank: int, place: int, ended: set[tuple[int, int]], begun: set[tuple[int, int]]) -> bool:
     """Return whether a step, the next of its lane, may end; a send that may begin is noted as begun."""
     step = table.steps[place]
-    if step.what != "send":
+    if not step.moves:
         needed = [] if step.what == "gemm" and not table.gathers else _sends_of(table, step)
         return all((rank, send) in ended for send in needed)
     gemms = [] if table.gathers else [at for at in range(place) if table.steps[at].what == "gemm"]
     if all((rank, gemm) in ended for gemm in gemms):
         begun.add((rank, place))
-    peers = {(rank + sign * distance) % table.ranks for distance in step.distances for sign in (1, -1)}
+    distances = {distance for _, distance in step.cells}
+    peers = {(rank + sign * distance) % table.ranks for distance in distances for sign in (1, -1)}
     return (rank, place) in begun and all((peer, place) in begun for peer in peers)
 
 
 def _sends_of(table: Table, step: Any) -> list[int]:
     """Places of the sends that bring what a GEMM reads, or a sum adds."""
-    return [
-        place
-        for place, other in enumerate(table.steps)
-        if other.what == "send" and other.piece == step.piece and set(other.distances) & set(step.distances)
-    ]
+    return [place for place, other in enumerate(table.steps) if other.moves and other.cells & step.cells]
 
 
 def loss_error(steps: int = 20) -> float:

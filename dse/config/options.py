@@ -85,6 +85,12 @@ def _groups_at_root() -> set[str]:
     return {name for entry in entries if isinstance(entry, dict) for name in entry}
 
 
+def option_file(group: str, name: str) -> Path | None:
+    """File of an option of a group, ours or another distribution's; None where there is none."""
+    files = (folder / group / f"{name}.yaml" for folder in conf_dirs())
+    return next((file for file in files if file.is_file()), None) if "/" not in name else None
+
+
 def is_shipped(path: Path) -> bool:
     """True for a file of the shipped configuration, or of another distribution's."""
     return any(folder in path.parents for folder in conf_dirs())

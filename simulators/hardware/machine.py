@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
-from dse.config.options import conf_dir, is_shipped
+from dse.config.options import conf_dir, is_shipped, list_options, option_file
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import MISSING, ConfigError, Problem, did_you_mean, validate_as
 from dse.files import read_text
@@ -443,10 +443,9 @@ def _upwards(path: str) -> list[str]:
 
 def tree_of(name: str, chosen: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Composed tree of a system by name or by path, with options chosen for groups. Raises ConfigError."""
-    shipped = conf_dir() / "system" / f"{name}.yaml"
-    path = shipped if "/" not in name and shipped.is_file() else Path(name)
+    path = option_file("system", name) or Path(name)
     if not path.is_file():
-        way = did_you_mean(name, [file.stem for file in shipped.parent.glob("*.yaml")])
+        way = did_you_mean(name, list_options("system"))
         raise ConfigError([Problem("system", "is neither a shipped system nor a YAML file", name, way)])
     return _composed(path, chosen or {})
 
@@ -474,9 +473,9 @@ def _composed(path: Path, chosen: Mapping[str, object]) -> dict[str, Any]:
 
 def _with_option(composed: dict[str, Any], section: str, option: object, path: Path) -> dict[str, Any]:
     """A machine's tree with an option of a group, which fills its section or, as a network, several."""
-    file = conf_dir() / section / f"{option}.yaml"
-    if not file.is_file():
-        way = did_you_mean(str(option), [path.stem for path in file.parent.glob("*.yaml")])
+    file = option_file(section, str(option))
+    if file is None:
+        way = did_you_mean(str(option), list_options(section))
         raise ConfigError([Problem(f"{path.name}: defaults", f"names no option of {section}", option, way)])
     is_of_several = read_text(file, str(file)).startswith("# @package system\n")
     return merged(composed, _read(file)) if is_of_several else {**composed, section: _read(file)}

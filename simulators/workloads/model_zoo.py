@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dse import plugins
-from dse.config.options import conf_dir, list_options
+from dse.config.options import list_options, option_file
 from dse.config.yaml_checks import load_yaml, unreadable
 from dse.errors import ConfigError, Problem, did_you_mean
 from simulators.hardware.machine import tree_of
@@ -62,8 +62,7 @@ def option_tree(group: str, name: str) -> dict[str, Any]:
 
 
 def _path(group: str, name: str) -> Path | None:
-    shipped = conf_dir() / group / f"{name}.yaml"
-    path = shipped if "/" not in name and shipped.is_file() else Path(name)
+    path = option_file(group, name) or Path(name)
     return path if path.is_file() else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from dse import __version__
-from dse_emit.table import WHOLE, Table
+from dse_emit.table import Table
 
 _SHARED = ("check.py", "linear.py", "transport.py")
 _SCHEDULE = re.compile(r"^# schedule\n.*?^# end of schedule\n", re.MULTILINE | re.DOTALL)
@@ -53,19 +53,15 @@ def _text(name: str) -> str:
 def _block(table: Table, origin: str) -> str:
     """The schedule as the constants at the top of an operator."""
     cut = "rows" if table.by_rows else "depth" if table.gathers else "columns"
-    steps = "".join(
-        f'    ("{step.what}", {"ALL" if step.piece == WHOLE else step.piece}, {step.distances!r}),\n'
-        for step in table.steps
-    )
+    steps = "".join(f'    ("{step.what}", {dict(step.parts)!r}),\n' for step in table.steps)
     lines = [
         "# schedule",
         f"# {table.title}: {origin}"[:120],
         f'PATTERN = "{table.pattern}"',
         f"RANKS = {table.ranks}",
         f'CUT = "{cut}"',
-        f"PIECES = {table.pieces}",
-        f'TRANSPORT = "{"copies" if table.copies else "messages"}"',
-        f"SCHEDULE: tuple[tuple[str, int, tuple[int, ...]], ...] = (\n{steps})",
+        f"CUTS = {table.cuts!r}",
+        f"SCHEDULE: tuple[tuple[str, dict[Span, tuple[int, ...]]], ...] = (\n{steps})",
         "# end of schedule",
     ]
     return "\n".join(lines) + "\n"

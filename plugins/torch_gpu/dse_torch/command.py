@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RECORD = "verdict"
 _OPERATORS = ("gather_gemm", "gemm_reduce")
 _RANKS = re.compile(r"^RANKS = (\d+)$", re.MULTILINE)
-_COPIES = re.compile(r'^TRANSPORT = "copies"$', re.MULTILINE)
+_MESSAGES = re.compile(r'^    \("send", ', re.MULTILINE)
 _SHOWN = ("GEMMs alone", "GEMMs and other work at once", "Constants")  # all sections are in the record
 _MOST_S = 300  # of one operator: a hang ends with it
 _WAYS = {"data": ("out",), "operators": ("out",), "": ("out", "system", "tables", "minutes")}
@@ -152,7 +152,7 @@ def _operator_row(file: Path) -> dict[str, Any]:
     ranks = int(_RANKS.findall(text)[0])
     row: dict[str, Any] = {"operator": file.stem, "ranks": ranks}
     words = [f"--nproc-per-node={ranks}", "-m", f"{file.parent.name}.{file.stem}", "--json"]
-    words += ["--one-gpu"] if _COPIES.search(text) and 0 < _num_gpus() < ranks else []
+    words += ["--one-gpu"] if not _MESSAGES.search(text) and 0 < _num_gpus() < ranks else []
     command = [sys.executable, "-m", "torch.distributed.run", *words]
     try:
         done = subprocess.run(

@@ -41,10 +41,10 @@ class Sizes:
         return torch.randint(-3, 4, (rows, cols)).to(self.device, self.dtype)
 
 
-def initialise(parser: argparse.ArgumentParser, ranks: int, transport: str) -> Sizes:
+def initialise(parser: argparse.ArgumentParser, ranks: int, *, copies: bool) -> Sizes:
     """Read the sizes, and join the group: NCCL with a GPU for each rank, else gloo. Exits unless there are `ranks`.
 
-    With `--one-gpu` all ranks share a GPU, which only copies do.
+    With `--one-gpu` all ranks share a GPU, which NCCL refuses. copies: copy engines move everything.
     """
     for name, value in (("m", M), ("n", N), ("k", K)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -53,8 +53,8 @@ def initialise(parser: argparse.ArgumentParser, ranks: int, transport: str) -> S
     words = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
         raise SystemExit(f"the schedule is for {ranks} ranks: start it by torchrun --nproc-per-node={ranks}")
-    if words.one_gpu and not (torch.cuda.is_available() and transport == "copies"):
-        raise SystemExit("--one-gpu needs a GPU, and a schedule whose transport is copies (comm_engine=dma)")
+    if words.one_gpu and not (torch.cuda.is_available() and copies):
+        raise SystemExit("--one-gpu needs a GPU, and a schedule without the step send (comm_engine=dma)")
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= ranks and not words.one_gpu
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
     if words.one_gpu:

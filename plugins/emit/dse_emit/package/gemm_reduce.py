@@ -2,18 +2,21 @@
 
 Ranks hold X [rows of all ranks, K] and W [K, N]; Y is [rows of the rank, N], after an all-reduce [rows of all, N], and
 after an all-to-all, which sums nothing, [ranks * rows of the rank, N], a block from each rank.
-`SCHEDULE` is the order of work of a rank:
+`SCHEDULE` is the order of work of a rank; a step has parts of shards, from a cut to a later one, and of which shards:
 
-    ("gemm", piece, distances)   one GEMM on this piece of the shards of the ranks so many places before; 0: the own
-    ("send", piece, distances)   send each its piece, and receive the own shard's from the ranks so many places on
-    ("add", piece, distances)    add what came, or put it in its place
+    ("gemm", {(0, 1): (1, 2)})   one GEMM on this part of the shards of the ranks 1 and 2 places before; 0: the own
+    ("copy", {(0, 1): (1, 2)})   send each its part, by copy engines, and receive the own shard's from the ranks so many
+                                 places on
+    ("send", ...)                the same by the library
+    ("add", {(0, 1): (1, 2)})    add what came, or put it in its place
 
-A piece is a part of a shard's rows, or (`CUT = "columns"`) of its columns; `ALL` is the whole shard.
+Shards are cut by rows, or (`CUT = "columns"`) by columns; `CUTS` counts in equal parts, of which the last is the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -21,23 +24,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .check import compare, initialise
-from .transport import bounds, gather_rows, transport
+from .transport import Span, bounds, gather_rows, put_together, transports
 
-ALL = -1
 # schedule
 PATTERN = "reduce_scatter"
 RANKS = 4
 CUT = "rows"
-PIECES = 2
-TRANSPORT = "messages"
-SCHEDULE: tuple[tuple[str, int, tuple[int, ...]], ...] = (
-    ("gemm", 0, (1, 2, 3)),
-    ("send", 0, (1, 2, 3)),
-    ("gemm", 1, (1, 2, 3)),
-    ("send", 1, (1, 2, 3)),
-    ("gemm", ALL, (0,)),
-    ("add", 0, (1, 2, 3)),
-    ("add", 1, (1, 2, 3)),
+CUTS = (0, 1, 2)
+SCHEDULE: tuple[tuple[str, dict[Span, tuple[int, ...]]], ...] = (
+    ("gemm", {(0, 1): (1, 2, 3)}),
+    ("send", {(0, 1): (1, 2, 3)}),
+    ("gemm", {(1, 2): (1, 2, 3)}),
+    ("send", {(1, 2): (1, 2, 3)}),
+    ("gemm", {(0, 2): (0,)}),
+    ("add", {(0, 1): (1, 2, 3)}),
+    ("add", {(1, 2): (1, 2, 3)}),
 )
 # end of schedule
 
@@ -51,46 +52,53 @@ def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if ranks != RANKS or len(rows) != RANKS:
         raise ValueError(f"the schedule is for {RANKS} ranks, the group has {ranks}, and rows {len(rows)}")
-    moving = transport(TRANSPORT, group, x, RANKS * max(rows) * w.shape[1] * (PIECES + 1))
+    moving = transports([what for what, _ in SCHEDULE], group, x, RANKS * max(rows) * w.shape[1] * len(CUTS))
     y = x.new_zeros((rows[rank] * (ranks if PATTERN == "all_to_all" else 1), w.shape[1]))
     blocks = y.split(rows[rank]) if PATTERN == "all_to_all" else [y] * ranks  # where what comes from a rank is added
-    products_of: dict[tuple[int, int], Tensor] = {}  # piece and rank -> its product
-    sent_at: dict[tuple[int, int], int] = {}  # piece and source -> step
-    for order, (what, piece, distances) in enumerate(SCHEDULE):
-        targets = [(rank - distance) % ranks for distance in distances]
-        sources = [(rank + distance) % ranks for distance in distances]
+    made: list[dict[Span, Tensor]] = [{} for _ in rows]  # by target: parts of its product
+    sent_at: dict[tuple[Span, int], tuple[str, int]] = {}  # part and source -> how it comes, and by which step
+    for order, (what, parts) in enumerate(SCHEDULE):
+        cells = [(distance, span) for span, distances in parts.items() for distance in distances]
         if what == "gemm":
-            products = gemm(x, w, rows, piece, targets)
-            products_of.update({(piece, target): block for target, block in zip(targets, products, strict=True)})
-            if rank in targets:
-                part(blocks[rank], piece).add_(products_of.pop((piece, rank)))
-        elif what == "send":
-            outgoing = {target: products_of.pop((piece, target)) for target in targets}
-            incoming = {source: part(blocks[source], piece).shape for source in sources}
-            moving.post(order, outgoing, incoming)
-            sent_at.update({(piece, source): order for source in sources})
+            targets = [((rank - distance) % ranks, span) for distance, span in cells]
+            for (target, span), product in zip(targets, gemm(x, w, rows, targets), strict=True):
+                made[target][span] = product
+                if target == rank:
+                    part(blocks[rank], span).add_(made[target].pop(span))
+        elif what == "add":
+            for distance, span in cells:
+                source = (rank + distance) % ranks
+                way, step = sent_at.pop((span, source))
+                part(blocks[source], span).add_(moving[way].wait(step, source))
         else:
-            for source in sources:
-                part(blocks[source], piece).add_(moving.wait(sent_at[piece, source], source))
-    moving.finish()
+            outgoing, incoming = {}, {}
+            for distance, span in cells:
+                target, source = (rank - distance) % ranks, (rank + distance) % ranks
+                edges = functools.partial(bounds, w.shape[1] if CUT == "columns" else rows[target], cuts=CUTS)
+                outgoing[target] = put_together(made[target], span, int(CUT == "columns"), edges)
+                incoming[source] = part(blocks[source], span).shape
+                sent_at[span, source] = what, order
+            moving[what].post(order, outgoing, incoming)
+    for each in moving.values():
+        each.finish()
     return gather_rows(y, rows, group) if PATTERN == "all_reduce" else y
 
 
-def gemm(x: Tensor, w: Tensor, rows: Sequence[int], piece: int, targets: Sequence[int]) -> list[Tensor]:
-    """Products of a piece of the shards of some ranks, by one GEMM."""
-    starts, weights = [sum(rows[:target]) for target in targets], w
-    parts = [x[start : start + rows[target]] for start, target in zip(starts, targets, strict=True)]
+def gemm(x: Tensor, w: Tensor, rows: Sequence[int], targets: Sequence[tuple[int, Span]]) -> list[Tensor]:
+    """Products of parts of the shards of some ranks, by one GEMM."""
+    starts, weights = [sum(rows[:target]) for target, _ in targets], w
+    shards = [x[start : start + rows[target]] for start, (target, _) in zip(starts, targets, strict=True)]
     if CUT == "columns":
-        weights = w[:, slice(*bounds(w.shape[1], piece, PIECES))]
+        weights = w[:, slice(*bounds(w.shape[1], targets[0][1], CUTS))]
     else:
-        parts = [part(shard, piece) for shard in parts]
-    product = torch.mm(parts[0] if len(parts) == 1 else torch.cat(parts), weights)
-    return list(product.split([len(shard) for shard in parts]))
+        shards = [part(shard, span) for shard, (_, span) in zip(shards, targets, strict=True)]
+    product = torch.mm(shards[0] if len(shards) == 1 else torch.cat(shards), weights)
+    return list(product.split([len(shard) for shard in shards]))
 
 
-def part(shard: Tensor, piece: int) -> Tensor:
-    """A piece of a shard [rows, columns], as a view."""
-    low, high = bounds(shard.shape[CUT == "columns"], piece, PIECES)
+def part(shard: Tensor, span: Span) -> Tensor:
+    """A part of a shard [rows, columns], as a view."""
+    low, high = bounds(shard.shape[CUT == "columns"], span, CUTS)
     return shard[:, low:high] if CUT == "columns" else shard[low:high]
 
 
@@ -108,7 +116,7 @@ def serial(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGroup) 
 def main() -> None:
     """Check the operator against serial execution, and time both."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    sizes = initialise(parser, RANKS, TRANSPORT)
+    sizes = initialise(parser, RANKS, copies=all(what != "send" for what, _ in SCHEDULE))
     group = dist.group.WORLD
     assert group is not None
     rows = [sizes.m // RANKS + (rank < sizes.m % RANKS) for rank in range(RANKS)]

@@ -7,12 +7,14 @@ Both count the bytes that this rank sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Span = tuple[int, int]
 
 
 class Transport(Protocol):
@@ -118,20 +120,36 @@ class Copies:
         torch.cuda.current_stream().wait_stream(self._stream)
 
 
-def transport(name: str, group: dist.ProcessGroup, like: Tensor, most: int) -> Transport:
-    """The transport of a schedule for tensors like one; copies need a GPU, so that messages do their work on a CPU."""
-    if name == "copies" and like.is_cuda:
-        return Copies(group, like, most)
-    return Messages(group, like)
+def transports(steps: Iterable[str], group: dist.ProcessGroup, like: Tensor, most: int) -> dict[str, Transport]:
+    """The transport of each kind of step, for tensors like one; copies need a GPU: messages do their work on a CPU."""
+    kinds = sorted({step for step in steps if step in ("send", "copy")})
+    return {
+        kind: Copies(group, like, most) if kind == "copy" and like.is_cuda else Messages(group, like) for kind in kinds
+    }
 
 
-def bounds(length: int, piece: int, pieces: int) -> tuple[int, int]:
-    """First and last index, exclusive, of a piece, below 0 of all; the first pieces take the remainder."""
-    if piece < 0:
-        return 0, length
-    size, larger = divmod(length, pieces)
-    low = piece * size + min(piece, larger)
-    return low, low + size + (piece < larger)
+def bounds(length: int, span: Span, cuts: Sequence[int]) -> tuple[int, int]:
+    """First and last index, exclusive, from a cut to another; of the equal parts the first take the remainder."""
+    size, larger = divmod(length, cuts[-1])
+    low, high = (cuts[place] * size + min(cuts[place], larger) for place in span)
+    return low, high
+
+
+def put_together(
+    pieces: Mapping[Span, Tensor], span: Span, dim: int, edges: Callable[[Span], tuple[int, int]]
+) -> Tensor:
+    """The part of a shard between two cuts, along a dimension, from pieces that hold it.
+
+    edges: first and last index of a span along the dimension.
+    """
+    if span in pieces:
+        return pieces[span]
+    low, high = edges(span)
+    parts = []
+    for piece in sorted(piece for piece in pieces if piece[0] < span[1] and piece[1] > span[0]):
+        first, last = edges(piece)
+        parts.append(pieces[piece].narrow(dim, max(low - first, 0), min(high, last) - max(low, first)))
+    return torch.cat(parts, dim)
 
 
 def gather_rows(shard: Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> Tensor:
