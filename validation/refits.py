@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import dse
+from simulators.calibration.beside import fit_beside
 from simulators.calibration.calibrate import calibrate_rows, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS
 from simulators.calibration.contention import Overlaps, fit_contention
@@ -179,6 +180,13 @@ def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
 
 
+def beside(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Coefficients of contention of a GPU by its own tables (`simulators.calibration.beside`)."""
+    assert table is not None
+    fitted = fit_beside(table)
+    return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
+
+
 def share_by_dma(dma_beside_gemm: float) -> float:
     """Share of the ideal gain [%] of ConCCL's best strategy by DMA engines, on the mix of its study."""
     values: dict[str, Any] = {"fidelity": "none", "tracking": "none", "store": "none", "executor__jobs": 1}
@@ -337,6 +345,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "stores": stores,
     "software": software,
     "contention": contention,
+    "beside": beside,
     "conccl": conccl,
     "prefills": prefill_rows,
     "host": host,

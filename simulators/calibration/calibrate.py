@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
+from simulators.calibration.beside import holds_beside, with_contention
 from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
 from simulators.calibration.fit import (
     FEWEST,
@@ -36,6 +36,7 @@ from simulators.calibration.fit import (
 )
 from simulators.calibration.foreign import open_table
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
+from simulators.calibration.machine_file import write_machine
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
 from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
 from simulators.calibration.residual_groups import own_groups
@@ -97,16 +98,14 @@ def calibrate(words: Sequence[str]) -> int:
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
         )
-    rows = read_table(file)
-    done = calibrate_rows(tree, rows, file)
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            [Problem("out", f"cannot be made ({error.strerror})", options["out"], "name another")]
-        ) from None
-    _write(done, outputs)
     console = report.console()
+    if holds_beside(open_table(file).columns):
+        source = f"dse machine calibrate on {file.name}: medians over its rows (simulators/calibration/beside.py)"
+        write_machine(with_contention(tree, file, _calibrated(source, file, by="beside")), outputs)
+        console.print(f"written to {outputs.folder}/: {target.name}, with contention of its own", soft_wrap=True)
+        return 0
+    done = calibrate_rows(tree, read_table(file), file)
+    _write(done, outputs)
     console.print(_table(done))
     for text in (*poor(done), *at_bounds(done), *interval_lines(done, file.name)):
         console.print(text)
@@ -445,9 +444,7 @@ def _write(done: Calibration, outputs: Outputs) -> None:
     from dse import plots
     from dse.plots import predictions
 
-    text = yaml.safe_dump(dict(done.tree), sort_keys=False, allow_unicode=True, width=120)
-    with atomic_replacement(outputs.folder / f"{done.device.name}.yaml") as fresh:
-        fresh.write_text(text, encoding="utf-8")
+    write_machine(done.tree, outputs)
     rows = table_of(done.found["fitted"], done.device.name)
     with atomic_replacement(outputs.folder / "residuals.csv") as fresh:
         rows.to_csv(fresh, index=False)

@@ -200,6 +200,12 @@ def fitted_rows() -> Sequence[Mapping[str, Any]]:
     return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _named(name).fitted_on)]
 
 
+def unseen_constants() -> Mapping[str, Any]:
+    """Constants of machines, as a tree, in place of those that were fitted on rows that are left out."""
+    constants: Mapping[str, Any] = _settings()["unseen"]
+    return constants
+
+
 def _times(
     cells: Mapping[str, str], system: Mapping[str, Any], *, whole: bool, knobs: Mapping[str, Any] | None
 ) -> tuple[float, float, float, float]:
