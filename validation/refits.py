@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 import dse
-from simulators.calibration.beside import fit_beside
 from simulators.calibration.calibrate import calibrate_rows, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS
 from simulators.calibration.contention import Overlaps, fit_contention
 from simulators.calibration.fit import fit
+from simulators.calibration.slowdowns import fit_slowdowns
 from simulators.calibration.tables import is_of
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
@@ -180,10 +180,10 @@ def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
 
 
-def beside(numbers: Sequence[Number], table: Path | None) -> Refit:
-    """Coefficients of contention of a GPU by its own tables (`simulators.calibration.beside`)."""
+def slowdowns(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Coefficients of contention of a GPU by its own tables (`simulators.calibration.slowdowns`)."""
     assert table is not None
-    fitted = fit_beside(table)
+    fitted = fit_slowdowns(table)
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
 
 
@@ -345,7 +345,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "stores": stores,
     "software": software,
     "contention": contention,
-    "beside": beside,
+    "slowdowns": slowdowns,
     "conccl": conccl,
     "prefills": prefill_rows,
     "host": host,

@@ -22,7 +22,6 @@ import numpy as np
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
 from dse.results.run_folder import Outputs
-from simulators.calibration.beside import holds_beside, with_contention
 from simulators.calibration.collectives import ANY_PRECISION, COLLECTIVE_ROWS, holds_collectives, read_collectives
 from simulators.calibration.fit import (
     FEWEST,
@@ -42,6 +41,7 @@ from simulators.calibration.predictions import MODELS, Errors, PredictedRows, pr
 from simulators.calibration.residual_groups import own_groups
 from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.calibration.rows import on_device
+from simulators.calibration.slowdowns import holds_slowdowns, with_contention
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, peak_format, tree_of
 from simulators.hardware.network import Protocols, SwitchRate
@@ -99,9 +99,9 @@ def calibrate(words: Sequence[str]) -> int:
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
         )
     console = report.console()
-    if holds_beside(open_table(file).columns):
-        source = f"dse machine calibrate on {file.name}: medians over its rows (simulators/calibration/beside.py)"
-        write_machine(with_contention(tree, file, _calibrated(source, file, by="beside")), outputs)
+    if holds_slowdowns(open_table(file).columns):
+        source = f"dse machine calibrate on {file.name}: medians over its rows (simulators/calibration/slowdowns.py)"
+        write_machine(with_contention(tree, file, _calibrated(source, file, by="slowdowns")), outputs)
         console.print(f"written to {outputs.folder}/: {target.name}, with contention of its own", soft_wrap=True)
         return 0
     done = calibrate_rows(tree, read_table(file), file)

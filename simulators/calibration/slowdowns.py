@@ -7,7 +7,7 @@ Three coefficients are read off, each the median of a ratio of two times over th
     late_start            how much later a copy ends that was launched after a GEMM, over the GEMM's time (`starts`)
 
 `gemm_beside_cus` stays: what a GEMM loses to SMs that are merely held exceeds what its waves explain by more than what
-it loses to the data that moves (docs/how-to/gpu.md), so that these rows do not tell the two apart.
+it loses to the data that moves (docs/how-to/gpu.md), so that these rows do not determine it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FEWEST = 10  # rows of a law
 _Cells = Mapping[str, str]
 
 
-def holds_beside(columns: Sequence[str]) -> bool:
+def holds_slowdowns(columns: Sequence[str]) -> bool:
     """Return whether a table with these columns holds GEMMs beside other work."""
     return set(_BESIDE) <= set(columns)
 
 
-def fit_beside(file: Path) -> dict[str, float]:
+def fit_slowdowns(file: Path) -> dict[str, float]:
     """Coefficients of `gpu.contention` by name, with four digits, from a table and `starts.csv` next to it.
 
     A law of which there are fewer than ten rows is left out. Raises ConfigError for a table that cannot be read.
@@ -57,14 +57,14 @@ def fit_beside(file: Path) -> dict[str, float]:
 
 
 def with_contention(tree: Mapping[str, Any], file: Path, origin: Mapping[str, Any]) -> dict[str, Any]:
-    """A machine's tree with the coefficients that a table tells, and their origin. Raises ConfigError."""
-    fitted, gpu = fit_beside(file), tree["gpu"]
+    """A machine's tree with the coefficients of a table, and their origin. Raises ConfigError."""
+    fitted, gpu = fit_slowdowns(file), tree["gpu"]
     if not fitted:
         raise ConfigError([Problem(file.name, f"has fewer than {_FEWEST} rows of every law of contention")])
     if not gpu.get("contention"):
-        way = "take those of another machine first: contention: {gemm_beside_cus: ...} of conf/gpu"
+        way = "begin with the entry `contention` of another GPU of conf/gpu"
         raise ConfigError(
-            [Problem("system.gpu.contention", "is missing, and the table tells only a part", way_out=way)]
+            [Problem("system.gpu.contention", "is missing, and the table gives only a part of it", way_out=way)]
         )
     sources = {f"contention.{name}": dict(origin) for name in fitted}
     return merged(tree, {"gpu": {"contention": fitted, "sources": sources}})

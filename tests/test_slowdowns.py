@@ -10,7 +10,7 @@ import yaml
 
 from dse.cli import main
 from dse.errors import ConfigError
-from simulators.calibration.beside import fit_beside
+from simulators.calibration.slowdowns import fit_slowdowns
 from simulators.hardware.machine import tree_of
 
 COLUMNS = "other,sms,gemm_alone_s,gemm_beside_s,other_alone_s,other_beside_s"
@@ -28,14 +28,14 @@ def tables(folder: Path, engine: list[float], *, copies: float = 1.4, late: floa
 
 def test_each_coefficient_is_the_median_of_the_rows_of_its_law(tmp_path: Path) -> None:
     engine = np.random.default_rng(0).uniform(1.0, 1.3, 21).tolist()
-    found = fit_beside(tables(tmp_path, engine))
+    coefficients = fit_slowdowns(tables(tmp_path, engine))
     truth = {"dma_beside_gemm": float(np.median(engine)), "cu_copy_beside_gemm": 1.4, "late_start": 0.9}
-    assert found == pytest.approx(truth, rel=1e-3)
-    # nothing gains by contention, and nine rows tell of no law
-    assert fit_beside(tables(tmp_path, [0.5] * 10, copies=0.7, late=-0.4)) == dict.fromkeys(truth, 1.0) | {
+    assert coefficients == pytest.approx(truth, rel=1e-3)
+    # nothing gains by contention, and nine rows are too few for a law
+    assert fit_slowdowns(tables(tmp_path, [0.5] * 10, copies=0.7, late=-0.4)) == dict.fromkeys(truth, 1.0) | {
         "late_start": 0.0
     }
-    assert set(fit_beside(tables(tmp_path, engine[:9]))) == set(truth) - {"dma_beside_gemm"}
+    assert set(fit_slowdowns(tables(tmp_path, engine[:9]))) == set(truth) - {"dma_beside_gemm"}
 
 
 def test_calibrate_writes_a_machine_with_contention_of_its_own(tmp_path: Path) -> None:
@@ -44,11 +44,11 @@ def test_calibrate_writes_a_machine_with_contention_of_its_own(tmp_path: Path) -
     gpu = yaml.safe_load((tmp_path / "o" / "a100_8.yaml").read_text("utf-8"))["gpu"]
     assert gpu["contention"]["dma_beside_gemm"] == 1.2
     assert gpu["contention"]["gemm_beside_cus"] == tree_of("a100_8")["gpu"]["contention"]["gemm_beside_cus"]
-    assert gpu["sources"]["contention.late_start"]["calibration"]["recomputed_by"] == "beside"
+    assert gpu["sources"]["contention.late_start"]["calibration"]["recomputed_by"] == "slowdowns"
 
 
 def test_times_that_are_none_are_refused_with_their_line(tmp_path: Path) -> None:
     file = tables(tmp_path, [1.2] * 10)
     file.write_text(file.read_text("utf-8").replace("1e-3,0.0012", "1e-3,nan", 1), "utf-8")
     with pytest.raises(ConfigError, match="line 2, gemm_beside_s"):
-        fit_beside(file)
+        fit_slowdowns(file)
