@@ -107,7 +107,7 @@ def calibrate(words: Sequence[str]) -> int:
     done = calibrate_rows(tree, read_table(file), file)
     _write(done, outputs)
     console.print(_table(done))
-    for text in (*poor(done), *at_bounds(done), *interval_lines(done, file.name)):
+    for text in (*poor(done), *at_bounds(done), *interval_lines(intervals(done, file.name))):
         console.print(text)
     written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
     console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
@@ -159,9 +159,9 @@ def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
     return [replace(group, **{name: round(getattr(group, name), 4) for name in names}) for group in groups]
 
 
-def interval_lines(done: Calibration, source: str) -> Iterator[str]:
-    """Yield how wide the intervals of each kind are now, and were."""
-    for group in intervals(done, source):
+def interval_lines(groups: Sequence[ResidualGroup]) -> Iterator[str]:
+    """Yield how wide the intervals of each kind are by groups of a machine of its own, and were."""
+    for group in groups:
         if not group.key and not group.where:
             before = shipped_residuals().of(group.kind, group.gpu)
             spans = [f"{100 * math.expm1((side.high - side.low) / 2):.0f} %" for side in (group, before)]
