@@ -312,7 +312,7 @@ def test_gemms_of_a_profile_give_its_machine_intervals_of_its_own(tmp_path: Path
     assert group.source == f"{OWN}gemms.json" and group.rows == len(sizes)
     assert group.low == pytest.approx(math.log(1.3), abs=2e-3) == group.high
     again = with_residuals(tree_of(str(out / "h100_8.yaml")), [replace(group, rows=1)])
-    assert [each["rows"] for each in again["gpu"]["note"]["residuals"]] == [1]  # of the same kind: replaced
+    assert [entry["rows"] for entry in again["gpu"]["note"]["residuals"]] == [1]  # of the same kind: replaced
 
 
 def operator_seconds(system: str, size: tuple[int, int, int]) -> float:
@@ -321,9 +321,9 @@ def operator_seconds(system: str, size: tuple[int, int, int]) -> float:
     shape = {name: np.array([float(value)]) for name, value in zip("mnk", (out, tokens, inner), strict=True)}
     zero = {"ta": np.zeros(1), "tb": np.zeros(1)}
     rows = MeasuredRows("", "bf16", "gemm", {**shape, **zero}, np.ones((1, 1)), ("one",), (1,), ("",))
-    found = predicted_by("fitted", Device.of(tree_of(system)), rows)
-    assert found is not None
-    return float(found.seconds[0, 0])
+    times = predicted_by("fitted", Device.of(tree_of(system)), rows)
+    assert times is not None
+    return float(times.seconds[0, 0])
 
 
 def gemms_in_turn(folder: Path, predicted: Mapping[tuple[int, int, int], float]) -> Path:
@@ -334,10 +334,10 @@ def gemms_in_turn(folder: Path, predicted: Mapping[tuple[int, int, int], float])
         host = {"ph": "X", "pid": 1, "tid": 1, "cat": "cpu_op", "dur": 1.0, "ts": at, "name": "aten::mm"}
         events.append({**host, "args": args})
         for factor, name, stream in ((1.3, GEMM, 7), (10.0, GEMM, 7), (10.0, SUM, 8)):
-            own = {"stream": stream, "External id": number if name == GEMM else -1, "grid": [256, 1, 1]}
+            args = {"stream": stream, "External id": number if name == GEMM else -1, "grid": [256, 1, 1]}
             start = at + (0.0 if factor < 2 else 1.4e6 * seconds)
             kernel = {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": 1e6 * factor * seconds}
-            events.append({**kernel, "args": own})
+            events.append({**kernel, "args": args})
         at += 12e6 * seconds
     path = folder / "gemms.json"
     path.write_text(json.dumps({"traceEvents": events}))
