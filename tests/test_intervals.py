@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
-from dse.results.decisions import NOISE, Decision, gain_text, wrong_if_known
+from dse.plots import Axis, Frame, tables
+from dse.results.decisions import NOISE, Decision, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.calibration.residual_groups import (
@@ -253,3 +255,15 @@ def test_intervals_are_in_the_table_in_python_and_in_tracking(
     folder = StudyFolder(result.folder)
     curves = {curve.name: curve.values[-1] for curve in folder.curves()}
     assert curves["speedup_low"] == row["speedup_low"] and curves["speedup_high"] == row["speedup_high"]
+
+
+def test_figures_have_the_intervals_of_winners_alone() -> None:
+    table = pd.DataFrame({"key": ["a", "b", "c"], "case": ["x", "x", "y"], "speedup": [1.2, 1.1, 1.5]})
+    axis, frame = Axis("speedup", "speed-up [x]", centre=1.0), Frame("title")
+    plain = with_ranges(table, table, ["case", "speedup"])
+    assert plain is table
+    table.attrs["decisions"] = {"a": {"low": 1.0, "high": 1.3}, "c": {"low": None, "high": None}}
+    ranged = with_ranges(table, table, ["case", "speedup"])
+    np.testing.assert_array_equal(ranged["range_low"], [1.0, np.nan, np.nan])
+    drawn = [tables.dots(rows, axis, row="case", by="key", frame=frame) for rows in (plain, ranged)]
+    assert len(drawn[1].panels[0].collections) > len(drawn[0].panels[0].collections)

@@ -22,6 +22,7 @@ from simulators.calibration.calibrate import calibrate_rows, read_table
 from simulators.calibration.collectives import COLLECTIVE_ROWS
 from simulators.calibration.contention import Overlaps, fit_contention
 from simulators.calibration.fit import fit
+from simulators.calibration.slowdowns import fit_slowdowns
 from simulators.calibration.tables import is_of
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
@@ -176,6 +177,13 @@ def contention(numbers: Sequence[Number], table: Path | None) -> Refit:
     (option,) = _by_option(numbers)
     system = ScheduleSystem.of(tree_of(f"{option.rpartition('/')[2]}_8"))
     fitted = fit_contention(system, rows.where(rows.fitted))
+    return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
+
+
+def slowdowns(numbers: Sequence[Number], table: Path | None) -> Refit:
+    """Coefficients of contention of a GPU by its own tables (`simulators.calibration.slowdowns`)."""
+    assert table is not None
+    fitted = fit_slowdowns(table)
     return Refit({number: fitted[number.path.rpartition(".")[2]] for number in numbers})
 
 
@@ -337,6 +345,7 @@ REFITTERS: Mapping[str, Refitter] = {
     "stores": stores,
     "software": software,
     "contention": contention,
+    "slowdowns": slowdowns,
     "conccl": conccl,
     "prefills": prefill_rows,
     "host": host,

@@ -8,7 +8,7 @@ what is known before the answer: the kind of work, the GPU, a key, and sizes, it
     elementwise  key: operator; bytes
     collective   key: inside a node, across nodes or in the switch, and another library than the node's; bytes, gpus
     exchange     key: direction; tokens, sms, nodes
-    overlap      key: half for inputs of up to two bytes, else full; predicted speed-up, m; the residual is of it
+    overlap      key: software; predicted speed-up, m; the residual is of it
     host         key: kernel; the gap between kernels over the constant of a launch
     step         key: training of dense models on a node or several, of mixtures, or prefill; gpus
 """
@@ -36,7 +36,6 @@ from simulators.calibration.residual_groups import ResidualRow
 from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
-from simulators.workloads.operators import ELEMENT_BYTES
 from studies.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
 from studies.overlap_measured.prefills import holds_prefills, read_prefills
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
@@ -46,6 +45,7 @@ from validation.published_tables import read_throughput
 from validation.steps_measured import BY_ROW, published_steps, steps
 
 GAP = "kernel after kernel"
+_FIRST = "c3_sp"  # the schedule by which a collective is launched first
 
 
 def residual_rows(data: Path) -> list[ResidualRow]:
@@ -76,11 +76,12 @@ def _overlaps(file: Path) -> Iterator[ResidualRow]:
             continue
         cells = overlap.row
         shape = " ".join(cells[name] for name in ("op", "m", "n", "k"))
-        key = "half" if ELEMENT_BYTES[cells["dtype"]] <= 2 else "full"
         sizes = {"speedup": overlap.speedup, "m": float(cells["m"])}
         residual = math.log(overlap.measured[2] / overlap.speedup)
         facts = {"measured": overlap.measured[2]}
-        yield ResidualRow("overlap", plain_name(cells["gpu"]), key, shape, residual, sizes, file.name, facts)
+        yield ResidualRow(
+            "overlap", plain_name(cells["gpu"]), overlap.software, shape, residual, sizes, file.name, facts
+        )
 
 
 def _beside(file: Path) -> Iterator[ResidualRow]:
@@ -93,7 +94,7 @@ def _beside(file: Path) -> Iterator[ResidualRow]:
         sizes = {"speedup": serial / float(predicted), "m": float(rows.size[place])}
         shape = f"{rows.size[place]} {rows.channels[place]}"
         residual = math.log(float(predicted) / float(rows.wall[place]))
-        yield ResidualRow("overlap", BESIDE_ON.partition("_")[0], "half", shape, residual, sizes, file.name)
+        yield ResidualRow("overlap", BESIDE_ON.partition("_")[0], _FIRST, shape, residual, sizes, file.name)
 
 
 def _prefills(file: Path) -> Iterator[ResidualRow]:

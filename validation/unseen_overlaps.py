@@ -2,8 +2,8 @@
 
 In turn each GPU, and each software, counts as never seen, and its rows are judged. Knobs of implementations that were
 fitted on its rows are fitted again on those rows of others that the same knob was fitted on; where there are none, and
-of constants of machines, `unseen` of the implementation counts, or ideal values. Fitted constants of GEMMs and
-libraries are of other tables.
+of constants of machines, `unseen` of the implementation, or of the study, counts, or ideal values. Fitted constants of
+GEMMs and libraries are of other tables.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from studies.overlap_measured.gemm_collective import (
     fitted_rows,
     holds_overlaps,
     predict_overlap,
+    unseen_constants,
 )
 from validation.left_out import report_left_out
 from validation.refits import least, mean_errors
 
-_STORES = {"gpu": {"cu_copy": {"store_bytes_per_s_per_cu": None}}}
 _START = {"collective_calls": 10.0, "lost_rows": 100.0, "overhead_s": 4e-5}
 """Where the search for a knob begins that several implementations have."""
 _BY = {"GPU": "gpu", "software": "method"}
@@ -63,7 +63,7 @@ def _predicted(
 
     known: rows that are not left out. lost: names of constants that were fitted on rows that are.
     """
-    changes = _STORES if any(word.endswith("store_bytes_per_s_per_cu") for word in lost) else {}
+    changes = unseen_constants() if any(word.endswith("store_bytes_per_s_per_cu") for word in lost) else {}
     knobs = {name: fitted_again(name, known) for name in sorted(lost) if not name.startswith("gpu/")}
     for cells in judged:
         try:

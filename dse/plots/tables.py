@@ -38,6 +38,7 @@ _LIMITS: dict[str, tuple[str, dict[str, Any]]] = {
     "bound": ("no schedule passes (proven)", {"marker": "$]$", "ms": 6.5, "mew": 0.4}),
 }
 _FAR_FROM = 50.0  # largest over median value from which on the axis of dots is logarithmic far from zero
+_RANGE = ("range_low", "range_high")
 _LIGHT_TO_DARK = ("#f4f8fc", "#a9cbe6", "#4a92c6", "#0b5a99", "#08325c")
 _DECADE = 10.0
 
@@ -45,8 +46,9 @@ _DECADE = 10.0
 def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) -> FigureSheet:
     """Plot a dot for each `by` in each `row`, with a line from the baseline (`value.centre`), the best row first.
 
-    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket that nothing passes. Of
-    more than 40 rows of names, the first and the last 20 are drawn. All panels have the same axis.
+    rows: one for each dot; a column `ideal` is drawn as a black bar, and `bound` as a bracket that nothing passes;
+    `range_low` and `range_high` as a line through the dot, where they hold numbers. Of more than 40 rows of names, the
+    first and the last 20 are drawn. All panels have the same axis.
     """
     groups, note = frame.panels(rows, value.column)
     order, note = _ranked(rows, value, row=row, note=note)
@@ -55,7 +57,9 @@ def dots(rows: pd.DataFrame, value: Axis, *, row: str, by: str, frame: Frame) ->
     drawn = sheet(len(groups), Frame(frame.title, note), height=height, columns=_columns(order, 1.5))
     unit, limits = scale(value, rows[value.column]), [limit for limit in _LIMITS if limit in rows]
     for (first, _, panel), (name, group) in zip(drawn.rows(), groups.items(), strict=True):
-        _dot_rows(panel, group.assign(at=group[value.column] * unit.factor), order, row=row, looks_by=(by, chosen))
+        ends = {f"at_{end}": group[end] * unit.factor for end in _RANGE if end in group}
+        placed = group.assign(at=group[value.column] * unit.factor, **ends)
+        _dot_rows(panel, placed, order, row=row, looks_by=(by, chosen))
         _baseline(panel, group, value, order=order, row=row)
         for limit in limits:
             top = group.groupby(group[row].astype(str))[limit].max().reindex(order) * unit.factor
@@ -89,8 +93,12 @@ def _dot_rows(
     spread = 0.6 if len(chosen) > 1 else 0.0
     for index, (name, look) in enumerate(chosen.items()):
         points = group[group[by].astype(str) == name]
-        values = points.groupby(points[row].astype(str))["at"].max().reindex(list(order))
+        by_row = points.groupby(points[row].astype(str))
+        values = by_row["at"].max().reindex(list(order))
         heights = np.arange(len(order)) + spread * ((index + 0.5) / len(chosen) - 0.5)
+        if f"at_{_RANGE[0]}" in points:
+            low, high = (by_row[f"at_{end}"].max().reindex(list(order)) for end in _RANGE)
+            panel.hlines(heights, low, high, color=look.colour, lw=1.6, alpha=0.55, zorder=2)
         panel.plot(values, heights, color=look.colour, marker=look.marker, ms=4.2, mew=0, ls="", zorder=3)
 
 

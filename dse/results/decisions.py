@@ -120,6 +120,20 @@ def gain_text(ratio: float, low: float | None, high: float | None) -> str:
     return f"{size} ({ends[0]:.2f}–{ends[1]:.2f}) {direction}"
 
 
+def with_ranges(rows: pd.DataFrame, table: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
+    """Rows of a figure with the 90 % intervals of the gains of winners, as `range_low` and `range_high`.
+
+    table: results, whose `attrs` hold decisions; without any, rows stay as they are. on: columns that name a row.
+    """
+    entries = table.attrs.get("decisions") or {}
+    winners = table[table["key"].astype(str).isin(entries.keys())]
+    if not len(winners):
+        return rows
+    ends = {f"range_{end}": [entries[str(key)].get(end) for key in winners["key"]] for end in ("low", "high")}
+    spans = winners[list(on)].assign(**ends).astype(dict.fromkeys(ends, float))
+    return rows.merge(spans.drop_duplicates(list(on)), on=list(on), how="left")
+
+
 def helpful_measurement(record: Mapping[str, Any], system: Any) -> str:
     """The measurement that would decide most of the winners that are not decided; "" where none is known.
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from dse.errors import ConfigError, Problem, Problems, pairs
 from dse.files import atomic_replacement, read_bytes
@@ -36,11 +35,13 @@ from simulators.calibration.fit import (
 )
 from simulators.calibration.foreign import open_table
 from simulators.calibration.layouts import layout_of, read_gemms, read_streams
+from simulators.calibration.machine_file import write_machine
 from simulators.calibration.measurements import FLOAT_BYTES, STREAM_KINDS, MeasuredRows, read
 from simulators.calibration.predictions import MODELS, Errors, PredictedRows, predicted_by, roofline
 from simulators.calibration.residual_groups import own_groups
 from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.calibration.rows import on_device
+from simulators.calibration.slowdowns import holds_slowdowns, with_contention
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, peak_format, tree_of
 from simulators.hardware.network import Protocols, SwitchRate
@@ -97,18 +98,16 @@ def calibrate(words: Sequence[str]) -> int:
         raise ConfigError(
             [Problem("out", "would write over the system that is calibrated", options["out"], "name another")]
         )
-    rows = read_table(file)
-    done = calibrate_rows(tree, rows, file)
-    try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            [Problem("out", f"cannot be made ({error.strerror})", options["out"], "name another")]
-        ) from None
-    _write(done, outputs)
     console = report.console()
+    if holds_slowdowns(open_table(file).columns):
+        source = f"dse machine calibrate on {file.name}: medians over its rows (simulators/calibration/slowdowns.py)"
+        write_machine(with_contention(tree, file, _calibrated(source, file, by="slowdowns")), outputs)
+        console.print(f"written to {outputs.folder}/: {target.name}, with contention of its own", soft_wrap=True)
+        return 0
+    done = calibrate_rows(tree, read_table(file), file)
+    _write(done, outputs)
     console.print(_table(done))
-    for text in (*poor(done), *at_bounds(done), *interval_lines(done, file.name)):
+    for text in (*poor(done), *at_bounds(done), *interval_lines(intervals(done, file.name))):
         console.print(text)
     written = f"{target.name}, errors.json, residuals.csv, figures/calibration.png"
     console.print(f"written to {outputs.folder}/: {written}", soft_wrap=True)
@@ -160,9 +159,9 @@ def intervals(done: Calibration, source: str) -> list[ResidualGroup]:
     return [replace(group, **{name: round(getattr(group, name), 4) for name in names}) for group in groups]
 
 
-def interval_lines(done: Calibration, source: str) -> Iterator[str]:
-    """Yield how wide the intervals of each kind are now, and were."""
-    for group in intervals(done, source):
+def interval_lines(groups: Sequence[ResidualGroup]) -> Iterator[str]:
+    """Yield how wide the intervals of each kind are by groups of a machine of its own, and were."""
+    for group in groups:
         if not group.key and not group.where:
             before = shipped_residuals().of(group.kind, group.gpu)
             spans = [f"{100 * math.expm1((side.high - side.low) / 2):.0f} %" for side in (group, before)]
@@ -445,9 +444,7 @@ def _write(done: Calibration, outputs: Outputs) -> None:
     from dse import plots
     from dse.plots import predictions
 
-    text = yaml.safe_dump(dict(done.tree), sort_keys=False, allow_unicode=True, width=120)
-    with atomic_replacement(outputs.folder / f"{done.device.name}.yaml") as fresh:
-        fresh.write_text(text, encoding="utf-8")
+    write_machine(done.tree, outputs)
     rows = table_of(done.found["fitted"], done.device.name)
     with atomic_replacement(outputs.folder / "residuals.csv") as fresh:
         rows.to_csv(fresh, index=False)

@@ -139,14 +139,22 @@ def own_groups(rows: Sequence[ResidualRow], before: Residuals) -> list[ResidualG
 
 
 def unseen_groups(rows: Sequence[ResidualRow], common: float = 0.5) -> list[ResidualGroup]:
-    """Groups of GPUs without rows, from rows of one kind: of all keys, and of each that several GPUs have if pooled."""
+    """Groups of GPUs without rows, from rows of one kind: of all keys, and of each that several GPUs have if pooled.
+
+    Two GPUs, or few rows, show less of how an unseen GPU differs than all keys together.
+    """
     every = _unseen_group(rows, common)
     if every is None:
         return []
     keys = _apart(rows, "key") if rows[0].kind in POOLED else {}
-    several = {key: part for key, part in keys.items() if len(_apart(part, "gpu")) > 1}
+    several = {key: part for key, part in keys.items() if _num_gpus(part) > 2}
     of_keys = ((key, _unseen_group(part, common)) for key, part in several.items())
-    return [every, *(replace(group, key=key) for key, group in of_keys if group is not None)]
+    return [every, *(replace(group, key=key) for key, group in of_keys if group is not None and not group.is_guess)]
+
+
+def _num_gpus(rows: Sequence[ResidualRow]) -> int:
+    """Number of GPUs of which there are enough rows to say something of each."""
+    return sum(len(part) >= LEAST for part in _apart(rows, "gpu").values())
 
 
 def _of_gpu(rows: Sequence[ResidualRow], parent: ResidualGroup | None, common: float) -> Iterator[ResidualGroup]:

@@ -5,9 +5,9 @@ finite-sample correction of split-conformal prediction (`simulators.calibration.
 
     predicted exp(low) ... predicted exp(high)
 
-holds 90 % of the measurements. Groups are of a kind of work on a GPU, of a key (precision, operator, direction) and of
-ranges of sizes. Draws take z, of a normal distribution, to r = median + z (high - median) / 1.645 above the median and
-likewise below it; z is shared in part by all operators of a kind:
+holds 90 % of the measurements. Groups are of a kind of work on a GPU, of a key (precision, operator, direction,
+software) and of ranges of sizes. Draws take z, of a normal distribution, to r = median + z (high - median) / 1.645
+above the median and likewise below it; z is shared in part by all operators of a kind:
 
     z = sqrt(common) z_kind + sqrt(1 - common) z_operator
 
@@ -50,7 +50,7 @@ COLUMNS = ("kind", "gpu", "key", "where", "rows", "low", "median", "high", "comm
 
 @dataclass(frozen=True)
 class ResidualGroup:
-    """Residuals of a group of rows. key: precision, operator or direction; where: ranges of sizes, joined by `and`.
+    """Residuals of a group of rows. key: precision, operator, direction, software; where: ranges of sizes with `and`.
 
     gpu: names of the GPUs that the rows are of, or `any`.
 
@@ -154,6 +154,11 @@ def read_groups(file: Path) -> Iterator[ResidualGroup]:
             raise ConfigError([Problem(f"{file.name}, line {line}", rule, cells["median"])])
         values: dict[str, Any] = {**cells, **numbers, "rows": int(cells["rows"])}
         yield ResidualGroup(**{name: values[name] for name in COLUMNS})
+
+
+def software_of(schedule: str) -> str:
+    """Key of the errors of overlaps: the implementation, or the option, that a schedule is named after."""
+    return schedule.partition(" ")[0]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
 from dse.space.grids import Grid
 from simulators.hardware.machine import System
-from simulators.hardware.residuals import Draws, draws_of
+from simulators.hardware.residuals import Draws, draws_of, software_of
 from simulators.hardware.system import WholeNode
 from simulators.overlap.design import OverlapDesign, Schedule
 from simulators.overlap.metrics import METRICS, Floats, cost_proxy, measure, measure_worst
@@ -28,7 +28,7 @@ from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import losses
 from simulators.taskgraph.symmetry import Quotient, patterns, reduce_graph
 from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timeline
-from simulators.workloads.operators import ELEMENT_BYTES, Gemm
+from simulators.workloads.operators import Gemm
 
 _WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
@@ -219,7 +219,7 @@ class _ScheduleErrors:
         )
         speedup = alone / float(_makespans(self.graph)[0])
         gemm = self._first_gemm()
-        key = "full" if gemm is not None and ELEMENT_BYTES[gemm.precision] > 2 else "half"
+        key = software_of(getattr(self.design.schedule, "name", ""))
         sizes = {"speedup": speedup} | ({} if gemm is None else {"m": _single(gemm.m)})
         name = f"{self.design.schedule} {self.design.workload.name}"
         # no schedule takes less than the longer of GEMM and collective alone

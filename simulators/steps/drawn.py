@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.costs.collective import Group
-from simulators.hardware.residuals import Draws, draws_of
+from simulators.hardware.residuals import Draws, draws_of, software_of
 from simulators.steps.design import StepDesign
 from simulators.steps.experts import TokenExchange
 from simulators.steps.operators import Exchange, Op, OperatorCost, Platform, Product, Stream
-from simulators.workloads.operators import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from simulators.hardware.parts import Precision
@@ -70,7 +69,7 @@ class StepErrors:
         speedup = 1 / max(_single(length), 1e-9)
         gemm = workload.operators["gemm"]
         sizes = {"speedup": speedup, "m": _single(gemm.m)}  # type: ignore[union-attr]
-        key = "half" if ELEMENT_BYTES[self.linear] <= 2 else "full"
+        key = software_of(schedule.name)
         name = f"{schedule.name} {_single(gemm.m):g} {_single(gemm.n):g} {_single(gemm.k):g}"  # type: ignore[union-attr]
         return self.draws.factor("overlap", name, key=key, sizes=sizes)
 

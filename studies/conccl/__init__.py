@@ -16,6 +16,7 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.palette import label
 from dse.plots.quantities import with_unit
 from dse.results.claims import ClaimResult
+from dse.results.decisions import with_ranges
 from dse.results.finished_run import FinishedRun
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
@@ -192,7 +193,7 @@ def _fractions(best: pd.DataFrame) -> FigureSheet:
 
 def _speedups(best: pd.DataFrame) -> FigureSheet:
     """Speed-up of each strategy in each scenario, a panel for each pattern."""
-    rows = best.assign(
+    rows = with_ranges(best, best, ["scenario", "schedule.name"]).assign(
         case=best["scenario"].str.rpartition("-")[0], panel=best["pattern"].map(_words), ideal=best["ideal_speedup"]
     )
     won = best_rows(rows, ["scenario"])

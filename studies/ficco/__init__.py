@@ -16,6 +16,7 @@ from dse.plots import Axis, Draw, FigureSheet, Frame, tables
 from dse.plots.canvas import MOST_PANELS
 from dse.plots.palette import label
 from dse.results.claims import ClaimResult
+from dse.results.decisions import with_ranges
 from dse.results.finished_run import FinishedRun
 from dse.results.words import choice_in_words
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
@@ -160,10 +161,12 @@ def _speedups(ok: pd.DataFrame, where: str) -> FigureSheet:
         ahead = int((engines["dma"] > engines["cu"]).sum())
         title = f"DMA beats CU copies in {ahead} of {len(engines)}; {title}"
     rows = ok.groupby(["scenario", "schedule.name"], sort=False)["speedup"].max().reset_index()
+    rows = with_ranges(rows, ok, ["scenario", "schedule.name"])
     rows["ideal"] = rows["scenario"].map(ok.groupby("scenario")["ideal_speedup"].max())
     rows["bound"] = rows["scenario"].map((ok["speedup"] * (1 + ok["gap"])).groupby(ok["scenario"]).max())
     note = "best of each schedule; baseline: serial, moved by CUs; ideal: the longer of both alone, by what moves "
     note += "fastest" + f", {where}" * bool(where)
+    note += "; lines: 90 % intervals of the fastest" if "range_low" in rows else ""
     speedup = Axis("speedup", "speed-up over serial [x]", centre=1.0)
     return tables.dots(rows, speedup, row="scenario", by="schedule.name", frame=Frame(capitalised(title), note))
 

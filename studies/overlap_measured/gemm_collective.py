@@ -49,7 +49,8 @@ class MeasuredOverlap:
     """A measured row and its prediction.
 
     measured: times [s] of baseline and overlap (None: not given) and the speed-up. predicted: times [s] of both. parts:
-    predicted times [s] of GEMM and collective in the baseline. fitted: constants were fitted on this row.
+    predicted times [s] of GEMM and collective in the baseline. fitted: constants were fitted on this row. software:
+    name of the implementation that overlaps.
     """
 
     row: Mapping[str, str]
@@ -57,6 +58,7 @@ class MeasuredOverlap:
     predicted: tuple[float, float]
     parts: tuple[float, float]
     fitted: bool
+    software: str
 
     @property
     def speedup(self) -> float:
@@ -180,7 +182,9 @@ def predict_overlap(
         # ratios: half and twice are as far off
         times = min(readings, key=lambda reading: abs(math.log(reading[0] / baseline)))
     measured = baseline, overlapped, float(cells["speedup"])
-    return MeasuredOverlap(cells, measured, times[:2], times[2:], _is_fitted(cells))
+    software = _software(cells)
+    assert software is not None
+    return MeasuredOverlap(cells, measured, times[:2], times[2:], _is_fitted(cells), software[1].name)
 
 
 def _is_fitted(cells: Mapping[str, str], fits: str | None = None) -> bool:
@@ -198,6 +202,12 @@ def fitted_rows() -> Sequence[Mapping[str, Any]]:
     """Rows that constants of machines or of implementations were fitted on."""
     names = {_settings()["baseline"], *(method["implementation"] for method in _settings()["methods"])}
     return [*_settings()["calibrated_on"], *(row for name in sorted(names) for row in _named(name).fitted_on)]
+
+
+def unseen_constants() -> Mapping[str, Any]:
+    """Constants of machines, as a tree, in place of those that were fitted on rows that are left out."""
+    constants: Mapping[str, Any] = _settings()["unseen"]
+    return constants
 
 
 def _times(

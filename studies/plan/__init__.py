@@ -37,7 +37,7 @@ from studies.plan.fitting import does_not_fit
 from studies.plan.flips import Uncertain
 from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
-from studies.plan.judged import given_plan, is_judged, judgements, times_figure
+from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
 from studies.plan.stacks import measured_line, named, stack_words
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
@@ -57,14 +57,17 @@ class PlanStudy(Plain):
     """The answer, `plan.yaml`, what to set today, and figures."""
 
     def decisions(self, table: pd.DataFrame, planned: Plan) -> dict[str, Any]:
-        """Decide on each plan by drawn errors; nothing of a plan that is given."""
-        return {} if is_judged(table) else decide(plans(table, planned.request.tree), planned)
+        """Decide on each plan by drawn errors, also on one that is given."""
+        tree = planned.request.tree
+        if is_judged(table):
+            return decide_given(judgements(table, tree), planned)
+        return decide(plans(table, tree), planned)
 
     def answer(self, outputs: Outputs, table: pd.DataFrame) -> Iterator[Table | str]:
         """Yield, for each scenario, the step before and after, and a row for each choice."""
         config, decisions = outputs.read_config(), outputs.read_json("summary").get("decisions")
         if is_judged(table):
-            for judged in judgements(table, config):
+            for judged in judgements(table, config, decisions):
                 yield from judgement(judged) if judged.fits else does_not_fit(judged.name, judged.trees[AS_GIVEN])
             return
         for plan in as_decided(plans(table, config), decisions):
@@ -304,14 +307,18 @@ def _is_of(entry: Mapping[str, Any], plan: StepPlan) -> bool:
 
 
 def _gains(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each choice of a plan alone, and for all of them: the time before over the time with it."""
+    """A row for each choice of a plan alone, and for all: the time before over the time with it, and its range."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
     for plan in (plan for plan in as_decided(plans(table, {}), table.attrs.get("decisions")) if plan.fits):
         gains = {**dict(alone_rows(plan)), "all together": plan.gain}
-        rows += [{"scenario": plan.name, "choice": name, "gain": gain} for name, gain in gains.items()]
-    return pd.DataFrame(rows)
+        ends = {**plan.decision.get("alone", {}), "all together": [plan.decision.get(end) for end in ("low", "high")]}
+        for name, gain in gains.items():
+            low, high = ends.get(name, (None, None))
+            rows.append({"scenario": plan.name, "choice": name, "gain": gain, "range_low": low, "range_high": high})
+    frame = pd.DataFrame(rows)
+    return frame.astype(dict.fromkeys(("range_low", "range_high"), float)) if len(frame) else frame
 
 
 def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
@@ -320,9 +327,8 @@ def _gains_figure(rows: pd.DataFrame) -> FigureSheet:
     gain = gain_in_words(most["gain"])
     title = f"With the plan a step of {most['scenario']} is {gain}" + (" as before" if gain == AS_FAST else "")
     axis = Axis("gain", "time before / time [x]", centre=1.0)
-    return tables.dots(
-        rows, axis, row="choice", by="scenario", frame=Frame(title, "each choice alone, and all together")
-    )
+    frame = Frame(title, "each choice alone, and all together; lines: 90 % intervals")
+    return tables.dots(rows, axis, row="choice", by="scenario", frame=frame)
 
 
 def _layer_figure(plan: StepPlan) -> FigureSheet:

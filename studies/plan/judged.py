@@ -6,12 +6,16 @@ themselves, and without each choice. A choice loses what the step without it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dse.plots import Axis, FigureSheet, Frame, tables
+from dse.results.answer import fastest_in_words
+from dse.results.decisions import ENDS, Decision, Drawing, gain_text
 from dse.results.words import AS_FAST, cell, gain_in_words
 from dse.space import get_path
 from simulators.steps.backend import StepBackend, iteration
@@ -29,14 +33,17 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
+    from dse.study.plan import Plan
+
 
 @dataclass(frozen=True)
 class PlanJudgement:
-    """A given plan of one scenario. rows: variant -> its point. config: of the run."""
+    """A given plan of one scenario. rows: variant -> its point. config: of the run. decision: by drawn errors."""
 
     name: str
     rows: Mapping[str, Any]
     config: Mapping[str, Any]
+    decision: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def point(self) -> Any:
@@ -72,6 +79,11 @@ class PlanJudgement:
             if name == self.name
         }
 
+    def gain(self, variant: str) -> str:
+        """How much faster or slower the plan is than a variant, in words, with its interval."""
+        low, high = self.decision.get("ranges", {}).get(variant, (None, None))
+        return gain_text(float(self.rows[variant][TIME] / self.point[TIME]), low, high)
+
     def step(self, variant: str) -> Iteration:
         """The iteration of a variant."""
         return iteration(StepBackend().design(self.trees[variant]))
@@ -89,13 +101,44 @@ def is_judged(table: pd.DataFrame) -> bool:
     return bool(table["scenario"].astype(str).str.endswith(f"{APART}{AS_GIVEN}").any())
 
 
-def judgements(table: pd.DataFrame, config: Mapping[str, Any]) -> list[PlanJudgement]:
-    """The judgement of each scenario whose plan has a result, whether it fits or not."""
+def judgements(
+    table: pd.DataFrame, config: Mapping[str, Any], decisions: Mapping[str, Any] | None = None
+) -> list[PlanJudgement]:
+    """The judgement of each scenario whose plan has a result, whether it fits or not. decisions: of `summary.json`."""
     by_name: dict[str, dict[str, Any]] = {}
     for _, row in table[table[TIME].notna()].iterrows():
         name, _, variant = str(row["scenario"]).rpartition(APART)
         by_name.setdefault(name, {}).setdefault(variant, row)
-    return [PlanJudgement(name, rows, config) for name, rows in by_name.items() if AS_GIVEN in rows]
+    known = decisions or {}
+    return [
+        PlanJudgement(name, rows, config, known.get(str(rows[AS_GIVEN]["key"]), {}))
+        for name, rows in by_name.items()
+        if AS_GIVEN in rows
+    ]
+
+
+def decide_given(judged: Sequence[PlanJudgement], planned: Plan) -> dict[str, Any]:
+    """Decisions of `summary.json` on given plans by their keys: against serial execution, tools, and less of the plan.
+
+    ranges: 90 % intervals of the time of each variant over that of the plan, all with the same errors.
+    """
+    settings, decided = planned.settings, dict[str, Any]()
+    assert isinstance(planned.backend, Drawing)
+    for plan in (plan for plan in judged if plan.fits):
+        designs = {variant: StepBackend().design(plan.trees[variant]) for variant in plan.rows}
+        drawn, basis = planned.backend.draw(list(designs.values()), samples=settings.decide.samples, seed=settings.seed)
+        times = dict(zip(designs, drawn, strict=True))
+        others = [variant for variant in times if variant not in (AS_GIVEN, AS_SERIAL)]
+        decision = Decision.of(
+            np.stack([times[AS_GIVEN], *(times[variant] for variant in others)]),
+            times.get(AS_SERIAL),
+            least=settings.decide.least,
+            rivals=[_title(variant) for variant in others],
+            basis=basis,
+        )
+        ends = {variant: np.quantile(times[variant] / times[AS_GIVEN], ENDS).tolist() for variant in times}
+        decided[str(plan.point["key"])] = {**decision.json(), "ranges": ends}
+    return decided
 
 
 def answer(plan: PlanJudgement) -> Iterator[Table | str]:
@@ -106,6 +149,11 @@ def answer(plan: PlanJudgement) -> Iterator[Table | str]:
     if plan.losses:
         yield _choices(plan)
         yield loses_most(plan)
+    if plan.decision:
+        decision = Decision.read(plan.decision)
+        yield f"probability that nothing of these is faster: {fastest_in_words(decision)}"
+        if decision.advice:
+            yield decision.advice
 
 
 def _left_out(plan: PlanJudgement) -> Iterator[str]:
@@ -153,16 +201,13 @@ def _comparison(plan: PlanJudgement) -> Table:
     alike: dict[float, list[str]] = {}
     for variant, row in plan.rows.items():
         if variant.startswith(BY_DEFAULT):
-            alike.setdefault(float(row[TIME]), []).append(_title(variant).removeprefix(BY_DEFAULT))
+            alike.setdefault(float(row[TIME]), []).append(variant)
         elif not variant.startswith(WITHOUT):
-            shown.add_row(_title(variant), *_time_cells(plan, float(row[TIME]), is_own=variant == AS_GIVEN))
-    for seconds, names in alike.items():
-        shown.add_row(f"{BY_DEFAULT}{', '.join(names)}", *_time_cells(plan, seconds))
+            shown.add_row(_title(variant), cell(row[TIME], "s"), "" if variant == AS_GIVEN else plan.gain(variant))
+    for seconds, variants in alike.items():
+        names = ", ".join(_title(variant).removeprefix(BY_DEFAULT) for variant in variants)
+        shown.add_row(f"{BY_DEFAULT}{names}", cell(seconds, "s"), plan.gain(variants[0]))
     return shown
-
-
-def _time_cells(plan: PlanJudgement, seconds: float, *, is_own: bool = False) -> tuple[str, str]:
-    return cell(seconds, "s"), "" if is_own else gain_in_words(seconds / float(plan.point[TIME]))
 
 
 def _choices(plan: PlanJudgement) -> Table:
@@ -177,8 +222,7 @@ def _choices(plan: PlanJudgement) -> Table:
     for name in plan.losses:
         row = plan.rows[f"{WITHOUT}{name}"]
         times = [cell(site_seconds(step, name), "s") if name in SITES else "" for step in steps] + [""]
-        gain = gain_in_words(float(row[TIME] / plan.point[TIME]))
-        shown.add_row(name, plan.choice(name), *times[:2], cell(row[TIME], "s"), gain)
+        shown.add_row(name, plan.choice(name), *times[:2], cell(row[TIME], "s"), plan.gain(f"{WITHOUT}{name}"))
     return shown
 
 
@@ -208,20 +252,22 @@ def given_plan(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def times(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each variant: its time over that of the plan as given."""
+    """A row for each variant: its time over that of the plan as given, with its range."""
     import pandas as pd
 
-    rows = [
-        {"scenario": plan.name, "step": _title(variant), "share": float(row[TIME] / plan.point[TIME])}
-        for plan in judgements(table, {})
-        for variant, row in plan.rows.items()
-    ]
+    rows = list[dict[str, Any]]()
+    for plan in judgements(table, {}, table.attrs.get("decisions")):
+        ranges = plan.decision.get("ranges", {})
+        for variant, row in plan.rows.items():
+            low, high = ranges.get(variant, (np.nan, np.nan))
+            entry = {"scenario": plan.name, "step": _title(variant), "share": float(row[TIME] / plan.point[TIME])}
+            rows.append({**entry, "range_low": low, "range_high": high})
     return pd.DataFrame(rows)
 
 
 def times_figure(table: pd.DataFrame) -> FigureSheet:
     """Times of all variants over that of the plan as given."""
-    plans, rows = judgements(table, {}), times(table)
+    plans, rows = judgements(table, {}, table.attrs.get("decisions")), times(table)
     # the plan that loses most, as a share of its step
     first = max(plans, key=lambda plan: next(iter(plan.losses.values()), 0.0) / float(plan.point[TIME]))
     against = f"The given plan of {first.name}" + (
@@ -231,7 +277,8 @@ def times_figure(table: pd.DataFrame) -> FigureSheet:
     worst = next((name for name in losing if name in SITES), *losing[:1] or [""])
     title = f"{against}; {worst} loses most" if worst else against
     axis = Axis("share", "time / time of the plan as given [x]", centre=1.0)
-    return tables.dots(rows, axis, row="step", by="scenario", frame=Frame(title, "what the plan is compared with"))
+    frame = Frame(title, "what the plan is compared with; lines: 90 % intervals")
+    return tables.dots(rows, axis, row="step", by="scenario", frame=frame)
 
 
 def composed_design(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -240,6 +240,10 @@ def _notes(run: FinishedRun, question: ContextQuestion, contexts: Cases) -> list
         notes.append(f"{pairs_of} have no point with a result: counted as the worst that has")
     if run.methods != ("exhaustive",):
         notes.append(f"the space was sampled ({', '.join(run.methods)}): best means best of what was evaluated")
+    decisions = (run.outputs.read_json("summary").get("decisions") or {}).values()
+    if unsure := sum(not entry.get("decided", True) for entry in decisions):
+        rule = "do not stand out of what predictions are off by: a pick that differs there may be as good"
+        notes.append(f"{unsure} of {len(decisions)} best options {rule}")
     return notes
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dse.analysis.contexts import Cases, ContextQuestion, Option, cases
 from dse.cli import main
 from dse.results.finished_run import FinishedRun
+from dse.results.run_folder import Outputs
 from dse_learning.decision_tree import Feature, Leaf, Node, Split, Tree
 from dse_learning.rules import folds, left_out, score_fixed_options, score_tree
 from dse_learning.tree_learning import TreeLimits, features, learn
@@ -255,10 +256,15 @@ def test_the_command_writes_rules_that_agree_and_tells_how_they_fare(
 
 
 @pytest.mark.slow
-def test_a_sampled_space_is_said_to_be_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, method="tpe")
+def test_what_weakens_rules_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That the space was sampled, and that best options are within the noise of predictions."""
+    folder = run(tmp_path, method="tpe")
+    summary = Outputs(folder).read_json("summary")
+    decisions = {str(number): {"decided": number > 0} for number in range(3)}
+    Outputs(folder).write_json("summary", {**summary, "decisions": decisions})
     assert main(["results", "rules", "study=toy", f"output_dir={tmp_path}", "depth=1"]) == 0
-    assert "the space was sampled (tpe)" in capsys.readouterr().out
+    output = " ".join(capsys.readouterr().out.split())
+    assert "the space was sampled (tpe)" in output and "1 of 3 best options do not stand out" in output
 
 
 @pytest.mark.parametrize(

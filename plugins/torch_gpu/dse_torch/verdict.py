@@ -20,21 +20,13 @@ import pandas as pd
 from dse import plots
 from dse.plots import tables
 from dse_torch.tables import FOLDER, MeasuredGpu, measured_gpus, sizes_of
+from simulators.calibration.slowdowns import fit_slowdowns
 from simulators.costs.gemm import GemmShape, gemm_cost
 from simulators.costs.gemm.fitted import FittedGemms
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 TOKENS = {"up to 256": (0, 256), "257 to 2048": (256, 2048), "more": (2048, np.inf)}
 WARM_S = 2.0  # of load, after which clock and power no longer change
-_LEAST: Mapping[str, float] = {
-    "contention.gemm_beside_cus": 1.0,
-    "contention.dma_beside_gemm": 1.0,
-    "contention.cu_copy_beside_gemm": 1.0,
-    "contention.late_start": 0.0,
-    "hbm_bytes_per_s": 0.0,
-    "kernel_launch_s": 0.0,
-}
-"""Constants that a system takes from what was measured -> the least value: work at once makes nothing faster."""
 TOLERANCE = 0.05  # of a constant from the median of what was measured
 Row = dict[str, Any]
 Sections = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -183,11 +175,13 @@ def constants(gpu: MeasuredGpu) -> Iterator[Row]:
 
 
 def measured_constants(gpu: MeasuredGpu) -> Iterator[tuple[str, float]]:
-    """Yield paths of constants of a system, and the medians of what was measured of them, within their limits."""
+    """Yield paths of constants of a system, and what the tables measured of them."""
+    for name, value in fit_slowdowns(gpu.folder / "beside.csv").items():
+        yield f"gpu.contention.{name}", value
     for name, _, values in _compared(gpu):
         path = name.partition(":")[0]
-        if path in _LEAST:
-            yield f"gpu.{path}", max(_LEAST[path], float(f"{np.median(values):.4g}"))
+        if path in ("hbm_bytes_per_s", "kernel_launch_s"):
+            yield f"gpu.{path}", float(f"{np.median(values):.4g}")
 
 
 def _compared(gpu: MeasuredGpu) -> Iterator[tuple[str, float, Any]]:

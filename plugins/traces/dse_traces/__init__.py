@@ -48,11 +48,12 @@ _KERNELS = "a YAML file that names kernels: a class, and patterns of the names o
 COMMANDS = {
     "profile import": Command(
         "dse_traces.trace_command:trace_import",
-        "profile import profile=<file> [kernels=<file>] [out=<folder>]",
+        "profile import profile=<file> [kernels=<file>] [system=<machine>] [out=<folder>]",
         "a profile (PyTorch, Nsight Systems, rocprof, Chakra): what is hidden, what waits for what, and its replay",
         {
             "profile": "a file; several, the ranks of one run: a folder, a pattern or a list with commas",
             "kernels": _KERNELS,
+            "system": "the machine that ran it, whose file is written with intervals by its own GEMMs",
             "out": "folder to write to",
         },
         ("profile import profile=run.json.gz",),

@@ -10,10 +10,14 @@ from dse.errors import pairs
 from dse.results.run_folder import Outputs, writable
 from dse_traces import import_command, ranks_command
 from dse_traces.kernel_classes import OPTION, read_patterns
+from dse_traces.own_residuals import NO_GEMMS, residuals, with_residuals
 from dse_traces.profile import Profile, classify
 from dse_traces.readers import files_of
 from dse_traces.replay import replay
 from dse_traces.unknown import unused_patterns
+from simulators.calibration.calibrate import interval_lines
+from simulators.calibration.machine_file import write_machine
+from simulators.hardware.machine import tree_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,15 +27,16 @@ _Job = tuple[Iterable["Table | str"], Callable[[Outputs], None], str]
 
 
 def trace_import(words: Sequence[str]) -> int:
-    """`profile import <profile> [kernels=<file>] [out=<folder>]`: read, replay and write a profile, and
-    print what it says.
+    """`profile import <profile> [kernels=<file>] [system=<machine>] [out=<folder>]`: read, replay and write a profile,
+    and print what it says; with a machine also its file, with intervals of its own.
 
     Several files (a folder, a pattern, a list), or GPUs of one file, are ranks of one run.
     """
     from dse.results import report
 
     typed = [word if "=" in word or place else f"profile={word}" for place, word in enumerate(words)]
-    options = pairs(typed, {"profile": ""}, optional=["out", OPTION])
+    options = pairs(typed, {"profile": ""}, optional=["out", "system", OPTION])
+    tree = tree_of(options["system"]) if "system" in options else None
     patterns = read_patterns(options.get(OPTION, ""))
     paths = files_of(options["profile"])
     name = paths[0].name.partition(".")[0] if paths else ""
@@ -45,6 +50,12 @@ def trace_import(words: Sequence[str]) -> int:
     for line in unused_patterns(profiles, patterns):
         console.print(line, soft_wrap=True)
     write(outputs)
+    if tree is not None:
+        groups = residuals(profiles, tree)
+        write_machine(with_residuals(tree, groups), outputs)
+        for line in interval_lines(groups) if groups else (NO_GEMMS,):
+            console.print(line, soft_wrap=True)
+        files = f"{tree['name']}.yaml, {files}"
     console.print(f"written to {outputs.folder}/: {files}, figures/timeline.*", soft_wrap=True)
     return 0
 

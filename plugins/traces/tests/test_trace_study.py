@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,18 @@ from dse_traces.contended import EXPECTED, contended
 from dse_traces.design import PlanKnobs, ProfileDesign
 from dse_traces.laws import assumed_laws
 from dse_traces.micro_batches import penalties
+from dse_traces.own_residuals import with_residuals
 from dse_traces.profile import Profile, profile_of
 from dse_traces.readers import files_of, read, read_ranks
 from dse_traces.shapes import parse_shape, shape_text
 from dse_traces.study import gains
 from dse_traces.what_if import Plan, WhatIfs
+from simulators.calibration.measurements import MeasuredRows
+from simulators.calibration.predictions import predicted_by
+from simulators.hardware.device import Device
 from simulators.hardware.machine import tree_of
+from simulators.hardware.residuals import OWN, draws_of
+from simulators.hardware.system import ScheduleSystem
 from tests.test_advice import GATHER, GEMM, SUM, US, kernel, serial, table, what_ifs
 from validation.micro_batches import made_prefill
 
@@ -289,3 +298,47 @@ def test_the_recorded_and_shown_paths_of_the_study_are_paths_of_its_designs() ->
     paths_there = {*paths, *ProfileBackend.metrics, *ProfileBackend.relations}
     assert {*study.get("recorded", ()), *study["baseline"]} <= paths
     assert {*study["summary"], *study["objectives"]} <= paths_there
+
+
+def test_gemms_of_a_profile_give_its_machine_intervals_of_its_own(tmp_path: Path) -> None:
+    """Every GEMM takes 1.3 times as long as predicted; those beside a collective, ten times, do not count."""
+    sizes = [(256 * i, 4096 + 512 * (i % 5), 4096) for i in range(1, 31)]
+    predicted = {size: operator_seconds("h100_8", size) for size in sizes}
+    out = tmp_path / "out"
+    words = [f"profile={gemms_in_turn(tmp_path, predicted)}", "system=h100_8", f"out={out}"]
+    assert main(["profile", "import", *words]) == 0
+    gpu = ScheduleSystem.of(tree_of(str(out / "h100_8.yaml"))).gpu
+    group = draws_of(gpu, samples=1, seed=0).residuals.of("gemm", "h100", "bf16")
+    assert group.source == f"{OWN}gemms.json" and group.rows == len(sizes)
+    assert group.low == pytest.approx(math.log(1.3), abs=2e-3) == group.high
+    again = with_residuals(tree_of(str(out / "h100_8.yaml")), [replace(group, rows=1)])
+    assert [entry["rows"] for entry in again["gpu"]["note"]["residuals"]] == [1]  # of the same kind: replaced
+
+
+def operator_seconds(system: str, size: tuple[int, int, int]) -> float:
+    """Time [s] of X[m, k] W[k, n] by the fitted constants of a machine."""
+    tokens, out, inner = size
+    shape = {name: np.array([float(value)]) for name, value in zip("mnk", (out, tokens, inner), strict=True)}
+    zero = {"ta": np.zeros(1), "tb": np.zeros(1)}
+    rows = MeasuredRows("", "bf16", "gemm", {**shape, **zero}, np.ones((1, 1)), ("one",), (1,), ("",))
+    times = predicted_by("fitted", Device.of(tree_of(system)), rows)
+    assert times is not None
+    return float(times.seconds[0, 0])
+
+
+def gemms_in_turn(folder: Path, predicted: Mapping[tuple[int, int, int], float]) -> Path:
+    """A Chrome trace of GEMMs of 1.3 times these times, each again beside a sum, where it takes ten times as long."""
+    events, at = list[dict[str, Any]](), 0.0
+    for number, ((m, n, k), seconds) in enumerate(predicted.items(), 1):
+        args = {"External id": number, "Input Dims": [[m, k], [k, n]], "Input type": ["c10::BFloat16"] * 2}
+        host = {"ph": "X", "pid": 1, "tid": 1, "cat": "cpu_op", "dur": 1.0, "ts": at, "name": "aten::mm"}
+        events.append({**host, "args": args})
+        for factor, name, stream in ((1.3, GEMM, 7), (10.0, GEMM, 7), (10.0, SUM, 8)):
+            args = {"stream": stream, "External id": number if name == GEMM else -1, "grid": [256, 1, 1]}
+            start = at + (0.0 if factor < 2 else 1.4e6 * seconds)
+            kernel = {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": 1e6 * factor * seconds}
+            events.append({**kernel, "args": args})
+        at += 12e6 * seconds
+    path = folder / "gemms.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
