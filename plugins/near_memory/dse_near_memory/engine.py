@@ -1,7 +1,4 @@
-"""Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM; one compiled kernel.
-
-Events are taken in the order of time [ns]: steps of the GEMM, lines that the link has sent or delivered, a DMA command
-that begins, and decisions of channels.
+"""Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM, in the order of time.
 
     GEMM      a wave multiplies in steps; reads of a step are issued when the step before it begins (two buffers), and a
               step begins once they are there. A wave's output leaves when its last step ends
@@ -9,10 +6,10 @@ that begins, and decisions of channels.
               by symmetry, a line of the next chunk comes in from the neighbour
     tracker   counts updates of a region (of a wavefront's tile in a chunk) as they enter the queue of a channel. A
               region that is complete frees its entry; a chunk whose regions are complete starts its command. A set that
-              is full evicts the entry used longest ago, whose counts go to memory and come back with its next update
-    channel   a queue of requests, filled from the streams of the GEMM and of communication by a policy; row hits and
-              idle banks first; reads before writes, but that `drain` writes go in one turn of the bus. A bank opens
-              rows (tRCD, tRP, tRAS, tWR, tRRD), a bank group takes columns tCCDL apart, updates longer
+              is full evicts the entry used longest ago, whose counts go to memory until its next update
+    channel   a queue, filled from the streams of the GEMM and of communication by a policy; row hits and idle banks
+              first; up to `drain` requests go in one turn of the bus. A bank opens rows (tRCD, tRP, tRAS, tWR, tRRD), a
+              bank group takes columns tCCDL apart, updates longer
 """
 
 from __future__ import annotations

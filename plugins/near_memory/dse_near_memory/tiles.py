@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Cache:
+class LastLevelCache:
     """A last-level cache of `size` bytes and `ways`."""
 
     size: float
@@ -129,7 +129,7 @@ def tile_gemm(gpu: Gpu, shape: tuple[int, int, int], *, precision: str, bypass: 
     m, n, k = shape
     kernel = WaveGemms.of(gpu, precision).cost(GemmShape(m, n, k)).kernel
     rows, cols, rounds = int(kernel.rows), int(kernel.cols), float(kernel.waves)
-    cache = Cache(float(gpu.llc.bytes), int(gpu.llc.ways))
+    cache = LastLevelCache(float(gpu.llc.bytes), int(gpu.llc.ways))
     numbers = (int(ELEMENT_BYTES[precision]), int(gpu.num_cus * gpu.gemm.workgroups_per_cu), int(gpu.num_cus))
     tile_s, depth = float(kernel.compute_s) / rounds, int(gpu.gemm.tile_depth)
     element, wave, cus = numbers
@@ -139,7 +139,7 @@ def tile_gemm(gpu: Gpu, shape: tuple[int, int, int], *, precision: str, bypass: 
 
 
 @lru_cache(maxsize=64)
-def use_panels(tiling: Tiling, cache: Cache, bypass: bool) -> Uses:
+def use_panels(tiling: Tiling, cache: LastLevelCache, bypass: bool) -> Uses:
     """Uses of all waves, with what each misses."""
     from scipy.special import gammaincc
 

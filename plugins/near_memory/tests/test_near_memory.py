@@ -26,7 +26,7 @@ from dse_near_memory.controller import Controller
 from dse_near_memory.requests import channels_of, place_in_channel
 from dse_near_memory.simulation import Outcome, SubLayer
 from dse_near_memory.state import Rules, State, Work
-from dse_near_memory.tiles import Cache, Tiling, use_panels
+from dse_near_memory.tiles import LastLevelCache, Tiling, use_panels
 from simulators.workloads.model_zoo import option_tree
 
 Shape = tuple[int, int, int]
@@ -114,7 +114,7 @@ def test_channels_serve_each_byte_of_the_map_the_tracker_and_the_program_once(
 @given(shape=sizes, wave=st.integers(1, 40), big=st.booleans())
 def test_a_cache_of_any_size_reads_between_each_operand_once_and_every_use(shape: Shape, wave: int, big: bool) -> None:
     tiling = Tiling(*shape, 2, 128, 128, wave, wave, 1e-6, 32)
-    uses = use_panels(tiling, Cache(1e12 if big else 1.0, 16), bypass=True)
+    uses = use_panels(tiling, LastLevelCache(1e12 if big else 1.0, 16), bypass=True)
     pairs = list(zip(uses.side.tolist(), uses.panel.tolist(), strict=True))
     once = 2 * shape[2] * (shape[0] + shape[1])
     every = sum(tiling.panel_bytes(*pair) for pair in pairs)
