@@ -43,10 +43,12 @@ def gaps(tree: Tree, case: str) -> Mapping[str, float]:
     base = copy.deepcopy(dict(requests.scenarios(tree)[case]))
     for path, value in assumptions(requests.design(base)).items():
         set_path(base, path, value)
-    found = {}
+    by_schedule = {}
     for name in SCHEDULES:
         base["schedule"] = option_tree("schedule", name)
         sides = ((requests, base), (fluid, {key: part for key, part in base.items() if key != "controller"}))
-        ours, theirs = (side.evaluate([Batch(side.design(part))])[0][0].metrics["makespan_s"] for side, part in sides)
-        found[name] = ours / theirs - 1
-    return found
+        requests_s, fluid_s = (
+            side.evaluate([Batch(side.design(part))])[0][0].metrics["makespan_s"] for side, part in sides
+        )
+        by_schedule[name] = requests_s / fluid_s - 1
+    return by_schedule

@@ -159,11 +159,11 @@ def _unsupported(design: RequestDesign) -> str:
     """Why a design that breaks no rule has no requests here, or ""."""
     schedule, gemm = design.schedule, design.system.gpu.gemm
     if not isinstance(schedule, TriggeredSchedule):
-        return "requests are those of schedules of the family triggered"
+        return "only schedules of the family triggered have requests"
     atomics = schedule.reduction == "tracked" and not schedule.near_memory
     reasons = {
-        "requests are those of a ring": design.system.node.topology != "ring",
-        "requests are those of a whole all-reduce": design.workload.overlap().collective.pattern != "all_reduce",
+        "only rings have requests": design.system.node.topology != "ring",
+        "only whole all-reduces have requests": design.workload.overlap().collective.pattern != "all_reduce",
         "waves of requests need system.gpu.gemm.assignment = static": gemm.assignment != "static",
         "steps of a GEMM need system.gpu.gemm.tile_depth": gemm.tile_depth is None,
         "updates are made near memory here: schedule.near_memory = true": atomics,

@@ -1,15 +1,15 @@
 """Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM, in the order of time.
 
-    GEMM      a wave multiplies in steps; reads of a step are issued when the step before it begins (two buffers), and a
-              step begins once they are there. A wave's output leaves when its last step ends
-    DMA       a command reads a chunk line by line with a window of lines in flight; each line goes over the link, and,
-              by symmetry, a line of the next chunk comes in from the neighbour
-    tracker   counts updates of a region (of a wavefront's tile in a chunk) as they enter the queue of a channel. A
-              region that is complete frees its entry; a chunk whose regions are complete starts its command. A set that
-              is full evicts the entry used longest ago, whose counts go to memory until its next update
-    channel   a queue, filled from the streams of the GEMM and of communication by a policy; row hits and idle banks
-              first; up to `drain` requests go in one turn of the bus. A bank opens rows (tRCD, tRP, tRAS, tWR, tRRD), a
-              bank group takes columns tCCDL apart, updates longer
+GEMM      a wave multiplies in steps; reads of a step are issued when the step before it begins (two buffers), and a
+          step begins once they are there. A wave's output leaves when its last step ends
+DMA       a command reads a chunk line by line with a window of lines in flight; each line goes over the link, and,
+          by symmetry, a line of the next chunk comes in from the neighbour
+tracker   counts updates of a region (of a wavefront's tile in a chunk) as they enter the queue of a channel. A
+          region that is complete frees its entry; a chunk whose regions are complete starts its command. A set that
+          is full evicts the entry used longest ago, whose counts go to memory until its next update
+channel   a queue, filled from the streams of the GEMM and of communication by a policy; row hits and idle banks
+          first; up to `drain` requests go in one turn of the bus. A bank opens rows (tRCD, tRP, tRAS, tWR, tRRD), a
+          bank group takes columns tCCDL apart, updates longer
 """
 
 from __future__ import annotations

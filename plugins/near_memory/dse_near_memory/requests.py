@@ -97,7 +97,7 @@ def _gather(uses: Ints, limits: Ints, sampled: Ints, folds: Ints, out: Ints) -> 
     uses [U, 6]: wave, first and last byte of a panel, share that misses in 1/2^32, first byte and bytes of a row of the
     operand. limits: bytes of a step, steps, lines of a chunk, channels.
     """
-    found, total, line_bytes = 0, 0, 64
+    count, total, line_bytes = 0, 0, 64
     for use in range(len(uses)):
         wave, first, last, miss, base, row = uses[use]
         for line in range((first + line_bytes - 1) // line_bytes, (last + line_bytes - 1) // line_bytes):
@@ -114,9 +114,9 @@ def _gather(uses: Ints, limits: Ints, sampled: Ints, folds: Ints, out: Ints) -> 
             if channel < 0:
                 continue
             step = min((line * line_bytes - base) % row // limits[0], limits[1] - 1)
-            out[0, found], out[1, found], out[2, found] = wave * limits[1] + step, line, channel
-            found += 1
-    return found, total
+            out[0, count], out[1, count], out[2, count] = wave * limits[1] + step, line, channel
+            count += 1
+    return count, total
 
 
 def gemm_reads(uses: Uses, controller: Controller) -> Reads:
@@ -135,8 +135,8 @@ def gemm_reads(uses: Uses, controller: Controller) -> Reads:
     share = controller.sampled_channels / controller.dram.channels
     room = int(expected * min(1.0, 1.5 * share)) + 64 * len(table) + 1024
     out = np.empty((3, room), np.int64)
-    found, total = _gather(table, limits, sampled, controller.folds(), out)
-    step, line, channel = out[:, :found]
+    count, total = _gather(table, limits, sampled, controller.folds(), out)
+    step, line, channel = out[:, :count]
     order = np.argsort(step, kind="stable")
     first = np.searchsorted(step[order], np.arange(tiling.waves * tiling.steps + 1))
     return Reads(first, channel[order], place_of(line[order], controller), total)

@@ -128,8 +128,8 @@ def test_addresses_have_places_of_their_own(chunk: int, group_bytes: int) -> Non
     chunks = np.arange(64) + 64 * chunk
     assert sorted(channels_of(chunks, controller).tolist()) == list(range(64))
     lines = np.arange(1024) + 1024 * chunk
-    _, held = np.unique(place_in_channel(lines, controller), return_counts=True)
-    assert len(held) == 64 and (held == 16).all()  # rows of 1024 bytes, each in a bank of its own
+    _, lines_of_place = np.unique(place_in_channel(lines, controller), return_counts=True)
+    assert len(lines_of_place) == 64 and (lines_of_place == 16).all()  # rows of 1024 bytes, each in a bank of its own
 
 
 # Banks
@@ -137,18 +137,18 @@ def test_addresses_have_places_of_their_own(chunk: int, group_bytes: int) -> Non
 
 def serve(places: list[int], *, writes: bool = False, updates: bool = False, **over: Any) -> tuple[float, State]:
     """Time at which one channel has served requests that are all there from the start, and its state."""
-    made = layer("t3", 3, (256, 256, 192), **SMALL).run()
-    rules = made.rules._replace(**{"trefi": 1e12, **over}, channels=1, steps=1, waves=1, tracked=0, spread=0)
+    template = layer("t3", 3, (256, 256, 192), **SMALL).run()
+    rules = template.rules._replace(**{"trefi": 1e12, **over}, channels=1, steps=1, waves=1, tracked=0, spread=0)
     count = len(places)
     reads, stores = (0, count) if writes else (count, 0)
     zeros = np.zeros(count, np.int64)
-    work = made.work._replace(
+    work = template.work._replace(
         read_first=np.array([0, reads]), read_channel=zeros, read_place=np.array(places, np.int64),
         store_first=np.array([0, stores]), store_line=np.arange(stores), channel=zeros,
         place=np.array(places, np.int64), chunk=zeros, away=np.zeros(1, np.int64), region=zeros,
         program=np.zeros((0, fields.STEP_FIELDS), np.int64), step_ns=np.zeros(1), store_updates=int(updates),
     )  # fmt: skip
-    state = fresh(made.state, rules, work, count)
+    state = fresh(template.state, rules, work, count)
     return engine.run(work, state, rules), state
 
 
@@ -220,9 +220,11 @@ def test_requests_meet_the_fluid_model_where_its_assumptions_hold(case: str) -> 
 @pytest.mark.parametrize("schedule", ["t3_sequential", "t3", "t3_mca"])
 def test_one_channel_stands_for_all(schedule: str) -> None:
     """A small sub-layer at one of its 64 channels and at all of them: times within 1 %, the same bytes."""
-    sample, whole = (outcome(schedule, 4, (4096, 2048, 2048), controller__sampled_channels=count) for count in (1, 64))
-    assert sample.seconds == pytest.approx(whole.seconds, rel=0.01)
-    assert sample.traffic == whole.traffic
+    sample, every_channel = (
+        outcome(schedule, 4, (4096, 2048, 2048), controller__sampled_channels=count) for count in (1, 64)
+    )
+    assert sample.seconds == pytest.approx(every_channel.seconds, rel=0.01)
+    assert sample.traffic == every_channel.traffic
 
 
 @pytest.mark.slow
@@ -239,16 +241,16 @@ def test_arbitration_pays_where_bursts_hold_up_a_gemm() -> None:
 def test_a_small_tracker_spills_and_a_large_one_does_not() -> None:
     """Its entries are those of workgroups whose updates are under way, and an eviction brings counts back."""
     shape = (16384, 3072, 3072)
-    few, many = (outcome("t3", 8, shape, system__gpu__tracker__num_entries=count) for count in (160, 8192))
-    assert few.spills > 100 and many.spills == 0
-    assert few.peak_entries <= 160 * 4 < many.peak_entries
-    assert few.seconds == pytest.approx(many.seconds, rel=0.05)
+    small, large = (outcome("t3", 8, shape, system__gpu__tracker__num_entries=count) for count in (160, 8192))
+    assert small.spills > 100 and large.spills == 0
+    assert small.peak_entries <= 160 * 4 < large.peak_entries
+    assert small.seconds == pytest.approx(large.seconds, rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("over", "reason"),
     [
-        ({"system__node__topology": "mesh"}, "a ring"),
+        ({"system__node__topology": "mesh"}, "rings"),
         ({"schedule__near_memory": False}, "near_memory"),
         ({"system__gpu__gemm__assignment": "dynamic"}, "static"),
     ],
