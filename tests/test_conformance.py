@@ -180,6 +180,16 @@ def requests_through_caches() -> tuple[Backend, list[Batch]]:
     return BACKENDS["memory"](), [Batch(point) for point in designs]
 
 
+def requests_below_a_tracker() -> tuple[Backend, list[Batch]]:
+    """Three bank groups are no power of two, and requests are those of a ring."""
+    sections, simulator = request(["study=t3_requests", "workload.only=[tnlg-tp16-op]"]).tree, BACKENDS["near_memory"]()
+    tree = {name: sections[name] for name in ("system", "workload", "schedule", "controller")}
+    (base,) = simulator.scenarios(tree).values()
+    design = simulator.design(base)
+    changed = [put(design, "controller.bank_groups", 3), put(design, "system.node.topology", "mesh")]
+    return simulator, [Batch(point) for point in (design, *changed)]
+
+
 def plans_for_recorded_runs() -> tuple[Backend, list[Batch]]:
     """Copy engines add nothing, and 132 SMs are all that there are."""
     simulator, rows = BACKENDS["profile"](), ["start_us,dur_us,stream,name,grid"]
@@ -208,6 +218,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "landscape": searches,
     "measured": predictions,
     "memory": requests_through_caches,
+    "near_memory": requests_below_a_tracker,
     "profile": plans_for_recorded_runs,
     "serving": engines_under_traffic,
     "step": iterations_of_models,

@@ -62,6 +62,7 @@ SMALL: Mapping[str, tuple[str, ...]] = {
     "t3": (_ONE("tnlg-tp8-op,megagpt2-tp8-op"),),
     "t3_hardware": (_ONE("tnlg-tp16-ip"), "budget.trials=24", *_RANDOM),
     "t3_mi300x": (_ONE("tnlg-tp8-op"),),
+    "t3_requests": (_ONE("tnlg-tp8-op"),),
     "trace": ("budget.trials=2", *_RANDOM),
     "whole_models": _SITES,
 }
@@ -96,6 +97,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "t3": ("speed-up", "with"),
     "t3_hardware": ("speed-up", "DRAM traffic", "hardware cost"),
     "t3_mi300x": ("speed-up", "with"),
+    "t3_requests": ("speed-up", "with"),
     "trace": ("gain", "gain, at least", "gain, at most"),
     "whole_models": ("speed-up", "with"),
 }

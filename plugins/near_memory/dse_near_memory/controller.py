@@ -1,0 +1,84 @@
+"""The memory system below T3's tracker: channels, banks and their times, address mapping, and the controller's queues.
+
+Times are those of `gpu.dram` of the memory backend, of one machine; what T3 adds (updates, tracker) is the system's
+(`gpu.pim`, `gpu.tracker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dse.errors.rules import Rule
+from dse.values.units import Bytes, Integer, Seconds
+from dse_near_memory.address_map import LINE_BYTES
+from simulators.hardware.memory_system import Folds, whole_power
+from simulators.hardware.parts import AddressMapping, Dram
+from simulators.hardware.sourced import SourcedValue
+
+Ints = NDArray[np.int64]
+
+
+class Controller(SourcedValue):
+    """Channels of the HBM and what schedules their requests.
+
+    bank_groups: of a channel's banks; columns of a group are `tccdl_s` apart. group_bytes: of a channel's addresses,
+    before the next bank group. store_buffer: stores of the GEMM that its reads may overtake at a channel. window_bytes:
+    that a DMA command has in flight. wavefronts: of a workgroup, each with a region of the tracker: the ways of its
+    sets. sampled_channels: of all channels, which are alike where addresses are hashed; they are simulated, and stand
+    for the others.
+    """
+
+    name: str
+    description: str = ""
+    dram: Dram
+    mapping: AddressMapping
+    bank_groups: Annotated[Integer, Field(ge=1, le=16)]
+    tccdl_s: Annotated[Seconds, Field(ge=0, le=1e-6)]
+    group_bytes: Annotated[Integer, Field(ge=64, le=4096)]
+    store_buffer: Annotated[Integer, Field(ge=0, le=10**9)]
+    window_bytes: Annotated[Bytes, Field(ge=4096)]
+    wavefronts: Annotated[Integer, Field(ge=1, le=16)]
+    sampled_channels: Annotated[Integer, Field(ge=1, le=128)]
+
+    def rules(self) -> Iterator[Rule]:
+        """Sizes that are powers of two, or fit into one another."""
+        sizes = {
+            "dram.channels": self.dram.channels,
+            "dram.banks": self.dram.banks,
+            "bank_groups": self.bank_groups,
+            "dram.row_bytes": self.dram.row_bytes,
+            "mapping.interleave_bytes": self.mapping.interleave_bytes,
+            "group_bytes": self.group_bytes,
+        }
+        for path, size in sizes.items():
+            yield Rule(f"controller.{path}", not whole_power(size), "is no power of two", size, way_out="take one")
+        many, text = self.bank_groups > self.dram.banks, "are more than the banks of a channel ({0})"
+        yield Rule("controller.bank_groups", many, text, self.bank_groups, (self.dram.banks,), "take fewer")
+        most, text = self.dram.channels, "are more than there are ({0})"
+        broken = self.sampled_channels > most
+        yield Rule("controller.sampled_channels", broken, text, self.sampled_channels, (most,), "take fewer")
+        text = "is more than a row has for each bank group ({0})"
+        most = self.dram.row_bytes
+        yield Rule("controller.group_bytes", self.group_bytes > most, text, self.group_bytes, (most,), "take less")
+
+    @property
+    def burst_s(self) -> float:
+        """Time of a request on the bus of its channel [s]."""
+        return float(LINE_BYTES * self.dram.channels / self.dram.bytes_per_s)
+
+    @property
+    def sampled(self) -> Ints:
+        """Place of each channel among the sampled ones, -1 if it is not: evenly spaced, [channels]."""
+        places = np.full(self.dram.channels, -1, np.int64)
+        chosen = np.arange(self.sampled_channels) * self.dram.channels // self.sampled_channels
+        places[chosen] = np.arange(self.sampled_channels)
+        return places
+
+    def folds(self) -> Ints:
+        """Permutations of channels by the address above them, by its four low bytes: [1024]; zero without a hash."""
+        return Folds.of(self.mapping.channel_hash, self.dram.channels).table

@@ -1,0 +1,500 @@
+"""Requests of a GEMM and of the communication that it triggers, at channels and banks of an HBM, in the order of time.
+
+GEMM      a wave multiplies in steps; reads of a step are issued when the step before it begins (two buffers), and a
+          step begins once they are there. A wave's output leaves when its last step ends
+DMA       a command reads a chunk line by line with a window of lines in flight; each line goes over the link, and,
+          by symmetry, a line of the next chunk comes in from the neighbour
+tracker   counts updates of a region (of a wavefront's tile in a chunk) as they enter the queue of a channel. A
+          region that is complete frees its entry; a chunk whose regions are complete starts its command. A set that
+          is full evicts the entry used longest ago, whose counts go to memory until its next update
+channel   a queue, filled from the streams of the GEMM and of communication by a policy; row hits and idle banks
+          first; up to `drain` requests go in one turn of the bus. A bank opens rows (tRCD, tRP, tRAS, tWR, tRRD), a
+          bank group takes columns tCCDL apart, updates longer
+"""
+
+from __future__ import annotations
+
+from dse_near_memory.state import (
+    ACTIVATIONS,
+    ACTIVE,
+    ADMITTED,
+    AFTER,
+    AFTER_ALL,
+    AFTER_CHUNK,
+    BORN,
+    BURST,
+    BUS,
+    COMM,
+    COMM_END,
+    COMM_READ,
+    COMPUTE_FIRST,
+    COMPUTED,
+    CREDITED,
+    DELIVERED,
+    FCFS,
+    FROM_GEMM,
+    GATE,
+    GEMM_AT,
+    GEMM_END,
+    HOP,
+    INCOMING,
+    ISSUED,
+    LAST,
+    LAST_KIND,
+    LAST_USE,
+    LEFT,
+    LENGTH,
+    LINK_FREE,
+    LIVE,
+    MODE,
+    NEVER,
+    NEXT,
+    NOW,
+    NUM_LINES,
+    NUM_SENT,
+    OPENED,
+    PACE,
+    PEAK,
+    PHASE,
+    PUSHED,
+    READ,
+    READS,
+    READY,
+    REFRESH,
+    REFRESHES,
+    ROW,
+    ROW_HITS,
+    RS_END,
+    SEEN,
+    SERVED,
+    SOURCE,
+    SPILLS,
+    STAMP,
+    STARTS,
+    STEP,
+    STORE,
+    STORED,
+    STORES_LEFT,
+    TARGET,
+    TARGET_LINES,
+    TURNS,
+    UPDATES,
+    WAITING,
+    WAVE,
+    WRITES,
+    Rules,
+    State,
+    Work,
+)
+from simulators.compiled import flat, inline_never
+
+
+@inline_never
+def _push(stream: int, channel: int, place: int, tag: int, s: State) -> None:
+    """Put a request behind the others of its stream (0: reads, 1: stores, 2: communication)."""
+    end = s.tail[stream, channel]
+    s.fifo[stream, channel, end] = place
+    s.tag[stream, channel, end] = tag
+    s.arrived[stream, channel, end] = s.t[NOW]
+    s.tail[stream, channel] = end + 1
+    if s.ct[channel, NEXT] == NEVER:
+        s.ct[channel, NEXT] = max(s.t[NOW], s.ct[channel, BUS])
+
+
+@inline_never
+def _issue_reads(step: int, w: Work, s: State) -> None:
+    """Issue the reads of a step, counted from the first wave's first."""
+    first, last = w.read_first[step], w.read_first[step + 1]
+    s.i[LEFT], s.t[READY] = last - first, s.t[NOW]
+    for place in range(first, last):
+        _push(0, w.read_channel[place], w.read_place[place], 0, s)
+
+
+@inline_never
+def _issue_stores(first: int, last: int, w: Work, s: State) -> None:
+    """Store lines of a wave's output, in the GPU's own memory or over the link."""
+    for place in range(first, last):
+        line = w.store_line[place]
+        if w.away[w.chunk[line]]:
+            s.t[LINK_FREE] = max(s.t[LINK_FREE], s.t[NOW]) + s.t[PACE]
+            s.sent_at[s.i[NUM_SENT]] = s.t[LINK_FREE]
+            s.i[NUM_SENT] += 1
+        else:
+            _push(1, w.channel[line], w.place[line], line, s)
+
+
+@inline_never
+def _begin_step(w: Work, s: State, r: Rules) -> None:
+    """Begin to multiply: fetch for the next step, and write back a part of the last wave's output from the cache."""
+    wave, step = s.i[WAVE], s.i[STEP]
+    s.t[COMPUTED] = s.t[NOW] + w.step_ns[wave]
+    s.i[LEFT] = 0
+    if step + 1 < r.steps:
+        _issue_reads(wave * r.steps + step + 1, w, s)
+    if r.spread and wave > 0:
+        first, count = w.store_first[wave - 1], w.store_first[wave] - w.store_first[wave - 1]
+        _issue_stores(first + count * step // r.steps, first + count * (step + 1) // r.steps, w, s)
+    s.t[GEMM_AT], s.i[WAITING] = s.t[COMPUTED], 0
+
+
+@inline_never
+def _gemm_event(w: Work, s: State, r: Rules) -> None:
+    """A step has been multiplied, or what the next one waits for is there."""
+    s.t[GEMM_AT] = NEVER
+    if s.i[WAITING]:
+        _begin_step(w, s, r)
+        return
+    s.i[STEP] += 1
+    if s.i[STEP] == r.steps:
+        wave = s.i[WAVE]
+        if not r.spread or wave + 1 == r.waves:
+            _issue_stores(w.store_first[wave], w.store_first[wave + 1], w, s)
+        s.i[WAVE], s.i[STEP] = wave + 1, 0
+        if wave + 1 == r.waves:
+            s.t[GEMM_END] = s.t[NOW]
+            return
+        _issue_reads((wave + 1) * r.steps, w, s)
+    s.i[WAITING] = 1
+    if s.i[LEFT] == 0:
+        s.t[GEMM_AT] = max(s.t[NOW], s.t[READY])
+
+
+@inline_never
+def _begin_comm(w: Work, s: State, r: Rules) -> None:
+    """Begin the next step of communication if what it waits for is complete."""
+    step = s.i[COMM]
+    if s.i[ACTIVE] or step >= len(w.program):
+        return
+    after, source = w.program[step, AFTER], w.program[step, SOURCE]
+    idle = s.i[WAVE] == r.waves and s.i[STORES_LEFT] == 0
+    if after == AFTER_CHUNK and not w.program[step, FROM_GEMM] and s.chunk_left[source] > 0:
+        return
+    if after == AFTER_ALL and not idle:
+        return
+    s.i[ACTIVE] = 1
+    for field in range(ISSUED, NUM_SENT + 1):
+        s.i[field] = 0
+    target = w.program[step, TARGET]
+    s.i[NUM_LINES] = w.chunk_first[source + 1] - w.chunk_first[source]
+    s.i[TARGET_LINES] = w.chunk_first[target + 1] - w.chunk_first[target]
+    s.t[PACE], s.t[HOP] = r.gather if w.program[step, PHASE] == 2 else r.send, r.hop
+    if source == target:  # a sum within the GPU
+        s.t[PACE], s.t[HOP] = r.final, 0.0
+    s.t[STARTS] = NEVER if w.program[step, FROM_GEMM] else s.t[NOW] + r.setup
+
+
+@inline_never
+def _end_comm(w: Work, s: State) -> None:
+    """End a step of communication."""
+    if w.program[s.i[COMM], PHASE] == 1:
+        s.t[RS_END] = s.t[NOW]
+    s.t[COMM_END] = s.t[NOW]
+    s.i[ACTIVE] = 0
+    s.i[COMM] += 1
+    s.t[STARTS] = NEVER
+
+
+@inline_never
+def _fetch(w: Work, s: State, r: Rules) -> None:
+    """Issue reads of a command as far as its window goes."""
+    step = s.i[COMM]
+    first, reads = w.chunk_first[w.program[step, SOURCE]], w.program[step, READS]
+    while s.i[ISSUED] < s.i[NUM_LINES] and s.i[ISSUED] - s.i[CREDITED] < r.window:
+        line = first + s.i[ISSUED]
+        s.i[ISSUED] += 1
+        for copy in range(reads):  # of a second operand from another row of the bank
+            place = w.place[line] + copy * r.banks
+            _push(2, w.channel[line], place, 1 if copy + 1 == reads else 0, s)
+        if reads == 0:
+            s.t[LAST] = s.t[NOW]
+            _send(s)
+
+
+@inline_never
+def _send(s: State) -> None:
+    """Send a line that is there at `LAST` over the link."""
+    s.t[LINK_FREE] = max(s.t[LINK_FREE], s.t[LAST]) + s.t[PACE]
+    s.sent_at[s.i[NUM_SENT]] = s.t[LINK_FREE]
+    s.i[NUM_SENT] += 1
+
+
+@inline_never
+def _deliver(w: Work, s: State) -> None:
+    """Receive a line of the neighbour's; as many in all as its target has."""
+    s.i[DELIVERED] += 1
+    due = s.i[DELIVERED] * s.i[TARGET_LINES] // s.i[NUM_LINES]
+    first = w.chunk_first[w.program[s.i[COMM], TARGET]]
+    while s.i[PUSHED] < due:
+        line = first + s.i[PUSHED]
+        s.i[PUSHED] += 1
+        _push(2, w.channel[line], w.place[line], -2 - line, s)
+
+
+@inline_never
+def _spill(channel: int, place: int, s: State, r: Rules) -> None:
+    """Move counts of an entry to or from memory: a request of all channels, of which a part is sampled."""
+    s.i[SPILLS] += 1
+    if s.i[SPILLS] % r.spill_every == 0:
+        _push(2, channel, place, -1, s)
+
+
+@inline_never
+def _track(line: int, w: Work, s: State, r: Rules) -> None:
+    """Count an update of a line's region, in the entry that it has or gets."""
+    region, where = w.region[line], w.region_set[w.region[line]]
+    s.i[STAMP] += 1
+    way, oldest = -1, 0
+    for place in range(r.ways):
+        if s.entry[where, place] == region:
+            way = place
+        if s.used[where, place] < s.used[where, oldest]:
+            oldest = place
+    if way < 0:
+        way = oldest
+        if s.entry[where, way] >= 0:  # counts of a region that is not complete
+            s.spilled[s.entry[where, way]] = 1
+            _spill(w.channel[line], w.place[line], s, r)
+        else:
+            s.i[LIVE] += 1
+            s.i[PEAK] = max(s.i[PEAK], s.i[LIVE])
+        if s.spilled[region]:
+            s.spilled[region] = 0
+            _spill(w.channel[line], w.place[line], s, r)
+        s.entry[where, way] = region
+    s.used[where, way] = s.i[STAMP]
+    s.region_left[region] -= 1
+    if s.region_left[region] == 0:
+        s.entry[where, way] = -1
+        s.used[where, way] = 0
+        s.i[LIVE] -= 1
+        s.chunk_left[w.chunk[line]] -= 1
+
+
+@inline_never
+def _gemm_stream(channel: int, s: State, r: Rules) -> int:
+    """Reads (0) or stores (1) of the GEMM, whichever goes next, or -1: in order, but stores may be overtaken."""
+    reads, stores = s.tail[0, channel] - s.head[0, channel], s.tail[1, channel] - s.head[1, channel]
+    stream = 0 if reads else -1
+    if stores:
+        first = not reads or s.arrived[1, channel, s.head[1, channel]] <= s.arrived[0, channel, s.head[0, channel]]
+        stream = 1 if first and (not reads or stores > r.store_buffer) else 0
+    return -1 if stream == 1 and s.ci[channel, WRITES] >= r.drain else stream
+
+
+@inline_never
+def _choose_stream(channel: int, s: State, r: Rules) -> int:
+    """Stream of the next request that enters a channel's queue, or -1. Writes have `drain` places of it."""
+    gemm = _gemm_stream(channel, s, r)
+    waits = s.tail[2, channel] > s.head[2, channel]
+    if waits:
+        writes = s.tag[2, channel, s.head[2, channel]] < 0
+        waits = not (writes and s.ci[channel, WRITES] >= r.drain)
+    if not waits or gemm < 0:
+        blocked = r.policy == COMPUTE_FIRST and s.ci[channel, LENGTH] >= r.threshold
+        return gemm if gemm >= 0 or not waits or blocked else 2
+    if r.policy == FCFS:
+        ours, theirs = s.arrived[gemm, channel, s.head[gemm, channel]], s.arrived[2, channel, s.head[2, channel]]
+        return gemm if ours <= theirs else 2
+    return gemm if s.ci[channel, SEEN] < r.turn else 2  # a turn after each of the GEMM's, or after some
+
+
+@inline_never
+def _describe(kind: int, tag: int, w: Work, s: State) -> int:
+    """Kind of a request, 4 times its phase, and 16 if it is an update: the step may have ended when it is served."""
+    if kind < COMM_READ:
+        return kind + 16 * (w.store_updates if kind == STORE else 0)
+    step = s.i[COMM]
+    return kind + 4 * w.program[step, PHASE] + 16 * (w.program[step, UPDATES] if kind == INCOMING and tag < -1 else 0)
+
+
+@inline_never
+def _admit(channel: int, w: Work, s: State, r: Rules) -> None:
+    """Fill the queue of a channel; updates are tracked as they enter it."""
+    while s.ci[channel, LENGTH] < r.queue:
+        stream = _choose_stream(channel, s, r)
+        if stream < 0:
+            return
+        at, end = s.head[stream, channel], s.ci[channel, LENGTH]
+        tag = s.tag[stream, channel, at]
+        s.head[stream, channel] = at + 1
+        kind = stream if stream < 2 else COMM_READ if tag >= 0 else INCOMING
+        s.queue_place[channel, end] = s.fifo[stream, channel, at]
+        s.queue_kind[channel, end] = _describe(kind, tag, w, s)
+        s.queue_tag[channel, end], s.queue_born[channel, end] = tag, s.ci[channel, BORN]
+        s.queue_from[channel, end] = s.t[NOW]
+        s.ci[channel, BORN] += 1
+        s.ci[channel, LENGTH] = end + 1
+        s.ci[channel, WRITES] += kind & 1
+        s.ci[channel, SEEN] = 0 if stream == 2 else s.ci[channel, SEEN] + 1
+        if kind == STORE:
+            s.i[STORES_LEFT] -= 1
+            if r.tracked:
+                _track(tag, w, s, r)
+                _begin_comm(w, s, r)
+        elif kind == INCOMING and tag < -1:
+            if r.tracked and w.program[s.i[COMM], PHASE] == 1:
+                _track(-2 - tag, w, s, r)
+            s.i[ADMITTED] += 1
+            if s.i[ADMITTED] == s.i[TARGET_LINES]:
+                _end_comm(w, s)
+                _begin_comm(w, s, r)
+        if s.i[STORES_LEFT] == 0:
+            s.t[STORED] = max(s.t[STORED], s.t[NOW]) if kind == STORE else s.t[STORED]
+            _begin_comm(w, s, r)
+
+
+@inline_never
+def _set_mode(channel: int, s: State, r: Rules) -> int:
+    """Reads (0) or writes (1): which of them the bus takes next."""
+    writes = s.ci[channel, WRITES]
+    reads = s.ci[channel, LENGTH] - writes
+    sated = s.ci[channel, BURST] >= r.drain
+    if s.ci[channel, MODE] == 0:
+        turns = reads == 0 or (writes >= r.drain and sated)
+    else:
+        turns = writes == 0 or (reads > 0 and sated)
+    if turns:
+        s.ci[channel, MODE] = 1 - s.ci[channel, MODE]
+        s.ci[channel, BURST] = 0
+    return s.ci[channel, MODE]
+
+
+@inline_never
+def _column_at(channel: int, place: int, since: float, s: State, r: Rules) -> float:
+    """Time from which a request's bank can give its column; negative if its row has to be opened."""
+    bank, row = place % r.banks, place // r.banks
+    if s.bank[channel, bank, ROW] == row:
+        return max(s.bank[channel, bank, OPENED] + r.trcd, since)
+    opened = max(since, s.bank[channel, bank, LAST_USE] + r.trp)
+    opened = max(opened, s.bank[channel, bank, OPENED] + r.tras + r.trp)
+    return -(max(opened, s.ct[channel, GATE]) + r.trcd) - 1e-9
+
+
+@inline_never
+def _pick(channel: int, mode: int, s: State, r: Rules) -> int:
+    """The request whose column comes first; of these a row hit, and of these the oldest."""
+    bus = max(s.t[NOW], s.ct[channel, BUS])
+    best, best_key, best_born = -1, NEVER, 0
+    for place in range(s.ci[channel, LENGTH]):
+        if s.queue_kind[channel, place] & 1 != mode:
+            continue
+        column = _column_at(channel, s.queue_place[channel, place], s.queue_from[channel, place], s, r)
+        group = s.group[channel, s.queue_place[channel, place] % r.groups]
+        begin = max(bus, abs(column), group)
+        key = begin + (1e-3 if column < 0 else 0.0)
+        born = s.queue_born[channel, place]
+        if key < best_key or (key == best_key and born < best_born):
+            best, best_key, best_born = place, key, born
+    return best
+
+
+@inline_never
+def _refresh(channel: int, s: State, r: Rules) -> None:
+    """Refresh a channel that is due: it closes all rows. One that was due while the channel was idle began in time."""
+    due = s.ct[channel, REFRESH]
+    late = max(s.t[NOW], s.ct[channel, BUS]) - due
+    if late >= 0:
+        due += int(late / r.trefi) * r.trefi
+        end = max(due, s.ct[channel, BUS]) + r.trfc
+        s.ct[channel, REFRESH], s.ct[channel, BUS] = due + r.trefi, end
+        s.counts[REFRESHES] += 1
+        for bank in range(r.banks):
+            s.bank[channel, bank, ROW] = -1
+            s.bank[channel, bank, LAST_USE] = max(s.bank[channel, bank, LAST_USE], end - r.trp)
+
+
+@inline_never
+def _use_bank(channel: int, pick: int, updates: int, s: State, r: Rules) -> float:
+    """Open the row of a request if need be, and take its columns; return when they have passed the bus."""
+    place, kind = s.queue_place[channel, pick], s.queue_kind[channel, pick]
+    column = _column_at(channel, place, s.queue_from[channel, pick], s, r)
+    bank, group = place % r.banks, place % r.groups
+    bus = max(s.t[NOW], s.ct[channel, BUS])
+    if s.ci[channel, LAST_KIND] != kind & 1:
+        bus += r.to_write if kind & 1 else r.to_read
+        s.counts[TURNS] += 1
+        s.ci[channel, LAST_KIND] = kind & 1
+    begin = max(bus, abs(column), s.group[channel, group])
+    if column < 0:
+        opened = abs(column) - r.trcd
+        s.ct[channel, GATE] = max(s.ct[channel, GATE], opened) + r.trrd
+        s.bank[channel, bank, ROW], s.bank[channel, bank, OPENED] = place // r.banks, opened
+        s.counts[ACTIVATIONS] += 1
+    else:
+        s.counts[ROW_HITS] += 1
+    s.group[channel, group] = begin + (r.update_group if updates else r.group)
+    s.bank[channel, bank, LAST_USE] = begin + r.burst + (r.twr if kind & 1 else 0.0)
+    s.ct[channel, BUS] = begin + r.burst
+    return begin + r.burst
+
+
+@inline_never
+def _serve(channel: int, w: Work, s: State, r: Rules) -> None:
+    """Let a channel take requests into its queue and serve one."""
+    _admit(channel, w, s, r)
+    if s.ci[channel, LENGTH] == 0:
+        s.ct[channel, NEXT] = NEVER
+        return
+    _refresh(channel, s, r)
+    mode = _set_mode(channel, s, r)
+    pick = _pick(channel, mode, s, r)
+    s.ci[channel, BURST] += 1
+    described, tag = s.queue_kind[channel, pick], s.queue_tag[channel, pick]
+    kind, phase, updates = described & 3, described >> 2 & 3, described >> 4
+    end = _use_bank(channel, pick, updates, s, r)
+    last = s.ci[channel, LENGTH] - 1
+    for column in (s.queue_place, s.queue_kind, s.queue_tag, s.queue_born):
+        column[channel, pick] = column[channel, last]
+    s.queue_from[channel, pick] = s.queue_from[channel, last]
+    s.ci[channel, LENGTH] = last
+    s.ci[channel, WRITES] -= kind & 1
+    s.ct[channel, NEXT] = s.ct[channel, BUS]
+    s.counts[SERVED + 3 * kind + phase] += 1 if tag != -1 else 0
+    s.t[LAST] = end + r.latency
+    if kind == READ:
+        s.i[LEFT] -= 1
+        s.t[READY] = max(s.t[READY], s.t[LAST])
+        if s.i[LEFT] == 0 and s.i[WAITING]:
+            s.t[GEMM_AT] = max(s.t[COMPUTED], s.t[READY])
+    elif kind == COMM_READ and tag == 1:
+        _send(s)
+
+
+@flat
+def run(w: Work, s: State, r: Rules) -> float:
+    """Serve all requests of a run; return when the last has been served [ns]."""
+    if r.waves > 0:
+        s.i[WAITING] = 1
+        _issue_reads(0, w, s)
+        s.t[GEMM_AT] = 0.0 if s.i[LEFT] == 0 else NEVER
+    _begin_comm(w, s, r)
+    end = 0.0
+    while True:
+        channel, at = 0, s.ct[0, NEXT]
+        for place in range(1, r.channels):
+            if s.ct[place, NEXT] < at:
+                channel, at = place, s.ct[place, NEXT]
+        credit = delivery = NEVER
+        if s.i[ACTIVE]:
+            if s.i[CREDITED] < s.i[NUM_SENT]:
+                credit = s.sent_at[s.i[CREDITED]]
+            if s.i[DELIVERED] < s.i[NUM_SENT]:
+                delivery = s.sent_at[s.i[DELIVERED]] + s.t[HOP]
+        now = min(at, s.t[GEMM_AT], credit, delivery, s.t[STARTS])
+        if now == NEVER:
+            return end
+        s.t[NOW] = max(now, s.t[NOW])
+        if now == s.t[GEMM_AT]:
+            _gemm_event(w, s, r)
+        elif now == delivery:
+            _deliver(w, s)
+        elif now == credit:
+            s.i[CREDITED] += 1
+            if not w.program[s.i[COMM], FROM_GEMM]:
+                _fetch(w, s, r)
+        elif now == s.t[STARTS]:
+            s.t[STARTS] = NEVER
+            _fetch(w, s, r)
+        else:
+            _serve(channel, w, s, r)
+            end = max(end, s.ct[channel, BUS])

@@ -1,0 +1,318 @@
+"""One sub-layer on one GPU of a ring, request by request: the GEMM, its reduce-scatter and its all-gather.
+
+All GPUs of the ring are alike but for their place in it: GPU i makes chunk i first, so that each sends the chunk at one
+place of its order while it receives that of the next place. One GPU stands for all, and what it sends comes in.
+
+serial    the GEMM, its output through the cache (written back during the wave after), then both collectives by kernels
+ideal     the GEMM alone and the reduce-scatter alone, of which the longer counts, then the all-gather
+tracked   the address map, the tracker and DMA commands of T3, then the all-gather by a kernel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dse.values import Memo
+from dse_near_memory import engine
+from dse_near_memory import state as fields
+from dse_near_memory.address_map import LINE_BYTES, AddressMap
+from dse_near_memory.controller import Controller
+from dse_near_memory.requests import Output, Reads, gemm_reads, output_lines
+from dse_near_memory.state import NEVER, Rules, State, Work
+from dse_near_memory.tiles import Uses, tile_gemm
+from search_spaces.triggered import TriggeredSchedule
+from simulators.costs.transfer import TransferMode, rate
+from simulators.hardware.machine import System
+from simulators.hardware.network import Route
+from simulators.workloads.operators import Workload
+
+_NS = 1e9
+_RS, _AG = 1, 2
+_POLICIES = {"fcfs": fields.FCFS, "fair": fields.FAIR, "compute_first": fields.COMPUTE_FIRST}
+_UNBOUNDED = 10**9
+_TIMES = ("trcd", "trp", "tras", "trrd", "twr", "to_write", "to_read", "trefi", "trfc")
+PARTS = ("GEMM reads", "GEMM writes", "RS reads", "RS writes", "AG reads", "AG writes")
+"""Traffic of a sub-layer by component, as `search_spaces.triggered.traffic` names them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one sub-layer took.
+
+    seconds: all of it. gemm_s: until the last product. reduce_s, gather_s: of the collectives after it, or beside it.
+    traffic: bytes at the HBM by component. row_hits, turns: for each request. spills: entries that the tracker evicted
+    or took back. peak_entries: entries of the tracker in use. busy: share of the time that the buses move data.
+    """
+
+    seconds: float
+    gemm_s: float
+    reduce_s: float
+    gather_s: float
+    traffic: dict[str, float]
+    row_hits: float
+    turns: float
+    spills: int
+    peak_entries: int
+    busy: float
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """A GEMM and the collective that reduces it, on a system with a controller, under a schedule."""
+
+    system: System
+    workload: Workload
+    schedule: TriggeredSchedule
+    controller: Controller
+
+    def simulate(self) -> Outcome:
+        """Simulate all of it. Raises ValueError where a chunk has no line at the sampled channels."""
+        if self.schedule.reduction != "ideal":
+            return self._outcome(self.run())
+        gemm = self._run(self._map, [])
+        moved = self._run(self._map, _by_kernels(self._gpus, self._near, streamed=self._near), gemm=False)
+        alone, both = self._outcome(gemm), self._outcome(moved)
+        seconds = max(float(gemm.state.t[fields.STORED]) / _NS, both.reduce_s) + both.gather_s
+        traffic = {name: alone.traffic[name] + both.traffic[name] for name in PARTS}
+        values = {"row_hits": alone.row_hits, "turns": alone.turns, "spills": 0, "peak_entries": 0}
+        times = (seconds, alone.gemm_s, both.reduce_s, both.gather_s)
+        return Outcome(*times, traffic, **values, busy=alone.busy)  # type: ignore[arg-type]
+
+    def run(self) -> Run:
+        """One run of the GEMM with its collectives, as a schedule that is not ideal has it."""
+        if self.schedule.reduction == "tracked":
+            return self._run(self._map, _tracked(self._gpus), tracked=True)
+        return self._run(self._map, _by_kernels(self._gpus, self._near, streamed=False))
+
+    @property
+    def _near(self) -> bool:
+        return self.schedule.near_memory
+
+    @property
+    def _gpus(self) -> int:
+        return int(self.workload.overlap().gemm.shards)
+
+    @property
+    def uses(self) -> Uses:
+        """Panels of the GEMM. Updates pass by the cache; plain stores go through it."""
+        gemm = self.workload.overlap().gemm
+        shape = (int(gemm.m), int(gemm.local_n), int(gemm.local_k))
+        bypass = self._near and self.schedule.reduction != "serial"
+        return tile_gemm(self.system.gpu, shape, precision=gemm.precision, bypass=bypass)
+
+    @property
+    def _map(self) -> AddressMap:
+        size = self.uses.tiling.output_bytes
+        return address_map(self.schedule, size, self._gpus)
+
+    def _run(
+        self, addresses: AddressMap, program: Sequence[Sequence[int]], *, gemm: bool = True, tracked: bool = False
+    ) -> Run:
+        """Run a GEMM, or none, with steps of communication."""
+        uses = self.uses
+        tracker = self.system.gpu.tracker
+        sets = int(tracker.num_entries) if tracker else 1
+        controller = self.controller
+        key = (addresses, sets)
+        output = _OUTPUTS.get(lambda: output_lines(uses.tiling, addresses, controller, sets), uses, controller, key=key)
+        if np.any(np.diff(output.chunk_first) == 0):
+            raise ValueError("a chunk has no line at the sampled channels: sample more of them")
+        reads = _READS.get(lambda: gemm_reads(uses, controller), uses, controller)
+        updates = self._near and self.schedule.reduction != "serial"
+        rules = self._rules(uses, sets, tracked=tracked, waves=uses.tiling.waves if gemm else 0, spread=not updates)
+        work = _work(reads, output, addresses, program, step_ns=uses.tiling.step_s * _NS)
+        work = work._replace(store_updates=int(updates))
+        state = _state(work, rules, output, addresses)
+        end = engine.run(work, state, rules)
+        return Run(work, state, rules, end, reads.total if gemm else 0, addresses, gemm)
+
+    def _rules(self, uses: Uses, sets: int, *, tracked: bool, waves: int, spread: bool) -> Rules:
+        controller, dram, gpu = self.controller, self.controller.dram, self.system.gpu
+        burst, columns = controller.burst_s * _NS, LINE_BYTES / 32
+        share = controller.sampled_channels / dram.channels
+        update_columns = float(gpu.pim.update_columns) if gpu.pim is not None else 1.0
+        group = columns * controller.tccdl_s * _NS
+        times = {name: getattr(dram, f"{name}_s") * _NS for name in _TIMES}
+        link = float(self.system.node.link_bytes_per_s)
+        kernel = self._kernel_rate()
+        mine = link if tracked or (self._near and self.schedule.reduction == "ideal") else kernel
+        mine = min(mine, float(gpu.dma.bytes_per_s)) if tracked else mine
+        copies = float(gpu.cu_copy.num_cus * gpu.cu_copy.bytes_per_s_per_cu)
+        paces = {"send": mine, "gather": kernel, "final": copies}
+        policy, guaranteed = self.schedule.arbitration, self.schedule.guaranteed_share
+        # without communication beside it, a GEMM's own updates hold nothing up
+        overtaken = {None: _UNBOUNDED, "fcfs": 0}.get(policy, controller.store_buffer)
+        return Rules(
+            burst=burst,
+            group=group,
+            update_group=group * update_columns,
+            **times,
+            latency=(dram.tcl_s + dram.hop_s) * _NS,
+            **{name: LINE_BYTES / (pace * share) * _NS for name, pace in paces.items()},
+            hop=float(self.system.node.hop_latency_s or 0.0) * _NS,
+            setup=float(gpu.dma.setup_s) * _NS if tracked else 0.0,
+            channels=controller.sampled_channels,
+            banks=dram.banks,
+            groups=controller.bank_groups,
+            queue=dram.queue,
+            drain=dram.write_buffer,
+            policy=_POLICIES[policy or "fcfs"],
+            threshold=int(self.schedule.occupancy_threshold or 0),
+            turn=1 if guaranteed is None else max(1, round((1 - float(guaranteed)) / float(guaranteed))),
+            store_buffer=overtaken,
+            window=max(1, round(controller.window_bytes / LINE_BYTES * share)),
+            spread=int(spread),
+            tracked=int(tracked),
+            sets=sets,
+            ways=controller.wavefronts,
+            spill_every=max(1, round(1 / share)),
+            steps=uses.tiling.steps,
+            waves=waves,
+        )
+
+    def _kernel_rate(self) -> float:
+        """Rate [bytes/s] of a collective's kernel over the ring's link."""
+        route, gpu = Route(1, {"link.cw": 1.0}, 1), self.system.gpu
+        mode = TransferMode("cu", gpu.num_cus, self.workload.overlap().collective.pattern)
+        return float(np.asarray(rate(self.system, route, [route], by=mode).bytes_per_s))
+
+    def _outcome(self, run: Run) -> Outcome:
+        t, s = run.state.t / _NS, run.state
+        served, hits = run.served, int(s.counts[fields.ROW_HITS])
+        total = max(1, int(served.sum()))
+        seconds = max(run.end / _NS, float(t[fields.COMM_END]), float(t[fields.GEMM_END]))
+        gemm_s, reduced = float(t[fields.GEMM_END]), float(t[fields.RS_END])
+        busy = total * run.rules.burst / run.rules.channels / _NS / seconds
+        times = (seconds, gemm_s, reduced, max(0.0, float(t[fields.COMM_END]) - reduced))
+        shares = (hits / total, int(s.counts[fields.TURNS]) / total)
+        return Outcome(*times, run.traffic, *shares, int(s.i[fields.SPILLS]), int(s.i[fields.PEAK]), busy)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the engine. read_lines: of the GEMM at all channels."""
+
+    work: Work
+    state: State
+    rules: Rules
+    end: float
+    read_lines: int
+    addresses: AddressMap
+    gemm: bool
+
+    @property
+    def served(self) -> Any:
+        """Requests served by kind and phase, [4, 3]."""
+        return self.state.counts[fields.SERVED :].reshape(4, 3)
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """Bytes at all channels by component, from the address map and the program."""
+        parts = dict.fromkeys(PARTS, 0.0)
+        lines = [part.lines for part in self.addresses.ranges]
+        if self.gemm:
+            parts["GEMM reads"] = float(self.read_lines * LINE_BYTES)
+            parts["GEMM writes"] = float(self.addresses.updates()[0] * LINE_BYTES)
+        for step in self.work.program.tolist():
+            name = "AG" if step[fields.PHASE] == _AG else "RS"
+            parts[f"{name} reads"] += float(step[fields.READS] * lines[step[fields.SOURCE]] * LINE_BYTES)
+            parts[f"{name} writes"] += float(lines[step[fields.TARGET]] * LINE_BYTES)
+        return parts
+
+
+def address_map(schedule: TriggeredSchedule, output_bytes: float, gpus: int) -> AddressMap:
+    """The address map of a schedule: T3's on a ring if it is tracked, else all of it local."""
+    if schedule.reduction == "tracked":
+        return AddressMap.tracked_ring(output_bytes, gpus)
+    updates = schedule.near_memory and schedule.reduction == "ideal"
+    return AddressMap.by_kernels(output_bytes, gpus, updates=updates)
+
+
+def _tracked(gpus: int) -> list[tuple[int, ...]]:
+    """Steps of T3: the first chunk comes from the neighbour's GEMM, others by DMA commands; then the all-gather."""
+    first = (0, 0, 1, 1, 1, fields.AFTER_STEP, _RS)
+    sent = [(chunk, 1, chunk + 1, 1, 0, fields.AFTER_CHUNK, _RS) for chunk in range(1, gpus - 1)]
+    return [first, *sent, *_gather_steps(gpus)]
+
+
+def _by_kernels(gpus: int, near_memory: bool, *, streamed: bool) -> list[tuple[int, ...]]:
+    """Steps of a ring by kernels: each adds what has come in to its own; near memory that is an update. streamed: the
+    first chunk is there already, as it left while it was made.
+    """
+    steps = []
+    for hop in range(1, gpus):
+        reads = 0 if hop == 1 and streamed else 1 if near_memory or hop == 1 else 2
+        after = fields.AFTER_ALL if hop == 1 else fields.AFTER_STEP
+        steps.append((hop - 1, reads, hop, int(near_memory), 0, after, _RS))
+    final = [] if near_memory else [(gpus - 1, 2, gpus - 1, 0, 0, fields.AFTER_STEP, _RS)]
+    return [*steps, *final, *_gather_steps(gpus)]
+
+
+def _gather_steps(gpus: int) -> list[tuple[int, ...]]:
+    """Steps of a ring all-gather by a kernel."""
+    order = [(gpus - 1 + hop) % gpus for hop in range(gpus)]
+    afters = [fields.AFTER_ALL, *[fields.AFTER_STEP] * gpus]
+    return [(order[hop], 1, order[hop + 1], 0, 0, afters[hop], _AG) for hop in range(gpus - 1)]
+
+
+_READS, _OUTPUTS = Memo[Reads](32), Memo[Output](32)
+"""Lists of requests by GEMM and controller: designs that differ in other numbers share them."""
+
+
+def _work(
+    reads: Reads, output: Output, addresses: AddressMap, program: Sequence[Sequence[int]], *, step_ns: Any
+) -> Work:
+    """Requests and steps of a run, with plain stores."""
+    away = np.array([part.place == "remote" for part in addresses.ranges], np.int64)
+    steps = np.array(program, np.int64).reshape(len(program), fields.STEP_FIELDS)
+    return Work(
+        reads.first, reads.channel, reads.place, output.stores_first, output.stores, output.channel, output.place,
+        output.chunk, output.region, output.chunk_first, away, output.region_set, steps, step_ns, 0,
+    )  # fmt: skip
+
+
+def _state(work: Work, rules: Rules, output: Output, addresses: AddressMap) -> State:
+    """State before the first event: queues empty, rows closed, counters at the updates that they wait for."""
+    shape = (rules.channels, rules.queue)
+    times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
+    times[[fields.GEMM_AT, fields.STARTS]] = NEVER
+    gemm = rules.waves > 0
+    integers[fields.STORES_LEFT] = int((1 - work.away[output.chunk]).sum()) if gemm else 0
+    times[fields.PACE] = rules.send
+    channels = np.zeros((rules.channels, fields.CHANNEL_TIMES))
+    channels[:, fields.NEXT], channels[:, fields.REFRESH] = NEVER, rules.trefi
+    banks = np.full((rules.channels, rules.banks, fields.BANK_FIELDS), -1e9)
+    incoming = np.array([part.incoming for part in addresses.ranges])
+    expected = 1 - work.away + incoming  # updates of a line by its chunk
+    left = np.bincount(output.region, weights=expected[output.chunk], minlength=len(output.region_set))
+    slots = _capacity(work, rules, output)
+    longest = max(int(np.diff(output.chunk_first).max()), 1)
+    fifo = (3, rules.channels, slots)
+    return State(
+        i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64),
+        fifo=np.empty(fifo, np.int64), tag=np.empty(fifo, np.int64), arrived=np.empty(fifo),
+        head=np.zeros(fifo[:2], np.int64), tail=np.zeros(fifo[:2], np.int64),
+        ci=np.zeros((rules.channels, fields.CHANNEL_INTS), np.int64), ct=channels,
+        queue_place=np.zeros(shape, np.int64), queue_kind=np.zeros(shape, np.int64),
+        queue_tag=np.zeros(shape, np.int64), queue_born=np.zeros(shape, np.int64), queue_from=np.zeros(shape),
+        bank=banks, group=np.zeros((rules.channels, rules.groups)),
+        region_left=left.astype(np.int64), chunk_left=output.chunk_regions.copy(),
+        entry=np.full((rules.sets, rules.ways), -1, np.int64), used=np.zeros((rules.sets, rules.ways), np.int64),
+        spilled=np.zeros(len(output.region_set), np.int64), sent_at=np.empty(longest),
+    )  # fmt: skip
+
+
+def _capacity(work: Work, rules: Rules, output: Output) -> int:
+    """Largest number of requests of one stream at one channel."""
+    lines = np.zeros((len(work.chunk_first) - 1, rules.channels), np.int64)
+    np.add.at(lines, (output.chunk, output.channel), 1)
+    moved = np.zeros(rules.channels, np.int64)
+    for step in work.program.tolist():
+        moved += step[fields.READS] * lines[step[fields.SOURCE]] + lines[step[fields.TARGET]]
+    spilled = 4 * len(output.line) // rules.spill_every + 1 if rules.tracked else 0  # two for each of two updates
+    reads = np.bincount(work.read_channel, minlength=rules.channels)
+    return int(max(moved.max() + spilled, lines.sum(axis=0).max(), reads.max()))

@@ -1,0 +1,135 @@
+"""Numbers of a run of `dse_near_memory.engine`: rules of the memory system, requests, and the state of all parts.
+
+Machine code of the engine is cached by its own file, so change a line there with a constant here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+READ, STORE, COMM_READ, INCOMING = range(4)
+"""Kinds of requests: of the GEMM, and of communication."""
+FCFS, FAIR, COMPUTE_FIRST = range(3)
+AFTER_CHUNK, AFTER_STEP, AFTER_ALL = range(3)
+"""When a step of communication begins: its source is complete, the step before it has ended, or all before it has."""
+# fields of a step of communication. FROM_GEMM: lines come from the GEMM's stores, not from reads
+SOURCE, READS, TARGET, UPDATES, FROM_GEMM, AFTER, PHASE, STEP_FIELDS = range(8)
+# integers of the state
+(WAVE, STEP, LEFT, WAITING, COMM, ACTIVE, ISSUED, CREDITED, DELIVERED, PUSHED, ADMITTED, NUM_SENT, STORES_LEFT,
+ SPILLS, LIVE, PEAK, STAMP, NUM_LINES, TARGET_LINES, INTS) = range(20)  # fmt: skip
+# times of the state. STORED: all of the GEMM's own stores are in queues. PACE, HOP: of a line over the link. LAST: the
+# last request served is there
+NOW, GEMM_AT, READY, COMPUTED, LINK_FREE, STARTS, GEMM_END, COMM_END, RS_END, STORED, LAST, PACE, HOP, TIMES = range(14)
+# counts
+ROW_HITS, ACTIVATIONS, TURNS, REFRESHES, SERVED = 0, 1, 2, 3, 4  # SERVED: by kind and phase, 4 kinds x 3
+COUNTS = SERVED + 12
+# of a channel: integers and times. LENGTH, WRITES: requests, and writes of them, in its queue. SEEN: admissions
+# of the GEMM's since the last of communication's
+MODE, BURST, LENGTH, WRITES, SEEN, LAST_KIND, BORN, CHANNEL_INTS = range(8)
+NEXT, BUS, GATE, REFRESH, CHANNEL_TIMES = range(5)
+ROW, LAST_USE, OPENED, BANK_FIELDS = range(4)
+NEVER = 1e300
+
+
+class Rules(NamedTuple):
+    """Numbers of a memory system and its controller. Times in ns of one request."""
+
+    burst: float
+    group: float
+    update_group: float
+    trcd: float
+    trp: float
+    tras: float
+    trrd: float
+    twr: float
+    to_write: float
+    to_read: float
+    trefi: float
+    trfc: float
+    latency: float
+    send: float
+    gather: float
+    final: float
+    hop: float
+    setup: float
+    channels: int
+    banks: int
+    groups: int
+    queue: int
+    drain: int
+    policy: int
+    threshold: int
+    turn: int
+    store_buffer: int
+    window: int
+    spread: int
+    tracked: int
+    sets: int
+    ways: int
+    spill_every: int
+    steps: int
+    waves: int
+
+
+class Work(NamedTuple):
+    """Requests of the sampled channels. Places are row * banks + bank.
+
+    read_first [waves * steps + 1]: into read_channel, read_place. store_first [waves + 1]: into store_line, lines of
+    the output. channel, place, chunk, region of each line of the output; chunk_first [N + 1]. away: whether a chunk is
+    stored at the neighbour. region_set: set of a region's entry. program [S, STEP_FIELDS]. step_s [waves].
+    store_updates: whether the GEMM's stores are updates.
+    """
+
+    read_first: Ints
+    read_channel: Ints
+    read_place: Ints
+    store_first: Ints
+    store_line: Ints
+    channel: Ints
+    place: Ints
+    chunk: Ints
+    region: Ints
+    chunk_first: Ints
+    away: Ints
+    region_set: Ints
+    program: Ints
+    step_ns: Floats
+    store_updates: int
+
+
+class State(NamedTuple):
+    """State of a run. fifo [3, C, n]: places and tags of what waits; arrived: since when; head, tail [3, C].
+
+    queue_* [C, Q]: requests that a channel schedules among. left: updates that a region, a chunk's regions wait for.
+    entry, used [sets, ways]: of the tracker. spilled: regions whose counts are in memory. sent_at: of lines of a step.
+    """
+
+    i: Ints
+    t: Floats
+    counts: Ints
+    fifo: Ints
+    tag: Ints
+    arrived: Floats
+    head: Ints
+    tail: Ints
+    ci: Ints
+    ct: Floats
+    queue_place: Ints
+    queue_kind: Ints
+    queue_tag: Ints
+    queue_born: Ints
+    queue_from: Floats
+    bank: Floats
+    group: Floats
+    region_left: Ints
+    chunk_left: Ints
+    entry: Ints
+    used: Ints
+    spilled: Ints
+    sent_at: Floats

@@ -1,0 +1,117 @@
+"""T3's claims by requests (`study=t3_requests`), beside those of the fluid model (`study=t3`)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dse.backend import Batch
+from dse.results.claims import ClaimResult
+from dse.results.finished_run import FinishedRun
+from dse.space import set_path
+from dse_near_memory.backend import RequestBackend
+from dse_near_memory.simulation import PARTS
+from simulators.overlap.backend import OverlapBackend
+from simulators.workloads.model_zoo import option_tree
+from studies.t3 import T3
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LINK, _SHARDS = "system.node.link_bytes_per_s", "workload.operators.gemm.shards"
+_ORDER = (
+    "likely: a wave's own updates leave before the next wave's reads, in the order of L2, so that arbitration cannot "
+    "help; waves in which workgroups do not end together would spread them"
+)
+_BURSTS = (
+    "likely: bursts of DMA reads alone hold up the GEMM; updates from other GPUs come at the rate of a link, a seventh "
+    "of the HBM's"
+)
+_CAUSES = {
+    **dict.fromkeys(("mca_geomean", "mca_max", "mca_gap_to_ideal"), _ORDER),
+    **dict.fromkeys(("fc_gap", "op_gap", "order"), _BURSTS),
+}
+"""Claim -> cause of a miss, where it is not the fluid model's."""
+
+
+class T3Requests(T3):
+    """Claims of T3 from a table of requests; parts of the traffic are counted, and the fluid model stands beside."""
+
+    @property
+    def _folder(self) -> Path:
+        """Folder of the claims, which are T3's."""
+        return Path(inspect.getfile(T3)).parent
+
+    def findings(self, table: pd.DataFrame) -> Mapping[str, ClaimResult]:
+        """Findings of `study=t3` on these results, with causes of their own."""
+        findings = dict(super().findings(table))
+        for name, cause in _CAUSES.items():
+            findings[f"t3.{name}"] = replace(findings[f"t3.{name}"], cause=cause)
+        return findings
+
+    def traffic_rows(self, run: FinishedRun) -> list[dict[str, Any]]:
+        """Bytes by component as they were requested."""
+        rows = []
+        for row in _main_rows(run.outputs.read_table("results")).to_dict("records"):
+            case, label = str(row["scenario"]), _LABELS[row["schedule.name"]]
+            model, sub = case.partition("-")[0], case.split("-")[-1]
+            parts = {part: row[f"{part.lower().replace(' ', '_')}_bytes"] for part in PARTS}
+            of = f"{model}, {row[_SHARDS]} GPUs"
+            names = {"scenario": case, "case": f"{sub}, {label}", "of": of, "configuration": label}
+            rows.append({**names, "gpus": row[_SHARDS], **parts})
+        return rows
+
+    def read_ratios(self, run: FinishedRun) -> Mapping[str, float]:
+        """Reads of the GEMM, sequential over T3."""
+        reads: dict[str, dict[str, float]] = {}
+        for row in self.traffic_rows(run):
+            reads.setdefault(row["scenario"], {})[row["configuration"]] = row["GEMM reads"]
+        return {case: parts["sequential"] / parts["T3"] for case, parts in reads.items() if len(parts) == 2}
+
+    def extras(self, run: FinishedRun) -> Iterator[tuple[str, Any]]:
+        """Tables and figures of `study=t3`, and makespans of the fluid model of the same designs."""
+        yield from super().extras(run)
+        yield "beside_fluid", beside_fluid(run.config, run.outputs.read_table("results"))
+
+
+_LABELS = {"t3_sequential": "sequential", "t3": "T3"}
+
+
+def _main_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The sequential and the T3 point of each sub-layer, at the faster reading of the links."""
+    ok = table[(table["status"] == "ok") & table["schedule.name"].isin(list(_LABELS))]
+    ok = ok[ok[_LINK] == ok[_LINK].max()].sort_values("makespan_s", kind="stable")
+    first: pd.DataFrame = ok.drop_duplicates(["scenario", "schedule.name"])
+    return first
+
+
+def beside_fluid(config: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
+    """Makespans [s] of requests and of the fluid model, a row for each point, and the gap between them."""
+    import pandas as pd
+
+    requests, fluid = RequestBackend(), OverlapBackend("fluid")
+    ok = table[table["status"] == "ok"]
+    trees = requests.scenarios({name: config[name] for name in ("system", "workload", "schedule", "controller")})
+    batches = []
+    for row in ok.to_dict("records"):
+        tree: Any = {name: part for name, part in trees[row["scenario"]].items() if name != "controller"}
+        tree["schedule"] = dict(option_tree("schedule", row["schedule.name"]))
+        if np.isfinite(row["schedule.occupancy_threshold"] or np.nan):
+            tree["schedule"]["occupancy_threshold"] = int(row["schedule.occupancy_threshold"])
+        tree["system"] = copy.deepcopy(tree["system"])
+        set_path(tree, _LINK, row[_LINK])
+        batches.append(Batch(fluid.design(tree)))
+    seconds = [results[0].metrics["makespan_s"] for results in fluid.evaluate(batches)]
+    columns = ok[["scenario", "schedule.name", "schedule.occupancy_threshold", _LINK]].reset_index(drop=True)
+    columns["requests_s"], columns["fluid_s"] = ok["makespan_s"].to_numpy(), seconds
+    columns["gap"] = columns["requests_s"] / columns["fluid_s"] - 1
+    return pd.DataFrame(columns)
+
+
+STUDY = T3Requests()

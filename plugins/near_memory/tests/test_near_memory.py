@@ -1,0 +1,287 @@
+"""T3 request by request: bytes are conserved, banks keep their times, and the fluid model is met where it holds."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dse.backend import Batch, Result
+from dse.cli import main
+from dse.config.compose import request
+from dse.errors import ConfigError
+from dse.results.run_folder import Outputs
+from dse.space import set_path
+from dse_near_memory import engine
+from dse_near_memory import state as fields
+from dse_near_memory.address_map import LINE_BYTES, AddressMap, Range
+from dse_near_memory.agreement import LARGE, SCHEDULES, gaps
+from dse_near_memory.backend import RequestBackend, RequestDesign
+from dse_near_memory.controller import Controller
+from dse_near_memory.requests import channels_of, place_in_channel
+from dse_near_memory.simulation import Outcome, SubLayer
+from dse_near_memory.state import Rules, State, Work
+from dse_near_memory.tiles import LastLevelCache, Tiling, use_panels
+from simulators.workloads.model_zoo import option_tree
+
+Shape = tuple[int, int, int]
+TRACKED = SCHEDULES[4:]
+SMALL = {"controller__dram__channels": 4, "controller__dram__bytes_per_s": 64e9, "controller__sampled_channels": 4}
+
+
+@cache
+def shipped() -> dict[str, Any]:
+    tree = request(["study=t3_requests"]).tree
+    return {name: tree[name] for name in ("system", "workload", "schedule", "controller")}
+
+
+@cache
+def backend() -> RequestBackend:
+    return RequestBackend()
+
+
+def point(schedule: str, gpus: int = 8, shape: Shape = (8192, 4256, 17024), **over: Any) -> RequestDesign:
+    """A GEMM of T3's simulated GPUs, with k over all GPUs; over: values by dotted path."""
+    tree = copy.deepcopy(shipped())
+    tree["schedule"] = option_tree("schedule", schedule)
+    m, n, k = shape
+    shapes = [{"name": "x", "m": m, "n": n, "k": k, "shards": gpus}]
+    tree["workload"] = {"name": "test", "pattern": "all_reduce", "shapes": shapes, "precision": "fp16"}
+    tree = copy.deepcopy(dict(backend().scenarios(tree)["x"]))  # sections are known by identity
+    for path, value in over.items():
+        set_path(tree, path.replace("__", "."), value)
+    return backend().design(tree)
+
+
+def layer(schedule: str, *args: Any, **over: Any) -> SubLayer:
+    design = point(schedule, *args, **over)
+    return SubLayer(design.system, design.workload, design.schedule, design.controller)  # type: ignore[arg-type]
+
+
+def outcome(schedule: str, *args: Any, **over: Any) -> Outcome:
+    return layer(schedule, *args, **over).simulate()
+
+
+sizes = st.tuples(st.integers(130, 700), st.integers(130, 700), st.integers(64, 2048))
+
+# Bytes
+
+
+@given(lines=st.integers(40, 10**6), gpus=st.integers(2, 32))
+def test_an_address_map_covers_an_output_once(lines: int, gpus: int) -> None:
+    for addresses in (
+        AddressMap.tracked_ring(64 * lines, gpus),
+        AddressMap.by_kernels(64 * lines, gpus, updates=False),
+        AddressMap.by_kernels(64 * lines, gpus, updates=True),
+    ):
+        assert sum(part.lines for part in addresses.ranges) == addresses.lines == lines
+        assert {part.lines for part in addresses.ranges} <= {lines // gpus, lines // gpus + 1}
+    tracked = AddressMap.tracked_ring(64 * lines, gpus)
+    first = tracked.ranges[0].lines
+    assert tracked.updates() == (lines - first, lines - first)
+    assert sum(part.forwarded for part in tracked.ranges) == gpus - 2
+
+
+def test_a_map_with_a_gap_is_refused() -> None:
+    parts = [Range(first, last, "local", "store", False, False) for first, last in ((0, 4), (5, 9))]
+    with pytest.raises(ValueError, match="follow one another"):
+        AddressMap(tuple(parts))
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(shape=sizes, gpus=st.integers(3, 6), schedule=st.sampled_from(("t3_sequential", "t3_sequential_nmc", *TRACKED)))
+def test_channels_serve_each_byte_of_the_map_the_tracker_and_the_program_once(
+    shape: Shape, gpus: int, schedule: str
+) -> None:
+    """With all channels: requests by kind and part; each region has counted all its updates and left its entry."""
+    run = layer(schedule, gpus, shape, **SMALL).run()
+    served, traffic = run.served * LINE_BYTES, run.traffic
+    kinds = {"GEMM reads": (0, 0), "GEMM writes": (1, 0), "RS reads": (2, 1), "AG reads": (2, 2)}
+    kinds |= {"RS writes": (3, 1), "AG writes": (3, 2)}
+    assert {name: served[place] for name, place in kinds.items()} == traffic
+    assert served.sum() == sum(traffic.values())
+    if schedule in TRACKED:
+        assert not run.state.region_left.any() and not run.state.chunk_left[1:].any()
+        assert (run.state.entry == -1).all() and run.state.i[fields.LIVE] == 0
+
+
+@given(shape=sizes, wave=st.integers(1, 40), big=st.booleans())
+def test_a_cache_of_any_size_reads_between_each_operand_once_and_every_use(shape: Shape, wave: int, big: bool) -> None:
+    tiling = Tiling(*shape, 2, 128, 128, wave, wave, 1e-6, 32)
+    uses = use_panels(tiling, LastLevelCache(1e12 if big else 1.0, 16), bypass=True)
+    pairs = list(zip(uses.side.tolist(), uses.panel.tolist(), strict=True))
+    once = 2 * shape[2] * (shape[0] + shape[1])
+    every = sum(tiling.panel_bytes(*pair) for pair in pairs)
+    assert sum(tiling.panel_bytes(*pair) for pair in set(pairs)) == once
+    assert uses.read_bytes == pytest.approx(once if big else every)
+
+
+@given(chunk=st.integers(0, 2**20), group_bytes=st.sampled_from((64, 128, 256)))
+def test_addresses_have_places_of_their_own(chunk: int, group_bytes: int) -> None:
+    controller = point("t3", controller__group_bytes=group_bytes).controller
+    chunks = np.arange(64) + 64 * chunk
+    assert sorted(channels_of(chunks, controller).tolist()) == list(range(64))
+    lines = np.arange(1024) + 1024 * chunk
+    _, lines_of_place = np.unique(place_in_channel(lines, controller), return_counts=True)
+    assert len(lines_of_place) == 64 and (lines_of_place == 16).all()  # rows of 1024 bytes, each in a bank of its own
+
+
+# Banks
+
+
+def serve(places: list[int], *, writes: bool = False, updates: bool = False, **over: Any) -> tuple[float, State]:
+    """Time at which one channel has served requests that are all there from the start, and its state."""
+    template = layer("t3", 3, (256, 256, 192), **SMALL).run()
+    rules = template.rules._replace(**{"trefi": 1e12, **over}, channels=1, steps=1, waves=1, tracked=0, spread=0)
+    count = len(places)
+    reads, stores = (0, count) if writes else (count, 0)
+    zeros = np.zeros(count, np.int64)
+    work = template.work._replace(
+        read_first=np.array([0, reads]), read_channel=zeros, read_place=np.array(places, np.int64),
+        store_first=np.array([0, stores]), store_line=np.arange(stores), channel=zeros,
+        place=np.array(places, np.int64), chunk=zeros, away=np.zeros(1, np.int64), region=zeros,
+        program=np.zeros((0, fields.STEP_FIELDS), np.int64), step_ns=np.zeros(1), store_updates=int(updates),
+    )  # fmt: skip
+    state = fresh(template.state, rules, work, count)
+    return engine.run(work, state, rules), state
+
+
+def fresh(state: State, rules: Rules, work: Work, count: int) -> State:
+    times, integers = np.zeros(fields.TIMES), np.zeros(fields.INTS, np.int64)
+    times[[fields.GEMM_AT, fields.STARTS]] = fields.NEVER
+    integers[fields.STORES_LEFT] = len(work.store_line)
+    channels = np.zeros((1, fields.CHANNEL_TIMES))
+    channels[:, fields.NEXT], channels[:, fields.REFRESH] = fields.NEVER, rules.trefi
+    fifo = (3, 1, count)
+    return state._replace(
+        i=integers, t=times, counts=np.zeros(fields.COUNTS, np.int64), fifo=np.zeros(fifo, np.int64),
+        tag=np.zeros(fifo, np.int64), arrived=np.zeros(fifo), head=np.zeros(fifo[:2], np.int64),
+        tail=np.zeros(fifo[:2], np.int64), ci=np.zeros((1, fields.CHANNEL_INTS), np.int64), ct=channels,
+        bank=np.full((1, rules.banks, fields.BANK_FIELDS), -1e9), group=np.zeros((1, rules.groups)),
+    )  # fmt: skip
+
+
+@given(count=st.integers(1, 60))
+@settings(max_examples=20, deadline=None)
+def test_reads_of_one_row_are_a_column_of_its_bank_group_apart(count: int) -> None:
+    end, state = serve([16 * 7 + 4] * count)
+    assert end == pytest.approx(14 + (count - 1) * 8 + 4)  # tRCD, two columns of tCCDL each, the last burst
+    assert state.counts[fields.ACTIVATIONS] == 1 and state.counts[fields.ROW_HITS] == count - 1
+
+
+@given(count=st.integers(2, 60), writes=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_rows_of_one_bank_are_opened_one_after_the_other(count: int, writes: bool) -> None:
+    end, state = serve([16 * row for row in range(count)], writes=writes)
+    apart = max(33, 14 + 4 + (16 if writes else 0)) + 14  # tRAS, or tRCD, burst and tWR; tRP
+    first = 15 if writes else 14  # the turn of the bus, or tRCD
+    assert end == pytest.approx(first + (count - 1) * apart + 4, abs=1e-6)
+    assert state.counts[fields.ACTIVATIONS] == count
+
+
+@given(rounds=st.integers(2, 15), columns=st.sampled_from((1.0, 2.0, 4.0)))
+@settings(max_examples=20, deadline=None)
+def test_updates_fill_the_bus_if_bank_groups_share_their_longer_columns(rounds: int, columns: float) -> None:
+    """4 bank groups: an update takes its group 2 x columns x tCCDL, and the bus one burst."""
+    group = 8 * columns
+    spread, _ = serve([0, 1, 2, 3] * rounds, writes=True, updates=True, update_group=group)
+    alone, _ = serve([0] * 4 * rounds, writes=True, updates=True, update_group=group)
+    assert alone == pytest.approx(15 + (4 * rounds - 1) * group + 4, abs=1e-6)  # the bus turns to writes meanwhile
+    assert spread == pytest.approx(15 + rounds * max(16.0, group), abs=group + 4)
+
+
+def test_a_refresh_closes_rows_and_takes_its_time() -> None:
+    quiet, _ = serve([4] * 40)
+    busy, state = serve([4] * 40, trefi=100.0)
+    refreshes = int(state.counts[fields.REFRESHES])
+    assert refreshes >= 3 and state.counts[fields.ACTIVATIONS] == refreshes + 1
+    assert busy >= quiet + refreshes * 260
+
+
+# The whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [LARGE[0], *(pytest.param(case, marks=pytest.mark.more) for case in LARGE[1:])])
+def test_requests_meet_the_fluid_model_where_its_assumptions_hold(case: str) -> None:
+    """Within 5 % for large FC layers; not for OP layers, whose own updates take half of a wave."""
+    assert max(map(abs, gaps(shipped(), case).values())) < 0.05
+    small = gaps(shipped(), "megagpt2-tp8-op")
+    assert max(abs(small[name]) for name in SCHEDULES[:4]) < 0.05 < small["t3_mca"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["t3_sequential", "t3", "t3_mca"])
+def test_one_channel_stands_for_all(schedule: str) -> None:
+    """A small sub-layer at one of its 64 channels and at all of them: times within 1 %, the same bytes."""
+    sample, every_channel = (
+        outcome(schedule, 4, (4096, 2048, 2048), controller__sampled_channels=count) for count in (1, 64)
+    )
+    assert sample.seconds == pytest.approx(every_channel.seconds, rel=0.01)
+    assert sample.traffic == every_channel.traffic
+
+
+@pytest.mark.slow
+def test_arbitration_pays_where_bursts_hold_up_a_gemm() -> None:
+    """For a large FC layer; where reads overtake own updates, too, arbitration reaches the ideal."""
+    shape = (16384, 3072, 12288)
+    times = {name: outcome(name, 16, shape).seconds for name in ("t3", "t3_fair", "t3_mca", "t3_ideal_nmc")}
+    assert times["t3"] > 1.03 * times["t3_fair"] and times["t3_fair"] >= times["t3_mca"] > 1.03 * times["t3_ideal_nmc"]
+    free = outcome("t3_mca", 16, shape, controller__store_buffer=10**9).seconds
+    assert free == pytest.approx(times["t3_ideal_nmc"], rel=0.005)
+
+
+@pytest.mark.slow
+def test_a_small_tracker_spills_and_a_large_one_does_not() -> None:
+    """Its entries are those of workgroups whose updates are under way, and an eviction brings counts back."""
+    shape = (16384, 3072, 3072)
+    small, large = (outcome("t3", 8, shape, system__gpu__tracker__num_entries=count) for count in (160, 8192))
+    assert small.spills > 100 and large.spills == 0
+    assert small.peak_entries <= 160 * 4 < large.peak_entries
+    assert small.seconds == pytest.approx(large.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("over", "reason"),
+    [
+        ({"system__node__topology": "mesh"}, "rings"),
+        ({"schedule__near_memory": False}, "near_memory"),
+        ({"system__gpu__gemm__assignment": "dynamic"}, "static"),
+    ],
+)
+def test_what_requests_do_not_model_is_unsupported(over: dict[str, Any], reason: str) -> None:
+    (results,) = backend().evaluate([Batch(point("t3", **over))])
+    result: Result = results[0]
+    assert result.status == "unsupported" and reason in result.reason
+
+
+def test_a_controller_is_checked_and_its_knobs_are_known() -> None:
+    assert backend().problems(point("t3", controller__bank_groups=3))[0].path == "controller.bank_groups"
+    assert backend().problems(point("t3", controller__sampled_channels=65))[0].path == "controller.sampled_channels"
+    tree = shipped()
+    assert backend().condition("controller.window_bytes", tree) == {}
+    assert backend().condition("schedule.num_chunks", tree) is None
+    with pytest.raises(ConfigError, match="controller"):
+        backend().sections({**tree, "controller": None})
+    bare = {name: value for name, value in tree["controller"].items() if name != "sources"}
+    with pytest.raises(ValueError, match="source"):
+        Controller.model_validate(bare)
+
+
+@pytest.mark.more
+def test_the_study_judges_t3_by_requests(tmp_path: Any) -> None:
+    cases = "[megagpt2-tp8-op,megagpt2-tp8-fc2,megagpt2-tp16-op,megagpt2-tp16-fc2]"
+    words = [f"output_dir={tmp_path}", "tracking=none", "store=none", "figures=none", f"workload.only={cases}"]
+    assert main(["study=t3_requests", *words]) == 0
+    outputs = Outputs.latest(tmp_path, "t3_requests")
+    table = outputs.read_table("results")
+    assert (table["status"] == "ok").all() and (table["tracker_entries"] <= 1024).all()
+    beside = outputs.read_table("beside_fluid")
+    assert len(beside) == len(table) and beside["gap"].abs().max() < 0.15
+    assert outputs.read_table("traffic").groupby("configuration")["RS reads"].sum()["T3"] > 0
