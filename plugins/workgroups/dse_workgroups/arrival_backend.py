@@ -82,10 +82,10 @@ class ArrivalBackend(Backend):
         """Require what sharing a GPU needs, and one GPU."""
         assert isinstance(design, ArrivalDesign)
         rule = "is needed where kernels share a GPU"
-        found = [Problem(f"system.{path}", rule, None, "use system=mi100") for path in lacks(design.system.gpu)]
+        broken = [Problem(f"system.{path}", rule, None, "use system=mi100") for path in lacks(design.system.gpu)]
         if design.system.node.num_gpus > 1:
-            found.append(Problem("system.node.num_gpus", "is more than one", design.system.node.num_gpus, "use one"))
-        return found
+            broken.append(Problem("system.node.num_gpus", "is more than one", design.system.node.num_gpus, "use one"))
+        return broken
 
     def takes_long(self, design: BaseModel) -> bool:
         """Whether the future is tried at every decision."""

@@ -76,9 +76,9 @@ def _policies(seconds: pd.DataFrame) -> FigureSheet:
     shown = [name for name in ("default", "dynamic", "oracle") if name in seconds]
     ratios = seconds[shown].rdiv(seconds["sequential"], axis=0).reset_index()
     rows = ratios.melt(id_vars="scenario", var_name="way", value_name="speedup")
-    found = gains(seconds)
-    title = f"The run-time logic is {100 * found['goldyloc_oracle_gap']:.1f} % from the oracle in the median, "
-    title += f"{found['over_sequential']:.2f}x as fast as one at a time"
+    means = gains(seconds)
+    title = f"The run-time logic is {100 * means['goldyloc_oracle_gap']:.1f} % from the oracle in the median, "
+    title += f"{means['over_sequential']:.2f}x as fast as one at a time"
     over = Axis("speedup", "speed-up over one at a time [x]", centre=1.0)
     return tables.dots(rows, over, row="scenario", by="way", frame=Frame(title))
 

@@ -99,7 +99,8 @@ def _transformer(spec: ArrivalSpec) -> Rows:
     for begin in begins:
         first = len(rows)
         rows += [
-            (time, shape, tuple(first + each for each in after)) for time, shape, after in _layers(spec, float(begin))
+            (time, shape, tuple(first + before for before in after))
+            for time, shape, after in _layers(spec, float(begin))
         ]
     return rows
 
@@ -131,11 +132,11 @@ def _trace(spec: ArrivalSpec) -> Rows:
 def _row(line: Mapping[str, Any], number: int, spec: ArrivalSpec) -> tuple[float, Shape, tuple[int, ...]]:
     try:
         m, n, k = (int(line[name]) for name in "mnk")
-        time, after = float(line["arrival_s"]), tuple(int(each) for each in (line.get("after") or "").split())
+        time, after = float(line["arrival_s"]), tuple(int(before) for before in (line.get("after") or "").split())
     except (KeyError, TypeError, ValueError) as error:
         rule = f"row {number} has no numbers arrival_s, m, n, k and after ({error})"
         raise ConfigError([Problem("arrivals.trace", rule, spec.trace)]) from None
-    if min(m, n, k) < 1 or time < 0 or not all(0 <= each < number for each in after):
+    if min(m, n, k) < 1 or time < 0 or not all(0 <= before < number for before in after):
         rule = f"row {number} has a size below 1, a time below 0, or waits for a row that is not before it"
         raise ConfigError([Problem("arrivals.trace", rule, spec.trace)])
     return time, (m, n, k), after

@@ -12,7 +12,7 @@ oracle      dynamic with the future: at each decision, every degree is tried to 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,17 @@ from pydantic import Field
 from dse.values import Frozen, Memo
 from dse.values.units import Integer, Seconds
 from dse_workgroups.arrivals import Arrivals
+from dse_workgroups.kernel_library import DEGREES, kernel_of, rates_of
 from dse_workgroups.slots import Kernels, Rates, SlotState, advance
-from simulators.costs.gemm.sharing import Choice, SharedGemms, chosen
-from simulators.costs.gemm.waves import WaveGemms
+from simulators.costs.gemm.sharing import Choice, chosen
 from simulators.hardware.machine import Gpu
-from simulators.hardware.parts import ELEMENT_BYTES
-from studies.goldyloc.predictor import DegreePredictor, GemmQueue
 
 Floats = NDArray[np.float64]
-DEGREES = (1, 2, 4, 8, 16)
-_LEARNED = 120  # queues of random shapes
-_SIZES = ((32, 1024), (256, 8192), (256, 4096))  # ranges of their m, n and k, uniform in their logarithms
+_LEARNED = 160  # queues of random shapes
+_SIZES = ((32, 2048), (256, 8192), (256, 8192))  # ranges of their m, n and k, uniform in their logarithms
 _WHOLE = 32.0  # sizes are multiples of it
 _SEED = 0
+_NEAR = 1.02  # ratio of times up to which a degree is as good as the best
 
 
 class Logic(Frozen):
@@ -108,13 +106,11 @@ class Dispatcher:
     @classmethod
     def of(cls, gpu: Gpu, arrivals: Arrivals, logic: Logic) -> Dispatcher:
         """An idle GPU, and all that will arrive."""
-        library, llc, jobs = gpu.gemm, gpu.llc, len(arrivals.shapes)
-        assert llc is not None and llc.bytes_per_s is not None and library.half_occupancy is not None
-        rates = Rates(float(library.half_occupancy), float(llc.bytes_per_s), float(gpu.hbm_bytes_per_s))
+        jobs = len(arrivals.shapes)
         scale = 1.0 if arrivals.timed else mean_alone_s(gpu, arrivals)
         empty = np.full(jobs, np.nan)
         kernels, state = Kernels.of(jobs, max(DEGREES)), SlotState.idle(jobs, int(gpu.num_cus))
-        return cls(gpu, arrivals, logic, rates, kernels, state, arrivals.times * scale, empty)
+        return cls(gpu, arrivals, logic, rates_of(gpu), kernels, state, arrivals.times * scale, empty)
 
     @property
     def now(self) -> float:
@@ -139,7 +135,7 @@ class Dispatcher:
         """GEMMs that have arrived, whose predecessors are done, and that are not launched, in order of arrival."""
         done = self.state.done <= self.now
         waiting = np.flatnonzero(np.isnan(self.begun_s) & (self.arrived_s <= self.now))
-        ready = [int(job) for job in waiting if all(done[each] for each in self.arrivals.after[job])]
+        ready = [int(job) for job in waiting if all(done[number] for number in self.arrivals.after[job])]
         return sorted(ready, key=lambda job: (self.arrived_s[job], job))
 
     def step(self) -> None:
@@ -179,16 +175,16 @@ class Dispatcher:
 
     def _predict(self, jobs: list[int]) -> int:
         """Degree that the trained logic chooses for some GEMMs."""
-        rows = [features_of(self.gpu, tuple(self.arrivals.shapes[job]), self.arrivals.precision) for job in jobs]
-        return trained(self.gpu, self.arrivals.precision).degree(np.stack(rows[: max(DEGREES)]))
+        shapes, precision = self.arrivals.shapes[jobs[: max(DEGREES)]], self.arrivals.precision
+        return trained(self.gpu, precision).degree(features(self.gpu, shapes, precision))
 
     def _look_ahead(self, at_hand: int) -> int:
         """Degree now with which all is over soonest, if the trained logic decides what follows.
 
         at_hand: GEMMs that run or are ready; larger degrees make no difference.
         """
-        enough = next(each for each in DEGREES if each >= min(at_hand, max(DEGREES)))
-        return min((each for each in DEGREES if each <= enough), key=self._makespan_with)
+        enough = next(number for number in DEGREES if number >= min(at_hand, max(DEGREES)))
+        return min((number for number in DEGREES if number <= enough), key=self._makespan_with)
 
     def _makespan_with(self, degree: int) -> float:
         fork = replace(
@@ -207,7 +203,7 @@ class Dispatcher:
 
     def _put(self, job: int, degree: int) -> None:
         """Set the kernel of a GEMM as one of so many at once."""
-        tuned = min((each for each in DEGREES if each >= degree), default=max(DEGREES))
+        tuned = min((number for number in DEGREES if number >= degree), default=max(DEGREES))
         row = kernel_of(self.gpu, tuple(self.arrivals.shapes[job]), self.arrivals.precision, tuned, self.logic.kernels)
         for column, value in zip(self.kernels, row, strict=True):
             column[job] = value
@@ -217,7 +213,7 @@ class Dispatcher:
 class TrainedLogic:
     """A logistic regression as the command processor would have it: sums of products of standardised features.
 
-    centre, spread [F + 1]; powers [T, F + 1] and weights [T] of the products; offset.
+    centre, spread [F]; powers [T, F] and weights [T] of the products; offset.
     """
 
     centre: Floats
@@ -227,75 +223,61 @@ class TrainedLogic:
     offset: float
 
     @classmethod
-    def of(cls, predictor: DegreePredictor) -> TrainedLogic:
-        """Take the numbers out of a trained predictor."""
-        scale, products, model = (step for _, step in predictor.model.steps)
-        weights, offset = model.coef_[0], float(model.intercept_[0])
-        return cls(scale.mean_, scale.scale_, products.powers_.astype(float), weights, offset)
+    def fit(cls, queues: Floats, seconds: Floats) -> TrainedLogic:
+        """Fit to features [Q, D, F] of queues and their times [Q, D] at each degree."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+        near = seconds <= _NEAR * seconds.min(axis=1, keepdims=True)
+        scale, products = StandardScaler(), PolynomialFeatures(2)
+        terms = products.fit_transform(scale.fit_transform(queues.reshape(-1, queues.shape[-1])))
+        # a weak penalty: hundreds of queues, and squares of a few features
+        model = LogisticRegression(C=10.0, max_iter=5000).fit(terms, near.reshape(-1))
+        return cls(
+            scale.mean_, scale.scale_, products.powers_.astype(float), model.coef_[0], float(model.intercept_[0])
+        )
 
     @property
     def products(self) -> int:
         """Products that a decision sums."""
         return len(DEGREES) * len(self.weights)
 
-    def near_best(self, rows: Floats) -> Floats:
-        """Probability [D] that each degree is near the best one for GEMMs of features [Q, F]."""
-        queue = np.append(rows.mean(axis=0), np.log2(len(rows)))
-        pairs = np.column_stack([np.tile(queue, (len(DEGREES), 1)), np.log2(DEGREES)])
-        terms = np.prod(((pairs - self.centre) / self.spread)[:, None, :] ** self.powers, axis=2)
+    def near_best(self, queue: Floats) -> Floats:
+        """Probability [D] that each degree is near the best one for a queue of features [D, F]."""
+        terms = np.prod(((queue - self.centre) / self.spread)[:, None, :] ** self.powers, axis=2)
         return np.asarray(1 / (1 + np.exp(-(terms @ self.weights + self.offset))))
 
-    def degree(self, rows: Floats) -> int:
-        """The largest degree that is near the best more probably than not, so that nothing waits without a reason; the
-        most probable one where none is.
-        """
-        near = self.near_best(rows)
-        return max(
-            (each for each, share in zip(DEGREES, near, strict=True) if share >= 0.5),
-            default=DEGREES[int(np.argmax(near))],
-        )
+    def degree(self, queue: Floats) -> int:
+        """The degree that is most probably near the best."""
+        return DEGREES[int(np.argmax(self.near_best(queue)))]
 
 
-_KERNELS, _TRAINED, _FEATURES = Memo[Any](4096), Memo[TrainedLogic](16), Memo[Floats](4096)
+_TRAINED, _FEATURES = Memo[TrainedLogic](16), Memo[Floats](4096)
 
 
-def features_of(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Floats:
-    """Features [F] of one GEMM, known before anything runs; those of a queue are their means."""
-    single = GemmQueue(np.array([shape], float), precision)
-    return _FEATURES.get(lambda: single.features(gpu)[:-1], gpu, key=(shape, precision))
+def features(gpu: Gpu, shapes: Floats, precision: str) -> Floats:
+    """Features [D, F] of GEMMs [Q, 3] at each degree, from what the kernel library knows of the kernel tuned for it:
+    means over the queue of the logarithms of waves, times on CUs, LLC and HBM, and occupancy; and of Q and the degree.
+    """
+    rows = [_features(gpu, tuple(shape), precision) for shape in shapes]
+    queue = np.full((len(DEGREES), 1), np.log2(len(shapes)))
+    return np.column_stack([np.mean(rows, axis=0), queue, np.log2(DEGREES)])
 
 
-def kernel_of(gpu: Gpu, shape: tuple[float, ...], precision: str, degree: int, choice: Choice) -> tuple[Any, ...]:
-    """Columns of `slots.Kernels` for a GEMM of (m, n, k), by the kernel that is chosen for a degree."""
-    place = (shape, precision, degree, choice)
-    columns: tuple[Any, ...] = _KERNELS.get(lambda: _kernel(gpu, shape, precision, degree, choice), gpu, key=place)
-    return columns
+def _features(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Floats:
+    """Features [D, F] of one GEMM."""
+    return _FEATURES.get(lambda: _known(gpu, shape, precision), gpu, key=(shape, precision))
 
 
-def _kernel(gpu: Gpu, shape: tuple[float, ...], precision: str, degree: int, choice: Choice) -> tuple[Any, ...]:
-    m, n, k = shape
-    kernel = chosen(gpu, (m, n, k), precision=precision, degree=degree, choice=choice)
-    count = float(kernel.workgroups)
-    at_once = np.arange(max(DEGREES) + 1).clip(1)
-    hbm = _hbm_bytes(gpu, (m, n, k), precision, kernel, at_once) / count
-    tile = (int(kernel.rows), int(kernel.cols))
-    efficiency = next(each.efficiency for each in gpu.gemm.tiles if (each.rows, each.cols) == tile)
-    rate = float(np.asarray(WaveGemms.of(gpu, precision).flop_per_s_per_cu, float)) * float(efficiency)
-    work = 2 * float(kernel.rows) * float(kernel.cols) * k / rate
-    return count, work, 1 / float(kernel.occupancy), float(kernel.llc_bytes) / count, hbm
-
-
-def _hbm_bytes(
-    gpu: Gpu, shape: tuple[float, float, float], precision: str, kernel: SharedGemms, at_once: Any
-) -> Floats:
-    """HBM traffic [bytes] of a kernel by how many share the LLC (`simulators.costs.gemm.sharing`)."""
-    m, n, k = shape
-    operands = ELEMENT_BYTES[precision] * np.array([m * k, k * n, m * n])
-    assert gpu.llc is not None
-    small = operands[:2].min()
-    hits = np.minimum(1.0, float(gpu.llc.bytes) / at_once / (small + 0.25 * operands[2]))
-    waves = np.ceil(kernel.workgroups * at_once / (gpu.num_cus * kernel.occupancy))
-    return np.asarray(operands.sum() + (waves - 1) * small * (1 - hits))
+def _known(gpu: Gpu, shape: tuple[float, ...], precision: str) -> Floats:
+    rates, rows = rates_of(gpu), []
+    for degree in DEGREES:
+        count, work, share, llc, hbm = kernel_of(gpu, shape, precision, degree, "shared")
+        on_cus = count * work / gpu.num_cus
+        waves = count * share * degree / gpu.num_cus
+        ratios = (count * llc / rates.llc / on_cus, count * hbm[degree] / rates.hbm / on_cus, 1 / share)
+        rows.append((waves, on_cus / gpu.kernel_launch_s, *ratios))
+    return np.asarray(np.log2(np.array(rows, float)))
 
 
 def trained(gpu: Gpu, precision: str) -> TrainedLogic:
@@ -306,15 +288,15 @@ def trained(gpu: Gpu, precision: str) -> TrainedLogic:
 def _train(gpu: Gpu, precision: str) -> TrainedLogic:
     random = np.random.default_rng(_SEED)
     low, high = np.log2(np.array(_SIZES, float)).T
-    features, seconds = [], []
+    queues, seconds = [], []
     for _ in range(_LEARNED):
         kinds = 2 ** random.uniform(low, high, (int(random.integers(1, 4)), 3))
         shapes = np.maximum(_WHOLE, np.round(kinds / _WHOLE) * _WHOLE)
         queue = shapes[random.integers(len(shapes), size=int(random.integers(1, max(DEGREES) + 1)))]
         waits = Arrivals(queue, np.zeros(len(queue)), ((),) * len(queue), precision, True)
-        features.append(GemmQueue(queue, precision).features(gpu))
+        queues.append(features(gpu, queue, precision))
         seconds.append([_static(gpu, waits, degree).makespan_s for degree in DEGREES])
-    return TrainedLogic.of(DegreePredictor.learn(np.stack(features), np.array(seconds), DEGREES))
+    return TrainedLogic.fit(np.stack(queues), np.array(seconds))
 
 
 def _static(gpu: Gpu, arrivals: Arrivals, degree: int) -> Outcome:

@@ -63,16 +63,16 @@ class FusedBackend(Backend):
         if not isinstance(design.schedule, FusedKnobs):
             rule = "has no workgroups here, which fused kernels alone have"
             return [Problem("schedule.family", rule, design.schedule.family, "use schedule=fused_kernels")]
-        found, system = list(self._designs.problems(design)), design.system
+        broken, system = list(self._designs.problems(design)), design.system
         if num_nodes(system) > 1 and system.node.num_gpus > 1:
             rule = "are several in each of several nodes, whose workgroups are not simulated"
-            found.append(Problem("system.node.num_gpus", rule, system.node.num_gpus, "use one, or simulator=fluid"))
+            broken.append(Problem("system.node.num_gpus", rule, system.node.num_gpus, "use one, or simulator=fluid"))
         reduces = [name for name, op in design.workload.operators.items() if isinstance(op, Collective) and op.reduces]
         fused = set(reduces) & _fused_moves(design)
         if fused and num_nodes(system) > 2:
             rule = "reduce around a network, which no fused kernel does here"
-            found.append(Problem("workload.operators", rule, ", ".join(sorted(fused)), "use two nodes at most"))
-        return found
+            broken.append(Problem("workload.operators", rule, ", ".join(sorted(fused)), "use two nodes at most"))
+        return broken
 
     def evaluate(self, batches: Sequence[Batch]) -> list[Results]:
         """Run one design after the other."""

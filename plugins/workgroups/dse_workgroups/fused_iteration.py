@@ -103,9 +103,9 @@ class _Stream:
         move = self._workload.operators[move_name]
         assert isinstance(move, Collective) and isinstance(op, Embedding | Gemm | Gemv)
         consumes = move_name in op.after
-        others = op.model_copy(update={"after": tuple(each for each in op.after if each != move_name)})
-        self._unpack(others)
-        begin = max(self._ready(others), self._ready(move) if consumes else 0.0)
+        remaining = op.model_copy(update={"after": tuple(item for item in op.after if item != move_name)})
+        self._unpack(remaining)
+        begin = max(self._ready(remaining), self._ready(move) if consumes else 0.0)
         done = self._run(op, move, consumes=consumes)
         # what is on the wires already goes first
         busy = done.transfers[:, 2] - done.transfers[:, 1]
@@ -143,7 +143,7 @@ class _Stream:
                 self._sent(np.array([[place, start, ends[-1], sent * segment.share]]))
             at = max(ends)
         self._library = self._done[name] = at
-        if not any(name in each.after for each in self._workload.operators.values()):
+        if not any(name in item.after for item in self._workload.operators.values()):
             self._copy(op, at)
             self._done[name] = max(at, self._stream) if self._copies(op) else at
 

@@ -86,10 +86,10 @@ class FusedKernel:
     @property
     def occupancy(self) -> int:
         """Workgroups on a CU: those that put lose `schedule.occupancy_loss` to the registers of the library's calls."""
-        held = 1 if isinstance(self.op, Gemm) else facts().per_cu
+        residents = 1 if isinstance(self.op, Gemm) else facts().per_cu
         puts = self.move is not None and not self.stores
         lost = float(self.knobs.occupancy_loss or 0.0) if puts else 0.0
-        return max(1, int(held * (1 - lost) + 1e-9))
+        return max(1, int(residents * (1 - lost) + 1e-9))
 
     def plan(self) -> KernelPlan:
         """The kernel on all GPUs that are simulated, each of which starts when it is launched."""
@@ -122,8 +122,8 @@ class FusedKernel:
             top = float(gpu.hbm_bytes_per_s * share)
         flight = _flight(gpu) / facts().per_cu
         columns = (float(gpu.kernel_launch_s), workgroups, top, flight, float(gpu.hbm_bytes_per_s), full)
-        start, held, *rates = (np.full(size, column) for column in columns)
-        return Gpus(start.astype(float), held.astype(np.int64), *(rate.astype(float) for rate in rates))
+        start, residents, *rates = (np.full(size, column) for column in columns)
+        return Gpus(start.astype(float), residents.astype(np.int64), *(rate.astype(float) for rate in rates))
 
     def _wires(self, size: int) -> Wires:
         """Links between all pairs of a node, or the NIC of each GPU of a node of its own."""
@@ -135,7 +135,7 @@ class FusedKernel:
         else:
             pairs = [(source, (source + 1) % size) for source in range(size)]
         source, target = np.array(pairs, np.int64).reshape(-1, 2).T
-        inside, peers, each = num_nodes(system) == 1, max(1, size - 1), np.ones(len(pairs))
+        inside, peers, unit = num_nodes(system) == 1, max(1, size - 1), np.ones(len(pairs))
         rate, latency, message = self._wire() if pairs else (1.0, 0.0, 0.0)
         assert gpu.persistent is not None
         # a workgroup of the kernel copies what it puts in a node; a NIC reads by itself
@@ -143,7 +143,7 @@ class FusedKernel:
         depth = float(facts().outstanding_bytes_per_cu) * gpu.num_cus / peers / rate if inside else 0.0
         read = np.full(len(pairs), NONE) if self.stores else source
         return Wires(
-            *(source, target, rate * each, latency * each, message * each, depth * each, copy * each, target, read)
+            *(source, target, rate * unit, latency * unit, message * unit, depth * unit, copy * unit, target, read)
         )
 
     def _wire(self) -> tuple[float, float, float]:
@@ -186,8 +186,8 @@ class FusedKernel:
             _, count, seconds = self._tiles
             return count, seconds, out * op.m * op.local_n / count
         total = float(op.out_bytes) if isinstance(op, Embedding) else out * op.n * op.m
-        each = float(facts().logical_bytes) if isinstance(op, Embedding) else out * facts().rows_per_gemv * op.m
-        count = int(min(facts().most, max(1, round(total / each))))
+        unit = float(facts().logical_bytes) if isinstance(op, Embedding) else out * facts().rows_per_gemv * op.m
+        count = int(min(facts().most, max(1, round(total / unit))))
         return count, float(op.bytes) / count, total / count
 
     def _items(self, g: int, wires: Wires, book: _Book) -> list[Item]:
@@ -198,7 +198,7 @@ class FusedKernel:
         every = num_gpus(self.system)
         share = count / every
         chunks = min(int(self.knobs.num_chunks or 1), max(1, int(share)))
-        own = Item(max(1, round(share)), work)
+        local = Item(max(1, round(share)), work)
         peers = every - 1 if num_nodes(self.system) > 1 else 1  # of a wire
         parts = [
             Part(c, int(wire), int(wires.target[wire]), _piece(share * peers, chunks, c))
@@ -206,7 +206,7 @@ class FusedKernel:
             for wire in np.flatnonzero(wires.source == g)
         ]
         if self.consumes:
-            return self._consumer(g, (parts, own, out), wires, book)
+            return self._consumer(g, (parts, local, out), wires, book)
         ends = [("chunk", part.target, part.chunk) if self.move.reduces else ("all", part.target) for part in parts]
         remote = [
             Item(part.count, work, out, book.slice(part.wire, self._sent(part.count, out), end, part.count))
@@ -215,12 +215,12 @@ class FusedKernel:
         if self.stores and not isinstance(self.op, Gemm):  # into a peer's memory, which its wire counts, not into this
             remote = [replace(item, work=work - out) for item in remote]
         first = self.knobs.issue_order == "remote_first"
-        items = [*remote, own] if first else [own, *remote]
+        items = [*remote, local] if first else [local, *remote]
         return items + (self._sums(g, (parts, share, out), book) if self.move.reduces else [])
 
-    def _sums(self, g: int, made: tuple[Sequence[Part], float, float], book: _Book) -> list[Item]:
+    def _sums(self, g: int, output: tuple[Sequence[Part], float, float], book: _Book) -> list[Item]:
         """Second phase of an all-reduce: add what came from all peers, chunk by chunk, and send the sum to each."""
-        parts, share, out = made
+        parts, share, out = output
         chunks, items = 1 + max(part.chunk for part in parts), list[Item]()
         for part in parts:
             num_bytes = out * _piece(share, chunks, part.chunk)
@@ -230,18 +230,18 @@ class FusedKernel:
             )
         return items
 
-    def _consumer(self, g: int, made: tuple[Sequence[Part], Item, float], wires: Wires, book: _Book) -> list[Item]:
+    def _consumer(self, g: int, output: tuple[Sequence[Part], Item, float], wires: Wires, book: _Book) -> list[Item]:
         """Puts of what is there at the start, then the GPU's own part, then each slice that arrives."""
-        parts, own, out = made
+        parts, local, out = output
         back = {int(wires.source[wire]): int(wire) for wire in np.flatnonzero(wires.target == g)}
         puts = [
             Item(1, 0.0, 0.0, book.slice(part.wire, part.count * out, ("on", part.wire, part.chunk), 1))
             for part in parts
         ]
         arrived = [
-            Item(part.count, own.work, waits=book.group(("on", back[part.target], part.chunk))) for part in parts
+            Item(part.count, local.work, waits=book.group(("on", back[part.target], part.chunk))) for part in parts
         ]
-        return [*puts, own, *arrived] if self.knobs.issue_order == "remote_first" else [own, *puts, *arrived]
+        return [*puts, local, *arrived] if self.knobs.issue_order == "remote_first" else [local, *puts, *arrived]
 
     def _sent(self, count: int, out: float) -> float:
         """Bytes that are put together; 0 where workgroups store."""

@@ -245,10 +245,10 @@ def _fewer_tables(run: FinishedRun) -> list[dict[str, Any]]:
     rows = replace(DECLARED[0], recent=True).rows(rows, rows)
     rows = rows[(rows["system.name"] == _TORUS) & rows["scenario"].str.startswith("dlrm") & (rows["status"] == "ok")]
     fused = rows[(rows["schedule.kernel"] == "fused") & (rows["schedule.issue_order"] == "remote_first")]
-    found = fused.assign(
+    reductions = fused.assign(
         tables=fused["scenario"].str.removeprefix("dlrm-t").astype(int), less=100 * (1 - 1 / fused["speedup"])
     )
-    table = found.pivot_table(index="tables", columns="schedule.pairs", values="less", observed=True).reset_index()
+    table = reductions.pivot_table(index="tables", columns="schedule.pairs", values="less", observed=True).reset_index()
     return [{str(name): float(value) for name, value in row.items()} for row in table.to_dict("records")]
 
 

@@ -370,10 +370,10 @@ def _loop(world: Any) -> None:
     _first(world)
     while True:
         at, g = _INF, NONE
-        for each in range(len(world.gpus.workgroups)):
-            soonest = _next(each, world)
+        for place in range(len(world.gpus.workgroups)):
+            soonest = _next(place, world)
             if soonest < at:
-                at, g = soonest, each
+                at, g = soonest, place
         if g == NONE:
             return
         _go_on(g, at, world)

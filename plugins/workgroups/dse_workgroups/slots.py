@@ -46,7 +46,7 @@ class Kernels(NamedTuple):
 class SlotState(NamedTuple):
     """What runs. pending, left: workgroups [J] to dispatch, and that are not done. begin, done [s] of kernels [J]; live
     [64]: kernels that were launched. kernel, remaining, hbm [C, 32]: of slots; used, count [C]; clock [1]; turn,
-    launched [1]; want [J, 2], kept [J]: rates wanted of LLC and HBM, and the share of its speed that each kernel keeps.
+    launched [1]; want [J, 2], kept_share [J]: rates wanted of LLC and HBM, and the share of speed that each keeps.
     """
 
     pending: Any
@@ -63,7 +63,7 @@ class SlotState(NamedTuple):
     turn: Any
     launched: Any
     want: Any
-    kept: Any
+    kept_share: Any
 
     @classmethod
     def idle(cls, jobs: int, cus: int) -> SlotState:
@@ -160,24 +160,24 @@ def _share_memory(kernels: Any, rates: Any, state: Any) -> None:
         for slot in range(_PER_CU if state.count[cu] > 0 else 0):
             job = state.kernel[cu, slot]
             if job != _NONE:
-                each = 1.0 / (state.count[cu] + rates.half) / kernels.work[job]
-                state.want[job, 0] += each * kernels.llc[job]
-                state.want[job, 1] += each * state.hbm[cu, slot]
+                pace = 1.0 / (state.count[cu] + rates.half) / kernels.work[job]
+                state.want[job, 0] += pace * kernels.llc[job]
+                state.want[job, 1] += pace * state.hbm[cu, slot]
     llc, hbm = _fair_level(state, 0, rates.llc), _fair_level(state, 1, rates.hbm)
     for place in range(state.launched[0]):
         job = state.live[place]
-        kept = 1.0
+        kept_share = 1.0
         if state.want[job, 0] > llc:
-            kept = llc / state.want[job, 0]
+            kept_share = llc / state.want[job, 0]
         if state.want[job, 1] > hbm:
-            kept = min(kept, hbm / state.want[job, 1])
-        state.kept[job] = kept
+            kept_share = min(kept_share, hbm / state.want[job, 1])
+        state.kept_share[job] = kept_share
 
 
 @inline_never
 def _speed(cu: int, slot: int, rates: Any, state: Any) -> float:
     """Seconds of a CU that a workgroup does in a second."""
-    return float(state.kept[state.kernel[cu, slot]] / (state.count[cu] + rates.half))
+    return float(state.kept_share[state.kernel[cu, slot]] / (state.count[cu] + rates.half))
 
 
 @inline_never
