@@ -64,7 +64,7 @@ def test_nothing_begins_before_it_has_arrived_and_what_it_waits_for_is_done(poli
     done = serve(GPU, arrivals, logic(policy, degree=2 if policy == "static" else None, decision_s=1e-6))
     assert np.isfinite(done.done_s).all() and (done.begun_s >= done.arrived_s - 1e-12).all()
     for job, before in enumerate(arrivals.after):
-        assert all(done.begun_s[job] >= done.done_s[each] for each in before)
+        assert all(done.begun_s[job] >= done.done_s[prior] for prior in before)
     running = [int(((done.begun_s <= at) & (done.done_s > at)).sum()) for at in done.begun_s]
     assert max(running) <= {"sequential": 1, "static": 2}.get(policy, len(running))
 

@@ -147,5 +147,5 @@ def test_what_has_no_workgroups_is_refused() -> None:
         "workload": shipped("workload")["ficco"],
         "schedule": shipped("schedule")["serial"],
     }
-    (serial, *_) = (BACKEND.design(each) for each in BACKEND.scenarios(tree).values())
+    (serial, *_) = (BACKEND.design(scenario) for scenario in BACKEND.scenarios(tree).values())
     assert "no workgroups" in str(BACKEND.problems(serial)[0])
