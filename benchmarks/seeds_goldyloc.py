@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recorded import ROOT
-from benchmarks.unchanged import run
+from benchmarks.gallery import run
 from dse.results.claims import judge
 from dse.results.finished_run import FinishedRun
 from dse_workgroups.arrival_study import gains, seconds_by_policy
@@ -26,17 +25,10 @@ from simulators.hardware.system import ScheduleSystem
 from studies.goldyloc import STUDY as GOLDYLOC
 
 
-def finished(study: str, folder: Path) -> FinishedRun:
-    """A run of a study. Raises RuntimeError where it fails."""
-    if failure := run(ROOT, study, folder, "figures=none"):
-        raise RuntimeError(f"study={study}: {failure}")
-    return FinishedRun.find(folder, study)
-
-
 def goldyloc_oracle_gap() -> Mapping[str, float]:
     """Median and largest gap of the run-time logic to the oracle over streams, and its gains over other policies."""
     with tempfile.TemporaryDirectory() as folder:
-        done = finished("goldyloc_arrivals", Path(folder))
+        done = FinishedRun(run("goldyloc_arrivals", Path(folder)))
         return gains(seconds_by_policy(done.outputs.read_table("results")))
 
 
@@ -51,7 +43,7 @@ def goldyloc_within() -> Mapping[str, Any]:
 def fused_claims_within() -> Mapping[str, Any]:
     """Claims of fused operators within in the declared configurations."""
     with tempfile.TemporaryDirectory() as folder:
-        return fused_within(finished("fused_workgroups", Path(folder)))
+        return fused_within(FinishedRun(run("fused_workgroups", Path(folder))))
 
 
 def main() -> int:
