@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,10 @@ from dse.errors import ConfigError
 from dse_workgroups.fused_backend import FusedBackend
 from dse_workgroups.fused_iteration import iterate, peak_demand
 from dse_workgroups.fused_kernels import FusedKernel, facts, line_share
-from dse_workgroups.persistent import NONE, KernelPlan, LogicalWorkgroups, run
+from dse_workgroups.persistent import NONE, Gpus, KernelPlan, LogicalWorkgroups, run
+from search_spaces.fused_knobs import FusedKnobs
 from simulators.overlap.design import OverlapDesign
-from tests.support import drawn, shipped
+from tests.support import REPOSITORY, drawn, shipped
 
 BACKEND = FusedBackend()
 
@@ -121,6 +123,17 @@ def test_skew_delays_by_no_more_than_itself_and_a_late_gpu_by_all_of_it() -> Non
     kernel = plan(design(system="mi210_2x1"))
     late = run(kernel.starting(kernel.gpus.start + np.array([0.0, 20e-6])))
     assert late.computed_s[1] - late.computed_s[0] == pytest.approx(20e-6, rel=0.2)
+
+
+def test_parameters_have_the_words_of_the_emitted_kernels() -> None:
+    source = (REPOSITORY / "plugins" / "emit" / "dse_fused" / "operators.py").read_text("utf-8")
+    (emitted,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Slices")
+    words = [
+        node.target.id for node in emitted.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    assert words == ["num_chunks", "remote_first", "workgroups"]
+    assert "num_chunks" in FusedKnobs.model_fields and "workgroups" in Gpus._fields
+    assert "remote_first" in str(FusedKnobs.model_fields["issue_order"].annotation)
 
 
 def test_waiting_for_what_nobody_sends_is_an_error() -> None:
