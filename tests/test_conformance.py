@@ -166,6 +166,24 @@ def engines_under_traffic() -> tuple[Backend, list[Batch]]:
     ]
 
 
+def gemms_that_arrive() -> tuple[Backend, list[Batch]]:
+    """Eight GPUs share no slots."""
+    backend, stream = BACKENDS["arrivals"](), {"name": "s", "kind": "poisson", "jobs": 4, "shapes": [[64, 256, 256]]}
+    trees = [
+        {"system": tree_of(system), "arrivals": stream, "logic": {"name": "l", "policy": policy}}
+        for system, policy in (("mi100", "sequential"), ("mi100", "default"), ("h100_8", "default"))
+    ]
+    return backend, [Batch(backend.design(tree)) for tree in trees]
+
+
+def workgroups_of_fused_kernels() -> tuple[Backend, list[Batch]]:
+    """No fused kernel reduces around a torus."""
+    backend, names = BACKENDS["workgroups"](), ("emb-p10-b512", "gemv-70b_out")
+    tree = {"workload": shipped("workload")["fused_ops"], "schedule": shipped("schedule")["fused_kernels"]}
+    trees = [backend.scenarios({**tree, "system": tree_of(system)}) for system in ("mi210_2x1", "dlrm_torus")]
+    return backend, [Batch(backend.design(scenarios[name])) for scenarios in trees for name in names]
+
+
 def requests_through_caches() -> tuple[Backend, list[Batch]]:
     """Sets of an L2 that is no power of two are none, nor is a row of DRAM of so few bytes."""
     small = {"run.requests": 1000, "run.repeats": 1}
@@ -211,6 +229,7 @@ def plans_for_recorded_runs() -> tuple[Backend, list[Batch]]:
 
 
 SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
+    "arrivals": gemms_that_arrive,
     "overlap": a_grid_of_overlap,
     "codesign": machines_at_a_price,
     "external": programs_given_a_design_each,
@@ -224,6 +243,7 @@ SCREENED: dict[str, Callable[[], tuple[Backend, list[Batch]]]] = {
     "step": iterations_of_models,
     "toy": things,
     "toy on arrays": things_on_arrays,
+    "workgroups": workgroups_of_fused_kernels,
 }
 SCREENED = {name: make for name, make in SCREENED.items() if name in BACKENDS or name.startswith("toy")}
 

@@ -194,6 +194,8 @@ FEW = {
     "ficco_rules": ["budget.trials=8", "workload=ficco"],
     "ficco_unseen": ["budget.trials=8", "workload=ficco"],
     "fused_ops": ["budget.trials=200"],
+    "fused_workgroups": ["workload.only=[emb-p10-b512,gemv-70b_out]"],
+    "goldyloc_arrivals": ["arrivals.only=[lstm-h512-4x8,small-gap0.5]"],
     "gpgpusim": ["applications=[lenet]", "measured=[p100]", "run.requests=20000", "run.most=200000"],
     "jitq": ["budget.trials=500"],
     "trace": ["space.plan.order=choice(as_recorded,in_2_parts)", "space.plan.sms=choice(0,32)"],
