@@ -284,16 +284,35 @@ class _Sample:
 
         change: path and factor of a number that is changed below the options that points choose, too.
         """
-        backend, parts = self.planned.backend, list[BaseModel | None]()
-        for point in self.points[name][: None if whole else 1]:  # the base design comes first
-            try:
-                parts.append(backend.design(_changed(space.tree(point), *change, space.base)))
-            except ConfigError:
-                parts.append(None)
+        parts = [
+            self._design(_changed(space.tree(point), *change, space.base), change[0], name)
+            for point in self.points[name][: None if whole else 1]  # the base design comes first
+        ]
+        backend = self.planned.backend
         designs = [Batch(design) for design in parts if design is not None]
         results = iter(backend.evaluate(designs) if designs else [])
         refused = Results.all_alike(Result("infeasible"), 1)
         return Results.join([refused if design is None else next(results) for design in parts])
+
+    def _design(self, tree: dict[str, Any], path: str, name: str) -> BaseModel | None:
+        """The design of a tree; None where it is refused.
+
+        The range of the changed number itself does not show that a model reads it: then the number as it was typed.
+        """
+        try:
+            return self.planned.backend.design(tree)
+        except ConfigError as error:
+            if not path or any(problem.path != path for problem in error.problems):
+                return None
+        return self.planned.backend.design(_with_value_of(tree, self.planned.spaces[name].base, path))
+
+
+def _with_value_of(tree: dict[str, Any], other: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A tree with the number at a path that another has."""
+    section = path.partition(".")[0]
+    tree = {**tree, section: copy.deepcopy(tree[section])}
+    set_path(tree, path, get_path(other, path))
+    return tree
 
 
 def _changed(tree: dict[str, Any], path: str, factor: float, base: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class RequestBackend(Backend):
     """Designs one by one, each in a fraction of a second; rings and schedules of T3 only."""
 
     version = "1"
+    batch = 8
     metrics = METRICS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),

@@ -17,6 +17,8 @@ from dse.config.compose import request
 from dse.errors import ConfigError
 from dse.results.run_folder import Outputs
 from dse.space import set_path
+from dse.study.influence import check_typed
+from dse.study.plan import plan
 from dse_near_memory import engine
 from dse_near_memory import state as fields
 from dse_near_memory.address_map import LINE_BYTES, AddressMap, Range
@@ -285,3 +287,9 @@ def test_the_study_judges_t3_by_requests(tmp_path: Any) -> None:
     beside = outputs.read_table("beside_fluid")
     assert len(beside) == len(table) and beside["gap"].abs().max() < 0.15
     assert outputs.read_table("traffic").groupby("configuration")["RS reads"].sum()["T3"] > 0
+
+
+@pytest.mark.slow
+def test_a_number_whose_range_alone_is_checked_is_refused_as_unread() -> None:
+    with pytest.raises(ConfigError, match="schedule.num_chunks = 64: is not read"):
+        check_typed(plan(request(["study=t3_requests", "schedule.num_chunks=64"])))
