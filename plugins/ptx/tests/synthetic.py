@@ -1,0 +1,75 @@
+"""Small traces by hand: instructions of warps as rows of (opcode, unit, writes, reads, addresses of lanes, bytes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse_ptx.warp_trace import Code, Unit, WarpTrace
+
+LANES = np.arange(32, dtype=np.uint64)
+
+
+@dataclass
+class Script:
+    """Instructions of one warp; `at` gives addresses of lanes by block and warp."""
+
+    rows: list[tuple[str, Unit, tuple[int, ...], tuple[int, ...], Callable[[int, int], NDArray[np.uint64]] | None, int]]
+    flop: dict[str, float] = field(default_factory=lambda: {"fma": 2.0})
+
+    def trace(self, blocks: int, warps: int, *, registers: int = 32, shared: int = 0) -> WarpTrace:
+        """Every block and warp executes the script."""
+        count, total = len(self.rows), blocks * warps
+        touching = [row for row in self.rows if row[4]]
+        places = np.cumsum([row[4] is not None for row in self.rows]) - 1
+        stream = np.array([place if row[4] else -1 for row, place in zip(self.rows, places, strict=True)])
+        access = np.concatenate([np.where(stream < 0, -1, stream + warp * len(touching)) for warp in range(total)])
+        addresses = [row[4](warp // warps, warp % warps) for warp in range(total) for row in touching if row[4]]
+        widest = max(max(len(row[2]), len(row[3])) for row in self.rows)
+        rows = [[[*row[n], *[-1] * (widest - len(row[n]))] for row in self.rows] for n in (2, 3)]
+        code = Code(
+            tuple(row[0] for row in self.rows), np.array([row[1] for row in self.rows], np.int8),
+            np.array(rows[0], np.int32), np.array(rows[1], np.int32),
+            np.array([self.flop.get(row[0].partition(".")[0], 0.0) for row in self.rows]),
+        )  # fmt: skip
+        return WarpTrace(
+            code, np.repeat(np.arange(blocks, dtype=np.int32), warps), np.arange(total + 1, dtype=np.int64) * count,
+            np.tile(np.arange(count, dtype=np.int32), total), np.full(count * total, 0xFFFFFFFF, np.uint32),
+            access.astype(np.int64), np.array(addresses, np.uint64).reshape(-1, 32),
+            np.tile(np.array([row[5] for row in touching], np.int16), total), blocks, 32 * warps, registers, shared,
+        )  # fmt: skip
+
+
+def chain(length: int, *, independent: int = 1) -> Script:
+    """Fused multiply-adds; each waits for the one so many before it."""
+    return Script([("fma.rn.f32", Unit.FP32, (n % independent,), (n % independent,), None, 0) for n in range(length)])
+
+
+def stream(loads: int, *, bytes_per_lane: int = 4, stride: int = 1, store: bool = False) -> Script:
+    """Loads of neighbouring words, each warp's after those of the warp before it, used by a multiply-add."""
+    rows: list = []
+    for turn in range(loads):
+
+        def place(block: int, warp: int, turn: int = turn) -> NDArray[np.uint64]:
+            first = ((block * 64 + warp) * loads + turn) * 32 * bytes_per_lane * stride
+            return LANES * np.uint64(bytes_per_lane * stride) + np.uint64(first)
+
+        unit = Unit.GLOBAL_STORE if store else Unit.GLOBAL_LOAD
+        rows.append(("ld.global", unit, () if store else (turn + 1,), (0,), place, bytes_per_lane))
+    rows += [("fma.rn.f32", Unit.FP32, (0,), (turn + 1,), None, 0) for turn in range(loads) if not store]
+    return Script(rows or [("exit", Unit.EXIT, (), (), None, 0)])
+
+
+def shared(loads: int, strides: Sequence[int]) -> Script:
+    """Loads of shared memory at a stride of words between lanes, from each stride in turn."""
+    rows: list = []
+    for turn in range(loads):
+
+        def place(block: int, warp: int, stride: int = strides[turn % len(strides)]) -> NDArray[np.uint64]:
+            return LANES * np.uint64(4 * stride)
+
+        rows.append(("ld.shared.f32", Unit.SHARED_LOAD, (turn,), (), place, 4))
+    return Script(rows)
