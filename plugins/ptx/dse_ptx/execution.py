@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -207,6 +207,27 @@ def _sized(size: Sequence[int]) -> tuple[int, int, int]:
     return int(x), int(y), int(z)
 
 
+class _Arrays(NamedTuple):
+    """Arguments of the interpreter."""
+
+    state: NDArray[np.void]
+    program: vm.Program
+    memory: vm.Memory
+    queue: vm.Queue
+    trace: vm.Trace
+
+
+_TRACE_COLUMNS = (
+    (np.int32, 1),
+    (np.uint32, 1),
+    (np.int64, 1),
+    (np.int32, 1),
+    (np.uint64, vm.LANES),
+    (np.int16, 1),
+)
+"""Types of the columns of `interpreter.Trace` after the first, and their numbers in a row."""
+
+
 class _Execution:
     """Arrays of one launch."""
 
@@ -234,44 +255,37 @@ class _Execution:
         static = self.kernel.shared_bytes
         return -(-static // 16) * 16 + self.options.shared if self.options.shared else static
 
-    def _prepared(self) -> vm.Launch:
-        kernel, shape = self.kernel, np.zeros(vm.SHAPE, np.int64)
+    def _prepared(self) -> _Arrays:
+        kernel, state = self.kernel, np.zeros(1, vm.STATE)
         sizes = (len(self.parameters), self.shared_bytes, kernel.local_bytes * self.warps * vm.LANES)
         rounded = [-(-each // 16) * 16 for each in sizes]
         arena, start = self.module.device.arena(sum(rounded) + 16)
         arena[start : start + sizes[0]] = self.parameters
-        shape[vm.NTID : vm.NTID + 3], shape[vm.NCTAID : vm.NCTAID + 3] = self.block, self.grid
+        state["ntid"], state["nctaid"] = self.block, self.grid
         count, registers = len(kernel.constants), len(kernel.registers)
-        values = {vm.THREADS: self.threads, vm.WARPS: self.warps, vm.CONSTANTS: count, vm.REGISTERS: registers}
-        values |= {vm.PARAM_AT: start, vm.PARAM_SIZE: sizes[0], vm.SHARED_AT: start + rounded[0]}
-        values |= {vm.SHARED_SIZE: sizes[1], vm.LOCAL_AT: start + rounded[0] + rounded[1]}
-        values |= {vm.LOCAL_SIZE: kernel.local_bytes, vm.LIMIT: self.options.most, vm.WATCH_PC: -1}
         depth = 2 * (int((kernel.rows[:, vm.KIND] == vm.BRANCH).sum()) + vm.LANES)
-        values |= {vm.DEPTH: depth, vm.BLOCKS: self.num_blocks, vm.LOCAL_TRACE: self._local_trace(start)}
-        shape[list(values)] = list(values.values())
-        self._watch(shape)
+        values = {"num_threads": self.threads, "num_warps": self.warps, "num_blocks": self.num_blocks}
+        values |= {"num_constants": count, "num_registers": registers, "depth": depth, "limit": self.options.most}
+        values |= {"param_at": start, "param_size": sizes[0], "shared_at": start + rounded[0], "shared_size": sizes[1]}
+        values |= {"local_at": start + rounded[0] + rounded[1], "local_size": kernel.local_bytes, "watch_pc": -1}
+        values["local_trace"] = _local_trace(start)
+        for name, value in values.items():
+            state[name] = value
+        self._watch(state)
         file = np.zeros(vm.LANES * (count + registers * self.warps), np.uint64)
         file[: vm.LANES * count] = np.repeat(kernel.constants, vm.LANES)
-        room = {name: np.zeros(vm.LANES, np.uint64) for name in ("x", "y", "z", "out", "at")}
-        room |= {f"s{name}": room[name].view(np.int64) for name in "xyz"}  # the same bytes
-        room |= {f"f{name}": np.zeros(vm.LANES, np.float32) for name in "xyzo"}
-        room |= {"d" + name: np.zeros(vm.LANES, np.float64) for name in "xyzo"}
         rows = _FIRST_ROWS if len(self.sample) else 0
-        return vm.Launch(
-            kernel.rows, kernel.operands, shape, np.zeros(vm.STATE, np.int64), file,
-            arena, arena.view(np.uint16), arena.view(np.uint32), arena.view(np.uint64),
-            self.module.device.allocations, np.zeros((self.warps, depth, 3), np.int64),
-            np.zeros((self.warps, vm.WARP_FIELDS), np.int64), np.zeros(16, np.int64),
-            np.zeros(len(kernel.rows), np.int64), np.zeros(len(kernel.rows), np.int64), self.sample,
-            np.zeros(rows, np.int32), np.zeros(rows, np.uint32), np.zeros(rows, np.int64), np.zeros(rows, np.int32),
-            np.zeros(rows * vm.LANES, np.uint64), np.zeros(rows, np.int16), **room,
-        )  # fmt: skip
+        counts = np.zeros((2, len(kernel.rows)), np.int64)
+        warps = np.zeros((self.warps, vm.WARP_FIELDS), np.int64)
+        return _Arrays(
+            state,
+            vm.Program(kernel.rows, kernel.operands, file),
+            vm.Memory(*map(arena.view, (np.uint8, np.uint16, np.uint32, np.uint64)), self.module.device.allocations),
+            vm.Queue(np.zeros((self.warps, depth, 3), np.int64), warps, np.zeros(16, np.int64), *counts),
+            vm.Trace(self.sample, *(np.zeros(rows * lanes, kind) for kind, lanes in _TRACE_COLUMNS)),
+        )
 
-    def _local_trace(self, start: int) -> int:
-        """Where local memory of all threads would lie in global memory."""
-        return vm.GLOBAL_BASE + (-(-start // (1 << 20)) + 1) * (1 << 20)
-
-    def _watch(self, shape: NDArray[np.int64]) -> None:
+    def _watch(self, state: NDArray[np.void]) -> None:
         watch = self.options.watch
         if watch is None:
             return
@@ -286,13 +300,17 @@ class _Execution:
             if not (0 <= x < size[0] and 0 <= y < size[1] and 0 <= z < size[2]):
                 raise ConfigError([Problem(name, f"is not in {size}", tuple(place))])
             numbers.append(x + size[0] * (y + size[1] * z))
-        shape[vm.WATCH_PC] = self.kernel.lines.index(watch.line)
-        shape[vm.WATCH_BLOCK], shape[vm.WATCH_THREAD], shape[vm.WATCH_SKIP] = *numbers, watch.visit
+        state["watch_pc"], state["watch_skip"] = self.kernel.lines.index(watch.line), watch.visit
+        state["watch_block"], state["watch_thread"] = numbers
+
+    def number(self, name: str) -> int:
+        """A number of the state."""
+        return int(self.launch.state[name][0])
 
     def finish(self) -> Run:
         """Run to the end, or to what is watched. Raises LaunchError."""
         a, b = np.zeros(16 * 32 + 4 * vm.LANES), np.zeros(8 * 32)
-        while (status := int(vm.run(self.launch, vm.LANES, a, b))) == vm.FULL:
+        while (status := int(vm.run(*self.launch, vm.LANES, a, b))) == vm.FULL:
             self._extend()
         if status not in (vm.DONE, vm.WATCHED):
             raise LaunchError(self._failure(status))
@@ -300,35 +318,33 @@ class _Execution:
             raise LaunchError(f"line {self.options.watch.line}: the thread does not come there so often")
         registers = self._registers() if status == vm.WATCHED else {}
         trace = self._trace() if len(self.sample) else None
-        return Run(self.kernel, self.launch.issued, self.launch.lanes, trace, registers)
+        return Run(self.kernel, self.launch.queue.issued, self.launch.queue.lanes, trace, registers)
 
     def _extend(self) -> None:
         """Double the room of the recording."""
-        names = ("pcs", "active", "access", "owner", "addresses", "sizes")
-        grown = {name: np.concatenate([getattr(self.launch, name)] * 2) for name in names}
-        self.launch = self.launch._replace(**grown)
+        sample, *columns = self.launch.trace
+        grown = vm.Trace(sample, *(np.concatenate([column] * 2) for column in columns))
+        self.launch = self.launch._replace(trace=grown)
 
     def _registers(self) -> dict[str, int]:
-        shape, count = self.launch.shape, len(self.kernel.constants)
-        warp, lane = divmod(int(shape[vm.WATCH_THREAD]), vm.LANES)
-        rows = self.launch.file.reshape(-1, vm.LANES)[count + warp * len(self.kernel.registers) :, lane]
+        count = len(self.kernel.constants)
+        warp, lane = divmod(self.number("watch_thread"), vm.LANES)
+        rows = self.launch.program.file.reshape(-1, vm.LANES)[count + warp * len(self.kernel.registers) :, lane]
         return {name: int(rows[number]) for name, number in self.kernel.registers.items()}
 
     def _failure(self, status: int) -> str:
         """A sentence with line, block, thread and address."""
-        state, shape = self.launch.state, self.launch.shape
-        row = max(int(state[vm.PC]), 0)
-        block, thread = (
-            _coordinates(int(state[each]), size) for each, size in ((vm.BLOCK, self.grid), (vm.THREAD, self.block))
-        )
-        who, address = f"thread {thread} of block {block}", f"0x{int(state[vm.FAULT]):x}"
+        row = max(self.number("pc"), 0)
+        block = _coordinates(self.number("block"), self.grid)
+        thread = _coordinates(self.number("fault_thread"), self.block)
+        who, address = f"thread {thread} of block {block}", f"0x{self.number('fault_address'):x}"
         opcode = self.kernel.code.opcodes[row]
         sentences = {
             vm.OUT_OF_BOUNDS: f"{who} accesses {address}, which is out of bounds",
             vm.MISALIGNED: f"{who} accesses {address}, which is not a multiple of the access's size",
             vm.DEADLOCK: f"{who} waits at a barrier to which other warps never come (deadlock)",
             vm.DIVERGENT: f"a barrier is reached without {who}, which has not ended (deadlock)",
-            vm.ENDLESS: f"{int(shape[vm.LIMIT])} warp instructions were executed, and the kernel has not ended",
+            vm.ENDLESS: f"{self.options.most} warp instructions were executed, and the kernel has not ended",
             vm.TRAPPED: f"{who} executes a trap",
             vm.DEEP: f"{who} diverges more deeply than the kernel has branches",
         }
@@ -337,8 +353,7 @@ class _Execution:
 
     def _trace(self) -> WarpTrace:
         """The recording, warp after warp."""
-        launch, state = self.launch, self.launch.state
-        rows, accesses = int(state[vm.ROWS]), int(state[vm.ACCESSES])
+        launch, rows, accesses = self.launch.trace, self.number("rows"), self.number("accesses")
         owner = launch.owner[:rows]
         order = np.argsort(owner, kind="stable")
         count = len(self.sample) * self.warps
@@ -357,6 +372,11 @@ class _Execution:
             self.kernel.registers_per_thread,
             self.shared_bytes,
         )
+
+
+def _local_trace(start: int) -> int:
+    """Where local memory of all threads would lie in global memory."""
+    return vm.GLOBAL_BASE + (-(-start // (1 << 20)) + 1) * (1 << 20)
 
 
 def _coordinates(number: int, size: tuple[int, int, int]) -> tuple[int, int, int]:

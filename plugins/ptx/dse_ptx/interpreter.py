@@ -48,45 +48,88 @@ GENERIC, GLOBAL, SHARED, LOCAL, PARAM = range(5)
 UP, DOWN, BFLY, IDX = range(4)
 V_ALL, V_ANY, V_UNI, V_BALLOT, V_ACTIVE, V_MATCH, V_REDUX, V_ELECT = range(8)
 FTZ, SAT, RELU, PROPAGATE, PACKED, NOT_Z, AND_Z, OR_Z, XOR_Z, INTEGRAL = (1 << bit for bit in range(10))
-# Of a launch, in `shape`
-(NTID, NCTAID, THREADS, WARPS, CONSTANTS, REGISTERS, PARAM_AT, PARAM_SIZE, SHARED_AT, SHARED_SIZE, LOCAL_AT, LOCAL_SIZE,
- LIMIT, DEPTH, WATCH_PC, WATCH_BLOCK, WATCH_THREAD, WATCH_SKIP, BLOCKS, LOCAL_TRACE) = (
-    0, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
-SHAPE = 24
-# Of where execution is, in `state`
-(BLOCK, STARTED, STATUS, PC, THREAD, FAULT, WARP, EXECUTED, ROWS, ACCESSES, SAMPLE, LAST, IN_SAMPLE, LEFT) = range(14)
-STATE = 14
 DONE, OUT_OF_BOUNDS, MISALIGNED, DEADLOCK, ENDLESS, FULL, DIVERGENT, TRAPPED, DEEP, WATCHED = range(10)
 TOP, ENDED, WAITS, EXPECTED, GONE = range(5)
 WARP_FIELDS = 5
 # fmt: on
 
 
-class Launch(NamedTuple):
-    """Arrays of one launch.
+_SCALARS = (
+    # of the launch; `watch_skip`: visits of the watched place that do not stop it
+    "num_threads num_warps num_constants num_registers param_at param_size shared_at shared_size local_at local_size "
+    "limit depth watch_pc watch_block watch_thread watch_skip num_blocks local_trace "
+    # where execution is; `has_moved`: a warp of the block ran since all were asked
+    "block is_started warp pc fault_thread fault_address status executed rows accesses next_sample in_sample has_moved "
+    "last_allocation"
+)
+_WORDS = ("x", "y", "z", "out", "at")
 
-    code (instructions, FIELDS), operands; shape: sizes; state: where execution is. file: constants and registers, 32
-    lanes each; m8 to m64: memory by the size of an access; allocations: (first, end) addresses, ascending.
-    stack (warps, depth, 3), warps (warps, WARP_FIELDS). issued, lanes: counts by instruction. sample: blocks that are
-    recorded, ascending; pcs, active, access, owner: a row for each of their warp instructions; addresses, sizes: a row
-    for each access. The others are room to compute in.
+
+def _state() -> np.dtype[np.void]:
+    """Type of the numbers of a launch, of where execution is, and of operands and results of 32 lanes.
+
+    x, y, z: operands, as sx, sy, sz with their signs, fx to fz in single and dx to dz in double precision; out: the
+    result (fo, do); at: the second result, or the addresses of an access.
     """
+    fields: list[tuple[str, Any, int]] = []
+    end = 0
+    for name in _SCALARS.split():
+        fields.append((name, np.int64, end))
+        end += 8
+    for name in ("ntid", "nctaid"):
+        fields.append((name, (np.int64, 3), end))
+        end += 24
+    end = -(-end // 64) * 64
+    for name in _WORDS:
+        fields.append((name, (np.uint64, LANES), end))
+        if name in "xyz":
+            fields.append(("s" + name, (np.int64, LANES), end))
+        end += 8 * LANES
+    for letter, kind in (("f", np.float32), ("d", np.float64)):
+        for name in "xyzo":
+            fields.append((letter + name, (kind, LANES), end))
+            end += np.dtype(kind).itemsize * LANES
+    names, formats, offsets = zip(*fields, strict=True)
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
+
+
+STATE = _state()
+
+
+class Program(NamedTuple):
+    """code (instructions, FIELDS), operands; file: constants, then registers of each warp, 32 lanes each."""
 
     code: Ints
     operands: Ints
-    shape: Ints
-    state: Ints
     file: Words
+
+
+class Memory(NamedTuple):
+    """Bytes of all state spaces by the size of an access, and (first, end) addresses of allocations, ascending."""
+
     m8: NDArray[np.uint8]
     m16: NDArray[np.uint16]
     m32: NDArray[np.uint32]
     m64: Words
     allocations: Ints
+
+
+class Queue(NamedTuple):
+    """Warps of a block: stack (warps, depth, 3), warps (warps, WARP_FIELDS), arrivals at each barrier.
+
+    issued, lanes: warp and thread instructions by instruction, of all blocks.
+    """
+
     stack: Ints
     warps: Ints
     arrivals: Ints
     issued: Ints
     lanes: Ints
+
+
+class Trace(NamedTuple):
+    """Blocks that are recorded, ascending; a row for each of their warp instructions, and for each access."""
+
     sample: Ints
     pcs: NDArray[np.int32]
     active: NDArray[np.uint32]
@@ -94,22 +137,6 @@ class Launch(NamedTuple):
     owner: NDArray[np.int32]
     addresses: Words
     sizes: NDArray[np.int16]
-    x: Words
-    y: Words
-    z: Words
-    out: Words
-    sx: Ints
-    sy: Ints
-    sz: Ints
-    fx: NDArray[np.float32]
-    fy: NDArray[np.float32]
-    fz: NDArray[np.float32]
-    fo: NDArray[np.float32]
-    dx: NDArray[np.float64]
-    dy: NDArray[np.float64]
-    dz: NDArray[np.float64]
-    do: NDArray[np.float64]
-    at: Words
 
 
 @inline_never
@@ -218,9 +245,9 @@ def _compares_ordered(mode: int, a: Any, b: Any) -> bool:
 
 
 @inline_never
-def _arithmetic(v: Launch, op: int, bits: int, is_signed: bool, lanes: int) -> None:
+def _arithmetic(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None:
     """Integer operations that are one machine instruction or few."""
-    x, y, z, out, sx, sy = v.x, v.y, v.z, v.out, v.sx, v.sy
+    x, y, z, out, sx, sy = s.x, s.y, s.z, s.out, s.sx, s.sy
     if op == MOV:
         for i in range(lanes):
             out[i] = x[i]
@@ -282,13 +309,13 @@ def _arithmetic(v: Launch, op: int, bits: int, is_signed: bool, lanes: int) -> N
         for i in range(lanes):
             out[i] = x[i] | (y[i] << np.uint64(bits // 2))
     else:
-        _rare(v, op, bits, is_signed, lanes)
+        _rare(s, op, bits, is_signed, lanes)
 
 
 @inline_never
-def _rare(v: Launch, op: int, bits: int, is_signed: bool, lanes: int) -> None:
+def _rare(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None:
     """Integer operations lane by lane."""
-    x, y, z, out, sx, sy, sz = v.x, v.y, v.z, v.out, v.sx, v.sy, v.sz
+    x, y, z, out, sx, sy, sz = s.x, s.y, s.z, s.out, s.sx, s.sy, s.sz
     for i in range(lanes):
         a, b, c = x[i], y[i], z[i]
         r = np.uint64(0)
@@ -351,9 +378,9 @@ def _extract(a: Any, sa: int, first: int, count: int, bits: int, is_signed: bool
 
 
 @inline_never
-def _three(v: Launch, op: int, bits: int, mode: int, base: int, lanes: int) -> None:
+def _three(s: Any, p: Program, op: int, bits: int, mode: int, base: int, lanes: int) -> None:
     """Operations on bits of three operands; base: of a fourth one in the file."""
-    x, y, z, out = v.x, v.y, v.z, v.out
+    x, y, z, out = s.x, s.y, s.z, s.out
     for i in range(lanes):
         a, b, c, r = x[i], y[i], z[i], np.uint64(0)
         if op == LOP3:
@@ -369,16 +396,17 @@ def _three(v: Launch, op: int, bits: int, mode: int, base: int, lanes: int) -> N
                     byte = np.uint64(255) if byte & np.uint64(128) else np.uint64(0)
                 r |= byte << np.uint64(8 * k)
         elif op == BFI:
-            first, count = np.int64(c & np.uint64(255)), np.int64(v.file[base + i] & np.uint64(255))
+            low, count = np.int64(c & np.uint64(255)), np.int64(p.file[base + i] & np.uint64(255))
             r = b
-            if count and first < bits:
-                window = _mask_of(min(count, bits - first)) << np.uint64(first)
-                r = (b & ~window) | ((a << np.uint64(first)) & window)
+            if count and low < bits:
+                window = _mask_of(min(count, bits - low)) << np.uint64(low)
+                r = (b & ~window) | ((a << np.uint64(low)) & window)
         elif op == DP4A:
             r = c
             for k in range(4):
-                p, q = (a >> np.uint64(8 * k)) & np.uint64(255), (b >> np.uint64(8 * k)) & np.uint64(255)
-                r += _byte(p, mode & 1) * _byte(q, mode & 2)
+                first = (a >> np.uint64(8 * k)) & np.uint64(255)
+                second = (b >> np.uint64(8 * k)) & np.uint64(255)
+                r += _byte(first, mode & 1) * _byte(second, mode & 2)
         else:
             n = min(c & np.uint64(0xFFFFFFFF), np.uint64(32)) if mode else c & np.uint64(31)
             both = a | (b << np.uint64(32))
@@ -395,30 +423,30 @@ def _byte(value: Any, is_signed: int) -> Any:
 
 
 @inline_never
-def _integer(v: Launch, row: int, base: int, lanes: int) -> None:
+def _integer(s: Any, p: Program, row: int, base: int, lanes: int) -> None:
     """One integer instruction for all lanes; base: of its fourth operand."""
-    code, out = v.code, v.out
+    code, out = p.code, s.out
     op, bits, is_signed = code[row, OP], code[row, BITS], code[row, X] > 0
     if op == SETP:
         mode = code[row, MODE]
         for i in range(lanes):
-            out[i] = _compares(mode, v.sx[i], v.sy[i]) if is_signed else _compares(mode, v.x[i], v.y[i])
-        _combine(v, code[row, FLAGS], np.uint64(code[row, OFFSET]), lanes)
+            out[i] = _compares(mode, s.sx[i], s.sy[i]) if is_signed else _compares(mode, s.x[i], s.y[i])
+        _combine(s, code[row, FLAGS], np.uint64(code[row, OFFSET]), lanes)
     elif op in (LOP3, PRMT, BFI, SHF_L, SHF_R, DP4A):
-        _three(v, op, bits, code[row, MODE], base, lanes)
+        _three(s, p, op, bits, code[row, MODE], base, lanes)
     else:
         width = code[row, BYTES]  # of the operands, in bits
-        _arithmetic(v, op, width, is_signed, lanes)
+        _arithmetic(s, op, width, is_signed, lanes)
     mask = _mask_of(bits)
     for i in range(lanes):
         out[i] &= mask
 
 
 @inline_never
-def _combine(v: Launch, flags: int, true: Any, lanes: int) -> None:
+def _combine(s: Any, flags: int, true: Any, lanes: int) -> None:
     """Combine comparisons with a third operand; `at` keeps the inverse for the second result of `setp`."""
     for i in range(lanes):
-        p, c = v.out[i], (v.z[i] ^ np.uint64((flags & NOT_Z) != 0))
+        p, c = s.out[i], (s.z[i] ^ np.uint64((flags & NOT_Z) != 0))
         q = p ^ np.uint64(1)
         if flags & AND_Z:
             p, q = p & c, q & c
@@ -426,7 +454,7 @@ def _combine(v: Launch, flags: int, true: Any, lanes: int) -> None:
             p, q = p | c, q | c
         elif flags & XOR_Z:
             p, q = p ^ c, q ^ c
-        v.out[i], v.at[i] = true if p else np.uint64(0), q
+        s.out[i], s.at[i] = true if p else np.uint64(0), q
 
 
 @inline_never
@@ -597,61 +625,61 @@ def _function(op: int, a: float) -> float:
 
 
 @inline_never
-def _float(v: Launch, row: int, lanes: int) -> None:
+def _float(s: Any, p: Program, row: int, lanes: int) -> None:
     """One floating-point instruction for all lanes."""
-    code, out = v.code, v.out
+    code, out = p.code, s.out
     op, kind, flags = code[row, OP], code[row, FORMAT], code[row, FLAGS]
     if op == FSETP or op == FTESTP:
-        _float_compare(v, row, lanes)
+        _float_compare(s, p, row, lanes)
         return
     if kind == F64:
         for i in range(lanes):
-            v.dx[i], v.dy[i], v.dz[i] = _double(v.x[i]), _double(v.y[i]), _double(v.z[i])
-        _compute(op, flags, v.dx, v.dy, v.dz, v.do, lanes)
+            s.dx[i], s.dy[i], s.dz[i] = _double(s.x[i]), _double(s.y[i]), _double(s.z[i])
+        _compute(op, flags, s.dx, s.dy, s.dz, s.do, lanes)
         for i in range(lanes):
-            out[i] = _double_bits(v.do[i])
+            out[i] = _double_bits(s.do[i])
         return
     for shift in range(0, 32 if flags & PACKED else 16, 16):
-        _to_float(v.x, shift, kind, v.fx, flags, lanes)
-        _to_float(v.y, shift, kind, v.fy, flags, lanes)
-        _to_float(v.z, shift, kind, v.fz, flags, lanes)
+        _to_float(s.x, shift, kind, s.fx, flags, lanes)
+        _to_float(s.y, shift, kind, s.fy, flags, lanes)
+        _to_float(s.z, shift, kind, s.fz, flags, lanes)
         if op == FFMA and kind != F32:
             digits, smallest = (10, -14) if kind == F16 else (7, -126)
             for i in range(lanes):
-                exact = _odd_fma(np.float64(v.fx[i]), np.float64(v.fy[i]), np.float64(v.fz[i]))
-                v.fo[i] = _round_to(exact, digits, smallest, False)
+                exact = _odd_fma(np.float64(s.fx[i]), np.float64(s.fy[i]), np.float64(s.fz[i]))
+                s.fo[i] = _round_to(exact, digits, smallest, False)
         else:
-            _compute(op, flags, v.fx, v.fy, v.fz, v.fo, lanes)
+            _compute(op, flags, s.fx, s.fy, s.fz, s.fo, lanes)
         if flags & FTZ and kind == F32:
-            _flush(v.fo, lanes)
+            _flush(s.fo, lanes)
         for i in range(lanes):
-            bits = _from_float(v.fo, kind, flags, i) << np.uint64(shift)
+            bits = _from_float(s.fo, kind, flags, i) << np.uint64(shift)
             out[i] = out[i] | bits if shift else bits
 
 
 @inline_never
-def _float_compare(v: Launch, row: int, lanes: int) -> None:
+def _float_compare(s: Any, p: Program, row: int, lanes: int) -> None:
     """`setp` and `testp` of floating-point numbers."""
-    code, mode, kind, flags = v.code, v.code[row, MODE], v.code[row, FORMAT], v.code[row, FLAGS]
+    code, mode, kind, flags = p.code, p.code[row, MODE], p.code[row, FORMAT], p.code[row, FLAGS]
     if kind == F64:
         for i in range(lanes):
-            v.dx[i], v.dy[i] = _double(v.x[i]), _double(v.y[i])
+            s.dx[i], s.dy[i] = _double(s.x[i]), _double(s.y[i])
     else:
-        _to_float(v.x, 0, kind, v.fx, flags, lanes)
-        _to_float(v.y, 0, kind, v.fy, flags, lanes)
+        _to_float(s.x, 0, kind, s.fx, flags, lanes)
+        _to_float(s.y, 0, kind, s.fy, flags, lanes)
         for i in range(lanes):
-            v.dx[i], v.dy[i] = np.float64(v.fx[i]), np.float64(v.fy[i])
+            s.dx[i], s.dy[i] = np.float64(s.fx[i]), np.float64(s.fy[i])
     if code[row, OP] == FSETP:
         for i in range(lanes):
-            v.out[i] = np.uint64(_compares(mode, v.dx[i], v.dy[i]))
-        _combine(v, flags, np.uint64(code[row, OFFSET]), lanes)
+            s.out[i] = np.uint64(_compares(mode, s.dx[i], s.dy[i]))
+        _combine(s, flags, np.uint64(code[row, OFFSET]), lanes)
         return
     tiny = 2.0**-1022 if kind == F64 else 2.0**-126
     for i in range(lanes):
-        a = v.dx[i]
+        a = s.dx[i]
         finite, normal = math.isfinite(a), math.isfinite(a) and abs(a) >= tiny
         answers = (finite, not finite and a == a, a == a, a != a, normal, finite and not normal and a != 0.0)
-        v.out[i] = np.uint64(answers[mode])
+        s.out[i] = np.uint64(answers[mode])
 
 
 @inline_never
@@ -678,63 +706,62 @@ def _to_integer(value: float, bits: int, is_signed: bool) -> Any:
 
 
 @inline_never
-def _convert(v: Launch, row: int, lanes: int) -> None:
+def _convert(s: Any, p: Program, row: int, lanes: int) -> None:
     """`cvt`: MODE rounds; BITS and X are those of the result and the source where they are integers."""
-    code, x, out = v.code, v.x, v.out
+    code, x, out = p.code, s.x, s.out
     source, target, mode, flags = code[row, SOURCE], code[row, FORMAT], code[row, MODE], code[row, FLAGS]
     bits, is_signed = code[row, BITS], code[row, Y] > 0
     if source == INT and target == INT:
         low, high = code[row, OFFSET], code[row, BYTES]
         for i in range(lanes):
-            out[i] = np.uint64(min(max(v.sx[i], low), high)) if flags & SAT else x[i]
+            out[i] = np.uint64(min(max(s.sx[i], low), high)) if flags & SAT else x[i]
             out[i] &= _mask_of(bits)
         return
     if source == F64:
         for i in range(lanes):
-            v.dx[i] = _double(x[i])
+            s.dx[i] = _double(x[i])
     elif source != INT:
-        _to_float(x, 0, source, v.fx, flags, lanes)
+        _to_float(x, 0, source, s.fx, flags, lanes)
         for i in range(lanes):
-            v.dx[i] = np.float64(v.fx[i])
+            s.dx[i] = np.float64(s.fx[i])
     for i in range(lanes):
         if source == INT:
-            v.dx[i] = np.float64(v.sx[i]) if code[row, X] > 0 else np.float64(x[i])
-            v.fo[i] = np.float32(v.sx[i]) if code[row, X] > 0 else np.float32(x[i])
+            s.dx[i] = np.float64(s.sx[i]) if code[row, X] > 0 else np.float64(x[i])
+            s.fo[i] = np.float32(s.sx[i]) if code[row, X] > 0 else np.float32(x[i])
         elif flags & INTEGRAL:
-            v.dx[i] = _integral(v.dx[i], mode)
-            v.fo[i] = np.float32(v.dx[i])
+            s.dx[i] = _integral(s.dx[i], mode)
+            s.fo[i] = np.float32(s.dx[i])
         else:
-            v.fo[i] = np.float32(v.dx[i])
+            s.fo[i] = np.float32(s.dx[i])
         if target == INT:
-            out[i] = _to_integer(_integral(v.dx[i], mode), bits, is_signed) & _mask_of(bits)
+            out[i] = _to_integer(_integral(s.dx[i], mode), bits, is_signed) & _mask_of(bits)
         elif target == F64:
-            out[i] = _double_bits(v.dx[i])
+            out[i] = _double_bits(s.dx[i])
         elif target == TF32:
-            raw = np.uint64(_single_bits(v.fo[i]))
+            raw = np.uint64(_single_bits(s.fo[i]))
             up = np.uint64(0x1000) if mode == RNA else np.uint64(0xFFF) + ((raw >> np.uint64(13)) & np.uint64(1))
-            out[i] = (raw + up if math.isfinite(v.fo[i]) else raw) & np.uint64(0xFFFFE000)
+            out[i] = (raw + up if math.isfinite(s.fo[i]) else raw) & np.uint64(0xFFFFE000)
         else:
             if target != F32:
                 digits, smallest = (10, -14) if target == F16 else (7, -126)
-                v.fo[i] = np.float32(_round_to(v.dx[i], digits, smallest, mode == RZ))
-            out[i] = _from_float(v.fo, target, flags, i)
+                s.fo[i] = np.float32(_round_to(s.dx[i], digits, smallest, mode == RZ))
+            out[i] = _from_float(s.fo, target, flags, i)
 
 
 @inline_never
-def _convert_pair(v: Launch, row: int, lanes: int) -> None:
+def _convert_pair(s: Any, p: Program, row: int, lanes: int) -> None:
     """`cvt` of two numbers to a packed pair, the first in the upper half."""
-    _convert(v, row, lanes)
+    _convert(s, p, row, lanes)
     for i in range(lanes):
-        v.at[i], v.x[i] = v.out[i], v.y[i]
-    _convert(v, row, lanes)
+        s.at[i], s.x[i] = s.out[i], s.y[i]
+    _convert(s, p, row, lanes)
     for i in range(lanes):
-        v.out[i] |= v.at[i] << np.uint64(16)
+        s.out[i] |= s.at[i] << np.uint64(16)
 
 
 @inline_never
-def _locate(v: Launch, space: int, address: int, size: int, thread: int) -> int:
+def _locate(s: Any, m: Memory, space: int, address: int, size: int, thread: int) -> int:
     """Place of an access in memory; -1 where it is out of bounds, -2 where it is not aligned."""
-    shape = v.shape
     if address & (size - 1):
         return -2
     if space == GENERIC:
@@ -743,19 +770,19 @@ def _locate(v: Launch, space: int, address: int, size: int, thread: int) -> int:
             space = LOCAL if address >= LOCAL_WINDOW else SHARED
             address -= LOCAL_WINDOW if address >= LOCAL_WINDOW else SHARED_WINDOW
     if space == GLOBAL:
-        last = v.state[LAST]
-        if address < v.allocations[last, 0] or address + size > v.allocations[last, 1]:
-            last = _allocation(v.allocations, address)
-            if last < 0 or address + size > v.allocations[last, 1]:
+        last = s.last_allocation
+        if address < m.allocations[last, 0] or address + size > m.allocations[last, 1]:
+            last = _allocation(m.allocations, address)
+            if last < 0 or address + size > m.allocations[last, 1]:
                 return -1
-            v.state[LAST] = last
+            s.last_allocation = last
         return address - GLOBAL_BASE
     if space == SHARED:
-        return shape[SHARED_AT] + address if 0 <= address and address + size <= shape[SHARED_SIZE] else -1
+        return s.shared_at + address if 0 <= address and address + size <= s.shared_size else -1
     if space == LOCAL:
-        is_inside = 0 <= address and address + size <= shape[LOCAL_SIZE]
-        return shape[LOCAL_AT] + thread * shape[LOCAL_SIZE] + address if is_inside else -1
-    return shape[PARAM_AT] + address if 0 <= address and address + size <= shape[PARAM_SIZE] else -1
+        is_inside = 0 <= address and address + size <= s.local_size
+        return s.local_at + thread * s.local_size + address if is_inside else -1
+    return s.param_at + address if 0 <= address and address + size <= s.param_size else -1
 
 
 @inline_never
@@ -772,111 +799,113 @@ def _allocation(allocations: Ints, address: int) -> int:
 
 
 @inline_never
-def _get(v: Launch, at: int, size: int) -> Any:
+def _get(m: Memory, at: int, size: int) -> Any:
     """Bytes of memory as a word."""
     if size == 4:
-        return np.uint64(v.m32[at >> 2])
+        return np.uint64(m.m32[at >> 2])
     if size == 8:
-        return v.m64[at >> 3]
-    return np.uint64(v.m16[at >> 1]) if size == 2 else np.uint64(v.m8[at])
+        return m.m64[at >> 3]
+    return np.uint64(m.m16[at >> 1]) if size == 2 else np.uint64(m.m8[at])
 
 
 @inline_never
-def _put(v: Launch, at: int, size: int, value: Any) -> None:
+def _put(m: Memory, at: int, size: int, value: Any) -> None:
     """Store a word's lowest bytes."""
     if size == 4:
-        v.m32[at >> 2] = np.uint32(value)
+        m.m32[at >> 2] = np.uint32(value)
     elif size == 8:
-        v.m64[at >> 3] = value
+        m.m64[at >> 3] = value
     elif size == 2:
-        v.m16[at >> 1] = np.uint16(value)
+        m.m16[at >> 1] = np.uint16(value)
     else:
-        v.m8[at] = np.uint8(value)
+        m.m8[at] = np.uint8(value)
 
 
 @inline_never
-def _fault(v: Launch, place: int, address: int, thread: int) -> bool:
+def _fault(s: Any, place: int, address: int, thread: int) -> bool:
     """Note an access that failed."""
-    v.state[STATUS] = OUT_OF_BOUNDS if place == -1 else MISALIGNED
-    v.state[THREAD], v.state[FAULT] = thread, address
+    s.status = OUT_OF_BOUNDS if place == -1 else MISALIGNED
+    s.fault_thread, s.fault_address = thread, address
     return False
 
 
 @inline_never
-def _base(v: Launch, place: int, shift: int) -> int:
+def _base(s: Any, p: Program, place: int, shift: int) -> int:
     """Where an operand's lanes begin in the file; shift: registers of the warps before."""
-    index = v.operands[place]
-    return LANES * (index + shift if index >= v.shape[CONSTANTS] else index)
+    index = p.operands[place]
+    return LANES * (index + shift if index >= s.num_constants else index)
 
 
 @inline_never
-def _traced(v: Launch, space: int, address: int, thread: int) -> int:
+def _traced(s: Any, space: int, address: int, thread: int) -> int:
     """Address for a trace: local memory lies interleaved by thread in global memory, four bytes each."""
     if space == GENERIC and address < GLOBAL_BASE:
         space = LOCAL if address >= LOCAL_WINDOW else SHARED
         address -= LOCAL_WINDOW if address >= LOCAL_WINDOW else SHARED_WINDOW
     if space == LOCAL:
-        block = v.state[BLOCK] * v.shape[LOCAL_SIZE]
-        return v.shape[LOCAL_TRACE] + (block + (address & ~3)) * v.shape[THREADS] + 4 * thread + (address & 3)
+        block = s.block * s.local_size
+        return s.local_trace + (block + (address & ~3)) * s.num_threads + 4 * thread + (address & 3)
     return address
 
 
 @inline_never
-def _memory(v: Launch, row: int, active: int, warp: int, shift: int) -> bool:
+def _memory(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """Loads and stores of up to eight elements, lane by lane. False where an access fails."""
-    code, kind, size, count = v.code, v.code[row, KIND], v.code[row, BYTES], v.code[row, COUNT]
+    code, kind, size, count = p.code, p.code[row, KIND], p.code[row, BYTES], p.code[row, COUNT]
     first, space, sign = code[row, FIRST], code[row, SPACE], code[row, X]
     values = first if kind == LOAD else first + 1  # the address is the first that is read
-    source = _base(v, first + code[row, WRITES], shift)
+    source = _base(s, p, first + code[row, WRITES], shift)
     mask = _mask_of(code[row, BITS])
     for lane in range(LANES):
         if not (active >> lane) & 1:
-            v.at[lane] = np.uint64(0)
+            s.at[lane] = np.uint64(0)
             continue
-        thread, address = warp * LANES + lane, np.int64(v.file[source + lane]) + code[row, OFFSET]
-        place = _locate(v, space, address, size * count, thread)
-        v.at[lane] = np.uint64(_traced(v, space, address, thread))
+        thread, address = warp * LANES + lane, np.int64(p.file[source + lane]) + code[row, OFFSET]
+        place = _locate(s, m, space, address, size * count, thread)
+        s.at[lane] = np.uint64(_traced(s, space, address, thread))
         if place < 0:
-            return _fault(v, place, address, thread)
+            return _fault(s, place, address, thread)
         for k in range(count):
-            value = _base(v, values + k, shift) + lane
+            value = _base(s, p, values + k, shift) + lane
             if kind == LOAD:
-                word = _get(v, place + k * size, size)
+                word = _get(m, place + k * size, size)
                 if sign:
                     word = np.uint64((np.int64(word) << (64 - sign)) >> (64 - sign)) & mask
-                v.file[value] = word
+                p.file[value] = word
             else:
-                _put(v, place + k * size, size, v.file[value])
+                _put(m, place + k * size, size, p.file[value])
     return True
 
 
 @inline_never
-def _copy(v: Launch, row: int, active: int, warp: int, shift: int) -> bool:
+def _copy(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`cp.async`: copy bytes from global to shared memory; what lies beyond the source's size becomes 0."""
-    code, size, first = v.code, v.code[row, BYTES], v.code[row, FIRST]
-    to, source = _base(v, first, shift), _base(v, first + 1, shift)
-    given = _base(v, first + 2, shift)
+    code, size, first = p.code, p.code[row, BYTES], p.code[row, FIRST]
+    to, source = _base(s, p, first, shift), _base(s, p, first + 1, shift)
+    given = _base(s, p, first + 2, shift)
     for lane in range(LANES):
-        v.at[lane] = np.uint64(0)
+        s.at[lane] = np.uint64(0)
         if not (active >> lane) & 1:
             continue
         thread = warp * LANES + lane
-        length = min(np.int64(v.file[given + lane]), size)
-        target, address = np.int64(v.file[to + lane]) + code[row, OFFSET], np.int64(v.file[source + lane])
+        length = min(np.int64(p.file[given + lane]), size)
+        target, address = np.int64(p.file[to + lane]) + code[row, OFFSET], np.int64(p.file[source + lane])
         address += code[row, TARGET]
-        place = _locate(v, SHARED, target, size, thread)
+        place = _locate(s, m, SHARED, target, size, thread)
         if place < 0:
-            return _fault(v, place, target, thread)
+            return _fault(s, place, target, thread)
         origin = 0
         if length > 0:
             origin = (
-                _locate(v, GLOBAL, address, size, thread) if length == size else _locate(v, GLOBAL, address, 1, thread)
+                _locate(s, m, GLOBAL, address, size, thread)
+                if length == size
+                else _locate(s, m, GLOBAL, address, 1, thread)
             )
             if origin < 0:
-                return _fault(v, origin, address, thread)
-            v.at[lane] = np.uint64(address)
+                return _fault(s, origin, address, thread)
+            s.at[lane] = np.uint64(address)
         for byte in range(size):
-            v.m8[place + byte] = v.m8[origin + byte] if byte < length else 0
+            m.m8[place + byte] = m.m8[origin + byte] if byte < length else 0
     return True
 
 
@@ -911,56 +940,56 @@ def _updated(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
 
 
 @inline_never
-def _atomic(v: Launch, row: int, active: int, warp: int, shift: int) -> bool:
+def _atomic(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`atom` and `red`, lane after lane."""
-    code, size, first, writes = v.code, v.code[row, BYTES], v.code[row, FIRST], v.code[row, WRITES]
-    source, operand = _base(v, first + writes, shift), _base(v, first + writes + 1, shift)
-    third = _base(v, first + writes + 2, shift) if code[row, READS] > 2 else operand
+    code, size, first, writes = p.code, p.code[row, BYTES], p.code[row, FIRST], p.code[row, WRITES]
+    source, operand = _base(s, p, first + writes, shift), _base(s, p, first + writes + 1, shift)
+    third = _base(s, p, first + writes + 2, shift) if code[row, READS] > 2 else operand
     for lane in range(LANES):
-        v.at[lane] = np.uint64(0)
+        s.at[lane] = np.uint64(0)
         if not (active >> lane) & 1:
             continue
-        thread, address = warp * LANES + lane, np.int64(v.file[source + lane]) + code[row, OFFSET]
-        v.at[lane] = np.uint64(_traced(v, code[row, SPACE], address, thread))
-        place = _locate(v, code[row, SPACE], address, size, thread)
+        thread, address = warp * LANES + lane, np.int64(p.file[source + lane]) + code[row, OFFSET]
+        s.at[lane] = np.uint64(_traced(s, code[row, SPACE], address, thread))
+        place = _locate(s, m, code[row, SPACE], address, size, thread)
         if place < 0:
-            return _fault(v, place, address, thread)
-        old = _get(v, place, size)
+            return _fault(s, place, address, thread)
+        old = _get(m, place, size)
         new = _updated(
-            code[row, OP], code[row, FORMAT], old, v.file[operand + lane], v.file[third + lane], code[row, X]
+            code[row, OP], code[row, FORMAT], old, p.file[operand + lane], p.file[third + lane], code[row, X]
         )
-        _put(v, place, size, new)
+        _put(m, place, size, new)
         if writes:
-            v.file[_base(v, first, shift) + lane] = old
+            p.file[_base(s, p, first, shift) + lane] = old
     return True
 
 
 @inline_never
-def _matrix(v: Launch, row: int, active: int, warp: int, shift: int) -> bool:
+def _matrix(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift: int) -> bool:
     """`ldmatrix`: 8x8 matrices of 16-bit elements; lane 8 j + i gives the address of row i of matrix j."""
-    code, first, count = v.code, v.code[row, FIRST], v.code[row, COUNT]
-    source = _base(v, first + count, shift)
+    code, first, count = p.code, p.code[row, FIRST], p.code[row, COUNT]
+    source = _base(s, p, first + count, shift)
     for lane in range(LANES):
-        v.at[lane] = np.uint64(0)
+        s.at[lane] = np.uint64(0)
     for j in range(count):
-        to = _base(v, first + j, shift)
+        to = _base(s, p, first + j, shift)
         for lane in range(LANES):
-            v.z[lane] = np.uint64(0)
+            s.z[lane] = np.uint64(0)
         for i in range(8):
             lane = 8 * j + i
-            address = np.int64(v.file[source + lane]) + code[row, OFFSET]
-            place = _locate(v, code[row, SPACE], address, 16, warp * LANES + lane)
-            v.at[lane] = np.uint64(_traced(v, code[row, SPACE], address, 0))
+            address = np.int64(p.file[source + lane]) + code[row, OFFSET]
+            place = _locate(s, m, code[row, SPACE], address, 16, warp * LANES + lane)
+            s.at[lane] = np.uint64(_traced(s, code[row, SPACE], address, 0))
             if place < 0:
-                return _fault(v, place, address, warp * LANES + lane)
+                return _fault(s, place, address, warp * LANES + lane)
             for k in range(8):
-                element = np.uint64(v.m16[(place >> 1) + k])
+                element = np.uint64(m.m16[(place >> 1) + k])
                 if code[row, MODE]:
-                    v.z[4 * k + i // 2] |= element << np.uint64(16 * (i % 2))
+                    s.z[4 * k + i // 2] |= element << np.uint64(16 * (i % 2))
                 else:
-                    v.z[4 * i + k // 2] |= element << np.uint64(16 * (k % 2))
+                    s.z[4 * i + k // 2] |= element << np.uint64(16 * (k % 2))
         for lane in range(LANES):
-            v.file[to + lane] = v.z[lane]
+            p.file[to + lane] = s.z[lane]
     return True
 
 
@@ -978,23 +1007,23 @@ def _element(word: Any, kind: int, place: int) -> float:
 
 
 @inline_never
-def _mma(v: Launch, row: int, shift: int, a: Any, b: Any) -> None:
+def _mma(s: Any, p: Program, row: int, shift: int, a: Any, b: Any) -> None:
     """`mma.sync` m16n8: D = A B + C, fragments as in PTX ISA, section 9.7.14.5; COUNT: registers of A.
 
     An accumulator of FORMAT is rounded once, after a sum in double precision.
     """
-    code, kind, first, rows = v.code, v.code[row, SOURCE], v.code[row, FIRST], v.code[row, COUNT]
-    target, each = v.code[row, FORMAT], v.code[row, MODE]  # numbers in a register
+    code, kind, first, rows = p.code, p.code[row, SOURCE], p.code[row, FIRST], p.code[row, COUNT]
+    target, each = p.code[row, FORMAT], p.code[row, MODE]  # numbers in a register
     results = code[row, WRITES]
     depth = 4 * each * (rows // 2)
     for lane in range(LANES):
         group, member = lane >> 2, lane & 3
         for r in range(rows):
-            word = v.file[_base(v, first + results + r, shift) + lane]
+            word = p.file[_base(s, p, first + results + r, shift) + lane]
             for i in range(each):
                 a[(group + 8 * (r & 1)) * depth + each * member + i + 4 * each * (r >> 1)] = _element(word, kind, i)
         for r in range(rows // 2):
-            word = v.file[_base(v, first + results + rows + r, shift) + lane]
+            word = p.file[_base(s, p, first + results + rows + r, shift) + lane]
             for i in range(each):
                 b[group * depth + each * member + i + 4 * each * r] = _element(word, kind, i)
     for lane in range(LANES):
@@ -1006,7 +1035,7 @@ def _mma(v: Launch, row: int, shift: int, a: Any, b: Any) -> None:
                 for k in range(depth):
                     total += a[(group + 8 * half) * depth + k] * b[(2 * member + i) * depth + k]
                 index = half if target == F16 else 2 * half + i
-                word = v.file[_base(v, first + results + rows + rows // 2 + index, shift) + lane]
+                word = p.file[_base(s, p, first + results + rows + rows // 2 + index, shift) + lane]
                 if target == F16:
                     total += np.float64(_from_half(np.int64((word >> np.uint64(16 * i)) & np.uint64(0xFFFF))))
                     packed |= _to_half(np.float32(_round_to(total, 10, -14, False))) << np.uint64(16 * i)
@@ -1018,14 +1047,14 @@ def _mma(v: Launch, row: int, shift: int, a: Any, b: Any) -> None:
                 a[16 * 32 + 4 * lane + index] = _double(packed)
     for lane in range(LANES):
         for r in range(results):
-            v.file[_base(v, first + r, shift) + lane] = _double_bits(a[16 * 32 + 4 * lane + r])
+            p.file[_base(s, p, first + r, shift) + lane] = _double_bits(a[16 * 32 + 4 * lane + r])
 
 
 @inline_never
-def _shuffle(v: Launch, mode: int, active: int) -> None:
+def _shuffle(s: Any, mode: int, active: int) -> None:
     """`shfl.sync`: another lane's value, and whether it is in range (PTX ISA, section 9.7.9.6)."""
     for lane in range(LANES):
-        b, c = np.int64(v.y[lane] & np.uint64(31)), np.int64(v.z[lane])
+        b, c = np.int64(s.y[lane] & np.uint64(31)), np.int64(s.z[lane])
         segment, clamp = (c >> 8) & 31, c & 31
         low = lane & segment
         most = low | (clamp & ~segment)
@@ -1033,41 +1062,41 @@ def _shuffle(v: Launch, mode: int, active: int) -> None:
         if mode == IDX:
             other = low | (b & ~segment)
         inside = other >= most if mode == UP else other <= most
-        v.out[lane] = v.x[other if inside else lane]
-        v.at[lane] = np.uint64(inside)
+        s.out[lane] = s.x[other if inside else lane]
+        s.at[lane] = np.uint64(inside)
 
 
 @inline_never
-def _vote(v: Launch, row: int, active: int) -> None:
+def _vote(s: Any, p: Program, row: int, active: int) -> None:
     """`vote`, `match.any`, `redux`, `activemask` and `elect` over the active lanes."""
-    op, mode = v.code[row, OP], v.code[row, MODE]
+    op, mode = p.code[row, OP], p.code[row, MODE]
     ballot, total, is_first = 0, np.uint64(0), True
     for lane in range(LANES):
         if (active >> lane) & 1:
-            ballot |= (1 << lane) if v.x[lane] ^ np.uint64((v.code[row, FLAGS] & NOT_Z) != 0) else 0
-            word = v.x[lane]
-            total = word if is_first else _updated(mode, INT, total, word, word, v.code[row, X])
+            ballot |= (1 << lane) if s.x[lane] ^ np.uint64((p.code[row, FLAGS] & NOT_Z) != 0) else 0
+            word = s.x[lane]
+            total = word if is_first else _updated(mode, INT, total, word, word, p.code[row, X])
             is_first = False
     for lane in range(LANES):
         if op == V_ALL:
-            v.out[lane] = np.uint64(ballot == active)
+            s.out[lane] = np.uint64(ballot == active)
         elif op == V_ANY:
-            v.out[lane] = np.uint64(ballot != 0)
+            s.out[lane] = np.uint64(ballot != 0)
         elif op == V_UNI:
-            v.out[lane] = np.uint64(ballot == active or ballot == 0)
+            s.out[lane] = np.uint64(ballot == active or ballot == 0)
         elif op == V_BALLOT:
-            v.out[lane] = np.uint64(ballot)
+            s.out[lane] = np.uint64(ballot)
         elif op == V_ACTIVE:
-            v.out[lane] = np.uint64(active)
+            s.out[lane] = np.uint64(active)
         elif op == V_REDUX:
-            v.out[lane] = total & np.uint64(0xFFFFFFFF)
+            s.out[lane] = total & np.uint64(0xFFFFFFFF)
         elif op == V_ELECT:
-            v.out[lane], v.at[lane] = np.uint64(_lowest(active)), np.uint64(lane == _lowest(active))
+            s.out[lane], s.at[lane] = np.uint64(_lowest(active)), np.uint64(lane == _lowest(active))
         else:
             same = 0
             for other in range(LANES):
-                same |= (1 << other) if (active >> other) & 1 and v.x[other] == v.x[lane] else 0
-            v.out[lane] = np.uint64(same)
+                same |= (1 << other) if (active >> other) & 1 and s.x[other] == s.x[lane] else 0
+            s.out[lane] = np.uint64(same)
 
 
 @inline_never
@@ -1079,81 +1108,80 @@ def _lowest(active: int) -> int:
 
 
 @inline_never
-def _special(v: Launch, mode: int, warp: int, lanes: int) -> None:
+def _special(s: Any, mode: int, warp: int, lanes: int) -> None:
     """Special registers, numbered as in `decoder.SPECIAL_REGISTERS`."""
-    shape = v.shape
     for lane in range(lanes):
         thread, value = warp * LANES + lane, 0
         if mode < 3:
-            below = 1 if mode == 0 else shape[NTID] if mode == 1 else shape[NTID] * shape[NTID + 1]
-            value = (thread // below) % shape[NTID + mode]
+            below = 1 if mode == 0 else s.ntid[0] if mode == 1 else s.ntid[0] * s.ntid[1]
+            value = (thread // below) % s.ntid[mode]
         elif mode < 6:
-            value = shape[NTID + mode - 3]
+            value = s.ntid[mode - 3]
         elif mode < 9:
-            below = 1 if mode == 6 else shape[NCTAID] if mode == 7 else shape[NCTAID] * shape[NCTAID + 1]
-            value = (v.state[BLOCK] // below) % shape[NCTAID + mode - 6]
+            below = 1 if mode == 6 else s.nctaid[0] if mode == 7 else s.nctaid[0] * s.nctaid[1]
+            value = (s.block // below) % s.nctaid[mode - 6]
         elif mode < 12:
-            value = shape[NCTAID + mode - 9]
+            value = s.nctaid[mode - 9]
         elif mode == 12:
             value = lane
         elif mode == 13:
             value = warp
         elif mode == 14:
-            value = shape[WARPS]
+            value = s.num_warps
         elif mode < 20:
             masks = (1 << lane, (1 << lane) - 1, (2 << lane) - 1, ALL & ~((2 << lane) - 1), ALL & ~((1 << lane) - 1))
             value = masks[mode - 15]
         elif mode == 20:
-            value = v.state[EXECUTED]
+            value = s.executed
         elif mode == 21:
-            value = shape[SHARED_SIZE]
-        v.out[lane] = np.uint64(value)
+            value = s.shared_size
+        s.out[lane] = np.uint64(value)
 
 
 @inline_never
-def _begin(v: Launch) -> None:
+def _begin(s: Any, p: Program, m: Memory, q: Queue, t: Trace) -> None:
     """Reset the warps of a block, their registers and their memory."""
-    shape, state, count = v.shape, v.state, v.shape[WARPS]
-    v.file[LANES * shape[CONSTANTS] :] = 0
-    v.m8[shape[SHARED_AT] : shape[SHARED_AT] + shape[SHARED_SIZE]] = 0
-    v.m8[shape[LOCAL_AT] : shape[LOCAL_AT] + shape[LOCAL_SIZE] * shape[WARPS] * LANES] = 0
-    v.arrivals[:] = 0
+    count = s.num_warps
+    p.file[LANES * s.num_constants :] = 0
+    m.m8[s.shared_at : s.shared_at + s.shared_size] = 0
+    m.m8[s.local_at : s.local_at + s.local_size * s.num_warps * LANES] = 0
+    q.arrivals[:] = 0
     for warp in range(count):
-        present = min(shape[THREADS] - warp * LANES, LANES)
-        v.stack[warp, 0, 0], v.stack[warp, 0, 1], v.stack[warp, 0, 2] = 0, -1, (1 << present) - 1
-        v.warps[warp, TOP], v.warps[warp, ENDED], v.warps[warp, WAITS] = 0, 0, -1
-        v.warps[warp, EXPECTED], v.warps[warp, GONE] = 0, 0
-    state[STARTED], state[WARP], state[LEFT] = 1, 0, 0
-    state[IN_SAMPLE] = state[SAMPLE] < len(v.sample) and v.sample[state[SAMPLE]] == state[BLOCK]
+        present = min(s.num_threads - warp * LANES, LANES)
+        q.stack[warp, 0, 0], q.stack[warp, 0, 1], q.stack[warp, 0, 2] = 0, -1, (1 << present) - 1
+        q.warps[warp, TOP], q.warps[warp, ENDED], q.warps[warp, WAITS] = 0, 0, -1
+        q.warps[warp, EXPECTED], q.warps[warp, GONE] = 0, 0
+    s.is_started, s.warp, s.has_moved = 1, 0, 0
+    s.in_sample = s.next_sample < len(t.sample) and t.sample[s.next_sample] == s.block
 
 
 @inline_never
-def _release(v: Launch) -> bool:
+def _release(s: Any, q: Queue) -> bool:
     """Open the barriers for which all have come. False where warps wait and none opens."""
     live, is_open = 0, True
-    for warp in range(v.shape[WARPS]):
-        live += v.warps[warp, GONE] == 0
-    for warp in range(v.shape[WARPS]):
-        name = v.warps[warp, WAITS]
+    for warp in range(s.num_warps):
+        live += q.warps[warp, GONE] == 0
+    for warp in range(s.num_warps):
+        name = q.warps[warp, WAITS]
         if name < 0:
             continue
         is_open = False
-        expected = (v.warps[warp, EXPECTED] + LANES - 1) // LANES or live
-        if v.arrivals[name] >= expected:
-            for other in range(v.shape[WARPS]):
-                if v.warps[other, WAITS] == name:
-                    v.warps[other, WAITS] = -1
-            v.arrivals[name] = 0
+        expected = (q.warps[warp, EXPECTED] + LANES - 1) // LANES or live
+        if q.arrivals[name] >= expected:
+            for other in range(s.num_warps):
+                if q.warps[other, WAITS] == name:
+                    q.warps[other, WAITS] = -1
+            q.arrivals[name] = 0
             return True
-        v.state[PC], v.state[THREAD] = v.stack[warp, v.warps[warp, TOP], 0] - 1, warp * LANES
+        s.pc, s.fault_thread = q.stack[warp, q.warps[warp, TOP], 0] - 1, warp * LANES
     return is_open
 
 
 @inline_never
-def _diverge(v: Launch, warp: int, row: int, taken: int, active: int) -> bool:
+def _diverge(s: Any, p: Program, q: Queue, warp: int, row: int, taken: int, active: int) -> bool:
     """Split the lanes of a warp at a branch. False where the stack overflows."""
-    top, stack, meets = v.warps[warp, TOP], v.stack, v.code[row, MEETS]
-    target, rest = v.code[row, TARGET], active & ~taken
+    top, stack, meets = q.warps[warp, TOP], q.stack, p.code[row, MEETS]
+    target, rest = p.code[row, TARGET], active & ~taken
     if taken == active or taken == 0:
         stack[warp, top, 0] = target if taken else row + 1
         return True
@@ -1165,123 +1193,123 @@ def _diverge(v: Launch, warp: int, row: int, taken: int, active: int) -> bool:
         place, lanes = (row + 1, rest) if side == 0 else (target, taken)
         if place != meets:
             top += 1
-            if top >= v.shape[DEPTH]:
+            if top >= s.depth:
                 return False
             stack[warp, top, 0], stack[warp, top, 1], stack[warp, top, 2] = place, meets, lanes
-    v.warps[warp, TOP] = top
+    q.warps[warp, TOP] = top
     return True
 
 
 @inline_never
-def _write(v: Launch, row: int, active: int, shift: int) -> None:
+def _write(s: Any, p: Program, row: int, active: int, shift: int) -> None:
     """Store the result of the active lanes."""
-    to = _base(v, v.code[row, FIRST], shift)
+    to = _base(s, p, p.code[row, FIRST], shift)
     if active == ALL:
         for i in range(LANES):
-            v.file[to + i] = v.out[i]
+            p.file[to + i] = s.out[i]
     else:
         for i in range(LANES):
             if (active >> i) & 1:
-                v.file[to + i] = v.out[i]
-    if v.code[row, WRITES] > 1:
-        to = _base(v, v.code[row, FIRST] + 1, shift)
+                p.file[to + i] = s.out[i]
+    if p.code[row, WRITES] > 1:
+        to = _base(s, p, p.code[row, FIRST] + 1, shift)
         for i in range(LANES):
             if (active >> i) & 1:
-                v.file[to + i] = v.at[i]
+                p.file[to + i] = s.at[i]
 
 
 @inline_never
-def _record(v: Launch, row: int, active: int, warp: int, has_access: bool) -> None:
+def _record(s: Any, p: Program, t: Trace, row: int, active: int, warp: int, has_access: bool) -> None:
     """Append a row to the recording; the caller has seen to room."""
-    state, place, access = v.state, v.state[ROWS], v.state[ACCESSES]
-    v.pcs[place], v.active[place], v.access[place] = row, active, -1
-    v.owner[place] = state[SAMPLE] * v.shape[WARPS] + warp
+    place, access = s.rows, s.accesses
+    t.pcs[place], t.active[place], t.access[place] = row, active, -1
+    t.owner[place] = s.next_sample * s.num_warps + warp
     if has_access:
-        v.access[place] = access
+        t.access[place] = access
         for lane in range(LANES):
-            v.addresses[access * LANES + lane] = v.at[lane]
-        v.sizes[access] = v.code[row, BYTES] * (1 if v.code[row, KIND] == MATRIX else max(v.code[row, COUNT], 1))
-        state[ACCESSES] = access + 1
-    state[ROWS] = place + 1
+            t.addresses[access * LANES + lane] = s.at[lane]
+        t.sizes[access] = p.code[row, BYTES] * (1 if p.code[row, KIND] == MATRIX else max(p.code[row, COUNT], 1))
+        s.accesses = access + 1
+    s.rows = place + 1
 
 
 @inline_never
-def _compute_row(v: Launch, row: int, kind: int, active: int, warp: int, shift: int, lanes: int) -> None:
+def _compute_row(s: Any, p: Program, row: int, kind: int, active: int, warp: int, shift: int, lanes: int) -> None:
     """Instructions that read registers and write one or two."""
-    code, first = v.code, v.code[row, FIRST] + v.code[row, WRITES]
+    code, first = p.code, p.code[row, FIRST] + p.code[row, WRITES]
     reads = code[row, READS]
     if reads > 0:
-        _read(v.file, _base(v, first, shift), code[row, X], v.x, v.sx, lanes)
+        _read(p.file, _base(s, p, first, shift), code[row, X], s.x, s.sx, lanes)
     if reads > 1:
-        _read(v.file, _base(v, first + 1, shift), 0 if kind == CONVERT else code[row, Y], v.y, v.sy, lanes)
+        _read(p.file, _base(s, p, first + 1, shift), 0 if kind == CONVERT else code[row, Y], s.y, s.sy, lanes)
     if reads > 2:
-        _read(v.file, _base(v, first + 2, shift), code[row, Z], v.z, v.sz, lanes)
+        _read(p.file, _base(s, p, first + 2, shift), code[row, Z], s.z, s.sz, lanes)
     if kind == INTEGER:
-        _integer(v, row, _base(v, first + 3, shift) if reads > 3 else 0, lanes)
+        _integer(s, p, row, _base(s, p, first + 3, shift) if reads > 3 else 0, lanes)
     elif kind == FLOAT:
-        _float(v, row, lanes)
+        _float(s, p, row, lanes)
     elif kind == CONVERT:
         if reads > 1:
-            _convert_pair(v, row, lanes)
+            _convert_pair(s, p, row, lanes)
         else:
-            _convert(v, row, lanes)
+            _convert(s, p, row, lanes)
     elif kind == SPECIAL:
-        _special(v, code[row, MODE], warp, lanes)
+        _special(s, code[row, MODE], warp, lanes)
     elif kind == SHUFFLE:
-        _shuffle(v, code[row, MODE], active)
+        _shuffle(s, code[row, MODE], active)
     elif kind == VOTE:
-        _vote(v, row, active)
+        _vote(s, p, row, active)
     else:  # UNPACK: the upper half is the second result
         width = np.uint64(code[row, BITS])
         for i in range(lanes):
-            v.out[i], v.at[i] = v.x[i] & _mask_of(code[row, BITS]), v.x[i] >> width
-    _write(v, row, active, shift)
+            s.out[i], s.at[i] = s.x[i] & _mask_of(code[row, BITS]), s.x[i] >> width
+    _write(s, p, row, active, shift)
 
 
 @inline_never
-def _guarded(v: Launch, row: int, active: int, shift: int) -> int:
+def _guarded(s: Any, p: Program, row: int, active: int, shift: int) -> int:
     """Lanes for which the predicate of an instruction holds."""
-    base, negated, mask = _base(v, v.code[row, GUARD], shift), v.code[row, NEGATED], 0
+    base, negated, mask = _base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], 0
     for lane in range(LANES):
-        mask |= np.int64((v.file[base + lane] & np.uint64(1)) ^ np.uint64(negated)) << lane
+        mask |= np.int64((p.file[base + lane] & np.uint64(1)) ^ np.uint64(negated)) << lane
     return active & mask
 
 
 @inline_never
-def _leave(v: Launch, warp: int, row: int, active: int) -> None:
+def _leave(q: Queue, warp: int, row: int, active: int) -> None:
     """End lanes of a warp; those that a predicate spares go on."""
-    v.warps[warp, ENDED] |= active
-    top = v.warps[warp, TOP]
-    v.stack[warp, top, 0] = row + 1
-    while top >= 0 and not v.stack[warp, top, 2] & ~v.warps[warp, ENDED]:
+    q.warps[warp, ENDED] |= active
+    top = q.warps[warp, TOP]
+    q.stack[warp, top, 0] = row + 1
+    while top >= 0 and not q.stack[warp, top, 2] & ~q.warps[warp, ENDED]:
         top -= 1
-    v.warps[warp, TOP] = top
+    q.warps[warp, TOP] = top
     if top < 0:
-        v.warps[warp, GONE] = 1
+        q.warps[warp, GONE] = 1
 
 
 @inline_never
-def _arrive(v: Launch, warp: int, row: int, active: int, shift: int) -> int:
+def _arrive(s: Any, p: Program, q: Queue, warp: int, row: int, active: int, shift: int) -> int:
     """A warp comes to a barrier. Returns the status."""
-    code, first, top = v.code, v.code[row, FIRST], v.warps[warp, TOP]
-    present = (1 << min(v.shape[THREADS] - warp * LANES, LANES)) - 1
-    if active != present & ~v.warps[warp, ENDED]:
-        v.state[THREAD] = warp * LANES + _lowest(present & ~v.warps[warp, ENDED] & ~active)
+    code, first, top = p.code, p.code[row, FIRST], q.warps[warp, TOP]
+    present = (1 << min(s.num_threads - warp * LANES, LANES)) - 1
+    if active != present & ~q.warps[warp, ENDED]:
+        s.fault_thread = warp * LANES + _lowest(present & ~q.warps[warp, ENDED] & ~active)
         return DIVERGENT
-    name = np.int64(v.file[_base(v, first, shift)]) & 15
-    v.arrivals[name] += 1
-    v.stack[warp, top, 0] = row + 1
+    name = np.int64(p.file[_base(s, p, first, shift)]) & 15
+    q.arrivals[name] += 1
+    q.stack[warp, top, 0] = row + 1
     if not code[row, MODE]:
-        v.warps[warp, WAITS] = name
-        v.warps[warp, EXPECTED] = np.int64(v.file[_base(v, first + 1, shift)]) if code[row, READS] > 1 else 0
+        q.warps[warp, WAITS] = name
+        q.warps[warp, EXPECTED] = np.int64(p.file[_base(s, p, first + 1, shift)]) if code[row, READS] > 1 else 0
     return DONE
 
 
 @inline_never
-def _run_warp(v: Launch, warp: int, lanes: int, a: Any, b: Any) -> int:
+def _run_warp(s: Any, p: Program, m: Memory, q: Queue, t: Trace, warp: int, lanes: int, a: Any, b: Any) -> int:
     """Run a warp until it waits, ends, or has had its turn. Returns the status."""
-    code, state, shape, stack, warps = v.code, v.state, v.shape, v.stack, v.warps
-    shift, turns = warp * shape[REGISTERS], _QUANTUM
+    code, stack, warps = p.code, q.stack, q.warps
+    shift, turns = warp * s.num_registers, _QUANTUM
     while turns > 0:
         top = warps[warp, TOP]
         row, active = stack[warp, top, 0], stack[warp, top, 2] & ~warps[warp, ENDED]
@@ -1292,100 +1320,100 @@ def _run_warp(v: Launch, warp: int, lanes: int, a: Any, b: Any) -> int:
                 return DONE
             continue
         turns -= 1
-        state[PC], kind = row, code[row, KIND]
-        if row == shape[WATCH_PC] and state[BLOCK] == shape[WATCH_BLOCK] and warp == shape[WATCH_THREAD] // LANES:
-            if (active >> (shape[WATCH_THREAD] % LANES)) & 1:
-                shape[WATCH_SKIP] -= 1
-                if shape[WATCH_SKIP] < 0:
+        s.pc, kind = row, code[row, KIND]
+        if row == s.watch_pc and s.block == s.watch_block and warp == s.watch_thread // LANES:
+            if (active >> (s.watch_thread % LANES)) & 1:
+                s.watch_skip -= 1
+                if s.watch_skip < 0:
                     return WATCHED
-        if state[IN_SAMPLE] and (state[ROWS] >= len(v.pcs) or state[ACCESSES] >= len(v.sizes)):
+        if s.in_sample and (s.rows >= len(t.pcs) or s.accesses >= len(t.sizes)):
             return FULL
-        if state[EXECUTED] >= shape[LIMIT]:
+        if s.executed >= s.limit:
             return ENDLESS
         if code[row, GUARD] >= 0:
-            chosen = _guarded(v, row, active, shift)
+            chosen = _guarded(s, p, row, active, shift)
         else:
             chosen = active
-        state[EXECUTED] += 1
-        v.issued[row] += 1
-        v.lanes[row] += np.int64(_popcount(chosen))
+        s.executed += 1
+        q.issued[row] += 1
+        q.lanes[row] += np.int64(_popcount(chosen))
         has_access, moves = False, True
         if kind == BRANCH:
             moves = False
-            if not _diverge(v, warp, row, chosen, active):
+            if not _diverge(s, p, q, warp, row, chosen, active):
                 return DEEP
         elif chosen == 0:
             pass
         elif kind == LOAD or kind == STORE:
             has_access = True
-            if not _memory(v, row, chosen, warp, shift):
-                return state[STATUS]
+            if not _memory(s, p, m, row, chosen, warp, shift):
+                return s.status
         elif kind == ATOMIC:
             has_access = True
-            if not _atomic(v, row, chosen, warp, shift):
-                return state[STATUS]
+            if not _atomic(s, p, m, row, chosen, warp, shift):
+                return s.status
         elif kind == COPY:
             has_access = True
-            if not _copy(v, row, chosen, warp, shift):
-                return state[STATUS]
+            if not _copy(s, p, m, row, chosen, warp, shift):
+                return s.status
         elif kind == MATRIX:
             has_access = True
-            if not _matrix(v, row, chosen, warp, shift):
-                return state[STATUS]
+            if not _matrix(s, p, m, row, chosen, warp, shift):
+                return s.status
         elif kind == MMA:
-            _mma(v, row, shift, a, b)
+            _mma(s, p, row, shift, a, b)
         elif kind == EXIT:
             moves = False
-            _leave(v, warp, row, chosen)
+            _leave(q, warp, row, chosen)
         elif kind == BARRIER:
             moves = False
-            status = _arrive(v, warp, row, chosen, shift)
+            status = _arrive(s, p, q, warp, row, chosen, shift)
             if status != DONE:
                 return status
         elif kind == TRAP:
-            state[THREAD] = warp * LANES + _lowest(chosen)
+            s.fault_thread = warp * LANES + _lowest(chosen)
             return TRAPPED
         elif kind != NOTHING:
-            _compute_row(v, row, kind, chosen, warp, shift, lanes)
+            _compute_row(s, p, row, kind, chosen, warp, shift, lanes)
         if moves:
             stack[warp, top, 0] = row + 1
-        if state[IN_SAMPLE]:
-            _record(v, row, chosen, warp, has_access)
+        if s.in_sample:
+            _record(s, p, t, row, chosen, warp, has_access)
         if warps[warp, GONE] or warps[warp, WAITS] >= 0:
             return DONE
     return DONE
 
 
 @flat
-def run(v: Launch, lanes: int, a: Any, b: Any) -> int:
-    """Run blocks from the state on. Returns DONE, or why it stopped; FULL and WATCHED may be gone on from.
+def run(state: Any, p: Program, m: Memory, q: Queue, t: Trace, lanes: int, a: Any, b: Any) -> int:
+    """Run blocks from `state` on, an array of one STATE. Returns DONE, or why it stopped; FULL and WATCHED may be gone on from.
 
     lanes: 32, not known when this is compiled, so that loops over lanes become vector instructions.
     """
-    state, shape = v.state, v.shape
-    while state[BLOCK] < shape[BLOCKS]:
-        if not state[STARTED]:
-            _begin(v)
+    s = state[0]
+    while s.block < s.num_blocks:
+        if not s.is_started:
+            _begin(s, p, m, q, t)
         while True:
-            while state[WARP] < shape[WARPS]:
-                warp = state[WARP]
-                if not v.warps[warp, GONE] and v.warps[warp, WAITS] < 0:
-                    status = _run_warp(v, warp, lanes, a, b)
+            while s.warp < s.num_warps:
+                warp = s.warp
+                if not q.warps[warp, GONE] and q.warps[warp, WAITS] < 0:
+                    status = _run_warp(s, p, m, q, t, warp, lanes, a, b)
                     if status != DONE:
                         return status
-                    state[LEFT] = 1
-                state[WARP] += 1
-            state[WARP] = 0
-            if state[LEFT]:
-                state[LEFT] = 0
+                    s.has_moved = 1
+                s.warp += 1
+            s.warp = 0
+            if s.has_moved:
+                s.has_moved = 0
                 continue
-            if not _release(v):
+            if not _release(s, q):
                 return DEADLOCK
             is_over = True
-            for warp in range(shape[WARPS]):
-                is_over = is_over and v.warps[warp, GONE] == 1
+            for warp in range(s.num_warps):
+                is_over = is_over and q.warps[warp, GONE] == 1
             if is_over:
                 break
-        state[SAMPLE] += state[IN_SAMPLE]
-        state[BLOCK], state[STARTED] = state[BLOCK] + 1, 0
+        s.next_sample += s.in_sample
+        s.block, s.is_started = s.block + 1, 0
     return DONE
