@@ -1,0 +1,131 @@
+"""Calls of device functions replaced by what they call; parameters of calls become registers.
+
+Hardware passes parameters in registers too (PTX ISA, chapter 7: the parameter space of a call is an abstraction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dse_ptx.parser import refusal
+from dse_ptx.program import (
+    TYPE_BYTES,
+    Address,
+    Function,
+    Group,
+    Guard,
+    Instruction,
+    Operand,
+    Program,
+    Register,
+    Symbol,
+    Variable,
+)
+
+_MOST_INSTRUCTIONS = 1 << 17
+
+
+def inline(program: Program, name: str, path: str) -> Function:
+    """Return a kernel without calls. Raises ConfigError for recursion and calls of what the text does not hold."""
+    kernel = program.functions[name]
+    while any(each.name == "call" for each in kernel.instructions):
+        kernel = _without_first_call(kernel, program, path)
+    return _with_registers(kernel, path)
+
+
+def _without_first_call(caller: Function, program: Program, path: str) -> Function:
+    place, call = next((i, each) for i, each in enumerate(caller.instructions) if each.name == "call")
+    groups = [each for each in call.operands if isinstance(each, Group)]
+    callee = next((each.name for each in call.operands if isinstance(each, Symbol)), "")
+    if callee not in program.functions:
+        raise refusal(path, call.line, f"call {callee}", "calls a function that the text does not hold")
+    function, has_result = program.functions[callee], isinstance(call.operands[0], Group)
+    if callee == caller.name or len(caller.instructions) > _MOST_INSTRUCTIONS:
+        raise refusal(path, call.line, f"call {callee}", "is recursive, and calls are inlined")
+    results = groups[0].members if has_result else ()
+    arguments = groups[-1].members if len(groups) > has_result else ()
+    formal = [each.name for each in (*function.returns, *function.parameters)]
+    actual = [each.name for each in (*results, *arguments) if isinstance(each, Register | Symbol)]
+    if len(formal) != len(actual):
+        raise refusal(path, call.line, f"call {callee}", f"has {len(actual)} parameters where it needs {len(formal)}")
+    suffix = f"~{callee}{len(caller.labels)}"
+    names = {each: each + suffix for each in function.registers}
+    names |= {each: each + suffix for each in function.labels}
+    names |= {each.name: each.name + suffix for each in function.variables}
+    names |= dict(zip(formal, actual, strict=True))
+    return _spliced(caller, place, function, names, f"$after{suffix}")
+
+
+def _spliced(caller: Function, place: int, callee: Function, names: Mapping[str, str], after: str) -> Function:
+    """The caller with the body of the callee in the place of a call."""
+    call, body = caller.instructions[place], list[Instruction]()
+    if call.guard:
+        inverse = Guard(call.guard.register, not call.guard.negated)
+        body.append(Instruction("bra", (), (Symbol(after),), call.line, inverse))
+    start = place + len(body)
+    for each in callee.instructions:
+        guard = Guard(names[each.guard.register], each.guard.negated) if each.guard else None
+        operands = tuple(_renamed(operand, names) for operand in each.operands)
+        if each.name == "ret":
+            each, operands = replace(each, name="bra", modifiers=()), (Symbol(after),)
+        body.append(replace(each, operands=operands, guard=guard))
+    shift = len(body) - 1
+    labels = {name: at + (shift if at > place else 0) for name, at in caller.labels.items()}
+    labels |= {names[name]: at + start for name, at in callee.labels.items()} | {after: place + len(body)}
+    return replace(
+        caller,
+        instructions=(*caller.instructions[:place], *body, *caller.instructions[place + 1 :]),
+        labels=labels,
+        registers={**caller.registers, **{names[each]: kind for each, kind in callee.registers.items()}},
+        variables=(*caller.variables, *(replace(each, name=names[each.name]) for each in callee.variables)),
+    )
+
+
+def _renamed(operand: Operand, names: Mapping[str, str]) -> Operand:
+    if isinstance(operand, Register | Symbol):
+        return type(operand)(names.get(operand.name, operand.name))
+    if isinstance(operand, Address) and operand.base is not None:
+        return Address(type(operand.base)(names.get(operand.base.name, operand.base.name)), operand.offset)
+    if isinstance(operand, Group):
+        return Group(tuple(_renamed(each, names) for each in operand.members), operand.is_pair)
+    return operand
+
+
+def _with_registers(kernel: Function, path: str) -> Function:
+    """The kernel with moves in the place of loads and stores of the parameters of its calls."""
+    passed = {each.name: each for each in kernel.variables if each.space == "param"}
+    registers, instructions, first = dict(kernel.registers), list[Instruction](), list[int]()
+    for each in kernel.instructions:
+        first.append(len(instructions))
+        address = next((operand for operand in each.operands if isinstance(operand, Address)), None)
+        base = address.base if address else None
+        if "param" in each.modifiers and address and base is not None and base.name in passed:
+            instructions += _moves(each, passed[base.name], address.offset, registers, path)
+        else:
+            instructions.append(each)
+    first.append(len(instructions))
+    return replace(
+        kernel,
+        instructions=tuple(instructions),
+        labels={name: first[at] for name, at in kernel.labels.items()},
+        registers=registers,
+        variables=tuple(each for each in kernel.variables if each.space != "param"),
+    )
+
+
+def _moves(
+    access: Instruction, variable: Variable, offset: int, registers: dict[str, str], path: str
+) -> list[Instruction]:
+    """Moves of the pieces of a parameter from or to registers named by their offset."""
+    size = TYPE_BYTES[access.types[-1]]
+    is_load = access.name == "ld"
+    value = access.operands[0 if is_load else 1]
+    moves = []
+    for number, piece in enumerate(value.members if isinstance(value, Group) else (value,)):
+        name, kind = f"{variable.name}+{offset + number * size}", f"b{8 * size}"
+        if registers.setdefault(name, kind) != kind or (is_load and access.types[-1] in ("s8", "s16")):
+            raise refusal(path, access.line, access.opcode, "passes a parameter in pieces of another size")
+        pair = (piece, Register(name)) if is_load else (Register(name), piece)
+        moves.append(replace(access, name="mov", modifiers=(kind,), operands=pair))
+    return moves
