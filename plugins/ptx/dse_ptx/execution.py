@@ -16,7 +16,7 @@ from dse_ptx import interpreter as vm
 from dse_ptx.decoder import Decoded, decode
 from dse_ptx.inlining import inline
 from dse_ptx.parser import parse
-from dse_ptx.program import Parameter, Program, Variable
+from dse_ptx.program import Function, Parameter, Program, Variable
 from dse_ptx.warp_trace import WarpTrace
 
 MOST_INSTRUCTIONS = 10**10
@@ -128,6 +128,10 @@ class Device:
         """First and end address of each allocation, ascending."""
         return np.array(self._allocations or [(0, 0)], np.int64)
 
+    def content(self) -> NDArray[np.uint8]:
+        """Copy of all bytes from the first address on."""
+        return self._bytes[: self._used].copy()
+
     def arena(self, extra: int) -> tuple[NDArray[np.uint8], int]:
         """The bytes of the device and, behind what is allocated, room for a launch, with where it begins."""
         start = -(-self._used // _ALIGN) * _ALIGN
@@ -164,15 +168,21 @@ class Module:
     def kernel(self, name: str) -> Decoded:
         """A kernel, decoded. Raises ConfigError where it is absent, or has what is not executed."""
         if name not in self._decoded:
-            if name not in self.program.kernels:
-                raise ConfigError([Problem("kernel", "is not in the text", name, f"one of {self.program.kernels}")])
-            function = inline(self.program, name, self.path)
-            static = self._static
-            for each in function.variables:
-                static = -(-static // each.align) * each.align + each.size if each.space == "shared" else static
-            addresses = self._addresses | {each.name: -(-static // 16) * 16 for each in self._dynamic}
-            self._decoded[name] = decode(function, addresses, self.path, self._static)
+            self._decoded[name] = decode(self.function(name), self.addresses(name), self.path, self._static)
         return self._decoded[name]
+
+    def function(self, name: str) -> Function:
+        """A kernel without calls. Raises ConfigError where it is absent."""
+        if name not in self.program.kernels:
+            raise ConfigError([Problem("kernel", "is not in the text", name, f"one of {self.program.kernels}")])
+        return inline(self.program, name, self.path)
+
+    def addresses(self, name: str) -> dict[str, int]:
+        """Addresses of the module's variables in a kernel; dynamic shared memory follows all that is static."""
+        static = self._static
+        for each in self.function(name).variables:
+            static = -(-static // each.align) * each.align + each.size if each.space == "shared" else static
+        return self._addresses | {each.name: -(-static // 16) * 16 for each in self._dynamic}
 
     def launch(
         self,
@@ -245,7 +255,7 @@ class _Execution:
         if self.threads > MOST_THREADS:
             raise ConfigError([Problem("block", f"holds more than {MOST_THREADS} threads", block)])
         self.warps = -(-self.threads // vm.LANES)
-        self.parameters = _parameter_bytes(kernel.function.parameters, arguments)
+        self.parameters = parameter_bytes(kernel.function.parameters, arguments)
         self.sample = np.array(sorted({each for each in options.sample if 0 <= each < self.num_blocks}), np.int64)
         self.launch = self._prepared()
 
@@ -383,7 +393,7 @@ def _coordinates(number: int, size: tuple[int, int, int]) -> tuple[int, int, int
     return number % size[0], number // size[0] % size[1], number // (size[0] * size[1])
 
 
-def _parameter_bytes(parameters: Sequence[Parameter], arguments: Sequence[Argument]) -> NDArray[np.uint8]:
+def parameter_bytes(parameters: Sequence[Parameter], arguments: Sequence[Argument]) -> NDArray[np.uint8]:
     """Bytes of the parameter space. Raises ConfigError for arguments that do not fit."""
     if len(arguments) != len(parameters):
         rule = f"holds {len(arguments)} values where the kernel has {len(parameters)} parameters"

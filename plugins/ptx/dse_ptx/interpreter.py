@@ -550,11 +550,19 @@ def _from_float(f: NDArray[np.float32], kind: int, flags: int, i: int) -> Any:
     value = f[i]
     if flags & SAT:
         value = min(max(value, np.float32(0.0)), np.float32(1.0)) if value == value else np.float32(0.0)
-    if flags & RELU and value < np.float32(0.0):
+    if flags & RELU and value <= np.float32(0.0):
         value = np.float32(0.0)
     if kind == F16:
         return _to_half(value)
+    if value != value:
+        return np.uint64(0x7FFFFFFF if kind == F32 else 0x7FFF)  # the number that PTX has for none
     return _to_brain(value) if kind == BF16 else np.uint64(_single_bits(value))
+
+
+@inline_never
+def _from_double(value: float) -> Any:
+    """Bits of a result in double precision; one that is no number has the same bits always."""
+    return np.uint64(0x7FFFFFFFFFFFFFFF) if value != value else _double_bits(value)
 
 
 @inline_never
@@ -637,7 +645,7 @@ def _float(s: Any, p: Program, row: int, lanes: int) -> None:
             s.dx[i], s.dy[i], s.dz[i] = _double(s.x[i]), _double(s.y[i]), _double(s.z[i])
         _compute(op, flags, s.dx, s.dy, s.dz, s.do, lanes)
         for i in range(lanes):
-            out[i] = _double_bits(s.do[i])
+            out[i] = _from_double(s.do[i])
         return
     for shift in range(0, 32 if flags & PACKED else 16, 16):
         _to_float(s.x, shift, kind, s.fx, flags, lanes)
@@ -736,7 +744,7 @@ def _convert(s: Any, p: Program, row: int, lanes: int) -> None:
         if target == INT:
             out[i] = _to_integer(_integral(s.dx[i], mode), bits, is_signed) & _mask_of(bits)
         elif target == F64:
-            out[i] = _double_bits(s.dx[i])
+            out[i] = _from_double(s.dx[i])
         elif target == TF32:
             raw = np.uint64(_single_bits(s.fo[i]))
             up = np.uint64(0x1000) if mode == RNA else np.uint64(0xFFF) + ((raw >> np.uint64(13)) & np.uint64(1))
@@ -744,7 +752,10 @@ def _convert(s: Any, p: Program, row: int, lanes: int) -> None:
         else:
             if target != F32:
                 digits, smallest = (10, -14) if target == F16 else (7, -126)
-                s.fo[i] = np.float32(_round_to(s.dx[i], digits, smallest, mode == RZ))
+                rounded = _round_to(s.dx[i], digits, smallest, mode == RZ)
+                if mode == RZ and target == F16 and math.isfinite(rounded):
+                    rounded = min(max(rounded, -65504.0), 65504.0)
+                s.fo[i] = np.float32(rounded)
             out[i] = _from_float(s.fo, target, flags, i)
 
 
