@@ -31,7 +31,7 @@ def coalesce(
     """Sectors and passes of accesses: addresses [A, 32] and bytes [A] of a lane, active lanes [A], GLOBAL ... [A].
 
     Shared memory has 32 banks of four bytes: lanes of one word are served together, words of one bank one after
-    another. Wider accesses are taken in as many parts of the warp as a lane has words (quarters of it at 16 bytes).
+    another, whatever a lane's width: 512 different bytes take four passes, and lanes that share words fewer.
     """
     begins = np.zeros(len(size) + 1, np.int64)
     _count(addresses, active, size, kinds, begins)
@@ -90,25 +90,21 @@ def _fill(addresses, active, size, kinds, begins, sectors, passes):  # type: ign
                 most = max(most, alike)
             passes[access] = most
         elif kinds[access] == SHARED:
-            parts = max(1, (size[access] + _WORD - 1) // _WORD)  # words of a lane, and parts of the warp
-            width, total = _LANES // min(parts, _LANES), 0
-            for part in range(0, _LANES, width):
-                worst = 0
-                for bank in range(_BANKS):
-                    found = 0  # distinct words of this bank
-                    for lane in range(part, part + width):
-                        if active[access] >> np.uint32(lane) & np.uint32(1):
-                            first = np.int64(addresses[access, lane]) // _WORD
-                            word = first + (bank - first) % _BANKS  # the word of this bank at or after the first
-                            if word <= (np.int64(addresses[access, lane]) + size[access] - 1) // _WORD:
-                                known = False
-                                for place in range(found):
-                                    if words[place] == word:
-                                        known = True
-                                        break
-                                if not known:
-                                    words[found] = word
-                                    found += 1
-                    worst = max(worst, found)
-                total += max(worst, 0)
-            passes[access] = max(total, 1)
+            worst = 1
+            for bank in range(_BANKS):
+                found = 0  # distinct words of this bank
+                for lane in range(_LANES):
+                    if active[access] >> np.uint32(lane) & np.uint32(1):
+                        first = np.int64(addresses[access, lane]) // _WORD
+                        word = first + (bank - first) % _BANKS  # the word of this bank at or after the first
+                        if word <= (np.int64(addresses[access, lane]) + size[access] - 1) // _WORD:
+                            known = False
+                            for place in range(found):
+                                if words[place] == word:
+                                    known = True
+                                    break
+                            if not known:
+                                words[found] = word
+                                found += 1
+                worst = max(worst, found)
+            passes[access] = worst

@@ -40,7 +40,7 @@ _STATE = ("at", "end", "ready", "depends", "why", "queue", "since", "age", "resi
 class Grid:
     """Blocks of a launch that all execute the streams of a trace's first block, their accesses shifted.
 
-    places [blocks, 2]: coordinates of a block. shift [accesses, 2]: bytes for a step of each coordinate, in global
+    places [blocks, 3]: coordinates of a block. shift [accesses, 3]: bytes for a step of each coordinate, in global
     memory multiples of 32.
     """
 
@@ -73,7 +73,7 @@ def instructions(trace: WarpTrace, machine: SmArray, grid: Grid | None) -> Instr
     kinds = of_unit[code.units[pcs]]
     coalesced = coalesce(trace.addresses, active, trace.bytes_per_lane, kinds)
     _, first = np.unique(trace.blocks, return_index=True)
-    places, shift = np.zeros((len(first), 2), np.int64), np.zeros((len(kinds), 2), np.int64)
+    places, shift = np.zeros((len(first), 3), np.int64), np.zeros((len(kinds), 3), np.int64)
     if grid:
         _require_whole_sectors(grid, kinds)
         places, shift, first = grid.places, grid.shift // sk.SECTOR_BYTES, np.zeros(len(grid.places), np.int64)

@@ -1,4 +1,4 @@
-"""SMs of a GPU, warp instruction by warp instruction, in cycles of their clock; caches and DRAM below L1 are the engine's.
+"""SMs of a GPU, warp instruction by warp instruction, in cycles; caches and DRAM below L1 are the memory engine's.
 
 When an instruction is issued, all that it waits for is known: each register has the cycle in which its value is there,
 and memory answers a request with the time of its arrival. So a warp's next instruction has a cycle before which it
@@ -49,10 +49,10 @@ KIND, PIPE, INTERVAL, LATENCY, UNIT, READS = range(6)
 class Shape(NamedTuple):
     """Sizes of the SMs, times of their parts in cycles, and where its parts begin in two flat arrays.
 
-    `k`: fields of each pc, `starts` of warps' streams, `begins` of an access's sectors, `passes` of an access (cycles in shared memory;
-    of atomics its most lanes of one address), `shift` [accesses, 2] of its sectors for a step of a block's `place` [2],
-    `first` stream of a block. `v`: state of warps (`at` to `registers`), schedulers (`next` to `free`), blocks (`live`
-    to `ends`), L1, and bins of time.
+    `k`: fields of each pc, `starts` of warps' streams, `begins` of an access's sectors, `passes` of an access (cycles
+    in shared memory; of atomics its most lanes of one address), `shift` [accesses, 3] of its sectors for a step of a
+    block's `place` [3], `first` stream of a block. `v`: state of warps (`at` to `registers`), schedulers (`next` to
+    `free`), blocks (`live` to `ends`), L1, and bins of time.
     """
 
     sms: int
@@ -186,8 +186,9 @@ def _touch(
 
     `partial` is where it goes on, -1 once all are made, `arrives` the cycle of the last that came.
     """
-    kind, place = k[s.code + pc * s.fields + KIND], 2 * v[s.block + v[s.resident + warp]]
-    shift = k[s.shift + 2 * access] * k[s.place + place] + k[s.shift + 2 * access + 1] * k[s.place + place + 1]
+    kind, shift, place = k[s.code + pc * s.fields + KIND], 0, 3 * v[s.block + v[s.resident + warp]]
+    for axis in range(3):
+        shift += k[s.shift + 3 * access + axis] * k[s.place + place + axis]
     begin, end = k[s.begins + access], k[s.begins + access + 1]
     if v[s.partial + warp] < 0:
         v[s.partial + warp], v[s.arrives + warp] = begin, now + s.l1_latency

@@ -125,7 +125,7 @@ def time_launch(
     if blocks > held:
         rule, way = f"holds {held} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
         raise ConfigError([Problem("trace", rule, None, way)])
-    launch.parts.update(first=launch.parts["first"][:blocks], place=launch.parts["place"][: 2 * blocks])
+    launch.parts.update(first=launch.parts["first"][:blocks], place=launch.parts["place"][: 3 * blocks])
     shape, k, v = shape_of(launch, trace, machine, resident)
     memory = Simulation(machine.memory, _WRITE_BACK, held=1)
     streams = launch.pcs, launch.accesses, launch.sectors

@@ -1,0 +1,203 @@
+"""Products of matrices in fp32 by our kernels (`kernels/sgemm.cu`), timed on the SMs of a GPU.
+
+A tile's kernel is executed on 2 x 2 x 2 blocks of the product, over a few steps of k. Addresses are affine in a block's
+coordinates, which the eighth block proves, so that these streams stand for all blocks. The time over all of k is that
+of few steps and of twice as many, continued; waves of blocks follow one another, each with caches that hold nothing of
+its k. The library's choice of a tile, and of parts of k, is unknown: ours are those that take the least time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dse_ptx.execution import Device, LaunchOptions, Module
+from dse_ptx.sm_arrays import Grid
+from dse_ptx.sms import SmArray
+from dse_ptx.timing import occupancy, time_launch
+from dse_ptx.warp_trace import WarpTrace
+
+STEP, STEPS = 8, 4
+"""Elements of k in a step of a tile, and steps that are simulated, and twice as many."""
+_PAGE, _FEW = 1 << 21, 2
+_KERNELS = Path(__file__).parent / "kernels" / "sgemm.ptx"
+
+
+@dataclass(frozen=True)
+class Product:
+    """C [m, n] = A [m, k] B [k, n] by columns, as BLAS has it; a transposed matrix lies by rows."""
+
+    m: int
+    n: int
+    k: int
+    transposed_a: bool = False
+    transposed_b: bool = False
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Elements from row to row and along k of A, from column to column and along k of B."""
+        return (
+            *((self.k, 1) if self.transposed_a else (1, self.m)),
+            *((1, self.n) if self.transposed_b else (self.k, 1)),
+        )
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A kernel's tile of C, and the parts of k. efficiency: of its arithmetic, to choose what is simulated."""
+
+    rows: int
+    cols: int
+    threads: int
+    least_blocks: int
+    efficiency: float
+    parts: int = 1
+
+    def grid(self, product: Product) -> tuple[int, int, int]:
+        """Blocks along m, n and k."""
+        return -(-product.m // self.rows), -(-product.n // self.cols), self.parts
+
+    def depth(self, product: Product) -> int:
+        """Elements of k of a block."""
+        return -(-product.k // (self.parts * STEP)) * STEP
+
+
+TILINGS = (
+    Tiling(128, 128, 256, 2, 0.9),
+    Tiling(128, 64, 128, 4, 0.85),
+    Tiling(64, 64, 128, 4, 0.75),
+    Tiling(128, 32, 128, 4, 0.7),
+    Tiling(32, 32, 64, 8, 0.5),
+    Tiling(64, 16, 64, 8, 0.45),
+)
+"""Kernels of `sgemm.cu`; registers are those that its launch bounds leave."""
+_PARTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class ProductTime:
+    """Time of a product with its launches, by the tiling that is fastest."""
+
+    seconds: float
+    tiling: Tiling
+    flop: float
+
+
+@functools.cache
+def _module() -> Module:
+    return Module(_KERNELS, Device())
+
+
+def traced(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:
+    """Streams of a block over so many steps of k, and all blocks of the product.
+
+    Raises RuntimeError where addresses are not affine in a block's coordinates.
+    """
+    module, (ai, ak, bj, bk), depth = _module(), product.strides, steps * STEP
+    device, parts = module.device, 2 if tiling.parts > 1 else 1
+    mark, (rows, cols) = len(device), (2 * tiling.rows, 2 * tiling.cols)
+    reach = ((rows - 1) * ai + (parts * depth - 1) * ak + 1, (cols - 1) * bj + (parts * depth - 1) * bk + 1)
+    a, b, c = (device.allocate(4 * size) for size in (*reach, (cols - 1) * product.m + rows))
+    sizes = rows, cols, parts * depth, ai, ak, bj, bk, product.m, depth
+    options = LaunchOptions(sample=tuple(range(4 * parts)))
+    run = module.launch(
+        f"sgemm_{tiling.rows}x{tiling.cols}", (2, 2, parts), (tiling.threads,), (a, b, c, *sizes), options
+    )
+    device.release(mark)
+    assert run.trace is not None
+    first, shift = _first_block(run.trace, parts)
+    shift[:, 2] *= tiling.depth(product) / depth  # of the whole k, whose parts lie further apart
+    bases = (a.address, b.address, c.address)
+    lies = np.searchsorted(bases, first.addresses.max(axis=1), side="right") - 1
+    ends = np.cumsum([4 * product.m * product.k, 4 * product.k * product.n])
+    apart = np.array([_PAGE, *(-(-ends // _PAGE) + np.array([2, 3])) * _PAGE]) - np.array(bases)
+    moved = np.where(lies < 0, 0, apart[np.maximum(lies, 0)])  # shared memory stays
+    addresses = np.where(first.addresses > 0, first.addresses + moved[:, None].astype(np.uint64), 0).astype(np.uint64)
+    places = np.stack(np.meshgrid(*map(np.arange, tiling.grid(product)), indexing="ij"), -1).transpose(2, 1, 0, 3)
+    registers = min(first.registers_per_thread, 65536 // (tiling.threads * tiling.least_blocks))
+    trace = replace(
+        first, addresses=addresses, registers_per_thread=registers, num_blocks=int(np.prod(tiling.grid(product)))
+    )
+    return trace, Grid(places.reshape(-1, 3), shift.astype(np.int64))
+
+
+def _first_block(trace: WarpTrace, parts: int) -> tuple[WarpTrace, np.ndarray]:
+    """The first block's streams, and the shift [accesses, 3] of their addresses to its neighbours."""
+    blocks = np.searchsorted(trace.blocks, np.arange(4 * parts + 1))
+    rows = trace.starts[blocks]
+    alike = [slice(rows[block], rows[block + 1]) for block in range(4 * parts)]
+    of_first = trace.access[alike[0]]
+    has = of_first >= 0
+    count = int(has.sum())
+    firsts = []
+    for place in alike:
+        access = trace.access[place]
+        if not np.array_equal(trace.pcs[place], trace.pcs[alike[0]]):
+            raise RuntimeError("blocks take different ways")
+        firsts.append(trace.addresses[access[access >= 0]].max(axis=1).astype(np.int64))
+    shift = np.stack([firsts[1] - firsts[0], firsts[2] - firsts[0], firsts[4 * (parts - 1)] - firsts[0]], axis=1)
+    if not np.array_equal(firsts[0] + shift.sum(axis=1), firsts[-1]):
+        raise RuntimeError("addresses are not affine in a block's coordinates")
+    access = np.where(has, np.cumsum(has) - 1, -1)
+    chosen = of_first[has]
+    first = replace(
+        trace, blocks=trace.blocks[: blocks[1]], starts=trace.starts[: blocks[1] + 1], pcs=trace.pcs[alike[0]],
+        active=trace.active[alike[0]], access=access, addresses=trace.addresses[chosen],
+        bytes_per_lane=trace.bytes_per_lane[chosen],
+    )  # fmt: skip
+    assert count == len(chosen)
+    return first, shift.astype(np.float64)
+
+
+def time_product(product: Product, machine: SmArray) -> ProductTime:
+    """Time a product by its best tiling: of all, the few that arithmetic and traffic alone let expect most of."""
+    likely = sorted(_tilings(product, machine), key=lambda each: _expected(product, each, machine))[:_FEW]
+    times = {tiling: _simulated(product, tiling, machine) for tiling in likely}
+    best = min(times, key=times.__getitem__)
+    return ProductTime(times[best], best, 2.0 * product.m * product.n * product.k)
+
+
+def _tilings(product: Product, machine: SmArray) -> Iterator[Tiling]:
+    """Tilings whose parts of k are some steps deep, and no more than fill the GPU a few times."""
+    for tiling in TILINGS:
+        for parts in _PARTS:
+            blocks = math.prod(tiling.grid(product)) * parts
+            if parts == 1 or (product.k >= parts * 8 * STEP and blocks <= 8 * tiling.least_blocks * machine.num_sms):
+                yield replace(tiling, parts=parts)
+
+
+def _expected(product: Product, tiling: Tiling, machine: SmArray) -> float:
+    """Seconds by arithmetic of whole waves and by traffic of DRAM, whichever is longer, and a read and write of parts."""
+    blocks, of_sm = math.prod(tiling.grid(product)), machine.peak_flop_per_s / machine.num_sms
+    flop = 2.0 * tiling.rows * tiling.cols * tiling.depth(product)
+    # an SM whose places are not all taken hides less
+    busy = min(1.0, blocks / (machine.num_sms * tiling.least_blocks / 2))
+    waves = max(math.ceil(blocks / machine.num_sms), 1)
+    rate = machine.memory.gpu.dram.bytes_per_s
+    moved = 4.0 * (product.m * product.k + product.k * product.n + product.m * product.n * (2 * tiling.parts - 1))
+    return max(waves * flop / (of_sm * tiling.efficiency * max(busy, 0.5)), moved / rate)
+
+
+def _simulated(product: Product, tiling: Tiling, machine: SmArray) -> float:
+    """Seconds of all waves, with the launch, and another one that zeroes C where parts of k are added."""
+    launch_s = machine.sm.launch * machine.cycle_s * (1 + (tiling.parts > 1))
+    total_steps = tiling.depth(product) / STEP
+    launches = [traced(product, tiling, steps) for steps in (STEPS, 2 * STEPS)]
+    wave, blocks = occupancy(launches[0][0], machine) * machine.num_sms, len(launches[0][1].places)
+    seconds = launch_s
+    for times, held in ((blocks // wave, wave), (1, blocks % wave)):
+        if times and held:
+            few, many = (_seconds(trace, grid, held, machine) for trace, grid in launches)
+            seconds += times * (few + max(many - few, 0.0) * (total_steps - STEPS) / STEPS)
+    return seconds
+
+
+def _seconds(trace: WarpTrace, grid: Grid, blocks: int, machine: SmArray) -> float:
+    """Seconds of the first blocks without their launch."""
+    done = time_launch(trace, machine, grid=replace(grid, places=grid.places[:blocks]))
+    return done.seconds - done.launch_s
