@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from dse_ptx.execution import Device, LaunchOptions, Module
+from dse_ptx.execution import Device, LaunchOptions, Module, Pointer
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray
 from dse_ptx.timing import occupancy, time_launch
@@ -58,6 +58,11 @@ class Tiling:
     efficiency: float
     parts: int = 1
 
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that the launch bounds leave."""
+        return min(65536 // (self.threads * self.least_blocks), 255)
+
     def grid(self, product: Product) -> tuple[int, int, int]:
         """Blocks along m, n and k."""
         return -(-product.m // self.rows), -(-product.n // self.cols), self.parts
@@ -89,7 +94,8 @@ class ProductTime:
 
 
 @functools.cache
-def _module() -> Module:
+def kernels() -> Module:
+    """The kernels of `sgemm.cu` on a device of their own."""
     return Module(_KERNELS, Device())
 
 
@@ -98,7 +104,7 @@ def traced(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Gri
 
     Raises RuntimeError where addresses are not affine in a block's coordinates.
     """
-    module, (ai, ak, bj, bk), depth = _module(), product.strides, steps * STEP
+    module, (ai, ak, bj, bk), depth = kernels(), product.strides, steps * STEP
     device, parts = module.device, 2 if tiling.parts > 1 else 1
     mark, (rows, cols) = len(device), (2 * tiling.rows, 2 * tiling.cols)
     reach = ((rows - 1) * ai + (parts * depth - 1) * ak + 1, (cols - 1) * bj + (parts * depth - 1) * bk + 1)
@@ -112,18 +118,24 @@ def traced(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Gri
     assert run.trace is not None
     first, shift = _first_block(run.trace, parts)
     shift[:, 2] *= tiling.depth(product) / depth  # of the whole k, whose parts lie further apart
-    bases = (a.address, b.address, c.address)
-    lies = np.searchsorted(bases, first.addresses.max(axis=1), side="right") - 1
-    ends = np.cumsum([4 * product.m * product.k, 4 * product.k * product.n])
-    apart = np.array([_PAGE, *(-(-ends // _PAGE) + np.array([2, 3])) * _PAGE]) - np.array(bases)
-    moved = np.where(lies < 0, 0, apart[np.maximum(lies, 0)])  # shared memory stays
-    addresses = np.where(first.addresses > 0, first.addresses + moved[:, None].astype(np.uint64), 0).astype(np.uint64)
+    first = apart(first, (a, b, c), (4 * product.m * product.k, 4 * product.k * product.n))
     places = np.stack(np.meshgrid(*map(np.arange, tiling.grid(product)), indexing="ij"), -1).transpose(2, 1, 0, 3)
-    registers = min(first.registers_per_thread, 65536 // (tiling.threads * tiling.least_blocks))
-    trace = replace(
-        first, addresses=addresses, registers_per_thread=registers, num_blocks=int(np.prod(tiling.grid(product)))
-    )
-    return trace, Grid(places.reshape(-1, 3), shift.astype(np.int64))
+    return bounded(first, tiling), Grid(places.reshape(-1, 3), shift.astype(np.int64))
+
+
+def apart(trace: WarpTrace, pointers: Sequence[Pointer], sizes: Sequence[int]) -> WarpTrace:
+    """The trace with its tensors as far apart as their whole sizes [bytes] demand, of which a part was executed on."""
+    bases, ends = np.array([pointer.address for pointer in pointers]), np.cumsum([0, *sizes])
+    begins = (-(-ends // _PAGE) + 1 + np.arange(len(ends))) * _PAGE  # a page lies between two
+    place = np.searchsorted(bases, trace.addresses.max(axis=1), side="right") - 1
+    moved = np.where(place < 0, 0, (begins - bases)[np.maximum(place, 0)])  # shared memory stays
+    addresses = np.where(trace.addresses > 0, trace.addresses + moved[:, None].astype(np.uint64), 0)
+    return replace(trace, addresses=addresses.astype(np.uint64))
+
+
+def bounded(trace: WarpTrace, tiling: Tiling) -> WarpTrace:
+    """The trace with the registers to which launch bounds hold an assembler."""
+    return replace(trace, registers_per_thread=min(trace.registers_per_thread, tiling.registers))
 
 
 def _first_block(trace: WarpTrace, parts: int) -> tuple[WarpTrace, np.ndarray]:
@@ -185,15 +197,19 @@ def _expected(product: Product, tiling: Tiling, machine: SmArray) -> float:
 
 def _simulated(product: Product, tiling: Tiling, machine: SmArray) -> float:
     """Seconds of all waves, with the launch, and another one that zeroes C where parts of k are added."""
-    launch_s = machine.sm.launch * machine.cycle_s * (1 + (tiling.parts > 1))
-    total_steps = tiling.depth(product) / STEP
     launches = [traced(product, tiling, steps) for steps in (STEPS, 2 * STEPS)]
+    zeroed_s = machine.sm.launch * machine.cycle_s * (tiling.parts > 1)
+    return continued(launches, tiling.depth(product) / STEP, machine) + zeroed_s
+
+
+def continued(launches: Sequence[tuple[WarpTrace, Grid]], steps: float, machine: SmArray) -> float:
+    """Seconds over so many steps of k of a launch that was traced over STEPS, and over twice as many."""
     wave, blocks = occupancy(launches[0][0], machine) * machine.num_sms, len(launches[0][1].places)
-    seconds = launch_s
+    seconds = machine.sm.launch * machine.cycle_s
     for times, held in ((blocks // wave, wave), (1, blocks % wave)):
         if times and held:
             few, many = (_seconds(trace, grid, held, machine) for trace, grid in launches)
-            seconds += times * (few + max(many - few, 0.0) * (total_steps - STEPS) / STEPS)
+            seconds += times * (few + max(many - few, 0.0) * (steps - STEPS) / STEPS)
     return seconds
 
 

@@ -100,7 +100,7 @@ def _width(registers: NDArray[np.int32]) -> int:
 
 
 def _static(code: Code, machine: SmArray) -> Ints:
-    """Fields of each pc [P, fields]: kind, pipe, interval, latency, unit, registers read and written."""
+    """Fields of each pc [P, fields]: what `sm_kernel` names, and registers read and written."""
     reads, sm = _width(code.reads), machine.sm
     rows = np.full((len(code.opcodes), sk.READS + reads + _width(code.writes)), -1, np.int64)
     for pc, opcode in enumerate(code.opcodes):
@@ -114,7 +114,8 @@ def _static(code: Code, machine: SmArray) -> Ints:
         slots = max([size for prefix, size in sm.slots.items() if opcode.startswith(prefix)], default=1)
         interval = max(1, math.ceil(lanes / pipe.lanes) * slots)
         latency = sm.branch if kind == sk.BRANCHING else pipe.latency + (interval - 1) * (slots > 1)
-        rows[pc, : sk.READS] = kind, PIPES.index(pipe.as_part_of or name), interval, latency, unit
+        kept = sm.l1_loads or ".nc" in opcode  # the read-only path goes through L1 everywhere
+        rows[pc, : sk.READS] = kind, PIPES.index(pipe.as_part_of or name), interval, latency, unit, kept
         for first, registers in ((sk.READS, code.reads[pc]), (sk.READS + reads, code.writes[pc])):
             named = registers[registers >= 0]
             rows[pc, first : first + len(named)] = named
@@ -131,9 +132,9 @@ def shape_of(launch: Instructions, trace: WarpTrace, machine: SmArray, resident:
         **launch.sizes, "sms": machine.num_sms, "schedulers": sm.schedulers, "places": resident,
         "warp_slots": math.ceil(resident * warps / sm.schedulers), "block_warps": warps, "blocks": launch.blocks,
         "width": sm.issue_width, "policy": sk.GTO if sm.policy == "gto" else sk.LRR, "pipes": len(PIPES),
-        "own_pipes": OWN_PIPES, "barrier": sm.barrier, "l1_loads": int(sm.l1_loads), "l1_ways": gpu.l1.ways,
+        "own_pipes": OWN_PIPES, "barrier": sm.barrier, "l1_ways": gpu.l1.ways,
         "l1_sets": max(1, int(l1) // (sk.SECTOR_BYTES * sk.LINE_SECTORS * gpu.l1.ways)),
-        "l1_latency": math.ceil(gpu.l1.hit_s / machine.cycle_s - 1e-9), "in_flight": sm.in_flight,
+        "l1_latency": math.ceil(gpu.l1.hit_s / machine.cycle_s - 1e-9), "in_flight": sm.in_flight, "line_sectors": int(machine.memory.gpu.line_bytes) // sk.SECTOR_BYTES,
         "l1_sectors": max(1, int(sm.l1_bytes_per_cycle) // sk.SECTOR_BYTES),
         "port_ticks": round(sk.SECTOR_BYTES / sm.port_bytes_per_cycle * sk.TICKS), "cycle_ns": machine.cycle_s * 1e9,
     }  # fmt: skip

@@ -42,8 +42,9 @@ PLAIN, LOAD, STORE, ATOMIC, SHARED_ACCESS, BRANCHING, SYNC, END, FOLDED = range(
 COUNTS = 8
 
 
-# fields of a pc: what is done, pipe (of the SM from `own_pipes` on), cycles, unit, then registers read and written
-KIND, PIPE, INTERVAL, LATENCY, UNIT, READS = range(6)
+# fields of a pc: what is done, pipe (of the SM from `own_pipes` on), cycles, unit, whether L1 keeps what it loads, then
+# registers read and written
+KIND, PIPE, INTERVAL, LATENCY, UNIT, KEPT, READS = range(7)
 
 
 class Shape(NamedTuple):
@@ -70,12 +71,12 @@ class Shape(NamedTuple):
     num_writes: int
     num_registers: int
     barrier: int
-    l1_loads: int
     l1_sets: int
     l1_ways: int
     l1_latency: int
     l1_sectors: int  # a cycle
     in_flight: int
+    line_sectors: int  # of L2 and DRAM
     port_ticks: int  # of a cycle, for a sector
     cycle_ns: float
     code: int  # [pcs, fields]
@@ -152,8 +153,9 @@ def _ask(
 ) -> int:
     """The cycle in which L2, or DRAM behind it, has answered a request that leaves the SM now."""
     before = m[o.total + engine.L2_HITS] + m[o.total + engine.L2_MERGED]
-    came = engine.serve_line(sector, pc, store, now * s.cycle_ns + o.hop, w, m, t, o) + (0.0 if store else o.hop)
-    channel, _ = engine.place_line(sector, m, o)
+    line = sector // s.line_sectors
+    came = engine.serve_line(line, pc, store, now * s.cycle_ns + o.hop, w, m, t, o) + (0.0 if store else o.hop)
+    channel, _ = engine.place_line(line, m, o)
     place = (min(now >> v[s.clock + SHIFT], BINS - 1) * o.channels + channel) * 2
     v[s.slices + place] += 1
     v[s.slices + place + 1] += m[o.total + engine.L2_HITS] + m[o.total + engine.L2_MERGED] - before
@@ -193,7 +195,7 @@ def _touch(
     if v[s.partial + warp] < 0:
         v[s.partial + warp], v[s.arrives + warp] = begin, now + s.l1_latency
     cur, line, way, index = now, -1, 0, v[s.partial + warp]
-    keeps = kind == LOAD and s.l1_loads == 1
+    keeps = kind == LOAD and k[s.code + pc * s.fields + KEPT] == 1
     while index < end:
         sector = sectors[index] + shift
         if sector // LINE_SECTORS != line:

@@ -66,7 +66,7 @@ class Sm(Frozen):
 
 class SmArray(SourcedValue):
     """All SMs of a GPU and the memory below them. memory: of `conf/gpu`, where files put keys over
-    those of `gpu`; its lines are sectors of 32 bytes.
+    those of `gpu`; L2 and DRAM move its lines, SMs ask for sectors of 32 bytes.
     """
 
     name: str

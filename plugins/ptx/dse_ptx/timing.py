@@ -40,7 +40,7 @@ class KernelTime:
     the whole; 0 if nothing was. flop, counts (by `sm_kernel`) and l2 (totals of `simulators.memory.engine`) are of the
     simulated blocks, and ends [blocks] the cycles in which they ended. issued [bins, SMs]: warp instructions; states,
     slots [bins, 8]: cycles of warps and of schedulers by SLOT_NAMES; units [bins, 16]: warp instructions by `Unit`;
-    slices [bins, channels, 2]: requests at L2, and those that hit; dram [bins, channels] of `dram_bin_s`: sectors.
+    slices [bins, channels, 2]: requests at L2, and those that hit; dram [bins, channels] of `dram_bin_s`: lines.
     """
 
     machine: SmArray
@@ -86,7 +86,7 @@ class KernelTime:
     @property
     def dram_bytes(self) -> float:
         """Bytes that DRAM read and wrote."""
-        return float(self.l2[engine.READS] + self.l2[engine.WRITES]) * sk.SECTOR_BYTES
+        return float(self.l2[engine.READS] + self.l2[engine.WRITES]) * self.machine.memory.gpu.line_bytes
 
     @property
     def slot_shares(self) -> dict[str, float]:

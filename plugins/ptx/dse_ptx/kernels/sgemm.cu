@@ -50,7 +50,7 @@ template <int WIDTH, int THREADS> struct Fetch {
   DEVICE void load(int left) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      held[i] = k + i * ks < left ? *from[i] : 0.0f;
+      held[i] = k + i * ks < left ? __nvvm_ldg_f(from[i]) : 0.0f;
       from[i] += step;
     }
   }
@@ -70,8 +70,9 @@ template <int WIDTH, int THREADS> struct Gather {
   const Pair *entry;
   float held[COUNT];
   int k, y, x, height, width;
+  bool whole; // no window reaches into padding
   DEVICE Gather(Window w, unsigned thread, int first, int size, int begin)
-      : k(thread / WIDTH), height(w.height), width(w.width) {
+      : k(thread / WIDTH), height(w.height), width(w.width), whole(!w.padHigh && !w.padWide) {
     int pixel = first + thread % WIDTH;
     pixel = pixel < size ? pixel : size - 1;
     int plane = w.high * w.wide, image = pixel / plane, rest = pixel - image * plane;
@@ -87,10 +88,10 @@ template <int WIDTH, int THREADS> struct Gather {
       int offset = i * (THREADS / WIDTH);
       held[i] = 0.0f;
       if (k + offset < left) {
-        Pair of = entry[offset];
+        Pair of = __nvvm_ldg_i2(entry + offset);
         unsigned row = y + (of.y >> 16), column = x + (of.y & 0xffff);
-        if (row < (unsigned)height && column < (unsigned)width)
-          held[i] = from[of.x];
+        if (whole || (row < (unsigned)height && column < (unsigned)width))
+          held[i] = __nvvm_ldg_f(from + of.x);
       }
     }
     entry += STEP;
@@ -203,10 +204,13 @@ template <int WIDTH, int EACH> DEVICE int place(unsigned thread, int i) {
     int row = __nvvm_read_ptx_sreg_ctaid_x() * ROWS, col = __nvvm_read_ptx_sreg_ctaid_y() * COLS;                      \
     Walk<ROWS, threads> walkA(false, thread);                                                                          \
     Walk<COLS, threads> walkB(true, thread);                                                                           \
-    Fetch<ROWS, threads> left(Matrix{w, k, 1}, walkA, row, filters, 0);                                                \
-    Gather<COLS, threads> top(window, thread, col, pixels, 0);                                                         \
+    int begin = __nvvm_read_ptx_sreg_ctaid_z() * depth;                                                                \
+    bool parts = __nvvm_read_ptx_sreg_nctaid_z() > 1;                                                                  \
+    Fetch<ROWS, threads> left(Matrix{w, k, 1}, walkA, row, filters, begin);                                            \
+    Gather<COLS, threads> top(window, thread, col, pixels, begin);                                                     \
     float sums[HIGH][WIDE] = {};                                                                                       \
-    multiply<ROWS, COLS, HIGH, WIDE>(left, top, walkA, walkB, depth, sums, tileA, tileB, thread);                      \
+    multiply<ROWS, COLS, HIGH, WIDE>(left, top, walkA, walkB, k - begin < depth ? k - begin : depth, sums, tileA,      \
+                                     tileB, thread);                                                                   \
     int plane = window.high * window.wide;                                                                             \
     _Pragma("unroll") for (int j = 0; j < WIDE; j++) {                                                                 \
       int pixel = col + place<COLS, WIDE>(thread / (ROWS / HIGH), j);                                                  \
@@ -214,8 +218,12 @@ template <int WIDTH, int EACH> DEVICE int place(unsigned thread, int i) {
       float *to = y + (long)image * filters * plane + (pixel - image * plane);                                         \
       _Pragma("unroll") for (int i = 0; i < HIGH; i++) {                                                               \
         int filter = row + place<ROWS, HIGH>(thread % (ROWS / HIGH), i);                                               \
-        if (filter < filters && pixel < pixels)                                                                        \
-          to[(long)filter * plane] = sums[i][j];                                                                       \
+        if (filter < filters && pixel < pixels) {                                                                      \
+          if (parts)                                                                                                   \
+            __nvvm_atom_add_gen_f(to + (long)filter * plane, sums[i][j]);                                              \
+          else                                                                                                         \
+            to[(long)filter * plane] = sums[i][j];                                                                     \
+        }                                                                                                              \
       }                                                                                                                \
     }                                                                                                                  \
   }
@@ -227,5 +235,5 @@ SGEMM(128, 32, 8, 4, 4)
 SGEMM(32, 32, 4, 4, 8)
 SGEMM(64, 16, 4, 4, 8)
 CONVOLUTION(128, 128, 8, 8, 2)
-CONVOLUTION(64, 64, 8, 4, 4)
-CONVOLUTION(32, 32, 4, 4, 8)
+CONVOLUTION(64, 128, 8, 8, 4)
+CONVOLUTION(32, 128, 8, 4, 4)
