@@ -50,8 +50,8 @@ def rows(folder: Path, name: str, every: int) -> Iterator[tuple[str, dict[str, s
         table = [row for row in csv.DictReader(file) if row["precision"] == "fp32"]
     products = [row for row in table if row["op"] == "gemm"]
     implicit = [row for row in table if row["op"] == "conv" and row["algo"].startswith("IMPLICIT") and row["r"]]
-    yield from (("gemm", row) for row in products[:: every])
-    yield from (("conv", row) for row in implicit[:: every])
+    yield from (("gemm", row) for row in products[::every])
+    yield from (("conv", row) for row in implicit[::every])
 
 
 def predict(sort: str, row: Mapping[str, str], machine: SmArray) -> Timed:
@@ -122,7 +122,9 @@ def main() -> None:
         print(json.dumps(found))
     else:
         for name, value in found.items():
-            print(name, *(value if isinstance(value, list) else [value]), sep="\n  " if isinstance(value, list) else " ")
+            print(
+                name, *(value if isinstance(value, list) else [value]), sep="\n  " if isinstance(value, list) else " "
+            )
 
 
 if __name__ == "__main__":

@@ -379,7 +379,7 @@ def _issue(
     later = now + (k[field + LATENCY] if kind == BRANCHING else 0)
     _prepare(warp, sm, later, pcs, k, v, s)
     if v[s.ready + warp] < 0:
-        _finish_warp(warp, sm, now + 1, pcs, k, v, s)
+        _finish_warp(warp, sm, v[s.free + pipe], pcs, k, v, s)  # once its pipeline has taken the last
     elif kind == SYNC:
         v[s.depends + warp], v[s.ready + warp], v[s.why + warp] = v[s.ready + warp], NEVER, BARRIER
         v[s.waiting + v[s.resident + warp]] += 1
@@ -480,6 +480,8 @@ def run(
     end = 0
     for block in range(s.blocks):
         end = max(end, v[s.ends + block])
+    while end >> v[s.clock + SHIFT] >= BINS:
+        _halve(v, s, o)
     for scheduler in range(s.sms * s.schedulers):
         _spread(s.slots, v[s.idle_why + scheduler], v[s.idle + scheduler], end, v, s)
     v[s.counts + CYCLES] = end

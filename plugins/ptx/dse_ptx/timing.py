@@ -26,9 +26,8 @@ from simulators.memory.simulation import Simulation
 Ints = NDArray[np.int64]
 SLOT_NAMES = ("issued", "memory", "shared", "alu", "pipeline", "barrier", "not selected", "idle")
 """What a warp, or a scheduler's slot, spends a cycle on, in the order of `sm_kernel`."""
-_WRITE_BACK = Policy(
-    name="write_back", loads=True, stores=True, allocation_bypass=False, rinse=False, predictor=None
-)  # of L2; L1 writes through
+WRITE_BACK = Policy(name="write_back", loads=True, stores=True, allocation_bypass=False, rinse=False, predictor=None)
+"""What L2 keeps; L1 writes through."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def time_launch(
         raise ConfigError([Problem("trace", rule, None, way)])
     launch.parts.update(first=launch.parts["first"][:blocks], place=launch.parts["place"][: 3 * blocks])
     shape, k, v = shape_of(launch, trace, machine, resident)
-    memory = Simulation(machine.memory, _WRITE_BACK, held=1)
+    memory = Simulation(machine.memory, WRITE_BACK, held=1)
     streams = launch.pcs, launch.accesses, launch.sectors
     memory.now = sk.run(*streams, k, v, shape, memory.w, memory.m, memory.t, memory.o) * shape.cycle_ns
     ends = v[shape.ends : shape.ends + blocks]
@@ -160,9 +159,10 @@ def _tables(v: Ints, s: sk.Shape, memory: Simulation, machine: SmArray) -> dict[
     """Tables of bins of time, as far as the launch reaches."""
     shift, channels, activity = int(v[s.clock + sk.SHIFT]), machine.memory.gpu.dram.channels, memory.activity()
     bins = max(1, (int(v[s.counts + sk.CYCLES]) >> shift) + 1)
-    widths = {"issued": s.sms, "states": sk.STATES, "slots": sk.STATES, "units": sk.UNITS, "slices": 2 * channels}
+    widths = {"issued": s.sms, "states": sk.STATES, "slots": sk.STATES, "units": sk.UNITS}
     tables = {name: v[getattr(s, name) :][: bins * width].reshape(bins, width) for name, width in widths.items()}
-    tables["slices"] = tables["slices"].reshape(bins, channels, 2)
+    every = v[s.slices : s.slices + sk.BINS * 2 * channels].reshape(sk.BINS, channels, 2)
+    tables["slices"] = np.concatenate([every[: bins - 1], every[bins - 1 :].sum(axis=0, keepdims=True)])  # late ones
     return {
         **tables, "bin_s": (1 << shift) * machine.cycle_s, "dram_bin_s": activity.seconds, "dram": activity.channels
     }  # fmt: skip
