@@ -549,7 +549,7 @@ def _from_float(f: NDArray[np.float32], kind: int, flags: int, i: int) -> Any:
     """Bits of a result in its format."""
     value = f[i]
     if flags & SAT:
-        value = min(max(value, np.float32(0.0)), np.float32(1.0)) if value == value else np.float32(0.0)
+        value = min(value, np.float32(1.0)) if value > np.float32(0.0) else np.float32(0.0)
     if flags & RELU and value <= np.float32(0.0):
         value = np.float32(0.0)
     if kind == F16:
@@ -1082,11 +1082,12 @@ def _vote(s: Any, p: Program, row: int, active: int) -> None:
     """`vote`, `match.any`, `redux`, `activemask` and `elect` over the active lanes."""
     op, mode = p.code[row, OP], p.code[row, MODE]
     ballot, total, is_first = 0, np.uint64(0), True
+    sign = -64 if p.code[row, X] > 0 else 0  # their signs are extended already
     for lane in range(LANES):
         if (active >> lane) & 1:
             ballot |= (1 << lane) if s.x[lane] ^ np.uint64((p.code[row, FLAGS] & NOT_Z) != 0) else 0
             word = s.x[lane]
-            total = word if is_first else _updated(mode, INT, total, word, word, p.code[row, X])
+            total = word if is_first else _updated(mode, INT, total, word, word, sign)
             is_first = False
     for lane in range(LANES):
         if op == V_ALL:

@@ -81,7 +81,7 @@ def floating(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
     else:
         exact = _MATH[name](a) if a == a else a
     if "sat" in names:
-        exact = 0.0 if exact != exact else min(max(exact, 0.0), 1.0)
+        exact = min(exact, 1.0) if exact > 0 else 0.0
     if "relu" in names:
         exact = exact if exact != exact or exact > 0 else 0.0
     word = num.encode(exact, kind)
@@ -195,7 +195,7 @@ def convert(instruction: Instruction, words: Sequence[int]) -> int:
     if not num.is_float(source) and value == 0:
         value = 0.0
     if "sat" in names:
-        value = 0.0 if value != value else min(max(value, 0.0), 1.0)
+        value = min(value, 1.0) if value > 0 else 0.0
     if "relu" in names and value <= 0:
         value = 0.0
     return num.encode(value if isinstance(value, float) else num.Fraction(value), target, "rz" in names)
