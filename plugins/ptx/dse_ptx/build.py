@@ -56,7 +56,7 @@ def _plain(text: str, made: str) -> str:
     """The text without what debuggers read, after a line that names its source."""
     text = re.sub(r"\n\t\.section\s+\.debug_.*?\n\t\}", "", text, flags=re.S)
     lines = [line.partition("//")[0].rstrip() for line in text.splitlines()]
-    kept = [line for line in lines if line.strip() and not re.match(r"\s*(\.loc|\.file|\$L__tmp\d+:)", line)]
+    kept = [line for line in lines if line.strip() and not re.match(r"\s*(\.loc\b|\.file\b|\$L__tmp\d+:)", line)]
     return "\n".join([f"// {made}", *kept, ""])
 
 

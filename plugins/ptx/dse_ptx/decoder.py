@@ -391,6 +391,7 @@ def _select(decoder: _Decoder, instruction: Instruction) -> _Row:
     kind, (result, first, second, chosen) = instruction.types[0], instruction.operands
     operands = (result, _cut(kind, first), _cut(kind, second), chosen)
     row = _plain(vm.SELP)(decoder, replace(instruction, operands=operands))
+    row.immediate = "u64"  # they are cut
     if instruction.name == "slct":
         if instruction.types[1] != "s32":
             raise _UnreadError("selects by a floating-point number")
