@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 KERNELS = Path(__file__).parent / "kernels"
 _CLANG = (
@@ -46,7 +47,8 @@ def from_triton() -> Iterator[tuple[str, str]]:
 
     from dse_ptx.kernels import tutorials
 
-    for name, (function, types, constants) in tutorials.VARIANTS.items():
+    variants: Mapping[str, Any] = tutorials.VARIANTS
+    for name, (function, types, constants) in variants.items():
         source = ASTSource(function, types | dict.fromkeys(constants, "constexpr"), constants)
         compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": tutorials.WARPS})
         yield name, _plain(compiled.asm["ptx"], f"tutorials.py by Triton {triton.__version__}")

@@ -131,7 +131,9 @@ VARIANTS = {
     "triton_matmul_tf32": (matmul, _pointers("a b c") | _MNK, _TILE | {"precision": "tf32"}),
     "triton_matmul_fp32": (matmul, _pointers("a b c") | _MNK, _TILE | {"precision": "ieee"}),
     "triton_dropout": (dropout, _pointers("x out") | {"n": "i32", "rate": "fp32", "seed": "i32"}, {"block": 256}),
-    "triton_layer_norm": (layer_norm, _pointers("x out gain bias") | {"columns": "i32", "epsilon": "fp32"}, {"block": 256}),
+    "triton_layer_norm": (
+        layer_norm, _pointers("x out gain bias") | {"columns": "i32", "epsilon": "fp32"}, {"block": 256},
+    ),
     "triton_layer_norm_fp16": (
         layer_norm, _pointers("x out gain bias", "fp16") | {"columns": "i32", "epsilon": "fp32"}, {"block": 256},
     ),
