@@ -19,7 +19,7 @@ from dse_ptx.parser import parse
 from dse_ptx.program import Function, Parameter, Program, Variable
 from dse_ptx.warp_trace import WarpTrace
 
-MOST_INSTRUCTIONS = 10**10
+MOST_INSTRUCTIONS = 10**9
 """Warp instructions after which a launch is taken for one that never ends."""
 MOST_THREADS = 1024
 _ALIGN, _GAP = 256, 256  # allocations lie apart, so that what runs beyond one meets none
@@ -42,7 +42,7 @@ Argument: TypeAlias = int | float | np.generic | NDArray[Any] | Pointer
 
 @dataclass(frozen=True)
 class Watch:
-    """A place at which a launch stops: the thread (x, y, z) of a block (x, y, z), before `line` for the `visit`-th time."""
+    """A place at which a launch stops: a thread (x, y, z) of a block (x, y, z), before `line`, after `visit` visits."""
 
     line: int
     block: tuple[int, ...] = (0,)
@@ -197,7 +197,7 @@ class Module:
         Raises ConfigError for arguments that do not fit, LaunchError for what goes wrong while it runs.
         """
         kernel = self.kernel(name)
-        return _Execution(self, kernel, _sized(grid), _sized(block), arguments, options or LaunchOptions()).finish()
+        return _Execution(self, kernel, (_sized(grid), _sized(block)), arguments, options or LaunchOptions()).finish()
 
 
 @dataclass(frozen=True)
@@ -227,15 +227,11 @@ class _Arrays(NamedTuple):
     trace: vm.Trace
 
 
-_TRACE_COLUMNS = (
-    (np.int32, 1),
-    (np.uint32, 1),
-    (np.int64, 1),
-    (np.int32, 1),
-    (np.uint64, vm.LANES),
-    (np.int16, 1),
-)
-"""Types of the columns of `interpreter.Trace` after the first, and their numbers in a row."""
+def _room(sample: NDArray[np.int64], rows: int) -> vm.Trace:
+    """Room for a recording of so many rows."""
+    access, owner, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int32), np.zeros(rows, np.int16)
+    addresses = np.zeros(rows * vm.LANES, np.uint64)
+    return vm.Trace(sample, np.zeros(rows, np.int32), np.zeros(rows, np.uint32), access, owner, addresses, sizes)
 
 
 class _Execution:
@@ -245,12 +241,12 @@ class _Execution:
         self,
         module: Module,
         kernel: Decoded,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
+        size: tuple[tuple[int, int, int], tuple[int, int, int]],
         arguments: Sequence[Argument],
         options: LaunchOptions,
     ) -> None:
-        self.module, self.kernel, self.grid, self.block, self.options = module, kernel, grid, block, options
+        self.module, self.kernel, self.options = module, kernel, options
+        self.grid, self.block = grid, block = size
         self.threads, self.num_blocks = int(np.prod(block)), int(np.prod(grid))
         if self.threads > MOST_THREADS:
             raise ConfigError([Problem("block", f"holds more than {MOST_THREADS} threads", block)])
@@ -290,9 +286,9 @@ class _Execution:
         return _Arrays(
             state,
             vm.Program(kernel.rows, kernel.operands, file),
-            vm.Memory(*map(arena.view, (np.uint8, np.uint16, np.uint32, np.uint64)), self.module.device.allocations),
+            vm.Memory(arena, *_wider(arena), self.module.device.allocations),
             vm.Queue(np.zeros((self.warps, depth, 3), np.int64), warps, np.zeros(16, np.int64), *counts),
-            vm.Trace(self.sample, *(np.zeros(rows * lanes, kind) for kind, lanes in _TRACE_COLUMNS)),
+            _room(self.sample, rows),
         )
 
     def _watch(self, state: NDArray[np.void]) -> None:
@@ -332,9 +328,12 @@ class _Execution:
 
     def _extend(self) -> None:
         """Double the room of the recording."""
-        sample, *columns = self.launch.trace
-        grown = vm.Trace(sample, *(np.concatenate([column] * 2) for column in columns))
-        self.launch = self.launch._replace(trace=grown)
+        old = self.launch.trace
+        new = _room(old.sample, 2 * len(old.pcs))
+        for name in vm.Trace._fields[1:]:
+            before = getattr(old, name)
+            getattr(new, name)[: len(before)] = before
+        self.launch = self.launch._replace(trace=new)
 
     def _registers(self) -> dict[str, int]:
         count = len(self.kernel.constants)
@@ -382,6 +381,11 @@ class _Execution:
             self.kernel.registers_per_thread,
             self.shared_bytes,
         )
+
+
+def _wider(arena: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.uint32], NDArray[np.uint64]]:
+    """The same bytes as words of 16, 32 and 64 bits."""
+    return arena.view(np.uint16), arena.view(np.uint32), arena.view(np.uint64)
 
 
 def _local_trace(start: int) -> int:

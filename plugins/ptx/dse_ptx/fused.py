@@ -7,11 +7,14 @@ from typing import Any
 from numba.extending import intrinsic
 
 
-@intrinsic
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, in the precision of `a`."""
+def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Type of `fma`, and what writes its code."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
 
     return a(a, b, c), generate
+
+
+fma: Any = intrinsic(_fma)
+"""a * b + c, in the precision of the three."""

@@ -68,8 +68,9 @@ def _spliced(caller: Function, place: int, callee: Function, names: Mapping[str,
         guard = Guard(names[each.guard.register], each.guard.negated) if each.guard else None
         operands = tuple(_renamed(operand, names) for operand in each.operands)
         if each.name == "ret":
-            each, operands = replace(each, name="bra", modifiers=()), (Symbol(after),)
-        body.append(replace(each, operands=operands, guard=guard))
+            body.append(Instruction("bra", (), (Symbol(after),), each.line, guard))
+        else:
+            body.append(replace(each, operands=operands, guard=guard))
     shift = len(body) - 1
     labels = {name: at + (shift if at > place else 0) for name, at in caller.labels.items()}
     labels |= {names[name]: at + start for name, at in callee.labels.items()} | {after: place + len(body)}

@@ -549,7 +549,7 @@ def _from_float(f: NDArray[np.float32], kind: int, flags: int, i: int) -> Any:
     """Bits of a result in its format."""
     value = f[i]
     if flags & SAT:
-        value = min(max(value, np.float32(0.0)), np.float32(1.0)) if value == value else np.float32(0.0)
+        value = min(value, np.float32(1.0)) if value > np.float32(0.0) else np.float32(0.0)
     if flags & RELU and value <= np.float32(0.0):
         value = np.float32(0.0)
     if kind == F16:
@@ -789,11 +789,11 @@ def _locate(s: Any, m: Memory, space: int, address: int, size: int, thread: int)
             s.last_allocation = last
         return address - GLOBAL_BASE
     if space == SHARED:
-        return s.shared_at + address if 0 <= address and address + size <= s.shared_size else -1
+        return s.shared_at + address if address >= 0 and address + size <= s.shared_size else -1
     if space == LOCAL:
-        is_inside = 0 <= address and address + size <= s.local_size
+        is_inside = address >= 0 and address + size <= s.local_size
         return s.local_at + thread * s.local_size + address if is_inside else -1
-    return s.param_at + address if 0 <= address and address + size <= s.param_size else -1
+    return s.param_at + address if address >= 0 and address + size <= s.param_size else -1
 
 
 @inline_never
@@ -924,9 +924,9 @@ def _copy(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift
 def _updated(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
     """The value that an atomic operation stores. bits: negative where the numbers have signs."""
     if kind == F32:
-        return np.uint64(_single_bits((_single(old) + _single(b))))
+        return np.uint64(_single_bits(_single(old) + _single(b)))
     if kind == F64:
-        return _double_bits((_double(old) + _double(b)))
+        return _double_bits(_double(old) + _double(b))
     if kind == F16:
         return _to_half(_from_half(np.int64(old)) + _from_half(np.int64(b)))
     if op == A_ADD:
@@ -1082,11 +1082,12 @@ def _vote(s: Any, p: Program, row: int, active: int) -> None:
     """`vote`, `match.any`, `redux`, `activemask` and `elect` over the active lanes."""
     op, mode = p.code[row, OP], p.code[row, MODE]
     ballot, total, is_first = 0, np.uint64(0), True
+    sign = -64 if p.code[row, X] > 0 else 0  # their signs are extended already
     for lane in range(LANES):
         if (active >> lane) & 1:
             ballot |= (1 << lane) if s.x[lane] ^ np.uint64((p.code[row, FLAGS] & NOT_Z) != 0) else 0
             word = s.x[lane]
-            total = word if is_first else _updated(mode, INT, total, word, word, p.code[row, X])
+            total = word if is_first else _updated(mode, INT, total, word, word, sign)
             is_first = False
     for lane in range(LANES):
         if op == V_ALL:
@@ -1278,9 +1279,9 @@ def _compute_row(s: Any, p: Program, row: int, kind: int, active: int, warp: int
 
 
 @inline_never
-def _guarded(s: Any, p: Program, row: int, active: int, shift: int) -> int:
+def _guarded(s: Any, p: Program, row: int, active: int, shift: int) -> Any:
     """Lanes for which the predicate of an instruction holds."""
-    base, negated, mask = _base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], 0
+    base, negated, mask = _base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], np.int64(0)
     for lane in range(LANES):
         mask |= np.int64((p.file[base + lane] & np.uint64(1)) ^ np.uint64(negated)) << lane
     return active & mask
@@ -1341,10 +1342,7 @@ def _run_warp(s: Any, p: Program, m: Memory, q: Queue, t: Trace, warp: int, lane
             return FULL
         if s.executed >= s.limit:
             return ENDLESS
-        if code[row, GUARD] >= 0:
-            chosen = _guarded(s, p, row, active, shift)
-        else:
-            chosen = active
+        chosen = _guarded(s, p, row, active, shift) if code[row, GUARD] >= 0 else active
         s.executed += 1
         q.issued[row] += 1
         q.lanes[row] += np.int64(_popcount(chosen))
@@ -1397,7 +1395,7 @@ def _run_warp(s: Any, p: Program, m: Memory, q: Queue, t: Trace, warp: int, lane
 
 @flat
 def run(state: Any, p: Program, m: Memory, q: Queue, t: Trace, lanes: int, a: Any, b: Any) -> int:
-    """Run blocks from `state` on, an array of one STATE. Returns DONE, or why it stopped; FULL and WATCHED may be gone on from.
+    """Run blocks from `state` on, an array of one STATE. Returns DONE, or why it stopped; after FULL it may go on.
 
     lanes: 32, not known when this is compiled, so that loops over lanes become vector instructions.
     """

@@ -28,7 +28,7 @@ def both(
     function = inline(module.program, name, "ptx")
     grid, block = ((*each, 1, 1)[:3] for each in size)
     parameters = parameter_bytes(function.parameters, passed).tobytes()
-    addresses = {each: value for each, value in module.addresses(name).items()}
+    addresses = module.addresses(name)
     Reference(function, memory, parameters, grid, block, addresses, module.kernel(name).shared_bytes + shared).run()  # type: ignore[arg-type]
     pairs = []
     for argument, pointer in zip(arguments, passed, strict=True):

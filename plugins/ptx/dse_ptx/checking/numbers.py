@@ -114,7 +114,8 @@ def integral(number: float, mode: str) -> float:
     """A number rounded to an integer by `rni`, `rzi`, `rmi` or `rpi`."""
     if not math.isfinite(number):
         return number
-    rounded = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode](number)
+    whole = math.floor(number)
+    rounded = {"rni": round(number), "rzi": int(number), "rmi": whole, "rpi": -math.floor(-number)}[mode]
     return math.copysign(float(rounded), number)
 
 

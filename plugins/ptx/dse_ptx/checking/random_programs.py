@@ -41,8 +41,8 @@ def _templates() -> list[str]:
         found += [f"bfi.b{bits} {x}, {x}, {x}, #{bits}, #{bits}"]
         found += [f"bfind.{k}{bits} r, {x}" for k in "su"] + [f"mad.hi.{k}{bits} {x}, {x}, {x}, {x}" for k in "su"]
         found += [f"shl.b{bits} {x}, {x}, #{bits}", f"shr.s{bits} {x}, {x}, #{bits}", f"shr.u{bits} {x}, {x}, #{bits}"]
-    found += [f"{op}.wide.{k}{size} {y}, {x}, {x}" + (f", {y}" if op == "mad" else "")
-              for op in ("mul", "mad") for k in "su" for size, x, y in (("16", "h", "r"), ("32", "r", "d"))]  # fmt: skip
+    found += [f"{op}.wide.{k}{n} {y}, {x}, {x}" + (f", {y}" if op == "mad" else "")
+              for op in ("mul", "mad") for k in "su" for n, x, y in (("16", "h", "r"), ("32", "r", "d"))]  # fmt: skip
     found += ["lop3.b32 r, r, r, r, #256", "prmt.b32 r, r, r, r", "prmt.b32 r, r, r, #65536", "add.s32 r, r, #100"]
     found += [
         f"shf.{side}.{mode}.b32 r, r, r, {n}" for side in "lr" for mode in ("wrap", "clamp") for n in ("r", "#40")
@@ -268,7 +268,7 @@ class _Writer:
 
 
 def kernel(seed: int, templates: Sequence[str] = TEMPLATES, depth: int = 2) -> str:
-    """A random kernel. It reads `words_in` words of 8 bytes for each thread, and stores all registers where they were."""
+    """A random kernel. It reads the registers of each thread from words of 8 bytes, and stores all where they were."""
     writer = _Writer(random.Random(seed))
     registers = [f"\t.reg .{kind} %{letter}<{COUNT}>;" for letter, kind in _KINDS.items()]
     moves = [("ld", letter, number) for letter in _BYTES for number in range(COUNT)]
@@ -292,7 +292,8 @@ def kernel(seed: int, templates: Sequence[str] = TEMPLATES, depth: int = 2) -> s
         "\t.reg .b32 %c1, %c2, %t, %s, %b;", "\t.reg .b64 %base, %own;", "\t.reg .pred %q;",
         "\t.local .align 8 .b8 depot[32];", "\tld.param.u64 %base, [data];", "\tmov.u32 %t, %ctaid.x;",
         "\tmov.u32 %s, %ntid.x;", "\tmov.u32 %b, %tid.x;", "\tmad.lo.s32 %t, %t, %s, %b;",
-        f"\tmul.wide.u32 %own, %t, {size};", "\tadd.s64 %base, %base, %own;", *first, *writer.lines, *last, "\tret;", "}",
+        f"\tmul.wide.u32 %own, %t, {size};", "\tadd.s64 %base, %base, %own;", *first, *writer.lines, *last,
+        "\tret;", "}",
     ])  # fmt: skip
 
 

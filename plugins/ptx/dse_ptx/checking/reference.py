@@ -5,7 +5,7 @@ It shares with the compiled interpreter the parser and what inlines calls, and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,16 +100,8 @@ class Reference:
             thread.at = self.kernel.labels[each.operands[0].name]
         elif name in _SKIPPED or name == "bar" or (name == "cp" and len(each.operands) < 3):
             pass
-        elif name in ("ld", "st"):
-            self._access(thread, each)
-        elif name in ("atom", "red"):
-            self._atomic(thread, each)
-        elif name == "cp":
-            self._copy(thread, each)
-        elif name in ("setp", "set"):
-            self._compare(thread, each)
-        elif name == "testp":
-            self._test(thread, each)
+        elif name in _FORMS:
+            _FORMS[name](self, thread, each)
         elif name == "mov" and any(isinstance(operand, Group) for operand in each.operands):
             self._halves(thread, each)
         elif name == "cvta":
@@ -201,7 +193,7 @@ class Reference:
         word = next(
             m for m in each.modifiers if m in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
         )
-        updates = {
+        updates: dict[str, Callable[[], int]] = {
             "exch": lambda: words[0],
             "cas": lambda: words[1] if old == words[0] else old,
             "inc": lambda: 0 if old >= words[0] else old + 1,
@@ -233,8 +225,7 @@ class Reference:
         if len(each.operands) > 3:
             third = bool(self._value(thread, each.operands[3], "pred"))
             word = next(x for x in names if x in ("and", "or", "xor"))
-            combine = {"and": lambda x: x and third, "or": lambda x: x or third, "xor": lambda x: x != third}[word]
-            holds = [combine(x) for x in holds]
+            holds = [{"and": x and third, "or": x or third, "xor": x != third}[word] for x in holds]
         if each.name == "set":
             self._set(thread, target, (0x3F800000 if each.types[0] == "f32" else 0xFFFFFFFF) * holds[0])
             return
@@ -310,11 +301,10 @@ class Reference:
                 self._set(thread, each.operands[0], same)
             return
         if each.name == "redux":
-            word = next(m for m in each.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
-            total = words[0]
+            operation = next(m for m in each.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
+            answer = words[0]
             for more in words[1:]:
-                total = semantics.result(Instruction(word, (kind,), (), 0), [total, more])
-            answer = total
+                answer = semantics.result(Instruction(operation, (kind,), (), 0), [answer, more])
         else:
             ballot = sum((word & 1) << thread.number % 32 for thread, word in zip(lanes, words, strict=True))
             active = sum(1 << thread.number % 32 for thread in lanes)
@@ -350,14 +340,13 @@ class Reference:
             return float(num.decode(word & 0xFFFFE000, "f32") if kind == "tf32" else num.decode(word, kind))
 
         a, b, c = np.zeros((16, depth)), np.zeros((depth, 8)), np.zeros((16, 8))
+        places = [(r, i) for r in range(len(groups[1])) for i in range(many)]
         for lane, thread in enumerate(lanes):
             row, column = lane // 4, lane % 4
-            for r, operand in enumerate(groups[1]):
-                for i in range(many):
-                    a[row + 8 * (r % 2), many * column + i + 4 * many * (r // 2)] = element(thread, operand, i)
-            for r, operand in enumerate(groups[2]):
-                for i in range(many):
-                    b[many * column + i + 4 * many * r, row] = element(thread, operand, i)
+            for r, i in places:
+                a[row + 8 * (r % 2), many * column + i + 4 * many * (r // 2)] = element(thread, groups[1][r], i)
+            for r, i in places[: len(places) // 2]:
+                b[many * column + i + 4 * many * r, row] = element(thread, groups[2][r], i)
             for place, (r, i, shift) in enumerate(self._cells(result)):
                 word = self._value(thread, groups[3][place // (2 if result == "f16" else 1)], "b32") >> shift
                 c[row + 8 * r, 2 * column + i] = num.decode(word, result)
@@ -375,3 +364,13 @@ class Reference:
     def _cells(result: str) -> Sequence[tuple[int, int, int]]:
         """(half of the rows, column, shift in the register) of each number that a lane accumulates."""
         return [(r, i, 16 * i if result == "f16" else 0) for r in range(2) for i in range(2)]
+
+
+_FORMS = {
+    **dict.fromkeys(("ld", "st"), Reference._access),
+    **dict.fromkeys(("atom", "red"), Reference._atomic),
+    **dict.fromkeys(("setp", "set"), Reference._compare),
+    "cp": Reference._copy,
+    "testp": Reference._test,
+}
+"""What a thread does alone that is more than the result of an instruction."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from dse_ptx.checking import numbers as num
@@ -21,7 +22,6 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     },
     **{"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge},
 }
-_BITWISE = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 _MATH: Mapping[str, Callable[[float], float]] = {
     "ex2": lambda a: 0.0 if a < -1100 else math.inf if a >= 1024 else 2.0**a,
     "lg2": lambda a: -math.inf if a == 0 else math.log2(a) if a > 0 else num.NAN,
@@ -37,10 +37,10 @@ def compare(word: str, a: Any, b: Any) -> bool:
     """A comparison; those of unordered numbers are true where one is none."""
     unordered = a != a or b != b
     if word in ("num", "nan"):
-        return unordered == (word == "nan")
+        return bool(unordered == (word == "nan"))
     if word[:-1] in _COMPARE and word.endswith("u"):
-        return unordered or _COMPARE[word[:-1]](a, b)
-    return not unordered and _COMPARE[word](a, b)
+        return unordered or bool(_COMPARE[word[:-1]](a, b))
+    return not unordered and bool(_COMPARE[word](a, b))
 
 
 def result(instruction: Instruction, words: Sequence[int]) -> int:
@@ -81,7 +81,7 @@ def floating(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
     else:
         exact = _MATH[name](a) if a == a else a
     if "sat" in names:
-        exact = 0.0 if exact != exact else min(max(exact, 0.0), 1.0)
+        exact = min(exact, 1.0) if exact > 0 else 0.0
     if "relu" in names:
         exact = exact if exact != exact or exact > 0 else 0.0
     word = num.encode(exact, kind)
@@ -99,51 +99,14 @@ def _extreme(a: float, b: float, name: str, propagates: bool) -> float:
     return min(a, b) if name == "min" else max(a, b)
 
 
-def integer(instruction: Instruction, kind: str, words: Sequence[int]) -> int:  # noqa: C901, PLR0911, PLR0912
+def integer(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
     """Bits of an integer result."""
-    name, names, bits = instruction.name, instruction.modifiers, num.bits_of(kind)
-    mask = (1 << bits) - 1
-    a, b, c = ([int(num.decode(word, kind)) for word in words] + [0] * 3)[:3]
-    raw = [*words, 0, 0, 0]
-    if name in ("mul", "mad"):
-        if "wide" in names:
-            return (a * b + (raw[2] if name == "mad" else 0)) & ((1 << 2 * bits) - 1)
-        part = (a * b) >> bits if "hi" in names else a * b
-        return (part + (c if name == "mad" else 0)) & mask
-    if name in _BITWISE:
-        return int(_BITWISE[name](raw[0], raw[1])) & mask
-    if name in ("shl", "shr"):
-        count = raw[1] & 0xFFFFFFFF
-        return ((raw[0] << count if count < bits else 0) if name == "shl" else a >> min(count, bits)) & mask
-    if name in ("div", "rem"):
-        return num.truncated(a, b, bits)[name == "rem"] & mask
-    if name == "bfe":
-        return _field(a, raw[0] & mask, raw[1] & 255, raw[2] & 255, kind) & mask
-    if name == "bfi":
-        first, count = raw[2] & 255, raw[3] & 255
-        window = (((1 << count) - 1) << first) & mask
-        return (raw[1] & ~window) | ((raw[0] << first) & window)
-    if name == "lop3":
-        table, ones = raw[3], 0
-        for bit in range(32):
-            place = 4 * (raw[0] >> bit & 1) + 2 * (raw[1] >> bit & 1) + (raw[2] >> bit & 1)
-            ones |= (table >> place & 1) << bit
-        return ones
-    if name == "prmt":
-        pool = (raw[0] & mask).to_bytes(4, "little") + (raw[1] & mask).to_bytes(4, "little")
-        picks = [(raw[2] >> 4 * k) & 15 for k in range(4)]
-        return sum((255 * (pool[p & 7] >> 7) if p & 8 else pool[p]) << 8 * k for k, p in enumerate(picks))
-    if name == "shf":
-        count = min(raw[2], 32) if "clamp" in names else raw[2] & 31
-        both = (raw[1] & mask) << 32 | (raw[0] & mask)
-        return (both << count >> 32 if "l" in names else both >> count) & mask
-    if name == "dp4a":
-        signs = [each[0] for each in instruction.types]
-        pairs = [
-            (num.decode(raw[0] >> 8 * k, signs[0] + "8"), num.decode(raw[1] >> 8 * k, signs[1] + "8")) for k in range(4)
-        ]
-        return (raw[2] + sum(int(p) * int(q) for p, q in pairs)) & mask
-    simple = {
+    name, bits = instruction.name, num.bits_of(kind)
+    mask, raw = (1 << bits) - 1, [*words, 0, 0, 0]
+    if name in _FORMS:
+        return _FORMS[name](instruction, kind, raw)
+    a, b = (int(num.decode(word, kind)) for word in raw[:2])
+    results: Mapping[str, Callable[[], int]] = {
         "mov": lambda: a,
         "add": lambda: a + b,
         "sub": lambda: a - b,
@@ -151,27 +114,92 @@ def integer(instruction: Instruction, kind: str, words: Sequence[int]) -> int:  
         "max": lambda: max(a, b),
         "abs": lambda: abs(a),
         "neg": lambda: -a,
-        "not": lambda: ~a,
+        "not": lambda: -1 - a,
+        "and": lambda: int(a & b),
+        "or": lambda: a | b,
+        "xor": lambda: a ^ b,
         "cnot": lambda: int(a == 0),
         "sad": lambda: abs(a - b) + raw[2],
-        "popc": lambda: (raw[0] & mask).bit_count(),
+        "div": lambda: num.truncated(a, b, bits)[0],
+        "rem": lambda: num.truncated(a, b, bits)[1],
+        "shl": lambda: raw[0] << raw[1] if raw[1] < bits else 0,
+        "shr": lambda: a >> min(raw[1], bits),
+        "popc": (raw[0] & mask).bit_count,
         "clz": lambda: bits - (raw[0] & mask).bit_length(),
         "brev": lambda: int(f"{raw[0] & mask:0{bits}b}"[::-1], 2),
         "bfind": lambda: (~a if a < 0 else a).bit_length() - 1,
-    }[name]()
-    return simple & (0xFFFFFFFF if name in ("popc", "clz", "bfind") else mask)
+    }
+    return results[name]() & (0xFFFFFFFF if name in ("popc", "clz", "bfind") else mask)
 
 
-def _field(a: int, raw: int, first: int, count: int, kind: str) -> int:
+def _product(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+    """`mul` and `mad`."""
+    names, bits, adds = instruction.modifiers, num.bits_of(kind), instruction.name == "mad"
+    a, b, c = (int(num.decode(word, kind)) for word in raw[:3])
+    if "wide" in names:
+        return (a * b + (raw[2] if adds else 0)) & ((1 << 2 * bits) - 1)
+    part = (a * b) >> bits if "hi" in names else a * b
+    return (part + (c if adds else 0)) & ((1 << bits) - 1)
+
+
+def _inserted(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+    """`bfi`."""
+    first, count = raw[2] & 255, raw[3] & 255
+    window = (((1 << count) - 1) << first) & ((1 << num.bits_of(kind)) - 1)
+    return (raw[1] & ~window) | ((raw[0] << first) & window)
+
+
+def _looked_up(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+    """`lop3`."""
+    ones = 0
+    for bit in range(32):
+        place = 4 * (raw[0] >> bit & 1) + 2 * (raw[1] >> bit & 1) + (raw[2] >> bit & 1)
+        ones |= (raw[3] >> place & 1) << bit
+    return ones
+
+
+def _permuted(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+    """`prmt`."""
+    pool = raw[0].to_bytes(4, "little") + raw[1].to_bytes(4, "little")
+    picks = [(raw[2] >> 4 * k) & 15 for k in range(4)]
+    return sum((255 * (pool[p & 7] >> 7) if p & 8 else pool[p]) << 8 * k for k, p in enumerate(picks))
+
+
+def _funnel(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+    """`shf`."""
+    count = min(raw[2], 32) if "clamp" in instruction.modifiers else raw[2] & 31
+    both = raw[1] << 32 | raw[0]
+    return (both << count >> 32 if "l" in instruction.modifiers else both >> count) & 0xFFFFFFFF
+
+
+def _dot(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+    """`dp4a`."""
+    first, second = (each[0] + "8" for each in instruction.types)
+    terms = [int(num.decode(raw[0] >> 8 * k, first)) * int(num.decode(raw[1] >> 8 * k, second)) for k in range(4)]
+    return (raw[2] + sum(terms)) & 0xFFFFFFFF
+
+
+def _field(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`bfe`, bit by bit as the manual defines it."""
-    bits = num.bits_of(kind)
+    bits, first, count = num.bits_of(kind), raw[1] & 255, raw[2] & 255
     top = bits - 1
-    sign = 0 if kind[0] == "u" or count == 0 else (raw >> min(first + count - 1, top)) & 1
+    sign = 0 if kind[0] == "u" or count == 0 else (raw[0] >> min(first + count - 1, top)) & 1
     word = sign * ((1 << bits) - 1)
     for bit in range(min(count, bits)):
         if first + bit <= top:
-            word = (word & ~(1 << bit)) | ((raw >> (first + bit)) & 1) << bit
+            word = (word & ~(1 << bit)) | ((raw[0] >> (first + bit)) & 1) << bit
     return word
+
+
+_FORMS: Mapping[str, Callable[[Instruction, str, Sequence[int]], int]] = {
+    **dict.fromkeys(("mul", "mad"), _product),
+    "bfe": _field,
+    "bfi": _inserted,
+    "lop3": _looked_up,
+    "prmt": _permuted,
+    "shf": _funnel,
+    "dp4a": _dot,
+}
 
 
 def convert(instruction: Instruction, words: Sequence[int]) -> int:
@@ -180,8 +208,9 @@ def convert(instruction: Instruction, words: Sequence[int]) -> int:
     if target.endswith("x2"):
         half = target.removesuffix("x2")
         a, b = (float(num.decode(word, source)) for word in words)
-        clip = (lambda x: 0.0 if x <= 0 else x) if "relu" in names else lambda x: x
-        return num.encode(clip(a), half, "rz" in names) << 16 | num.encode(clip(b), half, "rz" in names)
+        if "relu" in names:
+            a, b = (0.0 if each <= 0 else each for each in (a, b))
+        return num.encode(a, half, "rz" in names) << 16 | num.encode(b, half, "rz" in names)
     value: Any = num.decode(words[0], source)
     if target == "tf32":
         return _tf32(words[0], names)
@@ -195,10 +224,10 @@ def convert(instruction: Instruction, words: Sequence[int]) -> int:
     if not num.is_float(source) and value == 0:
         value = 0.0
     if "sat" in names:
-        value = 0.0 if value != value else min(max(value, 0.0), 1.0)
+        value = min(value, 1.0) if value > 0 else 0.0
     if "relu" in names and value <= 0:
         value = 0.0
-    return num.encode(value if isinstance(value, float) else num.Fraction(value), target, "rz" in names)
+    return num.encode(value if isinstance(value, float) else Fraction(value), target, "rz" in names)
 
 
 def _tf32(word: int, names: Sequence[str]) -> int:
