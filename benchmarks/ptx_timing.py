@@ -1,6 +1,6 @@
 """Times of PTX kernels against measured ones: `python -m benchmarks.ptx_timing --data DIR [--json] [--every N]`.
 
-DIR holds DeepBench's tables (`NV_1080Ti.csv`, ...). Of products and of convolutions that ran as implicit products, every
+DIR holds DeepBench's tables (`NV_1080Ti.csv`, ...). Of products, and convolutions that ran as implicit products, every
 N-th row in fp32 is predicted by our own kernels on the SMs of the GPU; nothing is fitted on any row. Printed: warp
 instructions that are timed in a second of CPU time, the median error over all rows and by GPU and sort, and the misses.
 """

@@ -33,4 +33,16 @@ COMMANDS = {
         },
         ("ptx show line=21 file=saxpy.ptx grid=4 block=256 arguments=2.0,x,y,1000 data=arrays.npz thread=5",),
     ),
+    "ptx time": Command(
+        "dse_ptx.timing_command:time",
+        "ptx time file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [system=gtx_1080_ti] [out=<folder>]",
+        "time a kernel in PTX on the SMs of a GPU, with its stalls over time",
+        {
+            **_OPTIONS,
+            "system": "GPU whose SMs are described, or a YAML file (gtx_1080_ti)",
+            "blocks": "that are timed, about; 0: all (three waves)",
+            "out": "folder to write to",
+        },
+        ("ptx time file=saxpy.ptx grid=4 block=256 arguments=2.0,x,y,1000 data=arrays.npz system=v100",),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Accesses of warps as the memory pipelines of an SM take them: sectors of global memory, and passes of shared memory."""
+"""Accesses of warps as the memory pipelines of an SM take them: sectors of global memory, passes of shared memory."""
 
 from __future__ import annotations
 

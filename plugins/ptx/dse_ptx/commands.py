@@ -28,7 +28,7 @@ _OPTIONAL = ("kernel", "data", "shared", "most", "out")
 
 def run(words: Sequence[str]) -> CommandAnswer:
     """`ptx run`: run a kernel, and count what it executed."""
-    launch = _Launch.of(words, ())
+    launch = TypedLaunch.of(words, ())
     done = launch.start(None)
     launch.write()
     total = max(done.thread_instructions, 1)
@@ -47,13 +47,13 @@ def run(words: Sequence[str]) -> CommandAnswer:
 
 def show(words: Sequence[str]) -> CommandAnswer:
     """`ptx show`: registers of a thread before a line."""
-    launch = _Launch.of(words, ("line", "thread", "of", "visit"))
+    launch = TypedLaunch.of(words, ("line", "thread", "of", "visit"))
     typed = launch.typed
     if "line" not in typed:
         raise ConfigError([Problem("line", "is missing", way_out="write line=<number of a line of the text>")])
-    block, thread = (_numbers(typed.get(name, "0"), name) for name in ("of", "thread"))
-    visit = _number(typed.get("visit", "0"), "visit")
-    done = launch.start(Watch(_number(typed["line"], "line"), block, thread, visit))
+    block, thread = (numbers(typed.get(name, "0"), name) for name in ("of", "thread"))
+    visit = number(typed.get("visit", "0"), "visit")
+    done = launch.start(Watch(number(typed["line"], "line"), block, thread, visit))
     kinds = done.kernel.function.registers
     lines = [f"{launch.kernel}, before line {typed['line']}"]
     lines += [f"  {name:12} .{kinds[name]:5} {_shown(bits, kinds[name])}" for name, bits in done.registers.items()]
@@ -72,7 +72,7 @@ def _shown(bits: int, kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Launch:
+class TypedLaunch:
     """A launch as it was typed, on a device that holds its arrays."""
 
     typed: Mapping[str, str]
@@ -82,7 +82,7 @@ class _Launch:
     arrays: Mapping[str, NDArray[Any]]
 
     @classmethod
-    def of(cls, words: Sequence[str], more: Sequence[str]) -> _Launch:
+    def of(cls, words: Sequence[str], more: Sequence[str]) -> TypedLaunch:
         """Read the words. Raises ConfigError."""
         typed = pairs(words, {"file": "", "grid": "", "block": "", "arguments": ""}, optional=[*_OPTIONAL, *more])
         path, device = Path(typed["file"]), Device()
@@ -103,12 +103,12 @@ class _Launch:
         """File to write to, or ""."""
         return self.typed.get("out", "")
 
-    def start(self, watch: Watch | None) -> Run:
+    def start(self, watch: Watch | None, sample: tuple[int, ...] = ()) -> Run:
         """Run the kernel. Raises ConfigError and LaunchError."""
         typed = self.typed
-        most = _number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")
-        options = LaunchOptions(_number(typed.get("shared", "0"), "shared"), (), most, watch)
-        grid, block = (_numbers(typed[name], name) for name in ("grid", "block"))
+        most = number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")
+        options = LaunchOptions(number(typed.get("shared", "0"), "shared"), sample, most, watch)
+        grid, block = (numbers(typed[name], name) for name in ("grid", "block"))
         arguments = [self._argument(each) for each in typed["arguments"].split(",")]
         return self.module.launch(self.kernel, grid, block, arguments, options)
 
@@ -147,14 +147,16 @@ def _arrays(path: str) -> dict[str, NDArray[Any]]:
         raise ConfigError([Problem("data", f"cannot be read as .npz ({error})", path)]) from None
 
 
-def _number(text: str, name: str) -> int:
+def number(text: str, name: str) -> int:
+    """A whole number that was typed. Raises ConfigError."""
     if not text.isdecimal():
         raise ConfigError([Problem(name, "must be a whole number", text, f"{name}=0")])
     return int(text)
 
 
-def _numbers(text: str, name: str) -> tuple[int, ...]:
-    numbers = tuple(_number(each, name) for each in text.split(","))
-    if len(numbers) > 3:
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    """Up to three whole numbers that were typed. Raises ConfigError."""
+    found = tuple(number(each, name) for each in text.split(","))
+    if len(found) > 3:
         raise ConfigError([Problem(name, "has at most three numbers", text, f"{name}=8,4,1")])
-    return numbers
+    return found

@@ -119,7 +119,8 @@ def _grid(layer: Convolution, tiling: Tiling, trace: WarpTrace, bases: tuple[int
     image = layer.channels * layer.height * layer.width
     place = np.searchsorted(bases, trace.addresses.max(axis=1), side="right") - 1
     of_w, of_y, of_x = (4 * np.array(each) for each in (
-        (tiling.rows * layer.k, 0, 0), (tiling.rows * plane, tiling.cols, layer.filters * plane), (0, tiling.cols * down, image),
+        (tiling.rows * layer.k, 0, 0), (tiling.rows * plane, tiling.cols, layer.filters * plane),
+        (0, tiling.cols * down, image),
     ))  # fmt: skip
     shift = np.zeros((len(place), 3), np.int64)
     for number, steps in enumerate((of_w, of_y, of_x)):

@@ -184,7 +184,7 @@ def _tilings(product: Product, machine: SmArray) -> Iterator[Tiling]:
 
 
 def _expected(product: Product, tiling: Tiling, machine: SmArray) -> float:
-    """Seconds by arithmetic of whole waves and by traffic of DRAM, whichever is longer, and a read and write of parts."""
+    """Seconds by arithmetic of whole waves, or by traffic of DRAM with the sums of parts, whichever is longer."""
     blocks, of_sm = math.prod(tiling.grid(product)), machine.peak_flop_per_s / machine.num_sms
     flop = 2.0 * tiling.rows * tiling.cols * tiling.depth(product)
     # an SM whose places are not all taken hides less

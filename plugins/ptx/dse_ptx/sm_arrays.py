@@ -33,7 +33,8 @@ _ACCESS_OF = {
 }  # fmt: skip
 _STATE = ("at", "end", "ready", "depends", "why", "queue", "since", "age", "resident", "partial", "arrives",
           "registers", "next", "last", "idle", "idle_why", "free", "live", "waiting", "block", "ends", "tags", "used",
-          "filled", "ring", "head", "port", "clock", "counts", "issued", "states", "slots", "units", "slices")  # fmt: skip
+          "filled", "ring", "head", "port", "clock", "counts", "issued", "states", "slots", "units",
+          "slices")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def shape_of(launch: Instructions, trace: WarpTrace, machine: SmArray, resident:
         "width": sm.issue_width, "policy": sk.GTO if sm.policy == "gto" else sk.LRR, "pipes": len(PIPES),
         "own_pipes": OWN_PIPES, "barrier": sm.barrier, "l1_ways": gpu.l1.ways,
         "l1_sets": max(1, int(l1) // (sk.SECTOR_BYTES * sk.LINE_SECTORS * gpu.l1.ways)),
-        "l1_latency": math.ceil(gpu.l1.hit_s / machine.cycle_s - 1e-9), "in_flight": sm.in_flight, "line_sectors": int(machine.memory.gpu.line_bytes) // sk.SECTOR_BYTES,
+        "l1_latency": math.ceil(gpu.l1.hit_s / machine.cycle_s - 1e-9),
+        "in_flight": sm.in_flight, "line_sectors": int(machine.memory.gpu.line_bytes) // sk.SECTOR_BYTES,
         "l1_sectors": max(1, int(sm.l1_bytes_per_cycle) // sk.SECTOR_BYTES),
         "port_ticks": round(sk.SECTOR_BYTES / sm.port_bytes_per_cycle * sk.TICKS), "cycle_ns": machine.cycle_s * 1e9,
     }  # fmt: skip

@@ -182,7 +182,8 @@ def _search_l1(sm: int, line: int, v: Ints, s: Shape) -> int:
 
 @inline_never
 def _touch(
-    sm: int, warp: int, access: int, pc: int, now: int, sectors: Ints, k: Ints, v: Ints, s: Shape, w: Shorts, m: Ints, t: Floats, o: Machine
+    sm: int, warp: int, access: int, pc: int, now: int, sectors: Ints, k: Ints, v: Ints, s: Shape,
+    w: Shorts, m: Ints, t: Floats, o: Machine,
 ) -> int:  # fmt: skip
     """Make the requests of an access from where it stopped; the cycle from which the SM takes the next.
 

@@ -95,10 +95,18 @@ class KernelTime:
 
 
 def occupancy(trace: WarpTrace, machine: SmArray) -> int:
-    """Blocks that an SM holds at once. Raises ConfigError where not even one fits."""
-    sm, warps = machine.sm, math.ceil(trace.threads_per_block / LANES)
-    of_warp = math.ceil(trace.registers_per_thread * LANES / sm.register_allocation) * sm.register_allocation
-    shared = math.ceil(trace.shared_bytes_per_block / sm.shared_allocation) * sm.shared_allocation
+    """Blocks of a trace that an SM holds at once. Raises ConfigError where not even one fits."""
+    return resident_blocks(machine, trace.threads_per_block, trace.registers_per_thread, trace.shared_bytes_per_block)
+
+
+def resident_blocks(machine: SmArray, threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks that an SM holds at once, by their threads, registers of each, and bytes of shared memory.
+
+    Raises ConfigError where not even one fits.
+    """
+    sm, warps = machine.sm, math.ceil(threads / LANES)
+    of_warp = math.ceil(registers * LANES / sm.register_allocation) * sm.register_allocation
+    shared = math.ceil(shared_bytes / sm.shared_allocation) * sm.shared_allocation
     needs = {"warps": warps, "blocks": 1, "registers": of_warp * warps, "shared_bytes": shared}
     limits = {name: int(getattr(sm, name)) // need for name, need in needs.items() if need}
     scarce = min(limits, key=limits.__getitem__)
@@ -106,6 +114,12 @@ def occupancy(trace: WarpTrace, machine: SmArray) -> int:
         rule = f"holds no block, which needs {needs[scarce]}"
         raise ConfigError([Problem(f"system.sm.{scarce}", rule, getattr(sm, scarce), "take smaller blocks")])
     return limits[scarce]
+
+
+def simulated_blocks(total: int, most: int, wave: int) -> int:
+    """Blocks of a launch that are simulated: all, or about `most`, but two waves at least."""
+    skipped = max(0, min(-(-(total - most) // wave), (total - 2 * wave) // wave)) if total > most else 0
+    return total - skipped * wave
 
 
 def time_launch(
@@ -118,9 +132,7 @@ def time_launch(
     resident, launch = occupancy(trace, machine), instructions(trace, machine, grid)
     total = launch.blocks if grid else trace.num_blocks
     held, wave = launch.blocks, resident * machine.num_sms
-    most = min(held, most_blocks or held)
-    skipped = max(0, min(-(-(total - most) // wave), (total - 2 * wave) // wave)) if total > most else 0
-    blocks = total - skipped * wave
+    blocks = simulated_blocks(total, min(held, most_blocks or held), wave)
     if blocks > held:
         rule, way = f"holds {held} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
         raise ConfigError([Problem("trace", rule, None, way)])
@@ -130,7 +142,7 @@ def time_launch(
     streams = launch.pcs, launch.accesses, launch.sectors
     memory.now = sk.run(*streams, k, v, shape, memory.w, memory.m, memory.t, memory.o) * shape.cycle_ns
     ends = v[shape.ends : shape.ends + blocks]
-    left, error = _left_out(np.sort(ends), wave, skipped)
+    left, error = _left_out(np.sort(ends), wave, (total - blocks) // wave)
     launch_s, cycles = machine.sm.launch * machine.cycle_s, int(v[shape.counts + sk.CYCLES])
     return KernelTime(
         machine=machine, resident=resident, cycles=cycles, launch_s=launch_s,

@@ -1,8 +1,9 @@
-"""Timing of warp instructions: what pipelines, memory and dispatch cost, bounds that no launch beats, sampled blocks."""
+"""Timing of warp instructions: costs of pipelines, memory and dispatch, bounds that no launch beats, sampled blocks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_time_falls_with_clock_sms_and_bandwidth_and_rises_with_latency() -> Non
     dram = [seconds(dram={"bytes_per_s": rate}) for rate in (60e9, 120e9, 484e9, 968e9)]
     latency = [seconds(l2={"hop_s": hop}, l1={"hit_s": hop}) for hop in (3e-7, 5e-8, 1e-8)]
     for times in (clock, sms, dram, latency):
-        assert all(later <= earlier * slack for earlier, later in zip(times, times[1:], strict=False)), times
+        assert all(later <= earlier * slack for earlier, later in pairwise(times)), times
         assert times[-1] < times[0]
 
 

@@ -1,0 +1,89 @@
+"""`ptx time`: a kernel in PTX executed on arrays, and timed on the SMs of a GPU.
+
+    python -m dse ptx time file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [system=gtx_1080_ti] [blocks=<n>]
+                           [out=<folder>] ...
+
+Of a launch of many blocks about `blocks` are timed, whole waves at least (0: all). Written into the folder:
+
+    time.json         seconds, instructions, rates and shares, every constant with its source
+    intervals.parquet a row for each bin of time: instructions, stalls, warps, L2, DRAM
+    figures/          machine and causes over time; `trace.json` opens in Perfetto
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dse.results.run_folder import CommandAnswer, Outputs, writable
+from dse_ptx.commands import TypedLaunch, number, numbers
+from dse_ptx.phases import camping, figures, perfetto, phases_of, table
+from dse_ptx.sms import SmArray, sm_array
+from dse_ptx.timing import KernelTime, resident_blocks, simulated_blocks, time_launch
+
+_WAVES = 3  # that are timed unless the user asks for others
+
+
+def time(words: Sequence[str]) -> CommandAnswer:
+    """`ptx time`: run a kernel, and predict how long it takes on a GPU."""
+    launch = TypedLaunch.of(words, ("system", "blocks"))
+    machine = sm_array(launch.typed.get("system", "gtx_1080_ti"))
+    sample = range(_blocks(launch, machine))
+    run = launch.start(None, tuple(sample))
+    assert run.trace is not None
+    done = time_launch(run.trace, machine)
+    outputs = writable(launch.out or f"outputs/ptx_time/{launch.kernel}_{machine.name}")
+    _write(done, launch.kernel, outputs)
+    return CommandAnswer(outputs.folder, tuple(_lines(done, launch.kernel, outputs)), "time")
+
+
+def _blocks(launch: TypedLaunch, machine: SmArray) -> int:
+    """Blocks that are traced."""
+    grid, block = (numbers(launch.typed[name], name) for name in ("grid", "block"))
+    kernel, total = launch.module.kernel(launch.kernel), math.prod(grid)
+    shared = kernel.shared_bytes + number(launch.typed.get("shared", "0"), "shared")
+    wave = machine.num_sms * resident_blocks(machine, math.prod(block), kernel.registers_per_thread, shared)
+    asked = number(launch.typed.get("blocks", str(_WAVES * wave)), "blocks")
+    return simulated_blocks(total, asked or total, wave)
+
+
+def record(done: KernelTime) -> Mapping[str, Any]:
+    """Numbers of a launch, with the sources of the machine's."""
+    return {
+        "seconds": done.seconds, "launch_s": done.launch_s, "cycles": done.cycles, "instructions": done.instructions,
+        "ipc": done.ipc, "blocks_of_sm": done.resident, "simulated": done.simulated,
+        "sampling_error": done.sampling_error, "flop": done.flop, "dram_bytes": done.dram_bytes,
+        "l1_hit_rate": done.l1_hit_rate, "l2_hit_rate": done.l2_hit_rate, "camping": camping(done),
+        "slots": done.slot_shares, "phases": [vars(phase) for phase in phases_of(done)],
+        "facts": [list(fact) for fact in done.machine.facts_below("system")],
+    }  # fmt: skip
+
+
+def _lines(done: KernelTime, kernel: str, outputs: Outputs) -> list[str]:
+    lost = sorted(
+        ((share, name) for name, share in done.slot_shares.items() if name != "issued" and share), reverse=True
+    )
+    lines = [
+        f"{kernel} on {done.machine.name}: {done.seconds * 1e6:.4g} us, of which launch {done.launch_s * 1e6:.3g} us",
+        f"  {done.ipc:.2f} warp instructions of an SM in a cycle; {done.resident} blocks on an SM at once",
+        "  slots: "
+        + ", ".join(f"{name} {share:.1%}" for share, name in [(done.slot_shares["issued"], "issued"), *lost]),
+        f"  L1 hits {done.l1_hit_rate:.1%}, L2 {done.l2_hit_rate:.1%}; DRAM moves {done.dram_bytes:.4g} bytes",
+    ]
+    if done.simulated < 1:
+        lines.append(
+            f"  {done.simulated:.1%} of blocks are simulated; the halves of a wave differ by {done.sampling_error:.1%}"
+        )
+    return [*lines, f"written to {outputs.folder}/: time.json, intervals.parquet, figures/*"]
+
+
+def _write(done: KernelTime, kernel: str, outputs: Outputs) -> None:
+    from dse import plots
+
+    outputs.write_json("time", record(done))
+    outputs.write_table("intervals", table(done))
+    outputs.write_text("figures/trace.json", json.dumps(perfetto(done, kernel)))
+    for name, make in figures(done, kernel):
+        plots.save(make, outputs.figures, name)
