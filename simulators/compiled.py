@@ -48,7 +48,7 @@ def flat(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def flat_over(*modules: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a `flat` kernel that calls parts of `flat` kernels in other modules, anew when one of their files changes.
+    """Compile a `flat` kernel that calls parts of those in other modules, anew when one of their files changes.
 
     It names such a part by its module (`engine.serve_line`), as a part is compiled when the first kernel needs it.
     """

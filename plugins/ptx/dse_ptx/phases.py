@@ -50,7 +50,7 @@ def dram_shares(done: KernelTime) -> Floats:
     total = np.concatenate([np.zeros((1, done.dram.shape[1])), np.cumsum(done.dram, axis=0)])
     times = np.arange(len(total)) * done.dram_bin_s
     until = np.stack([np.interp(starts, times, lane) for lane in total.T], axis=1)
-    return np.minimum(np.diff(until, axis=0) / most, 1.0)
+    return np.asarray(np.minimum(np.diff(until, axis=0) / most, 1.0))
 
 
 def slice_shares(done: KernelTime) -> Floats:
@@ -79,8 +79,9 @@ def phases_of(done: KernelTime) -> list[LaunchPhase]:
 def _phase(done: KernelTime, series: tuple[Floats, Floats], first: int, end: int) -> LaunchPhase:
     cycles, (rate, dram) = _cycles(done)[first:end], series
     lost = done.slots[first:end].sum(axis=0)
-    means = (float(np.average(values[first:end], weights=cycles)) for values in (rate, dram))
-    return LaunchPhase(first * done.bin_s, end * done.bin_s, *means, SLOT_NAMES[1 + int(np.argmax(lost[1:]))])
+    instructions, bandwidth = (float(np.average(values[first:end], weights=cycles)) for values in (rate, dram))
+    cause = SLOT_NAMES[1 + int(np.argmax(lost[1:]))]
+    return LaunchPhase(first * done.bin_s, end * done.bin_s, instructions, bandwidth, cause)
 
 
 def _cycles(done: KernelTime) -> Floats:
@@ -138,8 +139,15 @@ def _raster(panels: dict[str, Floats], done: KernelTime, lane: str, frame: Any) 
 
     times = -(-len(done.issued) // _DRAWN)
     few = {name: np.add.reduceat(values, np.arange(0, len(values), times)) / times for name, values in panels.items()}
-    lines = dict.fromkeys(few, [phase.end_s for phase in phases_of(done)[:-1]])
-    return partial(tables.raster, few, dict.fromkeys(few, times * done.bin_s), lane=lane, frame=frame, marks=lines)
+    ends = tuple(phase.end_s for phase in phases_of(done)[:-1])
+    return partial(
+        tables.raster,
+        few,
+        dict.fromkeys(few, times * done.bin_s),
+        lane=lane,
+        frame=frame,
+        marks=dict.fromkeys(few, ends),
+    )
 
 
 def perfetto(done: KernelTime, name: str) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _require_whole_sectors(grid: Grid, kinds: NDArray[np.int8]) -> None:
 
 
 def _width(registers: NDArray[np.int32]) -> int:
-    return max(1, registers.shape[1])
+    return max(1, int(registers.shape[1]))
 
 
 def _static(code: Code, machine: SmArray) -> Ints:

@@ -2,8 +2,10 @@
 
     python -m dse ptx time file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [system=gtx_1080_ti] [blocks=<n>]
                            [out=<folder>] ...
+    python -m dse ptx time file=kernel-1.traceg [system=v100] [blocks=<n>] [out=<folder>]
 
-Of a launch of many blocks about `blocks` are timed, whole waves at least (0: all). Written into the folder:
+The second times a SASS trace of Accel-Sim. Of a launch of many blocks about `blocks` are timed, whole waves at least
+(0: all). Written into the folder:
 
     time.json         seconds, instructions, rates and shares, every constant with its source
     intervals.parquet a row for each bin of time: instructions, stalls, warps, L2, DRAM
@@ -15,11 +17,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from dse.errors import pairs
 from dse.results.run_folder import CommandAnswer, Outputs, writable
 from dse_ptx.commands import TypedLaunch, number, numbers
 from dse_ptx.phases import camping, figures, perfetto, phases_of, table
+from dse_ptx.sass import read_sass
 from dse_ptx.sms import SmArray, sm_array
 from dse_ptx.timing import KernelTime, resident_blocks, simulated_blocks, time_launch
 
@@ -28,15 +33,25 @@ _WAVES = 3  # that are timed unless the user asks for others
 
 def time(words: Sequence[str]) -> CommandAnswer:
     """`ptx time`: run a kernel, and predict how long it takes on a GPU."""
-    launch = TypedLaunch.of(words, ("system", "blocks"))
-    machine = sm_array(launch.typed.get("system", "gtx_1080_ti"))
-    sample = range(_blocks(launch, machine))
-    run = launch.start(None, tuple(sample))
-    assert run.trace is not None
-    done = time_launch(run.trace, machine)
-    outputs = writable(launch.out or f"outputs/ptx_time/{launch.kernel}_{machine.name}")
-    _write(done, launch.kernel, outputs)
-    return CommandAnswer(outputs.folder, tuple(_lines(done, launch.kernel, outputs)), "time")
+    typed = dict(word.partition("=")[::2] for word in words)
+    if ".traceg" in typed.get("file", ""):
+        typed = pairs(words, {"file": ""}, optional=("system", "blocks", "out"))
+        machine, most = _machine(typed), number(typed.get("blocks", "0"), "blocks")
+        name, trace = Path(typed["file"]).name.partition(".")[0], read_sass(Path(typed["file"]))
+        done = time_launch(trace, machine, most_blocks=most or None)
+    else:
+        launch = TypedLaunch.of(words, ("system", "blocks"))
+        typed, name, machine = dict(launch.typed), launch.kernel, _machine(launch.typed)
+        run = launch.start(None, tuple(range(_blocks(launch, machine))))
+        assert run.trace is not None
+        done = time_launch(run.trace, machine)
+    outputs = writable(typed.get("out") or f"outputs/ptx_time/{name}_{machine.name}")
+    _write(done, name, outputs)
+    return CommandAnswer(outputs.folder, tuple(_lines(done, name, outputs)), "time")
+
+
+def _machine(typed: Mapping[str, str]) -> SmArray:
+    return sm_array(typed.get("system", "gtx_1080_ti"))
 
 
 def _blocks(launch: TypedLaunch, machine: SmArray) -> int:
