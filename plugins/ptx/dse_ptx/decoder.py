@@ -86,7 +86,11 @@ class _Decoder:
             row = make(self.function, instruction)
         except (IndexError, KeyError, AttributeError) as error:
             raise UnreadError(f"its modifiers or operands are not known ({error})") from None
+        for each in (*row.writes, *row.reads):
+            self.number(each, row.immediate)  # refuses what `assembled` could not
         if instruction.guard:
+            if instruction.guard.register not in self.registers:
+                raise UnreadError(f"{instruction.guard.register} is not declared")
             row.fields[vm.NEGATED] = int(instruction.guard.negated)
         return row
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dse_ptx.lenet import LRN, SHAPES
 
 _SIDE = 28
-_BATCH, _EPOCHS, _RATE, _MOMENTUM = 64, 3, 0.05, 0.9
+_BATCH, _EPOCHS, _RATE, _MOMENTUM = 64, 3, 0.02, 0.9
 
 
 def digits() -> tuple[NDArray[np.float32], NDArray[np.int32]]:
@@ -58,7 +58,7 @@ def step(weights: Mapping[str, Any], images: Any, labels: Any, rate: float) -> f
     gradients = torch.autograd.grad(loss, list(weights.values()))
     with torch.no_grad():
         for weight, gradient in zip(weights.values(), gradients, strict=True):
-            weight -= rate * gradient
+            weight.sub_(rate * gradient)
     return float(loss.detach())
 
 

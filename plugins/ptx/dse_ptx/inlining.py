@@ -29,20 +29,36 @@ _MOST_INSTRUCTIONS = 1 << 17
 def inline(program: Program, name: str, path: str) -> Function:
     """Return a kernel without calls. Raises ConfigError for recursion and calls of what the text does not hold."""
     kernel = program.functions[name]
+    _check_recursion(program, name, (), path)
     while any(each.name == "call" for each in kernel.instructions):
         kernel = _without_first_call(kernel, program, path)
     return _with_registers(kernel, path)
 
 
+def _check_recursion(program: Program, name: str, callers: tuple[str, ...], path: str) -> None:
+    """Raise ConfigError where a function calls one of those that called it."""
+    for each in program.functions[name].instructions:
+        if each.name == "call":
+            callee = _callee(each)
+            if callee in (*callers, name):
+                raise refusal(path, each.line, f"call {callee}", "is recursive, and calls are inlined")
+            if callee in program.functions:
+                _check_recursion(program, callee, (*callers, name), path)
+
+
+def _callee(call: Instruction) -> str:
+    return next((each.name for each in call.operands if isinstance(each, Symbol)), "")
+
+
 def _without_first_call(caller: Function, program: Program, path: str) -> Function:
     place, call = next((i, each) for i, each in enumerate(caller.instructions) if each.name == "call")
     groups = [each for each in call.operands if isinstance(each, Group)]
-    callee = next((each.name for each in call.operands if isinstance(each, Symbol)), "")
+    callee = _callee(call)
     if callee not in program.functions:
         raise refusal(path, call.line, f"call {callee}", "calls a function that the text does not hold")
     function, has_result = program.functions[callee], isinstance(call.operands[0], Group)
-    if callee == caller.name or len(caller.instructions) > _MOST_INSTRUCTIONS:
-        raise refusal(path, call.line, f"call {callee}", "is recursive, and calls are inlined")
+    if len(caller.instructions) > _MOST_INSTRUCTIONS:
+        raise refusal(path, call.line, f"call {callee}", f"makes a kernel of over {_MOST_INSTRUCTIONS} instructions")
     results = groups[0].members if has_result else ()
     arguments = groups[-1].members if len(groups) > has_result else ()
     formal = [each.name for each in (*function.returns, *function.parameters)]
