@@ -55,7 +55,8 @@ def dram_shares(done: KernelTime) -> Floats:
 
 def slice_shares(done: KernelTime) -> Floats:
     """Share of the time of each slice of L2 that requests take [bins, channels]."""
-    return np.minimum(done.slices[:, :, 0] * float(done.machine.memory.gpu.l2.lookup_s) / done.bin_s, 1.0)
+    busy_s = done.slices[:, :, 0] * float(done.machine.memory.gpu.l2.lookup_s)
+    return np.asarray(np.minimum(busy_s / done.bin_s, 1.0))
 
 
 def ipc(done: KernelTime) -> Floats:

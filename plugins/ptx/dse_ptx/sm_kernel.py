@@ -234,7 +234,7 @@ def _touch(
     if kind == ATOMIC:  # lanes of one address come one after another
         v[s.arrives + warp] += (k[s.passes + access] - 1) * 2
     v[s.partial + warp] = -1
-    return max(cur + 1, now + (end - begin + s.l1_sectors - 1) // s.l1_sectors)
+    return int(max(cur + 1, now + (end - begin + s.l1_sectors - 1) // s.l1_sectors))
 
 
 @inline_always

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import LANES, Script, chain, shared, stream
 
 from dse.errors import ConfigError
 from dse_ptx import sm_kernel as sk
+from dse_ptx.checking.scripts import LANES, Script, chain, shared, stream
 from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, coalesce
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray, names, sm_array
 from dse_ptx.timing import WRITE_BACK, occupancy, time_launch
 from dse_ptx.warp_trace import Unit
+from simulators.memory import engine
 from simulators.memory.simulation import Simulation
 
 pytestmark = pytest.mark.more  # the model is compiled once, in half a minute
@@ -152,8 +153,8 @@ def test_l2_and_dram_do_what_the_memory_engine_does_with_the_same_requests() -> 
     machine_ = Simulation(gpu.memory, WRITE_BACK, held=1)
     cost = machine_.replay("same", listed, np.array([0, len(listed)]))
     misses = done.slices[:, :, 0].sum() - done.slices[:, :, 1].sum()
-    assert misses == done.l2[sk.engine.L2_MISSES]
-    assert misses == pytest.approx(cost.totals[sk.engine.L2_MISSES], rel=0.01)
+    assert misses == done.l2[engine.L2_MISSES]
+    assert misses == pytest.approx(cost.totals[engine.L2_MISSES], rel=0.01)
 
 
 def test_occupancy_is_bound_by_what_is_scarce() -> None:

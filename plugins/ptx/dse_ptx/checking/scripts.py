@@ -1,8 +1,8 @@
-"""Small traces by hand: instructions of warps as rows of (opcode, unit, writes, reads, addresses of lanes, bytes)."""
+"""Small traces of warps by hand, for checks of the timing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,37 +10,43 @@ from numpy.typing import NDArray
 
 from dse_ptx.warp_trace import Code, Unit, WarpTrace
 
+Place = Callable[[int, int], NDArray[np.uint64]]
+Row = tuple[str, Unit, tuple[int, ...], tuple[int, ...], Place | None, int]
+"""Opcode, pipeline, registers written and read, addresses of lanes by block and warp, and bytes of a lane."""
 LANES = np.arange(32, dtype=np.uint64)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Script:
-    """Instructions of one warp; `at` gives addresses of lanes by block and warp."""
+    """Instructions of one warp. flop: operations of a lane by the first word of an opcode."""
 
-    rows: list[tuple[str, Unit, tuple[int, ...], tuple[int, ...], Callable[[int, int], NDArray[np.uint64]] | None, int]]
-    flop: dict[str, float] = field(default_factory=lambda: {"fma": 2.0})
+    rows: Sequence[Row]
+    flop: Mapping[str, float] = field(default_factory=lambda: {"fma": 2.0})
 
     def trace(self, blocks: int, warps: int, *, registers: int = 32, shared: int = 0) -> WarpTrace:
         """Every block and warp executes the script."""
         count, total = len(self.rows), blocks * warps
-        touching = [row for row in self.rows if row[4]]
-        places = np.cumsum([row[4] is not None for row in self.rows]) - 1
-        stream = np.array([place if row[4] else -1 for row, place in zip(self.rows, places, strict=True)])
-        access = np.concatenate([np.where(stream < 0, -1, stream + warp * len(touching)) for warp in range(total)])
-        addresses = [row[4](warp // warps, warp % warps) for warp in range(total) for row in touching if row[4]]
-        widest = max(max(len(row[2]), len(row[3])) for row in self.rows)
-        rows = [[[*row[n], *[-1] * (widest - len(row[n]))] for row in self.rows] for n in (2, 3)]
+        places = [(place, size) for *_, place, size in self.rows if place is not None]
+        has = np.array([row[4] is not None for row in self.rows])
+        stream = np.where(has, np.cumsum(has) - 1, -1)
+        access = np.concatenate([np.where(has, stream + warp * len(places), -1) for warp in range(total)])
+        addresses = [place(warp // warps, warp % warps) for warp in range(total) for place, _ in places]
         code = Code(
             tuple(row[0] for row in self.rows), np.array([row[1] for row in self.rows], np.int8),
-            np.array(rows[0], np.int32), np.array(rows[1], np.int32),
+            _padded([row[2] for row in self.rows]), _padded([row[3] for row in self.rows]),
             np.array([self.flop.get(row[0].partition(".")[0], 0.0) for row in self.rows]),
         )  # fmt: skip
         return WarpTrace(
             code, np.repeat(np.arange(blocks, dtype=np.int32), warps), np.arange(total + 1, dtype=np.int64) * count,
             np.tile(np.arange(count, dtype=np.int32), total), np.full(count * total, 0xFFFFFFFF, np.uint32),
             access.astype(np.int64), np.array(addresses, np.uint64).reshape(-1, 32),
-            np.tile(np.array([row[5] for row in touching], np.int16), total), blocks, 32 * warps, registers, shared,
+            np.tile(np.array([size for _, size in places], np.int16), total), blocks, 32 * warps, registers, shared,
         )  # fmt: skip
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    widest = max(map(len, rows))
+    return np.array([[*row, *[-1] * (widest - len(row))] for row in rows], np.int32).reshape(len(rows), widest)
 
 
 def chain(length: int, *, independent: int = 1) -> Script:
@@ -50,7 +56,7 @@ def chain(length: int, *, independent: int = 1) -> Script:
 
 def stream(loads: int, *, bytes_per_lane: int = 4, stride: int = 1, store: bool = False) -> Script:
     """Loads of neighbouring words, each warp's after those of the warp before it, used by a multiply-add."""
-    rows: list = []
+    rows = list[Row]()
     for turn in range(loads):
 
         def place(block: int, warp: int, turn: int = turn) -> NDArray[np.uint64]:
@@ -65,7 +71,7 @@ def stream(loads: int, *, bytes_per_lane: int = 4, stride: int = 1, store: bool 
 
 def shared(loads: int, strides: Sequence[int]) -> Script:
     """Loads of shared memory at a stride of words between lanes, from each stride in turn."""
-    rows: list = []
+    rows = list[Row]()
     for turn in range(loads):
 
         def place(block: int, warp: int, stride: int = strides[turn % len(strides)]) -> NDArray[np.uint64]:
