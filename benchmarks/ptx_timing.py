@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dse_ptx.convolutions import Convolution, time_convolution
-from dse_ptx.products import STEPS, TILINGS, Product, time_product
-from dse_ptx.products import traced as traced_product
+from dse_ptx.products import STEPS, TILINGS, Product, time_product, trace_product
 from dse_ptx.sms import SmArray, sm_array
 from dse_ptx.timing import time_launch
 
@@ -28,7 +27,7 @@ _FAR = 0.3  # from here a row is listed as a miss
 
 
 @dataclass(frozen=True)
-class Timed:
+class RowPrediction:
     """A row that was predicted, in seconds."""
 
     device: str
@@ -54,7 +53,7 @@ def rows(folder: Path, name: str, every: int) -> Iterator[tuple[str, dict[str, s
     yield from (("conv", row) for row in implicit[::every])
 
 
-def predict(sort: str, row: Mapping[str, str], machine: SmArray) -> Timed:
+def predict(sort: str, row: Mapping[str, str], machine: SmArray) -> RowPrediction:
     """Predict a row."""
     measured = float(row["fwd_ms"]) * 1e-3
     if sort == "gemm":
@@ -67,13 +66,13 @@ def predict(sort: str, row: Mapping[str, str], machine: SmArray) -> Timed:
         layer = Convolution(n, c, h, w, k, (r, s), pad, stride)
         seconds, tiling = time_convolution(layer, machine)
         name = f"{w}x{h}x{c} n{n} k{k} {r}x{s}"
-    return Timed(row["device"], sort, name, f"{tiling.rows}x{tiling.cols}/{tiling.parts}", seconds, measured)
+    return RowPrediction(row["device"], sort, name, f"{tiling.rows}x{tiling.cols}/{tiling.parts}", seconds, measured)
 
 
 def instructions_per_s() -> float:
     """Warp instructions of a product that are timed in a second of CPU time, the best of three."""
     machine = sm_array("gtx_1080_ti")
-    trace, grid = traced_product(Product(1760, 512, 1760), TILINGS[2], 4 * STEPS)
+    trace, grid = trace_product(Product(1760, 512, 1760), TILINGS[2], 4 * STEPS)
     time_launch(trace, machine, grid=grid)  # compiles
     best = 0.0
     for _ in range(3):
@@ -83,7 +82,7 @@ def instructions_per_s() -> float:
     return best
 
 
-def summary(timed: list[Timed]) -> dict[str, Any]:
+def summary(timed: list[RowPrediction]) -> dict[str, Any]:
     """Medians of the error, over all, and by GPU and sort; misses."""
     groups: dict[str, list[float]] = {}
     for each in timed:

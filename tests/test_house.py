@@ -19,7 +19,7 @@ KERNELS = {  # compiled by numba, which keeps machine code by file and calls not
     "simulators.engines.fluid.few_classes.run",
     "simulators.engines.fluid.few_classes.run_together",
     "simulators.engines.fluid.many_classes.run",
-    "simulators.memory.engine._second",
+    "simulators.memory.engine.serve_line",
     "simulators.memory.engine.run",
 }
 

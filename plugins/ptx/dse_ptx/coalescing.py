@@ -46,20 +46,20 @@ def _count(addresses, active, size, kinds, begins):  # type: ignore[no-untyped-d
     seen = np.zeros(_LANES * 17, np.int64)
     for access in range(len(size)):
         if kinds[access] == GLOBAL or kinds[access] == ATOMIC:
-            found = 0
+            count = 0
             for lane in range(_LANES):
                 if active[access] >> np.uint32(lane) & np.uint32(1):
                     first = np.int64(addresses[access, lane])
                     for sector in range(first // _SECTOR, (first + size[access] - 1) // _SECTOR + 1):
-                        known = False
-                        for place in range(found - 1, -1, -1):  # neighbours share sectors: the last is seen first
+                        repeated = False
+                        for place in range(count - 1, -1, -1):  # neighbours share sectors: the last is seen first
                             if seen[place] == sector:
-                                known = True
+                                repeated = True
                                 break
-                        if not known:
-                            seen[found] = sector
-                            found += 1
-            begins[access + 1] = found
+                        if not repeated:
+                            seen[count] = sector
+                            count += 1
+            begins[access + 1] = count
 
 
 @compile_lazily
@@ -67,19 +67,19 @@ def _fill(addresses, active, size, kinds, begins, sectors, passes):  # type: ign
     words = np.zeros(_LANES, np.int64)
     for access in range(len(size)):
         if kinds[access] == GLOBAL or kinds[access] == ATOMIC:
-            found = begins[access]
+            count = begins[access]
             for lane in range(_LANES):
                 if active[access] >> np.uint32(lane) & np.uint32(1):
                     first = np.int64(addresses[access, lane])
                     for sector in range(first // _SECTOR, (first + size[access] - 1) // _SECTOR + 1):
-                        known = False
-                        for place in range(found - 1, begins[access] - 1, -1):
+                        repeated = False
+                        for place in range(count - 1, begins[access] - 1, -1):
                             if sectors[place] == sector:
-                                known = True
+                                repeated = True
                                 break
-                        if not known:
-                            sectors[found] = sector
-                            found += 1
+                        if not repeated:
+                            sectors[count] = sector
+                            count += 1
         if kinds[access] == ATOMIC or kinds[access] == SHARED_ATOMIC:
             most = 1
             for lane in range(_LANES):
@@ -92,19 +92,19 @@ def _fill(addresses, active, size, kinds, begins, sectors, passes):  # type: ign
         elif kinds[access] == SHARED:
             worst = 1
             for bank in range(_BANKS):
-                found = 0  # distinct words of this bank
+                count = 0  # distinct words of this bank
                 for lane in range(_LANES):
                     if active[access] >> np.uint32(lane) & np.uint32(1):
                         first = np.int64(addresses[access, lane]) // _WORD
                         word = first + (bank - first) % _BANKS  # the word of this bank at or after the first
                         if word <= (np.int64(addresses[access, lane]) + size[access] - 1) // _WORD:
-                            known = False
-                            for place in range(found):
+                            repeated = False
+                            for place in range(count):
                                 if words[place] == word:
-                                    known = True
+                                    repeated = True
                                     break
-                            if not known:
-                                words[found] = word
-                                found += 1
-                worst = max(worst, found)
+                            if not repeated:
+                                words[count] = word
+                                count += 1
+                worst = max(worst, count)
             passes[access] = worst

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dse_ptx.execution import LaunchOptions
-from dse_ptx.products import STEP, STEPS, Tiling, apart, bounded, continued, kernels
+from dse_ptx.products import STEP, STEPS, Tiling, apart, bound_registers, extrapolate, kernels
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sm_kernel import SECTOR_BYTES
 from dse_ptx.sms import SmArray
@@ -58,7 +58,7 @@ def time_convolution(layer: Convolution, machine: SmArray) -> tuple[float, Tilin
     for tiling in TILINGS:
         if tiling.rows >= 2 * layer.filters and tiling is not TILINGS[-1]:
             continue  # more than half of the tile would be empty
-        launches = [traced(layer, tiling, steps) for steps in (STEPS, 2 * STEPS)]
+        launches = [trace_convolution(layer, tiling, steps) for steps in (STEPS, 2 * STEPS)]
         blocks = len(launches[0][1].places)
         for parts in _PARTS:
             if parts == 1 or (
@@ -77,10 +77,10 @@ def _seconds(layer: Convolution, launches: list[tuple[WarpTrace, Grid]], parts: 
         (trace, Grid(np.concatenate([grid.places + part * apart_by for part in range(parts)]), grid.shift))
         for trace, grid in launches
     ]
-    return continued(both, depth, machine) + machine.sm.launch * machine.cycle_s * (parts > 1)
+    return extrapolate(both, depth, machine) + machine.sm.launch * machine.cycle_s * (parts > 1)
 
 
-def traced(layer: Convolution, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:
+def trace_convolution(layer: Convolution, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:
     """Streams of a block over so many steps of k, and all blocks of the convolution."""
     module, depth, (high, wide) = kernels(), steps * STEP, layer.plane
     device, mark, plane = module.device, len(module.device), high * wide
@@ -108,7 +108,7 @@ def traced(layer: Convolution, tiling: Tiling, steps: int) -> tuple[WarpTrace, G
         (w, y, x, entries),
         (4 * layer.filters * layer.k, 4 * layer.images * layer.filters * plane, layer.images * image_bytes),
     )
-    return bounded(trace, tiling), _grid(
+    return bound_registers(trace, tiling), _grid(
         layer, tiling, run.trace, (w.address, y.address, x.address, entries.address), middle
     )
 

@@ -64,7 +64,7 @@ def ipc(done: KernelTime) -> Floats:
     return np.asarray(done.issued / _cycles(done)[:, None])
 
 
-def camping(done: KernelTime) -> float:
+def camping_factor(done: KernelTime) -> float:
     """Lines of the busiest channel of DRAM over the mean channel's, in the mean of stretches of time."""
     return partition_camping(done.dram)
 
@@ -101,8 +101,8 @@ def table(done: KernelTime) -> pd.DataFrame:
     for kind, counts, names in (("slots", done.slots, SLOT_NAMES), ("warps", done.states, SLOT_NAMES)):
         total = np.maximum(counts.sum(axis=1), 1)
         columns |= {f"{kind}: {name}": counts[:, place] / total for place, name in enumerate(names)}
-    asked = done.slices[:, :, 0].sum(axis=1)
-    columns["l2_hit_rate"] = done.slices[:, :, 1].sum(axis=1) / np.maximum(asked, 1)
+    requests = done.slices[:, :, 0].sum(axis=1)
+    columns["l2_hit_rate"] = done.slices[:, :, 1].sum(axis=1) / np.maximum(requests, 1)
     columns |= {f"l2 {place}": lane for place, lane in enumerate(slice_shares(done).T)}
     columns |= {f"dram {place}": lane for place, lane in enumerate(dram_shares(done).T)}
     columns |= {f"issued: {unit.name.lower()}": done.units[:, unit] for unit in Unit}
@@ -117,7 +117,7 @@ def figures(done: KernelTime, name: str) -> Iterator[tuple[str, Draw]]:
     machine = {"SMs: instructions of a slot": np.minimum(ipc(done) / most, 1.0), "slices of L2": slice_shares(done)}
     machine["channels of DRAM"] = dram_shares(done)
     note = "shade: share of what it could do; dotted: phases"
-    title = f"{name}: {done.ipc:.2f} instructions a cycle; the busiest channel moves {camping(done):.2f}x the mean"
+    title = f"{name}: {done.ipc:.2f} instructions a cycle; the busiest channel moves {camping_factor(done):.2f}x the mean"
     yield "machine", _raster(machine, done, "SM, slice, or channel", Frame(title, note))
     lost = {place: share for place, share in enumerate(done.slot_shares.values()) if place}
     worst, issued = max(lost, key=lost.__getitem__), done.slot_shares["issued"]
@@ -159,12 +159,12 @@ def perfetto(done: KernelTime, name: str) -> dict[str, Any]:
         Interval(name, f"{phase.cause}, ipc {phase.ipc:.2f}", "gemm", phase.begin_s, phase.end_s)
         for phase in phases_of(done)
     ]
-    found = trace(spans, done.slot_shares)
+    events = trace(spans, done.slot_shares)
     rows = table(done)
-    kept = [column for column in rows.columns if column.startswith(("ipc", "slots", "dram", "l2 "))]
+    columns = [column for column in rows.columns if column.startswith(("ipc", "slots", "dram", "l2 "))]
     for row in rows.to_dict("records"):
-        found["traceEvents"] += [
+        events["traceEvents"] += [
             {"name": column, "ph": "C", "pid": 1, "ts": row["second"] * 1e6, "args": {"value": float(row[column])}}
-            for column in kept
+            for column in columns
         ]
-    return found
+    return events

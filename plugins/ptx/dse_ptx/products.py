@@ -99,7 +99,7 @@ def kernels() -> Module:
     return Module(_KERNELS, Device())
 
 
-def traced(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:
+def trace_product(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Grid]:
     """Streams of a block over so many steps of k, and all blocks of the product.
 
     Raises RuntimeError where addresses are not affine in a block's coordinates.
@@ -120,7 +120,7 @@ def traced(product: Product, tiling: Tiling, steps: int) -> tuple[WarpTrace, Gri
     shift[:, 2] *= tiling.depth(product) / depth  # of the whole k, whose parts lie further apart
     first = apart(first, (a, b, c), (4 * product.m * product.k, 4 * product.k * product.n))
     places = np.stack(np.meshgrid(*map(np.arange, tiling.grid(product)), indexing="ij"), -1).transpose(2, 1, 0, 3)
-    return bounded(first, tiling), Grid(places.reshape(-1, 3), shift.astype(np.int64))
+    return bound_registers(first, tiling), Grid(places.reshape(-1, 3), shift.astype(np.int64))
 
 
 def apart(trace: WarpTrace, pointers: Sequence[Pointer], sizes: Sequence[int]) -> WarpTrace:
@@ -133,7 +133,7 @@ def apart(trace: WarpTrace, pointers: Sequence[Pointer], sizes: Sequence[int]) -
     return replace(trace, addresses=addresses.astype(np.uint64))
 
 
-def bounded(trace: WarpTrace, tiling: Tiling) -> WarpTrace:
+def bound_registers(trace: WarpTrace, tiling: Tiling) -> WarpTrace:
     """The trace with the registers to which launch bounds hold an assembler."""
     return replace(trace, registers_per_thread=min(trace.registers_per_thread, tiling.registers))
 
@@ -168,8 +168,8 @@ def _first_block(trace: WarpTrace, parts: int) -> tuple[WarpTrace, np.ndarray]:
 
 def time_product(product: Product, machine: SmArray) -> ProductTime:
     """Time a product by its best tiling: of all, the few that arithmetic and traffic alone let expect most of."""
-    likely = sorted(_tilings(product, machine), key=lambda each: _expected(product, each, machine))[:_FEW]
-    times = {tiling: _simulated(product, tiling, machine) for tiling in likely}
+    likely = sorted(_tilings(product, machine), key=lambda each: _estimate(product, each, machine))[:_FEW]
+    times = {tiling: _simulate(product, tiling, machine) for tiling in likely}
     best = min(times, key=times.__getitem__)
     return ProductTime(times[best], best, 2.0 * product.m * product.n * product.k)
 
@@ -183,7 +183,7 @@ def _tilings(product: Product, machine: SmArray) -> Iterator[Tiling]:
                 yield replace(tiling, parts=parts)
 
 
-def _expected(product: Product, tiling: Tiling, machine: SmArray) -> float:
+def _estimate(product: Product, tiling: Tiling, machine: SmArray) -> float:
     """Seconds by arithmetic of whole waves, or by traffic of DRAM with the sums of parts, whichever is longer."""
     blocks, of_sm = math.prod(tiling.grid(product)), machine.peak_flop_per_s / machine.num_sms
     flop = 2.0 * tiling.rows * tiling.cols * tiling.depth(product)
@@ -195,21 +195,21 @@ def _expected(product: Product, tiling: Tiling, machine: SmArray) -> float:
     return max(waves * flop / (of_sm * tiling.efficiency * max(busy, 0.5)), moved / rate)
 
 
-def _simulated(product: Product, tiling: Tiling, machine: SmArray) -> float:
+def _simulate(product: Product, tiling: Tiling, machine: SmArray) -> float:
     """Seconds of all waves, with the launch, and another one that zeroes C where parts of k are added."""
-    launches = [traced(product, tiling, steps) for steps in (STEPS, 2 * STEPS)]
+    launches = [trace_product(product, tiling, steps) for steps in (STEPS, 2 * STEPS)]
     zeroed_s = machine.sm.launch * machine.cycle_s * (tiling.parts > 1)
-    return continued(launches, tiling.depth(product) / STEP, machine) + zeroed_s
+    return extrapolate(launches, tiling.depth(product) / STEP, machine) + zeroed_s
 
 
-def continued(launches: Sequence[tuple[WarpTrace, Grid]], steps: float, machine: SmArray) -> float:
+def extrapolate(launches: Sequence[tuple[WarpTrace, Grid]], steps: float, machine: SmArray) -> float:
     """Seconds over so many steps of k of a launch that was traced over STEPS, and over twice as many."""
     wave, blocks = occupancy(launches[0][0], machine) * machine.num_sms, len(launches[0][1].places)
     seconds = machine.sm.launch * machine.cycle_s
-    for times, held in ((blocks // wave, wave), (1, blocks % wave)):
-        if times and held:
-            few, many = (_seconds(trace, grid, held, machine) for trace, grid in launches)
-            seconds += times * (few + max(many - few, 0.0) * (steps - STEPS) / STEPS)
+    for times, count in ((blocks // wave, wave), (1, blocks % wave)):
+        if times and count:
+            short, long = (_seconds(trace, grid, count, machine) for trace, grid in launches)
+            seconds += times * (short + max(long - short, 0.0) * (steps - STEPS) / STEPS)
     return seconds
 
 

@@ -148,7 +148,7 @@ def _code(rows: Sequence[tuple[str, ...]]) -> Code:
         read.append(_registers(row[gap + 1 :], 1))
     units = np.array([unit_of(opcode) for opcode in opcodes], np.int8)
     operations = np.array([_operations(opcode) for opcode in opcodes])
-    return Code(opcodes, units, _padded(written), _padded(read), operations)
+    return Code(opcodes, units, _pad(written), _pad(read), operations)
 
 
 def _registers(names: Sequence[str], wide: int) -> list[int]:
@@ -157,7 +157,7 @@ def _registers(names: Sequence[str], wide: int) -> list[int]:
     return [number + part for number in numbers if number != 255 for part in range(wide)]
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+def _pad(rows: Sequence[Sequence[int]]) -> np.ndarray:
     widest = max(map(len, rows), default=0)
     return np.array([[*row, *[-1] * (widest - len(row))] for row in rows], np.int32).reshape(len(rows), widest)
 
@@ -183,7 +183,7 @@ def _bytes(opcode: str) -> int:
 def _addresses(mode: int, words: Sequence[str], mask: int) -> np.ndarray:
     """Addresses of 32 lanes, 0 of those that are not active. Raises ValueError or IndexError."""
     lanes = np.flatnonzero(mask >> np.arange(32) & 1)
-    found = np.zeros(32, np.uint64)
+    row = np.zeros(32, np.uint64)
     if mode == 1:
         places = int(words[0], 16) + int(words[1]) * (lanes - lanes[0])
     elif mode in (0, 2):
@@ -195,5 +195,5 @@ def _addresses(mode: int, words: Sequence[str], mask: int) -> np.ndarray:
         raise ValueError(f"address mode {mode} is not 0 (list), 1 (stride) or 2 (differences)")
     if (places < 0).any():
         raise ValueError("an address is negative")
-    found[lanes] = places.astype(np.uint64)
-    return found
+    row[lanes] = places.astype(np.uint64)
+    return row

@@ -115,8 +115,8 @@ def _static(code: Code, machine: SmArray) -> Ints:
         slots = max([size for prefix, size in sm.slots.items() if opcode.startswith(prefix)], default=1)
         interval = max(1, math.ceil(lanes / pipe.lanes) * slots)
         latency = sm.branch if kind == sk.BRANCHING else pipe.latency + (interval - 1) * (slots > 1)
-        kept = sm.l1_loads or ".nc" in opcode  # the read-only path goes through L1 everywhere
-        rows[pc, : sk.READS] = kind, PIPES.index(pipe.as_part_of or name), interval, latency, unit, kept
+        keeps = sm.l1_loads or ".nc" in opcode  # the read-only path goes through L1 everywhere
+        rows[pc, : sk.READS] = kind, PIPES.index(pipe.as_part_of or name), interval, latency, unit, keeps
         for first, registers in ((sk.READS, code.reads[pc]), (sk.READS + reads, code.writes[pc])):
             named = registers[registers >= 0]
             rows[pc, first : first + len(named)] = named

@@ -131,10 +131,10 @@ def time_launch(
     """
     resident, launch = occupancy(trace, machine), instructions(trace, machine, grid)
     total = launch.blocks if grid else trace.num_blocks
-    held, wave = launch.blocks, resident * machine.num_sms
-    blocks = simulated_blocks(total, min(held, most_blocks or held), wave)
-    if blocks > held:
-        rule, way = f"holds {held} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
+    available, wave = launch.blocks, resident * machine.num_sms
+    blocks = simulated_blocks(total, min(available, most_blocks or available), wave)
+    if blocks > available:
+        rule, way = f"holds {available} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
         raise ConfigError([Problem("trace", rule, None, way)])
     launch.parts.update(first=launch.parts["first"][:blocks], place=launch.parts["place"][: 3 * blocks])
     shape, k, v = shape_of(launch, trace, machine, resident)

@@ -23,7 +23,7 @@ from typing import Any
 from dse.errors import pairs
 from dse.results.run_folder import CommandAnswer, Outputs, writable
 from dse_ptx.commands import TypedLaunch, number, numbers
-from dse_ptx.phases import camping, figures, perfetto, phases_of, table
+from dse_ptx.phases import camping_factor, figures, perfetto, phases_of, table
 from dse_ptx.sass import read_sass
 from dse_ptx.sms import SmArray, sm_array
 from dse_ptx.timing import KernelTime, resident_blocks, simulated_blocks, time_launch
@@ -60,8 +60,8 @@ def _blocks(launch: TypedLaunch, machine: SmArray) -> int:
     kernel, total = launch.module.kernel(launch.kernel), math.prod(grid)
     shared = kernel.shared_bytes + number(launch.typed.get("shared", "0"), "shared")
     wave = machine.num_sms * resident_blocks(machine, math.prod(block), kernel.registers_per_thread, shared)
-    asked = number(launch.typed.get("blocks", str(_WAVES * wave)), "blocks")
-    return simulated_blocks(total, asked or total, wave)
+    most = number(launch.typed.get("blocks", str(_WAVES * wave)), "blocks")
+    return simulated_blocks(total, most or total, wave)
 
 
 def record(done: KernelTime) -> Mapping[str, Any]:
@@ -70,7 +70,7 @@ def record(done: KernelTime) -> Mapping[str, Any]:
         "seconds": done.seconds, "launch_s": done.launch_s, "cycles": done.cycles, "instructions": done.instructions,
         "ipc": done.ipc, "blocks_of_sm": done.resident, "simulated": done.simulated,
         "sampling_error": done.sampling_error, "flop": done.flop, "dram_bytes": done.dram_bytes,
-        "l1_hit_rate": done.l1_hit_rate, "l2_hit_rate": done.l2_hit_rate, "camping": camping(done),
+        "l1_hit_rate": done.l1_hit_rate, "l2_hit_rate": done.l2_hit_rate, "camping": camping_factor(done),
         "slots": done.slot_shares, "phases": [vars(phase) for phase in phases_of(done)],
         "facts": [list(fact) for fact in done.machine.facts_below("system")],
     }  # fmt: skip

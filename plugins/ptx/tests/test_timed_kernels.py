@@ -12,8 +12,8 @@ import pytest
 from dse.cli import main
 from dse_ptx.checking.scripts import LANES, Script
 from dse_ptx.convolutions import Convolution, time_convolution
-from dse_ptx.phases import camping, dram_shares, phases_of, table
-from dse_ptx.products import TILINGS, Product, Tiling, kernels, time_product, traced
+from dse_ptx.phases import camping_factor, dram_shares, phases_of, table
+from dse_ptx.products import TILINGS, Product, Tiling, kernels, time_product, trace_product
 from dse_ptx.sms import sm_array
 from dse_ptx.timing import time_launch
 from dse_ptx.warp_trace import Unit
@@ -42,7 +42,7 @@ def test_products_are_those_of_numpy(tiling: Tiling, across: str, parts: int) ->
 
 def test_blocks_of_a_product_are_its_grid_and_lie_where_they_would() -> None:
     product = Product(300, 200, 512)
-    trace, grid = traced(product, TILINGS[2], 2)
+    trace, grid = trace_product(product, TILINGS[2], 2)
     assert len(grid.places) == 5 * 4
     stores = trace.access[(trace.code.units[trace.pcs] == Unit.GLOBAL_STORE) & (trace.access >= 0)]
     assert np.unique(grid.shift[stores, 0]).tolist() == [64 * 4]  # the next rows of a column of C
@@ -79,8 +79,8 @@ def test_a_hash_spreads_what_camps_on_a_channel() -> None:
         )
         for name in ("none", "xor")
     )
-    assert camping(camped) == pytest.approx(11, rel=0.01)  # all on one of eleven
-    assert camping(spread) < 2
+    assert camping_factor(camped) == pytest.approx(11, rel=0.01)  # all on one of eleven
+    assert camping_factor(spread) < 2
     assert spread.cycles < 0.5 * camped.cycles
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dse.errors import ConfigError
 from dse_ptx import sm_kernel as sk
-from dse_ptx.checking.scripts import LANES, Script, chain, shared, stream
+from dse_ptx.checking.scripts import LANES, Script, chain, shared_loads, stream
 from dse_ptx.coalescing import ATOMIC, GLOBAL, SHARED, coalesce
 from dse_ptx.sm_arrays import Grid
 from dse_ptx.sms import SmArray, names, sm_array
@@ -48,7 +48,7 @@ def test_dependent_arithmetic_takes_its_latency_and_independent_arithmetic_a_slo
 @pytest.mark.parametrize("policy", ["gto", "lrr"])
 def test_every_slot_of_a_scheduler_goes_to_something(policy: str) -> None:
     gpu = small(policy=policy)
-    for script in (chain(50), stream(4), shared(20, [1, 2])):
+    for script in (chain(50), stream(4), shared_loads(20, [1, 2])):
         done = time_launch(script.trace(11, 4), gpu)
         assert done.slots.sum() == done.cycles * gpu.num_sms * gpu.sm.schedulers
         assert done.issued.sum() == done.instructions == done.units.sum() == 11 * 4 * len(script.rows)
@@ -58,7 +58,7 @@ def test_every_slot_of_a_scheduler_goes_to_something(policy: str) -> None:
 def test_bank_conflicts_take_turns_and_shared_words_do_not() -> None:
     gpu, cycles = small(), {}
     for stride in (0, 1, 2, 4, 8, 16, 32):
-        cycles[stride] = time_launch(shared(64, [stride]).trace(2, 8), gpu).cycles
+        cycles[stride] = time_launch(shared_loads(64, [stride]).trace(2, 8), gpu).cycles
     assert cycles[0] == cycles[1]  # all lanes of one word are served at once
     for stride in (2, 4, 8, 16, 32):
         assert cycles[stride] == pytest.approx(64 * 8 * stride, rel=0.1)
@@ -88,7 +88,7 @@ def test_coalescing_counts_sectors_and_passes() -> None:
 def test_a_barrier_waits_for_the_last_warp() -> None:
     gpu = small()
     rows = [("bar.sync", Unit.BARRIER, (), (), None, 0)]
-    slow = chain(100).rows
+    slow = list(chain(100).rows)
     alone = time_launch(Script(slow).trace(1, 4), gpu).cycles
     with_barriers = time_launch(Script(slow + 10 * rows).trace(1, 4), gpu)
     assert with_barriers.cycles >= alone + 9 * gpu.sm.barrier
@@ -115,7 +115,7 @@ def test_streams_reach_the_bandwidth_of_dram_and_never_beat_it() -> None:
 
 
 def _mixed() -> Any:
-    return Script(stream(6).rows + chain(200, independent=4).rows).trace(28 * 12, 8)
+    return Script([*stream(6).rows, *chain(200, independent=4).rows]).trace(28 * 12, 8)
 
 
 def test_time_falls_with_clock_sms_and_bandwidth_and_rises_with_latency() -> None:
@@ -135,7 +135,7 @@ def test_time_falls_with_clock_sms_and_bandwidth_and_rises_with_latency() -> Non
 
 
 def test_caches_serve_what_was_loaded_before() -> None:
-    rows = stream(8).rows[:8]
+    rows = list(stream(8).rows[:8])
     fresh, again = (time_launch(Script(rows * times).trace(8, 4), small(l1_loads=True)) for times in (1, 4))
     assert fresh.l1_hit_rate == 0
     assert again.l1_hit_rate == pytest.approx(0.75, abs=0.01)
@@ -168,7 +168,7 @@ def test_occupancy_is_bound_by_what_is_scarce() -> None:
 
 
 def _many(blocks: int) -> tuple[Any, Grid]:
-    trace = Script(stream(4).rows + chain(100, independent=2).rows).trace(1, 8)
+    trace = Script([*stream(4).rows, *chain(100, independent=2).rows]).trace(1, 8)
     places = np.stack([np.arange(blocks), np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)], axis=1)
     shift = np.zeros((len(trace.addresses), 3), np.int64)
     shift[:, 0] = 64 * 4 * 128
@@ -190,7 +190,7 @@ def test_sampled_blocks_tell_the_time_of_all(blocks: int) -> None:
 
 def test_a_grid_that_repeats_a_block_is_the_trace_of_all_blocks() -> None:
     trace, grid = _many(40)
-    every = Script(stream(4).rows + chain(100, independent=2).rows).trace(40, 8)
+    every = Script([*stream(4).rows, *chain(100, independent=2).rows]).trace(40, 8)
     # the generator places blocks as the shift does
     one, all_ = (
         time_launch(trace, machine(), grid=grid),

@@ -33,7 +33,7 @@ class Script:
         addresses = [place(warp // warps, warp % warps) for warp in range(total) for place, _ in places]
         code = Code(
             tuple(row[0] for row in self.rows), np.array([row[1] for row in self.rows], np.int8),
-            _padded([row[2] for row in self.rows]), _padded([row[3] for row in self.rows]),
+            _pad([row[2] for row in self.rows]), _pad([row[3] for row in self.rows]),
             np.array([self.flop.get(row[0].partition(".")[0], 0.0) for row in self.rows]),
         )  # fmt: skip
         return WarpTrace(
@@ -44,7 +44,7 @@ class Script:
         )  # fmt: skip
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+def _pad(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     widest = max(map(len, rows))
     return np.array([[*row, *[-1] * (widest - len(row))] for row in rows], np.int32).reshape(len(rows), widest)
 
@@ -69,7 +69,7 @@ def stream(loads: int, *, bytes_per_lane: int = 4, stride: int = 1, store: bool 
     return Script(rows or [("exit", Unit.EXIT, (), (), None, 0)])
 
 
-def shared(loads: int, strides: Sequence[int]) -> Script:
+def shared_loads(loads: int, strides: Sequence[int]) -> Script:
     """Loads of shared memory at a stride of words between lanes, from each stride in turn."""
     rows = list[Row]()
     for turn in range(loads):
