@@ -169,7 +169,8 @@ def test_what_goes_wrong_is_told_with_line_and_thread(body: str, words: str) -> 
 
 @pytest.mark.slow
 def test_lanes_that_part_meet_again() -> None:
-    body = f"{GUARD}\tmov.u32 %r1, 7;\n\t@%p bra A;\n\tmov.u32 %r1, 1;\nA:\n\tactivemask.b32 %r2;\n\tadd.u32 %r1, %r1, %r2;\n"
+    body = f"{GUARD}\tmov.u32 %r1, 7;\n\t@%p bra A;\n\tmov.u32 %r1, 1;\n"
+    body += "A:\n\tactivemask.b32 %r2;\n\tadd.u32 %r1, %r1, %r2;\n"
     assert (launch(body + STORE) == (np.where(np.arange(64) < 40, 7, 1) + 0xFFFFFFFF) % 2**32).all()
     assert (launch(f"{GUARD}\t@%p ret;\n\tmov.u32 %r1, 5;\n{STORE}")[:40] == np.arange(40)).all(), (
         "lanes that end store nothing"
