@@ -208,9 +208,9 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
     touched = trace.addresses[trace.access[loads]]
     assert sorted(touched[touched > 0].tolist()) == [x.address + 4 * i for i in range(n * n)]
     assert (trace.bytes_per_lane[trace.access[loads]] == 4).all()
-    some = module.launch("transpose", (2, 2), (16, 16), [x, y, n], LaunchOptions(sample=(3, 9))).trace
-    assert some is not None and set(some.blocks.tolist()) == {3}
-    assert (some.pcs == trace.pcs[trace.starts[24] :]).all()
+    last = module.launch("transpose", (2, 2), (16, 16), [x, y, n], LaunchOptions(sample=(3, 9))).trace
+    assert last is not None and set(last.blocks.tolist()) == {3}
+    assert (last.pcs == trace.pcs[trace.starts[24] :]).all()
 
 
 @pytest.mark.more
