@@ -44,7 +44,7 @@ def lenet(_: int) -> dict[str, float]:
     import torch
 
     images, labels = digits.digits()
-    weights = digits.trained(images[_DIGITS:], labels[_DIGITS:])
+    weights = digits.train_weights(images[_DIGITS:], labels[_DIGITS:])
     shown, answers = images[:_DIGITS], labels[:_DIGITS]
     expected = digits.logits(weights, torch.from_numpy(shown)).detach().numpy()
     classes, error, seconds, instructions = expected.argmax(1), 0.0, list[float](), 0

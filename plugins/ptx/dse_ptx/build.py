@@ -54,12 +54,12 @@ def from_triton() -> Iterator[tuple[str, str]]:
         yield name, _plain(compiled.asm["ptx"], f"tutorials.py by Triton {triton.__version__}")
 
 
-def _plain(text: str, made: str) -> str:
+def _plain(text: str, origin: str) -> str:
     """The text without what debuggers read, after a line that names its source."""
     text = re.sub(r"\n\t\.section\s+\.debug_.*?\n\t\}", "", text, flags=re.S)
     lines = [line.partition("//")[0].rstrip() for line in text.splitlines()]
-    kept = [line for line in lines if line.strip() and not re.match(r"\s*(\.loc\b|\.file\b|\$L__tmp\d+:)", line)]
-    return "\n".join([f"// {made}", *kept, ""])
+    remaining = [line for line in lines if line.strip() and not re.match(r"\s*(\.loc\b|\.file\b|\$L__tmp\d+:)", line)]
+    return "\n".join([f"// {origin}", *remaining, ""])
 
 
 def main() -> int:

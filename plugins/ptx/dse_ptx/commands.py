@@ -56,11 +56,11 @@ def show(words: Sequence[str]) -> CommandAnswer:
     done = launch.start(Watch(number(typed["line"], "line"), block, thread, visit))
     kinds = done.kernel.function.registers
     lines = [f"{launch.kernel}, before line {typed['line']}"]
-    lines += [f"  {name:12} .{kinds[name]:5} {_shown(bits, kinds[name])}" for name, bits in done.registers.items()]
+    lines += [f"  {name:12} .{kinds[name]:5} {_text_of(bits, kinds[name])}" for name, bits in done.registers.items()]
     return CommandAnswer(Path(), tuple(lines))
 
 
-def _shown(bits: int, kind: str) -> str:
+def _text_of(bits: int, kind: str) -> str:
     """Bits of a register, and the numbers that they may stand for."""
     if kind == "pred":
         return "true" if bits else "false"
@@ -96,7 +96,7 @@ class TypedLaunch:
             way = f"kernel={kernels[0]}" if kernels else ""
             raise ConfigError([Problem("kernel", f"must be one of {', '.join(kernels)}", kernel, way)])
         arrays = _arrays(typed.get("data", ""))
-        return cls(typed, module, kernel, {name: device.allocate(each) for name, each in arrays.items()}, arrays)
+        return cls(typed, module, kernel, {name: device.allocate(entry) for name, entry in arrays.items()}, arrays)
 
     @property
     def out(self) -> str:
@@ -109,7 +109,7 @@ class TypedLaunch:
         most = number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")
         options = LaunchOptions(number(typed.get("shared", "0"), "shared"), sample, most, watch)
         grid, block = (numbers(typed[name], name) for name in ("grid", "block"))
-        arguments = [self._argument(each) for each in typed["arguments"].split(",")]
+        arguments = [self._argument(entry) for entry in typed["arguments"].split(",")]
         return self.module.launch(self.kernel, grid, block, arguments, options)
 
     def _argument(self, text: str) -> Argument:
@@ -118,9 +118,9 @@ class TypedLaunch:
         try:
             return int(text, 0) if "." not in text and text.lower() not in ("inf", "nan", "-inf") else float(text)
         except ValueError:
-            known = ", ".join(self.pointers) or "none: data=<npz> brings some"
+            names = ", ".join(self.pointers) or "none: data=<npz> brings some"
             raise ConfigError(
-                [Problem("arguments", "is neither a number nor an array", text, f"arrays: {known}")]
+                [Problem("arguments", "is neither a number nor an array", text, f"arrays: {names}")]
             ) from None
 
     def write(self) -> None:
@@ -128,10 +128,10 @@ class TypedLaunch:
         if not self.out:
             return
         device, arrays = self.module.device, self.arrays
-        found = {name: device.read(self.pointers[name], each.dtype, each.shape) for name, each in arrays.items()}
+        values = {name: device.read(self.pointers[name], entry.dtype, entry.shape) for name, entry in arrays.items()}
         try:
             with Path(self.out).open("wb") as file:
-                np.savez(file, **found)  # type: ignore[arg-type]
+                np.savez(file, **values)  # type: ignore[arg-type]
         except OSError as error:
             raise ConfigError([Problem("out", f"cannot be written ({error.strerror})", self.out)]) from None
 
@@ -156,7 +156,7 @@ def number(text: str, name: str) -> int:
 
 def numbers(text: str, name: str) -> tuple[int, ...]:
     """Up to three whole numbers that were typed. Raises ConfigError."""
-    found = tuple(number(each, name) for each in text.split(","))
-    if len(found) > 3:
+    typed = tuple(number(entry, name) for entry in text.split(","))
+    if len(typed) > 3:
         raise ConfigError([Problem(name, "has at most three numbers", text, f"{name}=8,4,1")])
-    return found
+    return typed

@@ -1,4 +1,4 @@
-"""Where divergent lanes of a warp meet again, and how many registers are live: data flow over basic blocks."""
+"""Data flow over basic blocks: where divergent lanes of a warp meet again, and how many registers are live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flow:
-    """What control flow asks of an instruction. target: of a branch, -1 for others. widths: 32-bit registers of each
+    """An instruction as control flow sees it. target: of a branch, -1 for others. widths: 32-bit registers of each
     register that is written or read."""
 
     writes: tuple[int, ...]
@@ -35,8 +35,8 @@ class Blocks:
 def blocks_of(flows: Sequence[Flow]) -> Blocks:
     """Split a kernel into basic blocks."""
     count = len(flows)
-    leaders = {0, count} | {each.target for each in flows if 0 <= each.target < count}
-    leaders |= {i + 1 for i, each in enumerate(flows) if each.target >= 0 or each.is_end}
+    leaders = {0, count} | {entry.target for entry in flows if 0 <= entry.target < count}
+    leaders |= {i + 1 for i, entry in enumerate(flows) if entry.target >= 0 or entry.is_end}
     starts = tuple(sorted(leaders))
     number = {start: block for block, start in enumerate(starts)}
     end, successors = len(starts) - 1, []
@@ -60,7 +60,7 @@ def reconvergence(flows: Sequence[Flow]) -> list[int]:
     for block in range(blocks.count):
         last = blocks.starts[block + 1] - 1
         nearest = max(
-            (each for each in after[block] - {block}), key=lambda each: len(after[each]), default=blocks.count
+            (entry for entry in after[block] - {block}), key=lambda entry: len(after[entry]), default=blocks.count
         )
         if flows[last].target >= 0 and nearest < blocks.count:
             meets[last] = blocks.starts[nearest]
@@ -73,13 +73,13 @@ def _post_dominators(blocks: Blocks) -> list[set[int]]:
     after: list[set[int]] = [set() for _ in range(end)] + [{end}]
     before: list[list[int]] = [[] for _ in range(end + 1)]
     for block, following in enumerate(blocks.successors):
-        for each in following:
-            before[each].append(block)
+        for entry in following:
+            before[entry].append(block)
     order, seen, stack = list[int](), {end}, [end]
     while stack:
         block = stack.pop()
         order.append(block)
-        fresh = [each for each in before[block] if each not in seen]
+        fresh = [entry for entry in before[block] if entry not in seen]
         seen.update(fresh)
         stack += fresh
     for block in seen - {end}:
@@ -88,7 +88,7 @@ def _post_dominators(blocks: Blocks) -> list[set[int]]:
     while changed:
         changed = False
         for block in order[1:]:
-            ways = [after[each] for each in blocks.successors[block] if each in seen]
+            ways = [after[entry] for entry in blocks.successors[block] if entry in seen]
             new = set.intersection(*ways) | {block}
             changed = changed or new != after[block]
             after[block] = new
@@ -102,19 +102,19 @@ def live_registers(flows: Sequence[Flow], widths: Sequence[int]) -> int:
     """
     blocks = blocks_of(flows)
     masks = [sum(1 << reg for reg, width in enumerate(widths) if width == size) for size in (1, 2)]
-    entry = [0] * (blocks.count + 1)
+    live_in = [0] * (blocks.count + 1)
     most, changed = 0, True
     while changed:
         changed = False
         for block in reversed(range(blocks.count)):
             live = 0
-            for each in blocks.successors[block]:
-                live |= entry[each]
+            for entry in blocks.successors[block]:
+                live |= live_in[entry]
             for flow in reversed(flows[blocks.starts[block] : blocks.starts[block + 1]]):
                 if not flow.is_guarded:
                     live &= ~sum(1 << reg for reg in set(flow.writes))
                 live |= sum(1 << reg for reg in set(flow.reads))
                 most = max(most, (live & masks[0]).bit_count() + 2 * (live & masks[1]).bit_count())
-            changed = changed or live != entry[block]
-            entry[block] = live
+            changed = changed or live != live_in[block]
+            live_in[block] = live
     return most

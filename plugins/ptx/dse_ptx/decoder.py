@@ -49,14 +49,14 @@ def decode(function: Function, addresses: Mapping[str, int], path: str = "ptx", 
     """
     decoder = _Decoder(function, addresses, path, shared)
     rows, problems = list[Row](), list[Problem]()
-    for each in function.instructions:
+    for entry in function.instructions:
         try:
-            rows.append(decoder.row(each))
+            rows.append(decoder.row(entry))
         except UnreadError as error:
-            problems += refusal(path, each.line, each.opcode, f"is not executed: {error}").problems
+            problems += refusal(path, entry.line, entry.opcode, f"is not executed: {error}").problems
     if problems:
         raise ConfigError(problems)
-    return decoder.assembled(rows)
+    return decoder.assemble(rows)
 
 
 class _Decoder:
@@ -68,12 +68,12 @@ class _Decoder:
         self.constants = dict[int, int]()
         self.addresses = dict(addresses)
         self.sizes = {"shared": shared, "local": 0}
-        for each in function.variables:
-            if each.space in self.sizes:
-                offset = -(-self.sizes[each.space] // each.align) * each.align
-                self.addresses[each.name] = offset
-                self.sizes[each.space] = offset + each.size
-        self.addresses |= {each.name: each.offset for each in function.parameters}
+        for entry in function.variables:
+            if entry.space in self.sizes:
+                offset = -(-self.sizes[entry.space] // entry.align) * entry.align
+                self.addresses[entry.name] = offset
+                self.sizes[entry.space] = offset + entry.size
+        self.addresses |= {entry.name: entry.offset for entry in function.parameters}
 
     def row(self, instruction: Instruction) -> Row:
         """Row of one instruction. Raises UnreadError."""
@@ -86,8 +86,8 @@ class _Decoder:
             row = make(self.function, instruction)
         except (IndexError, KeyError, AttributeError) as error:
             raise UnreadError(f"its modifiers or operands are not known ({error})") from None
-        for each in (*row.writes, *row.reads):
-            self.number(each, row.immediate)  # refuses what `assembled` could not
+        for entry in (*row.writes, *row.reads):
+            self.number(entry, row.immediate)  # refuses what `assembled` could not
         if instruction.guard:
             if instruction.guard.register not in self.registers:
                 raise UnreadError(f"{instruction.guard.register} is not declared")
@@ -114,28 +114,28 @@ class _Decoder:
         bits = immediate_bits(operand, kind)
         return -1 - self.constants.setdefault(bits, len(self.constants))
 
-    def assembled(self, rows: list[Row]) -> Decoded:
+    def assemble(self, rows: list[Row]) -> Decoded:
         """The kernel of these rows."""
         instructions = (*self.function.instructions, Instruction("exit", (), (), self.last_line))
         rows = [*rows, Row({vm.KIND: vm.EXIT}, unit=Unit.EXIT)]
         places, table = list[int](), np.zeros((len(rows), vm.FIELDS), np.int64)
         written, read = list[list[int]](), list[list[int]]()
         for number, (row, instruction) in enumerate(zip(rows, instructions, strict=True)):
-            writes = [self.number(each, "u64") for each in row.writes]
-            reads = [self.number(each, row.immediate) for each in row.reads]
+            writes = [self.number(entry, "u64") for entry in row.writes]
+            reads = [self.number(entry, row.immediate) for entry in row.reads]
             fields = {vm.FIRST: len(places), vm.WRITES: len(writes), vm.READS: len(reads), vm.GUARD: -1}
             if instruction.guard:
                 fields[vm.GUARD] = len(places) + len(writes) + len(reads)
             places += [*writes, *reads]
             guard = [self.registers[instruction.guard.register]] if instruction.guard else []
             places += guard
-            written.append([each for each in writes if each >= 0])
-            read.append([each for each in (*reads, *guard) if each >= 0])
+            written.append([entry for entry in writes if entry >= 0])
+            read.append([entry for entry in (*reads, *guard) if entry >= 0])
             for name, value in {vm.BITS: 64, **row.fields, **fields}.items():
                 table[number, name] = value
         flows = [
-            Flow(tuple(w), tuple(r), _target(row), row.fields[vm.KIND] == vm.EXIT, each.guard is not None)
-            for w, r, row, each in zip(written, read, rows, instructions, strict=True)
+            Flow(tuple(w), tuple(r), _target(row), row.fields[vm.KIND] == vm.EXIT, entry.guard is not None)
+            for w, r, row, entry in zip(written, read, rows, instructions, strict=True)
         ]
         table[:, vm.MEETS] = reconvergence(flows)
         count = len(self.constants)
@@ -145,14 +145,14 @@ class _Decoder:
         return Decoded(
             self.function,
             table,
-            np.array([each + count if each >= 0 else -1 - each for each in places] or [0], np.int64),
+            np.array([entry + count if entry >= 0 else -1 - entry for entry in places] or [0], np.int64),
             np.array(list(self.constants), np.uint64),
-            tuple(each.line for each in instructions),
+            tuple(entry.line for entry in instructions),
             self.registers,
             live_registers(flows, widths),
             self.sizes["shared"],
             -(-self.sizes["local"] // 16) * 16,
-            max((each.offset + each.size for each in parameters), default=0),
+            max((entry.offset + entry.size for entry in parameters), default=0),
             _code(instructions, rows, written, read),
         )
 
@@ -170,14 +170,14 @@ def _code(
     instructions: tuple[Instruction, ...], rows: list[Row], written: list[list[int]], read: list[list[int]]
 ) -> Code:
     return Code(
-        tuple(each.opcode for each in instructions),
+        tuple(entry.opcode for entry in instructions),
         np.array([row.unit for row in rows], np.int8),
-        _padded(written),
-        _padded(read),
+        _pad(written),
+        _pad(read),
         np.array([row.operations for row in rows], np.float64),
     )
 
 
-def _padded(numbers: list[list[int]]) -> NDArray[np.int32]:
+def _pad(numbers: list[list[int]]) -> NDArray[np.int32]:
     width = max(map(len, numbers), default=0) or 1
-    return np.array([each + [-1] * (width - len(each)) for each in numbers], np.int32)
+    return np.array([entry + [-1] * (width - len(entry)) for entry in numbers], np.int32)

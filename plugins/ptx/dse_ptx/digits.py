@@ -19,10 +19,10 @@ def digits() -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     import torch
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    small = torch.tensor(found.images[:, None] / 16, dtype=torch.float32)
+    loaded = load_digits()
+    small = torch.tensor(loaded.images[:, None] / 16, dtype=torch.float32)
     large = torch.nn.functional.interpolate(small, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False)
-    return large.numpy(), found.target.astype(np.int32)
+    return large.numpy(), loaded.target.astype(np.int32)
 
 
 def logits(weights: Mapping[str, Any], images: Any) -> Any:
@@ -62,7 +62,7 @@ def step(weights: Mapping[str, Any], images: Any, labels: Any, rate: float) -> f
     return float(loss.detach())
 
 
-def trained(images: NDArray[np.float32], labels: NDArray[np.int32], seed: int = 0) -> dict[str, Any]:
+def train_weights(images: NDArray[np.float32], labels: NDArray[np.int32], seed: int = 0) -> dict[str, Any]:
     """Weights after three rounds over the digits, by PyTorch on a CPU."""
     import torch
 

@@ -52,7 +52,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Run:
-    """What a launch did. issued: warp instructions by instruction, lanes: thread instructions.
+    """The work of a launch. issued: warp instructions by instruction, lanes: thread instructions.
 
     registers: name -> bits, of the thread that was watched. trace: of the sampled blocks.
     """
@@ -74,7 +74,9 @@ class Run:
         counts = dict[str, int]()
         for opcode, lanes in zip(self.kernel.code.opcodes, self.lanes.tolist(), strict=True):
             counts[opcode] = counts.get(opcode, 0) + lanes
-        return {name: counts[name] for name in sorted(counts, key=lambda each: (-counts[each], each)) if counts[name]}
+        return {
+            name: counts[name] for name in sorted(counts, key=lambda entry: (-counts[entry], entry)) if counts[name]
+        }
 
 
 class Device:
@@ -149,8 +151,8 @@ class Module:
         self.device, self.path = device, path
         self._decoded = dict[str, Decoded]()
         self._dynamic, self._static, self._addresses = list[Variable](), 0, dict[str, int]()
-        for each in self.program.variables:
-            self._place(each)
+        for entry in self.program.variables:
+            self._place(entry)
 
     def _place(self, variable: Variable) -> None:
         if variable.space == "shared":
@@ -180,9 +182,9 @@ class Module:
     def addresses(self, name: str) -> dict[str, int]:
         """Addresses of the module's variables in a kernel; dynamic shared memory follows all that is static."""
         static = self._static
-        for each in self.function(name).variables:
-            static = -(-static // each.align) * each.align + each.size if each.space == "shared" else static
-        return self._addresses | {each.name: -(-static // 16) * 16 for each in self._dynamic}
+        for entry in self.function(name).variables:
+            static = -(-static // entry.align) * entry.align + entry.size if entry.space == "shared" else static
+        return self._addresses | {entry.name: -(-static // 16) * 16 for entry in self._dynamic}
 
     def launch(
         self,
@@ -197,7 +199,9 @@ class Module:
         Raises ConfigError for arguments that do not fit, LaunchError for what goes wrong while it runs.
         """
         kernel = self.kernel(name)
-        return _Execution(self, kernel, (_sized(grid), _sized(block)), arguments, options or LaunchOptions()).finish()
+        return _Execution(
+            self, kernel, (_three_sizes(grid), _three_sizes(block)), arguments, options or LaunchOptions()
+        ).finish()
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ class LaunchOptions:
     watch: Watch | None = None
 
 
-def _sized(size: Sequence[int]) -> tuple[int, int, int]:
+def _three_sizes(size: Sequence[int]) -> tuple[int, int, int]:
     x, y, z = (*size, 1, 1, 1)[:3]
     if min(x, y, z) < 1:
         raise ConfigError([Problem("grid", "must hold positive numbers", tuple(size), "grid=8,1,1 block=128,1,1")])
@@ -252,8 +256,8 @@ class _Execution:
             raise ConfigError([Problem("block", f"holds more than {MOST_THREADS} threads", block)])
         self.warps = -(-self.threads // vm.LANES)
         self.parameters = parameter_bytes(kernel.function.parameters, arguments)
-        self.sample = np.array(sorted({each for each in options.sample if 0 <= each < self.num_blocks}), np.int64)
-        self.launch = self._prepared()
+        self.sample = np.array(sorted({entry for entry in options.sample if 0 <= entry < self.num_blocks}), np.int64)
+        self.launch = self._prepare()
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -261,10 +265,10 @@ class _Execution:
         static = self.kernel.shared_bytes
         return -(-static // 16) * 16 + self.options.shared if self.options.shared else static
 
-    def _prepared(self) -> _Arrays:
+    def _prepare(self) -> _Arrays:
         kernel, state = self.kernel, np.zeros(1, vm.STATE)
         sizes = (len(self.parameters), self.shared_bytes, kernel.local_bytes * self.warps * vm.LANES)
-        rounded = [-(-each // 16) * 16 for each in sizes]
+        rounded = [-(-entry // 16) * 16 for entry in sizes]
         arena, start = self.module.device.arena(sum(rounded) + 16)
         arena[start : start + sizes[0]] = self.parameters
         state["ntid"], state["nctaid"] = self.block, self.grid
@@ -389,7 +393,7 @@ def _wider(arena: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.uin
 
 
 def _local_trace(start: int) -> int:
-    """Where local memory of all threads would lie in global memory."""
+    """Address at which local memory of all threads would lie in global memory."""
     return vm.GLOBAL_BASE + (-(-start // (1 << 20)) + 1) * (1 << 20)
 
 
@@ -404,7 +408,7 @@ def parameter_bytes(parameters: Sequence[Parameter], arguments: Sequence[Argumen
         raise ConfigError(
             [Problem("arguments", rule, way_out=", ".join(f".{p.type_name} {p.name}" for p in parameters))]
         )
-    content = np.zeros(max((each.offset + each.size for each in parameters), default=0), np.uint8)
+    content = np.zeros(max((entry.offset + entry.size for entry in parameters), default=0), np.uint8)
     for parameter, argument in zip(parameters, arguments, strict=True):
         value = _argument_bytes(parameter, argument)
         content[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(value, np.uint8)

@@ -30,29 +30,29 @@ def inline(program: Program, name: str, path: str) -> Function:
     """Return a kernel without calls. Raises ConfigError for recursion and calls of what the text does not hold."""
     kernel = program.functions[name]
     _check_recursion(program, name, (), path)
-    while any(each.name == "call" for each in kernel.instructions):
+    while any(entry.name == "call" for entry in kernel.instructions):
         kernel = _without_first_call(kernel, program, path)
     return _with_registers(kernel, path)
 
 
 def _check_recursion(program: Program, name: str, callers: tuple[str, ...], path: str) -> None:
     """Raise ConfigError where a function calls one of those that called it."""
-    for each in program.functions[name].instructions:
-        if each.name == "call":
-            callee = _callee(each)
+    for entry in program.functions[name].instructions:
+        if entry.name == "call":
+            callee = _callee(entry)
             if callee in (*callers, name):
-                raise refusal(path, each.line, f"call {callee}", "is recursive, and calls are inlined")
+                raise refusal(path, entry.line, f"call {callee}", "is recursive, and calls are inlined")
             if callee in program.functions:
                 _check_recursion(program, callee, (*callers, name), path)
 
 
 def _callee(call: Instruction) -> str:
-    return next((each.name for each in call.operands if isinstance(each, Symbol)), "")
+    return next((entry.name for entry in call.operands if isinstance(entry, Symbol)), "")
 
 
 def _without_first_call(caller: Function, program: Program, path: str) -> Function:
-    place, call = next((i, each) for i, each in enumerate(caller.instructions) if each.name == "call")
-    groups = [each for each in call.operands if isinstance(each, Group)]
+    place, call = next((i, entry) for i, entry in enumerate(caller.instructions) if entry.name == "call")
+    groups = [entry for entry in call.operands if isinstance(entry, Group)]
     callee = _callee(call)
     if callee not in program.functions:
         raise refusal(path, call.line, f"call {callee}", "calls a function that the text does not hold")
@@ -61,32 +61,32 @@ def _without_first_call(caller: Function, program: Program, path: str) -> Functi
         raise refusal(path, call.line, f"call {callee}", f"makes a kernel of over {_MOST_INSTRUCTIONS} instructions")
     results = groups[0].members if has_result else ()
     arguments = groups[-1].members if len(groups) > has_result else ()
-    formal = [each.name for each in (*function.returns, *function.parameters)]
-    actual = [each.name for each in (*results, *arguments) if isinstance(each, Register | Symbol)]
+    formal = [entry.name for entry in (*function.returns, *function.parameters)]
+    actual = [entry.name for entry in (*results, *arguments) if isinstance(entry, Register | Symbol)]
     if len(formal) != len(actual):
         raise refusal(path, call.line, f"call {callee}", f"has {len(actual)} parameters where it needs {len(formal)}")
     suffix = f"~{callee}{len(caller.labels)}"
-    names = {each: each + suffix for each in function.registers}
-    names |= {each: each + suffix for each in function.labels}
-    names |= {each.name: each.name + suffix for each in function.variables}
+    names = {entry: entry + suffix for entry in function.registers}
+    names |= {entry: entry + suffix for entry in function.labels}
+    names |= {entry.name: entry.name + suffix for entry in function.variables}
     names |= dict(zip(formal, actual, strict=True))
-    return _spliced(caller, place, function, names, f"$after{suffix}")
+    return _splice(caller, place, function, names, f"$after{suffix}")
 
 
-def _spliced(caller: Function, place: int, callee: Function, names: Mapping[str, str], after: str) -> Function:
+def _splice(caller: Function, place: int, callee: Function, names: Mapping[str, str], after: str) -> Function:
     """The caller with the body of the callee in the place of a call."""
     call, body = caller.instructions[place], list[Instruction]()
     if call.guard:
         inverse = Guard(call.guard.register, not call.guard.negated)
         body.append(Instruction("bra", (), (Symbol(after),), call.line, inverse))
     start = place + len(body)
-    for each in callee.instructions:
-        guard = Guard(names[each.guard.register], each.guard.negated) if each.guard else None
-        operands = tuple(_renamed(operand, names) for operand in each.operands)
-        if each.name == "ret":
-            body.append(Instruction("bra", (), (Symbol(after),), each.line, guard))
+    for entry in callee.instructions:
+        guard = Guard(names[entry.guard.register], entry.guard.negated) if entry.guard else None
+        operands = tuple(_rename(operand, names) for operand in entry.operands)
+        if entry.name == "ret":
+            body.append(Instruction("bra", (), (Symbol(after),), entry.line, guard))
         else:
-            body.append(replace(each, operands=operands, guard=guard))
+            body.append(replace(entry, operands=operands, guard=guard))
     shift = len(body) - 1
     labels = {name: at + (shift if at > place else 0) for name, at in caller.labels.items()}
     labels |= {names[name]: at + start for name, at in callee.labels.items()} | {after: place + len(body)}
@@ -94,40 +94,40 @@ def _spliced(caller: Function, place: int, callee: Function, names: Mapping[str,
         caller,
         instructions=(*caller.instructions[:place], *body, *caller.instructions[place + 1 :]),
         labels=labels,
-        registers={**caller.registers, **{names[each]: kind for each, kind in callee.registers.items()}},
-        variables=(*caller.variables, *(replace(each, name=names[each.name]) for each in callee.variables)),
+        registers={**caller.registers, **{names[entry]: kind for entry, kind in callee.registers.items()}},
+        variables=(*caller.variables, *(replace(entry, name=names[entry.name]) for entry in callee.variables)),
     )
 
 
-def _renamed(operand: Operand, names: Mapping[str, str]) -> Operand:
+def _rename(operand: Operand, names: Mapping[str, str]) -> Operand:
     if isinstance(operand, Register | Symbol):
         return type(operand)(names.get(operand.name, operand.name))
     if isinstance(operand, Address) and operand.base is not None:
         return Address(type(operand.base)(names.get(operand.base.name, operand.base.name)), operand.offset)
     if isinstance(operand, Group):
-        return Group(tuple(_renamed(each, names) for each in operand.members), operand.is_pair)
+        return Group(tuple(_rename(entry, names) for entry in operand.members), operand.is_pair)
     return operand
 
 
 def _with_registers(kernel: Function, path: str) -> Function:
     """The kernel with moves in the place of loads and stores of the parameters of its calls."""
-    passed = {each.name: each for each in kernel.variables if each.space == "param"}
+    passed = {entry.name: entry for entry in kernel.variables if entry.space == "param"}
     registers, instructions, first = dict(kernel.registers), list[Instruction](), list[int]()
-    for each in kernel.instructions:
+    for entry in kernel.instructions:
         first.append(len(instructions))
-        address = next((operand for operand in each.operands if isinstance(operand, Address)), None)
+        address = next((operand for operand in entry.operands if isinstance(operand, Address)), None)
         base = address.base if address else None
-        if "param" in each.modifiers and address and base is not None and base.name in passed:
-            instructions += _moves(each, passed[base.name], address.offset, registers, path)
+        if "param" in entry.modifiers and address and base is not None and base.name in passed:
+            instructions += _moves(entry, passed[base.name], address.offset, registers, path)
         else:
-            instructions.append(each)
+            instructions.append(entry)
     first.append(len(instructions))
     return replace(
         kernel,
         instructions=tuple(instructions),
         labels={name: first[at] for name, at in kernel.labels.items()},
         registers=registers,
-        variables=tuple(each for each in kernel.variables if each.space != "param"),
+        variables=tuple(entry for entry in kernel.variables if entry.space != "param"),
     )
 
 

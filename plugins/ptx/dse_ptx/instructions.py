@@ -13,7 +13,7 @@ from dse_ptx.rows import (
     UnreadError,
     bits_of,
     check_modifiers,
-    cut,
+    cut_constant,
     is_float,
     members,
     register_bits,
@@ -61,8 +61,8 @@ Maker: TypeAlias = Callable[[Function, Instruction], Row]
 
 def _float_flags(instruction: Instruction) -> int:
     flags = {"ftz": vm.FTZ, "sat": vm.SAT, "relu": vm.RELU, "NaN": vm.PROPAGATE}
-    packed = vm.PACKED if any(each.endswith("x2") for each in instruction.types) else 0
-    return sum(flags.get(each, 0) for each in instruction.modifiers) | packed
+    packed = vm.PACKED if any(entry.endswith("x2") for entry in instruction.types) else 0
+    return sum(flags.get(entry, 0) for entry in instruction.modifiers) | packed
 
 
 def _float_row(op: int, work: float = 1.0, unit: Unit | None = None) -> Maker:
@@ -117,7 +117,7 @@ def _product(low: int, high: int) -> Maker:
     def make(function: Function, instruction: Instruction) -> Row:
         kind, names = instruction.types[-1], instruction.modifiers
         operands = list(instruction.operands)
-        operands[1:3] = [cut(kind, each) for each in operands[1:3]]
+        operands[1:3] = [cut_constant(kind, entry) for entry in operands[1:3]]
         shortened = replace(instruction, operands=tuple(operands))
         if "wide" in names:
             return _integer_row(low, wide=True)(function, shortened)
@@ -133,7 +133,7 @@ def _shift(op: int) -> Maker:
 
     def make(function: Function, instruction: Instruction) -> Row:
         kind, (result, value, *counts) = instruction.types[-1], instruction.operands
-        operands = (result, cut(kind, value), *(cut("u32", each) for each in counts))
+        operands = (result, cut_constant(kind, value), *(cut_constant("u32", entry) for entry in counts))
         return _integer_row(op, signs="x")(function, replace(instruction, operands=operands))
 
     return make
@@ -174,7 +174,7 @@ def _plain(op: int, unit: Unit = Unit.INTEGER) -> Maker:
 
 def _select(function: Function, instruction: Instruction) -> Row:
     kind, (result, first, second, chosen) = instruction.types[0], instruction.operands
-    operands = (result, cut(kind, first), cut(kind, second), chosen)
+    operands = (result, cut_constant(kind, first), cut_constant(kind, second), chosen)
     row = _plain(vm.SELP)(function, replace(instruction, operands=operands))
     row.immediate = "u64"  # they are cut
     if instruction.name == "slct":
@@ -189,10 +189,10 @@ def _compare(function: Function, instruction: Instruction) -> Row:
     names, kind, (result, first, second, *third) = instruction.modifiers, instruction.types[-1], instruction.operands
     word = _UNSIGNED.get(names[0], names[0])
     combine = {"and": vm.AND_Z, "or": vm.OR_Z, "xor": vm.XOR_Z}
-    flags = sum(combine[each] for each in names[1:] if each in combine)
+    flags = sum(combine[entry] for entry in names[1:] if entry in combine)
     if third and isinstance(third[0], Group):
         flags |= vm.NOT_Z
-    if bool(third) != any(each in combine for each in names):
+    if bool(third) != any(entry in combine for entry in names):
         raise UnreadError("its third operand")
     results = members(result)
     true, bits = 1, 1
@@ -205,7 +205,7 @@ def _compare(function: Function, instruction: Instruction) -> Row:
         flags |= vm.FTZ if "ftz" in names else 0
         fields |= {vm.KIND: vm.FLOAT, vm.OP: vm.FSETP, vm.FORMAT: _FORMATS[kind], vm.X: 0, vm.Y: 0}
         unit = {"f64": Unit.FP64, "f32": Unit.FP32}.get(kind, Unit.FP16)
-    reads = [cut(kind, first), cut(kind, second), *third]
+    reads = [cut_constant(kind, first), cut_constant(kind, second), *third]
     return Row(fields | {vm.FLAGS: flags}, results, reads, unit, 0.0, "u64")
 
 
@@ -221,7 +221,7 @@ def _convert(function: Function, instruction: Instruction) -> Row:
     names, types, (result, *sources) = instruction.modifiers, instruction.types, instruction.operands
     target, source = types[0].removesuffix("x2"), types[-1]
     flags = _float_flags(instruction) & ~vm.PACKED
-    word = next((each for each in names if each in _ROUNDING), "rn")
+    word = next((entry for entry in names if entry in _ROUNDING), "rn")
     flags |= vm.INTEGRAL if word.endswith("i") else 0
     fields = {vm.KIND: vm.CONVERT, vm.MODE: _ROUNDING[word], vm.FLAGS: flags, vm.X: sign_of(source)}
     fields |= {vm.SOURCE: _FORMATS.get(source, vm.INT), vm.FORMAT: _FORMATS.get(target, vm.INT)}
@@ -256,7 +256,7 @@ _CACHING = (
 
 
 def _space(instruction: Instruction) -> int:
-    return next((_SPACES[each] for each in instruction.modifiers if each in _SPACES), vm.GENERIC)
+    return next((_SPACES[entry] for entry in instruction.modifiers if entry in _SPACES), vm.GENERIC)
 
 
 def _access(function: Function, instruction: Instruction) -> Row:
@@ -278,15 +278,15 @@ def _access(function: Function, instruction: Instruction) -> Row:
     unit = Unit.CONSTANT if "const" in instruction.modifiers else load if is_load else store
     if is_load:
         return Row(fields, values, [address], unit, 0.0, "u64")
-    return Row(fields, [], [address, *(cut(kind, each) for each in values)], unit, 0.0, "u64")
+    return Row(fields, [], [address, *(cut_constant(kind, entry) for entry in values)], unit, 0.0, "u64")
 
 
 def _atomic(function: Function, instruction: Instruction) -> Row:
     check_modifiers(instruction, *_CACHING.split(), *_SPACES, *_ATOMS)
-    kind, word = instruction.types[-1], next(each for each in instruction.modifiers if each in _ATOMS)
+    kind, word = instruction.types[-1], next(entry for entry in instruction.modifiers if entry in _ATOMS)
     has_result = instruction.name == "atom"
     result, (address, *values) = instruction.operands[:has_result], instruction.operands[has_result:]
-    if not isinstance(address, Address) or any(isinstance(each, Group) for each in values):
+    if not isinstance(address, Address) or any(isinstance(entry, Group) for entry in values):
         raise UnreadError("its operands")
     if is_float(kind) and (word != "add" or kind not in ("f16", "f32", "f64")):
         raise UnreadError(f"type .{kind} of .{word}")
@@ -294,7 +294,7 @@ def _atomic(function: Function, instruction: Instruction) -> Row:
     fields |= {vm.BYTES: TYPE_BYTES[kind], vm.COUNT: 1, vm.FORMAT: _FORMATS.get(kind, vm.INT), vm.X: -sign_of(kind)}
     unit = Unit.SHARED_ATOMIC if fields[vm.SPACE] == vm.SHARED else Unit.GLOBAL_ATOMIC
     results = [] if not result or result[0] == Symbol("_") else list(result)
-    return Row(fields, results, [address, *(cut(kind, each) for each in values)], unit, 0.0, "u64")
+    return Row(fields, results, [address, *(cut_constant(kind, entry) for entry in values)], unit, 0.0, "u64")
 
 
 def _copy(function: Function, instruction: Instruction) -> Row:
@@ -305,11 +305,11 @@ def _copy(function: Function, instruction: Instruction) -> Row:
         raise UnreadError("bulk copies")
     if "bulk" in instruction.modifiers:
         raise UnreadError("bulk copies")
-    target, source, size, *given = instruction.operands
+    target, source, size, *lengths = instruction.operands
     if not isinstance(target, Address) or not isinstance(source, Address) or not isinstance(size, Immediate):
         raise UnreadError("its operands")
     fields = {vm.KIND: vm.COPY, vm.BYTES: size.value, vm.COUNT: 1, vm.OFFSET: target.offset, vm.TARGET: source.offset}
-    return Row(fields, [], [target, source, given[0] if given else size], Unit.GLOBAL_LOAD, 0.0, "u64")
+    return Row(fields, [], [target, source, lengths[0] if lengths else size], Unit.GLOBAL_LOAD, 0.0, "u64")
 
 
 def _matrix(function: Function, instruction: Instruction) -> Row:
@@ -329,15 +329,15 @@ _DEPTH = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4}
 def _mma(function: Function, instruction: Instruction) -> Row:
     """`mma.sync` m16n8 of halves, TF32 and signed bytes."""
     check_modifiers(instruction, "sync", "aligned", "row", "col", *(f"m16n8k{k}" for k in (4, 8, 16, 32)))
-    groups = [each.members if isinstance(each, Group) else (each,) for each in instruction.operands]
+    groups = [entry.members if isinstance(entry, Group) else (entry,) for entry in instruction.operands]
     result, kind = instruction.types[0], instruction.types[1]
-    depth = next(int(each.partition("k")[2]) for each in instruction.modifiers if each.startswith("m16n8k"))
-    each, rows = _DEPTH[kind], len(groups[1])
+    depth = next(int(entry.partition("k")[2]) for entry in instruction.modifiers if entry.startswith("m16n8k"))
+    entry, rows = _DEPTH[kind], len(groups[1])
     counts = (2 if result == "f16" else 4, rows, rows // 2, 2 if result == "f16" else 4)
-    if tuple(map(len, groups)) != counts or 4 * each * (rows // 2) != depth:
+    if tuple(map(len, groups)) != counts or 4 * entry * (rows // 2) != depth:
         raise UnreadError("the shape of its fragments")
     accumulators = {"f32": vm.F32, "f16": vm.F16, "s32": vm.INT}
-    fields = {vm.KIND: vm.MMA, vm.COUNT: rows, vm.MODE: each, vm.FORMAT: accumulators[result]}
+    fields = {vm.KIND: vm.MMA, vm.COUNT: rows, vm.MODE: entry, vm.FORMAT: accumulators[result]}
     fields[vm.SOURCE] = _FORMATS.get(kind, vm.INT)
     reads = [member for group in groups[1:] for member in group]
     return Row(fields, list(groups[0]), reads, Unit.TENSOR, 2 * 16 * 8 * depth / 32, "u64")
@@ -346,7 +346,7 @@ def _mma(function: Function, instruction: Instruction) -> Row:
 def _shuffle(function: Function, instruction: Instruction) -> Row:
     check_modifiers(instruction, "sync", "up", "down", "bfly", "idx")
     modes = {"up": vm.UP, "down": vm.DOWN, "bfly": vm.BFLY, "idx": vm.IDX}
-    mode = next(modes[each] for each in instruction.modifiers if each in modes)
+    mode = next(modes[entry] for entry in instruction.modifiers if entry in modes)
     result, *sources = instruction.operands
     results = members(result)
     return Row({vm.KIND: vm.SHUFFLE, vm.MODE: mode, vm.BITS: 32}, results, sources[:3], Unit.SHARED_LOAD, 0.0, "u32")
@@ -358,14 +358,14 @@ def _vote(function: Function, instruction: Instruction) -> Row:
     result, *sources = instruction.operands
     fields = {vm.KIND: vm.VOTE}
     if instruction.name == "vote":
-        fields[vm.OP] = next(words[each] for each in instruction.modifiers if each in words)
+        fields[vm.OP] = next(words[entry] for entry in instruction.modifiers if entry in words)
         fields[vm.FLAGS] = vm.NOT_Z if isinstance(sources[0], Group) else 0
     elif instruction.name == "activemask":
         fields[vm.OP] = vm.V_ACTIVE
     elif instruction.name == "match" and "any" in instruction.modifiers:
         fields[vm.OP] = vm.V_MATCH
     elif instruction.name == "redux" and not is_float(instruction.types[-1]):
-        word = next(each for each in instruction.modifiers if each in _ATOMS[:6])
+        word = next(entry for entry in instruction.modifiers if entry in _ATOMS[:6])
         sign = sign_of(instruction.types[-1])
         fields |= {vm.OP: vm.V_REDUX, vm.MODE: _ATOMS.index(word), vm.X: 0}
         if sign:  # compared as numbers of 64 bits

@@ -200,7 +200,7 @@ def _popcount(value: Any) -> Any:
 
 
 @inline_never
-def _leading(value: Any, bits: int) -> int:
+def _leading_zeros(value: Any, bits: int) -> int:
     """Zeros before the highest bit that is set."""
     count = 0
     while count < bits and not (value >> np.uint64(bits - 1 - count)) & np.uint64(1):
@@ -341,13 +341,13 @@ def _rare(s: Any, op: int, bits: int, is_signed: bool, lanes: int) -> None:
         elif op == POPC:
             r = _popcount(a)
         elif op == CLZ:
-            r = np.uint64(_leading(a, bits))
+            r = np.uint64(_leading_zeros(a, bits))
         elif op == BREV:
             for bit in range(bits):
                 r |= ((a >> np.uint64(bit)) & np.uint64(1)) << np.uint64(bits - 1 - bit)
         elif op == BFIND:
             r = ~a & _mask_of(bits) if is_signed and sx[i] < 0 else a & _mask_of(bits)
-            r = np.uint64(bits - 1 - _leading(r, bits)) if r else np.uint64(0xFFFFFFFF)
+            r = np.uint64(bits - 1 - _leading_zeros(r, bits)) if r else np.uint64(0xFFFFFFFF)
         out[i] = r
 
 
@@ -842,13 +842,13 @@ def _fault(s: Any, place: int, address: int, thread: int) -> bool:
 
 @inline_never
 def _base(s: Any, p: Program, place: int, shift: int) -> int:
-    """Where an operand's lanes begin in the file; shift: registers of the warps before."""
+    """Find where an operand's lanes begin in the file; shift: registers of the warps before."""
     index = p.operands[place]
     return LANES * (index + shift if index >= s.num_constants else index)
 
 
 @inline_never
-def _traced(s: Any, space: int, address: int, thread: int) -> int:
+def _trace_address(s: Any, space: int, address: int, thread: int) -> int:
     """Address for a trace: local memory lies interleaved by thread in global memory, four bytes each."""
     if space == GENERIC and address < GLOBAL_BASE:
         space = LOCAL if address >= LOCAL_WINDOW else SHARED
@@ -873,7 +873,7 @@ def _memory(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shi
             continue
         thread, address = warp * LANES + lane, np.int64(p.file[source + lane]) + code[row, OFFSET]
         place = _locate(s, m, space, address, size * count, thread)
-        s.at[lane] = np.uint64(_traced(s, space, address, thread))
+        s.at[lane] = np.uint64(_trace_address(s, space, address, thread))
         if place < 0:
             return _fault(s, place, address, thread)
         for k in range(count):
@@ -893,13 +893,13 @@ def _copy(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift
     """`cp.async`: copy bytes from global to shared memory; what lies beyond the source's size becomes 0."""
     code, size, first = p.code, p.code[row, BYTES], p.code[row, FIRST]
     to, source = _base(s, p, first, shift), _base(s, p, first + 1, shift)
-    given = _base(s, p, first + 2, shift)
+    lengths = _base(s, p, first + 2, shift)
     for lane in range(LANES):
         s.at[lane] = np.uint64(0)
         if not (active >> lane) & 1:
             continue
         thread = warp * LANES + lane
-        length = min(np.int64(p.file[given + lane]), size)
+        length = min(np.int64(p.file[lengths + lane]), size)
         target, address = np.int64(p.file[to + lane]) + code[row, OFFSET], np.int64(p.file[source + lane])
         address += code[row, TARGET]
         place = _locate(s, m, SHARED, target, size, thread)
@@ -921,7 +921,7 @@ def _copy(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shift
 
 
 @inline_never
-def _updated(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
+def _update(op: int, kind: int, old: Any, b: Any, c: Any, bits: int) -> Any:
     """The value that an atomic operation stores. bits: negative where the numbers have signs."""
     if kind == F32:
         return np.uint64(_single_bits(_single(old) + _single(b)))
@@ -961,14 +961,12 @@ def _atomic(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shi
         if not (active >> lane) & 1:
             continue
         thread, address = warp * LANES + lane, np.int64(p.file[source + lane]) + code[row, OFFSET]
-        s.at[lane] = np.uint64(_traced(s, code[row, SPACE], address, thread))
+        s.at[lane] = np.uint64(_trace_address(s, code[row, SPACE], address, thread))
         place = _locate(s, m, code[row, SPACE], address, size, thread)
         if place < 0:
             return _fault(s, place, address, thread)
         old = _get(m, place, size)
-        new = _updated(
-            code[row, OP], code[row, FORMAT], old, p.file[operand + lane], p.file[third + lane], code[row, X]
-        )
+        new = _update(code[row, OP], code[row, FORMAT], old, p.file[operand + lane], p.file[third + lane], code[row, X])
         _put(m, place, size, new)
         if writes:
             p.file[_base(s, p, first, shift) + lane] = old
@@ -990,7 +988,7 @@ def _matrix(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shi
             lane = 8 * j + i
             address = np.int64(p.file[source + lane]) + code[row, OFFSET]
             place = _locate(s, m, code[row, SPACE], address, 16, warp * LANES + lane)
-            s.at[lane] = np.uint64(_traced(s, code[row, SPACE], address, 0))
+            s.at[lane] = np.uint64(_trace_address(s, code[row, SPACE], address, 0))
             if place < 0:
                 return _fault(s, place, address, warp * LANES + lane)
             for k in range(8):
@@ -1024,19 +1022,19 @@ def _mma(s: Any, p: Program, row: int, shift: int, a: Any, b: Any) -> None:
     An accumulator of FORMAT is rounded once, after a sum in double precision.
     """
     code, kind, first, rows = p.code, p.code[row, SOURCE], p.code[row, FIRST], p.code[row, COUNT]
-    target, each = p.code[row, FORMAT], p.code[row, MODE]  # numbers in a register
+    target, count = p.code[row, FORMAT], p.code[row, MODE]  # numbers in a register
     results = code[row, WRITES]
-    depth = 4 * each * (rows // 2)
+    depth = 4 * count * (rows // 2)
     for lane in range(LANES):
         group, member = lane >> 2, lane & 3
         for r in range(rows):
             word = p.file[_base(s, p, first + results + r, shift) + lane]
-            for i in range(each):
-                a[(group + 8 * (r & 1)) * depth + each * member + i + 4 * each * (r >> 1)] = _element(word, kind, i)
+            for i in range(count):
+                a[(group + 8 * (r & 1)) * depth + count * member + i + 4 * count * (r >> 1)] = _element(word, kind, i)
         for r in range(rows // 2):
             word = p.file[_base(s, p, first + results + rows + r, shift) + lane]
-            for i in range(each):
-                b[group * depth + each * member + i + 4 * each * r] = _element(word, kind, i)
+            for i in range(count):
+                b[group * depth + count * member + i + 4 * count * r] = _element(word, kind, i)
     for lane in range(LANES):
         group, member = lane >> 2, lane & 3
         for half in range(2):
@@ -1087,7 +1085,7 @@ def _vote(s: Any, p: Program, row: int, active: int) -> None:
         if (active >> lane) & 1:
             ballot |= (1 << lane) if s.x[lane] ^ np.uint64((p.code[row, FLAGS] & NOT_Z) != 0) else 0
             word = s.x[lane]
-            total = word if is_first else _updated(mode, INT, total, word, word, sign)
+            total = word if is_first else _update(mode, INT, total, word, word, sign)
             is_first = False
     for lane in range(LANES):
         if op == V_ALL:
@@ -1193,7 +1191,7 @@ def _release(s: Any, q: Queue) -> bool:
 def _diverge(s: Any, p: Program, q: Queue, warp: int, row: int, taken: int, active: int) -> bool:
     """Split the lanes of a warp at a branch. False where the stack overflows."""
     top, stack, meets = q.warps[warp, TOP], q.stack, p.code[row, MEETS]
-    target, rest = p.code[row, TARGET], active & ~taken
+    target, remaining = p.code[row, TARGET], active & ~taken
     if taken == active or taken == 0:
         stack[warp, top, 0] = target if taken else row + 1
         return True
@@ -1202,7 +1200,7 @@ def _diverge(s: Any, p: Program, q: Queue, warp: int, row: int, taken: int, acti
     else:
         stack[warp, top, 0] = meets
     for side in range(2):
-        place, lanes = (row + 1, rest) if side == 0 else (target, taken)
+        place, lanes = (row + 1, remaining) if side == 0 else (target, taken)
         if place != meets:
             top += 1
             if top >= s.depth:
@@ -1279,7 +1277,7 @@ def _compute_row(s: Any, p: Program, row: int, kind: int, active: int, warp: int
 
 
 @inline_never
-def _guarded(s: Any, p: Program, row: int, active: int, shift: int) -> Any:
+def _guard_mask(s: Any, p: Program, row: int, active: int, shift: int) -> Any:
     """Lanes for which the predicate of an instruction holds."""
     base, negated, mask = _base(s, p, p.code[row, GUARD], shift), p.code[row, NEGATED], np.int64(0)
     for lane in range(LANES):
@@ -1342,7 +1340,7 @@ def _run_warp(s: Any, p: Program, m: Memory, q: Queue, t: Trace, warp: int, lane
             return FULL
         if s.executed >= s.limit:
             return ENDLESS
-        chosen = _guarded(s, p, row, active, shift) if code[row, GUARD] >= 0 else active
+        chosen = _guard_mask(s, p, row, active, shift) if code[row, GUARD] >= 0 else active
         s.executed += 1
         q.issued[row] += 1
         q.lanes[row] += np.int64(_popcount(chosen))

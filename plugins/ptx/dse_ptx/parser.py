@@ -97,7 +97,7 @@ class _Parser:
 
     def _code(self, text: str) -> str:
         """The text without comments, sections for debuggers and directives that end with their line."""
-        text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), text, flags=re.S)
+        text = re.sub(r"/\*.*?\*/", lambda match: "\n" * match[0].count("\n"), text, flags=re.S)
         lines, depth, in_section = [], 0, False
         for line in text.splitlines():
             bare = line.partition("//")[0].rstrip() if '"' not in line.partition("//")[0] else line
@@ -122,15 +122,15 @@ class _Parser:
                 return place
         self._refuse(self.pieces[start].line, "{", "is not closed")
 
-    def _variable(self, found: re.Match[str], line: int) -> Variable:
-        type_name, sizes = found["type"], re.findall(r"\[\s*(\d*)\s*\]", found["sizes"])
+    def _variable(self, match: re.Match[str], line: int) -> Variable:
+        type_name, sizes = match["type"], re.findall(r"\[\s*(\d*)\s*\]", match["sizes"])
         if type_name not in TYPE_BYTES:
-            self._refuse(line, found[0], "has a type that is not read")
+            self._refuse(line, match[0], "has a type that is not read")
         size = TYPE_BYTES[type_name]
-        for each in sizes:
-            size *= int(each or 0)
-        content = self._content(found["content"], type_name, line) if found["content"] else b""
-        return Variable(found["name"], found["space"], size, int(found["align"] or TYPE_BYTES[type_name]), content)
+        for part in sizes:
+            size *= int(part or 0)
+        content = self._content(match["content"], type_name, line) if match["content"] else b""
+        return Variable(match["name"], match["space"], size, int(match["align"] or TYPE_BYTES[type_name]), content)
 
     def _content(self, text: str, type_name: str, line: int) -> bytes:
         """Bytes of an initialiser of numbers."""
@@ -146,48 +146,48 @@ class _Parser:
         """Parameters in their order, each at a multiple of its alignment."""
         parameters, offset = [], 0
         for item in filter(str.strip, (text or "").split(",")):
-            found = _PARAMETER.match(item.strip())
+            match = _PARAMETER.match(item.strip())
             register = re.match(rf"\.reg\s+\.(\w+)\s+({_NAME})$", item.strip())
             if register:
                 self._refuse(line, item.strip(), "is a parameter in a register, which is not read")
-            if not found or found["type"] not in TYPE_BYTES:
+            if not match or match["type"] not in TYPE_BYTES:
                 self._refuse(line, item.strip(), "is no parameter that is read")
-            unit = TYPE_BYTES[found["type"]]
-            size, align = unit * int(found["size"] or 1), int(found["before"] or unit)
+            unit = TYPE_BYTES[match["type"]]
+            size, align = unit * int(match["size"] or 1), int(match["before"] or unit)
             offset = -(-offset // align) * align
-            parameters.append(Parameter(found["name"], found["type"], size, align, offset))
+            parameters.append(Parameter(match["name"], match["type"], size, align, offset))
             offset += size
         return tuple(parameters)
 
     def _function(self, head: _Piece, pieces: list[_Piece]) -> Function:
-        found = _HEAD.match(head.text)
-        if not found:
+        match = _HEAD.match(head.text)
+        if not match:
             self._refuse(head.line, head.text, "is no head of a function")
-        block = re.search(r"\.reqntid\s+([\d\s,]+)", found["rest"])
-        body = _Body(self, found["name"])
+        block = re.search(r"\.reqntid\s+([\d\s,]+)", match["rest"])
+        body = _Body(self, match["name"])
         for piece in pieces:
             body.add(piece)
         return Function(
-            found["name"],
-            found["kind"] == "entry",
-            self._parameters(found["parameters"], head.line),
-            self._parameters(found["returns"], head.line),
+            match["name"],
+            match["kind"] == "entry",
+            self._parameters(match["parameters"], head.line),
+            self._parameters(match["returns"], head.line),
             tuple(body.instructions),
             body.labels,
             body.registers,
             tuple(body.variables),
-            tuple(int(each) for each in block[1].split(",")) if block else (),
+            tuple(int(part) for part in block[1].split(",")) if block else (),
         )
 
     def _operands(self, text: str, line: int) -> tuple[Operand, ...]:
         tokens, place = [], 0
         while place < len(text):
-            found = _TOKEN.match(text, place)
-            if not found:
+            match = _TOKEN.match(text, place)
+            if not match:
                 self._refuse(line, text.strip(), f"has a sign that is not read: {text[place]}")
-            if not found[0].isspace():
-                tokens.append((found.lastgroup or "", found[0]))
-            place = found.end()
+            if not match[0].isspace():
+                tokens.append((match.lastgroup or "", match[0]))
+            place = match.end()
         operands, place = [], 0
         try:
             while place < len(tokens):
@@ -211,7 +211,7 @@ def refusal(path: str, line: int, text: str, rule: str, way_out: str = "") -> Co
 
 @dataclass
 class _Body:
-    """What the statements of a function declare and do. Names of an inner scope are renamed where they repeat."""
+    """Declarations and instructions of a function. Names of an inner scope are renamed where they repeat."""
 
     parser: _Parser
     function: str
@@ -245,56 +245,56 @@ class _Body:
         self.scopes[-1][name] = name + self.suffixes[-1]
         return self.scopes[-1][name]
 
-    def _known(self, name: str) -> str:
+    def _name_of(self, name: str) -> str:
         return next((scope[name] for scope in reversed(self.scopes) if name in scope), name)
 
     def _directive(self, piece: _Piece) -> None:
-        word, _, rest = piece.text.partition(" ") if " " in piece.text else piece.text.partition("\t")
+        word, _, tail = piece.text.partition(" ") if " " in piece.text else piece.text.partition("\t")
         if word == ".reg":
-            type_name, _, names = rest.strip().replace("\t", " ").partition(" ")
+            type_name, _, names = tail.strip().replace("\t", " ").partition(" ")
             for item in names.split(","):
-                found = _REGISTERS.match(item)
-                if not found or type_name[1:] not in TYPE_BYTES:
+                match = _REGISTERS.match(item)
+                if not match or type_name[1:] not in TYPE_BYTES:
                     raise refusal(self.parser.path, piece.line, piece.text, "declares registers that are not read")
-                numbered = [f"{found[1]}{i}" for i in range(int(found[2]))] if found[2] else [found[1]]
+                numbered = [f"{match[1]}{i}" for i in range(int(match[2]))] if match[2] else [match[1]]
                 self.registers |= {self._declare(name): type_name[1:] for name in numbered}
         elif word == ".param":
-            for each in self.parser._parameters(piece.text, piece.line):
-                self.variables.append(Variable(self._declare(each.name), "param", each.size, each.align))
-        elif found := _VARIABLE.match(piece.text):
-            variable = self.parser._variable(found, piece.line)
+            for part in self.parser._parameters(piece.text, piece.line):
+                self.variables.append(Variable(self._declare(part.name), "param", part.size, part.align))
+        elif match := _VARIABLE.match(piece.text):
+            variable = self.parser._variable(match, piece.line)
             name = self._declare(variable.name)
             self.variables.append(Variable(name, variable.space, variable.size, variable.align, variable.content))
         elif word != ".pragma":
             raise refusal(self.parser.path, piece.line, piece.text, "is no directive that is read")
 
     def _instruction(self, piece: _Piece) -> Instruction:
-        found = re.match(rf"(?:@(!?)({_NAME})\s+)?([a-z][\w.:]*)\s*(.*)$", piece.text, re.S)
-        if not found:
+        match = re.match(rf"(?:@(!?)({_NAME})\s+)?([a-z][\w.:]*)\s*(.*)$", piece.text, re.S)
+        if not match:
             raise refusal(self.parser.path, piece.line, piece.text, "is no instruction")
-        guard = Guard(self._known(found[2]), bool(found[1])) if found[2] else None
-        name, *modifiers = found[3].replace("::", "_").split(".")
-        operands = tuple(self._renamed(each) for each in self.parser._operands(found[4], piece.line))
+        guard = Guard(self._name_of(match[2]), bool(match[1])) if match[2] else None
+        name, *modifiers = match[3].replace("::", "_").split(".")
+        operands = tuple(self._rename(part) for part in self.parser._operands(match[4], piece.line))
         return Instruction(name, tuple(modifiers), operands, piece.line, guard)
 
-    def _renamed(self, operand: Operand) -> Operand:
+    def _rename(self, operand: Operand) -> Operand:
         """The operand with the names of its scope; what is declared as a register becomes one."""
         if isinstance(operand, Symbol):
-            name = self._known(operand.name)
+            name = self._name_of(operand.name)
             return Register(name) if name in self.registers else Symbol(name)
         if isinstance(operand, Address) and operand.base is not None:
-            base = self._renamed(operand.base)
+            base = self._rename(operand.base)
             return Address(base if isinstance(base, Register | Symbol) else None, operand.offset)
         if isinstance(operand, Group):
-            return Group(tuple(self._renamed(each) for each in operand.members), operand.is_pair)
+            return Group(tuple(self._rename(part) for part in operand.members), operand.is_pair)
         return operand
 
 
 def _pieces(code: str) -> Iterator[_Piece]:
     """Statements, labels and braces. A brace belongs to a statement if one has begun that is no head of a function."""
     start, line, first = 0, 1, 1
-    for found in re.finditer(r"[;{}:\n]", code):
-        sign, place = found[0], found.start()
+    for match in re.finditer(r"[;{}:\n]", code):
+        sign, place = match[0], match.start()
         text = code[start:place]
         if sign == "\n":
             line += 1

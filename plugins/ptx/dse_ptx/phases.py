@@ -117,7 +117,9 @@ def figures(done: KernelTime, name: str) -> Iterator[tuple[str, Draw]]:
     machine = {"SMs: instructions of a slot": np.minimum(ipc(done) / most, 1.0), "slices of L2": slice_shares(done)}
     machine["channels of DRAM"] = dram_shares(done)
     note = "shade: share of what it could do; dotted: phases"
-    title = f"{name}: {done.ipc:.2f} instructions a cycle; the busiest channel moves {camping_factor(done):.2f}x the mean"
+    title = (
+        f"{name}: {done.ipc:.2f} instructions a cycle; the busiest channel moves {camping_factor(done):.2f}x the mean"
+    )
     yield "machine", _raster(machine, done, "SM, slice, or channel", Frame(title, note))
     lost = {place: share for place, share in enumerate(done.slot_shares.values()) if place}
     worst, issued = max(lost, key=lost.__getitem__), done.slot_shares["issued"]

@@ -83,7 +83,7 @@ class Instruction:
     @property
     def types(self) -> tuple[str, ...]:
         """Modifiers that are types, the result's first."""
-        return tuple(each for each in self.modifiers if each in TYPE_BYTES)
+        return tuple(word for word in self.modifiers if word in TYPE_BYTES)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dse_ptx.warp_trace import Unit
 
 
 class UnreadError(Exception):
-    """What of an instruction is not executed."""
+    """A part of an instruction is not executed."""
 
 
 @dataclass
@@ -50,13 +50,13 @@ def sign_of(kind: str) -> int:
 
 
 def is_float(kind: str) -> bool:
-    """Whether a type's numbers are floating-point numbers."""
+    """Return whether a type's numbers are floating-point numbers."""
     return kind.startswith(("f", "bf"))
 
 
-def check_modifiers(instruction: Instruction, *known: str) -> None:
+def check_modifiers(instruction: Instruction, *names: str) -> None:
     """Raise UnreadError for modifiers that are neither types nor known."""
-    unknown = [each for each in instruction.modifiers if each not in known and each not in TYPE_BYTES]
+    unknown = [entry for entry in instruction.modifiers if entry not in names and entry not in TYPE_BYTES]
     if unknown:
         raise UnreadError(f"modifier .{unknown[0]}")
 
@@ -66,7 +66,7 @@ def register_bits(function: Function, operand: Operand) -> int:
     return bits_of(function.registers[operand.name]) if isinstance(operand, Register) else 64
 
 
-def cut(kind: str, operand: Operand) -> Operand:
+def cut_constant(kind: str, operand: Operand) -> Operand:
     """A constant operand cut to its own type, before the instruction's is applied."""
     return Immediate(immediate_bits(operand, kind)) if isinstance(operand, Immediate) else operand
 

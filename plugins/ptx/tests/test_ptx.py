@@ -169,7 +169,8 @@ def test_what_goes_wrong_is_told_with_line_and_thread(body: str, words: str) -> 
 
 @pytest.mark.slow
 def test_lanes_that_part_meet_again() -> None:
-    body = f"{GUARD}\tmov.u32 %r1, 7;\n\t@%p bra A;\n\tmov.u32 %r1, 1;\nA:\n\tactivemask.b32 %r2;\n\tadd.u32 %r1, %r1, %r2;\n"
+    body = f"{GUARD}\tmov.u32 %r1, 7;\n\t@%p bra A;\n\tmov.u32 %r1, 1;\n"
+    body += "A:\n\tactivemask.b32 %r2;\n\tadd.u32 %r1, %r1, %r2;\n"
     assert (launch(body + STORE) == (np.where(np.arange(64) < 40, 7, 1) + 0xFFFFFFFF) % 2**32).all()
     assert (launch(f"{GUARD}\t@%p ret;\n\tmov.u32 %r1, 5;\n{STORE}")[:40] == np.arange(40)).all(), (
         "lanes that end store nothing"
@@ -207,9 +208,9 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
     touched = trace.addresses[trace.access[loads]]
     assert sorted(touched[touched > 0].tolist()) == [x.address + 4 * i for i in range(n * n)]
     assert (trace.bytes_per_lane[trace.access[loads]] == 4).all()
-    some = module.launch("transpose", (2, 2), (16, 16), [x, y, n], LaunchOptions(sample=(3, 9))).trace
-    assert some is not None and set(some.blocks.tolist()) == {3}
-    assert (some.pcs == trace.pcs[trace.starts[24] :]).all()
+    last = module.launch("transpose", (2, 2), (16, 16), [x, y, n], LaunchOptions(sample=(3, 9))).trace
+    assert last is not None and set(last.blocks.tolist()) == {3}
+    assert (last.pcs == trace.pcs[trace.starts[24] :]).all()
 
 
 @pytest.mark.more

@@ -87,10 +87,9 @@ def test_coalescing_counts_sectors_and_passes() -> None:
 
 def test_a_barrier_waits_for_the_last_warp() -> None:
     gpu = small()
-    rows = [("bar.sync", Unit.BARRIER, (), (), None, 0)]
-    slow = list(chain(100).rows)
+    slow, barriers = chain(100).rows, [("bar.sync", Unit.BARRIER, (), (), None, 0)] * 10
     alone = time_launch(Script(slow).trace(1, 4), gpu).cycles
-    with_barriers = time_launch(Script(slow + 10 * rows).trace(1, 4), gpu)
+    with_barriers = time_launch(Script([*slow, *barriers]).trace(1, 4), gpu)
     assert with_barriers.cycles >= alone + 9 * gpu.sm.barrier
     assert with_barriers.slots[:, sk.BARRIER].sum() > 0
 

@@ -27,7 +27,7 @@ class Case:
     shared: int = 0
 
     def is_equal(self) -> bool:
-        """Whether both interpreters leave the same memory."""
+        """Return whether both interpreters leave the same memory."""
         path = Path(KERNELS / f"{self.file}.ptx")
         return same(*both(path, self.kernel, (self.grid, self.block), self.arguments, self.shared))
 
@@ -162,7 +162,7 @@ def _triton() -> list[Case]:
         ("dropout", "dropout", (2,), [_floats(300), _zeros(300), 300, 0.5, 7]),
         ("layer_norm", "layer_norm", (2,), [_floats(2, 100), _zeros(2, 100), *line, 100, 1e-5]),
         ("layer_norm_fp16", "layer_norm", (2,), [
-            _floats(2, 100, kind=half), _zeros(2, 100, kind=half), *(each.astype(half) for each in line), 100, 1e-5]),
+            _floats(2, 100, kind=half), _zeros(2, 100, kind=half), *(entry.astype(half) for entry in line), 100, 1e-5]),
         ("attention", "attention", (1,), [
             *(_floats(64, 32, seed=k, kind=half) for k in range(3)), _zeros(64, 32, kind=half), 64, 0.25]),
         ("histogram", "histogram", (2,), [_integers(300, most=50), _zeros(64, kind=np.int32), 300]),

@@ -22,11 +22,11 @@ def both(
     """Arrays among the arguments after a launch, by the compiled and by the plain interpreter. size: grid and block."""
     device = Device()
     module = Module(text, device)
-    passed = _allocated(device, arguments)
+    passed = _on_device(device, arguments)
     memory = bytearray(device.content().tobytes())
     module.launch(name, *size, passed, LaunchOptions(shared=shared))
     function = inline(module.program, name, "ptx")
-    grid, block = ((*each, 1, 1)[:3] for each in size)
+    grid, block = ((*entry, 1, 1)[:3] for entry in size)
     parameters = parameter_bytes(function.parameters, passed).tobytes()
     addresses = module.addresses(name)
     Reference(function, memory, parameters, grid, block, addresses, module.kernel(name).shared_bytes + shared).run()  # type: ignore[arg-type]
@@ -41,18 +41,18 @@ def both(
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def _allocated(device: Device, arguments: Sequence[Any]) -> list[Argument]:
-    is_array = [isinstance(each, np.ndarray) and each.ndim > 0 for each in arguments]
-    return [device.allocate(each) if yes else each for each, yes in zip(arguments, is_array, strict=True)]
+def _on_device(device: Device, arguments: Sequence[Any]) -> list[Argument]:
+    is_array = [isinstance(entry, np.ndarray) and entry.ndim > 0 for entry in arguments]
+    return [device.allocate(entry) if yes else entry for entry, yes in zip(arguments, is_array, strict=True)]
 
 
 def same(compiled: Sequence[NDArray[Any]], plain: Sequence[NDArray[Any]]) -> bool:
-    """Whether arrays are equal to the bit."""
+    """Return whether arrays are equal to the bit."""
     return all(a.tobytes() == b.tobytes() for a, b in zip(compiled, plain, strict=True))
 
 
 def random_is_equal(seed: int, templates: Sequence[str] = random_programs.TEMPLATES, depth: int = 2) -> bool:
-    """Whether both interpreters execute a random program alike."""
+    """Return whether both interpreters execute a random program alike."""
     text, words = random_programs.kernel(seed, templates, depth), random_programs.data(seed)
     size = ((random_programs.BLOCKS,), (random_programs.THREADS,))
     return same(*both(text, "random", size, [words, 1.25]))

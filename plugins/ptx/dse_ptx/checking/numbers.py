@@ -19,7 +19,7 @@ def bits_of(kind: str) -> int:
 
 
 def is_float(kind: str) -> bool:
-    """Whether numbers of a type are floating-point numbers."""
+    """Return whether numbers of a type are floating-point numbers."""
     return kind in _FORMATS
 
 
@@ -35,8 +35,8 @@ def decode(word: int, kind: str) -> int | float:
         fraction = word & ((1 << digits) - 1)
         if exponent == (1 << (bits - 1 - digits)) - 1:
             return NAN if fraction else sign * math.inf
-        whole = fraction + ((1 << digits) if exponent else 0)
-        return sign * math.ldexp(whole, max(exponent, 1) - 1 + smallest - digits)
+        units = fraction + ((1 << digits) if exponent else 0)
+        return sign * math.ldexp(units, max(exponent, 1) - 1 + smallest - digits)
     return word - (1 << bits) if kind[0] == "s" and word >> (bits - 1) else word
 
 
@@ -56,14 +56,14 @@ def encode(number: float | Fraction, kind: str, towards_zero: bool = False) -> i
         exponent = max(magnitude.numerator.bit_length() - magnitude.denominator.bit_length() - 1, smallest)
         exponent += magnitude >= Fraction(2) ** (exponent + 1)
     scaled = magnitude / Fraction(2) ** (exponent - digits)
-    whole = math.floor(scaled) if towards_zero else round(scaled)
-    word = whole + ((exponent - smallest) << digits)  # a carry, and the hidden digit, become the exponent's
+    units = math.floor(scaled) if towards_zero else round(scaled)
+    word = units + ((exponent - smallest) << digits)  # a carry, and the hidden digit, become the exponent's
     if exponent > largest or word >= infinity:
         word = infinity - towards_zero
     return word | (1 << (bits - 1) if is_negative else 0)
 
 
-def fused(a: float, b: float, c: float) -> float | Fraction:
+def fused_sum(a: float, b: float, c: float) -> float | Fraction:
     """a * b + c before it is rounded."""
     if all(map(math.isfinite, (a, b, c))):
         exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -102,24 +102,24 @@ def quotient(a: float, b: float) -> float | Fraction:
     return a / b
 
 
-def truncated(a: int, b: int, bits: int) -> tuple[int, int]:
+def divide(a: int, b: int, bits: int) -> tuple[int, int]:
     """Quotient towards zero and rest; of a division by zero all ones and the dividend."""
     if b == 0:
         return (1 << bits) - 1, a
-    whole = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    return whole, a - whole * b
+    units = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return units, a - units * b
 
 
 def integral(number: float, mode: str) -> float:
     """A number rounded to an integer by `rni`, `rzi`, `rmi` or `rpi`."""
     if not math.isfinite(number):
         return number
-    whole = math.floor(number)
-    rounded = {"rni": round(number), "rzi": int(number), "rmi": whole, "rpi": -math.floor(-number)}[mode]
+    units = math.floor(number)
+    rounded = {"rni": round(number), "rzi": int(number), "rmi": units, "rpi": -math.floor(-number)}[mode]
     return math.copysign(float(rounded), number)
 
 
-def clamped(number: float, kind: str) -> int:
+def clamp(number: float, kind: str) -> int:
     """The nearest integer of a type; 0 for what is no number."""
     bits = bits_of(kind)
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)

@@ -22,98 +22,98 @@ _SIZES = (("16", "h"), ("32", "r"), ("64", "d"))
 
 def _templates() -> list[str]:
     """Instructions whose operands are letters of registers; `#n` is a constant below n."""
-    found = list[str]()
+    forms = list[str]()
     for bits, x in _SIZES:
         for kind in ("s" + bits, "u" + bits):
-            found += [
+            forms += [
                 f"{op}.{kind} {x}, {x}, {x}" for op in ("add", "sub", "mul.lo", "mul.hi", "div", "rem", "min", "max")
             ]
-            found += [f"{op}.{kind} {x}, {x}, {x}, {x}" for op in ("mad.lo", "sad")] + [f"shr.{kind} {x}, {x}, r"]
-            found += [f"setp.{cmp}.{kind} p, {x}, {x}" for cmp in ("eq", "ne", "lt", "le", "gt", "ge")]
-        found += [f"{op}.b{bits} {x}, {x}, {x}" for op in ("and", "or", "xor")]
-        found += [f"not.b{bits} {x}, {x}", f"cnot.b{bits} {x}, {x}", f"shl.b{bits} {x}, {x}, r"]
-        found += [f"neg.s{bits} {x}, {x}", f"abs.s{bits} {x}, {x}", f"selp.b{bits} {x}, {x}, {x}, p"]
-        found += [f"slct.b{bits}.s32 {x}, {x}, {x}, r", f"setp.lt.and.u{bits} p|p, {x}, {x}, p"]
+            forms += [f"{op}.{kind} {x}, {x}, {x}, {x}" for op in ("mad.lo", "sad")] + [f"shr.{kind} {x}, {x}, r"]
+            forms += [f"setp.{cmp}.{kind} p, {x}, {x}" for cmp in ("eq", "ne", "lt", "le", "gt", "ge")]
+        forms += [f"{op}.b{bits} {x}, {x}, {x}" for op in ("and", "or", "xor")]
+        forms += [f"not.b{bits} {x}, {x}", f"cnot.b{bits} {x}, {x}", f"shl.b{bits} {x}, {x}, r"]
+        forms += [f"neg.s{bits} {x}, {x}", f"abs.s{bits} {x}, {x}", f"selp.b{bits} {x}, {x}, {x}, p"]
+        forms += [f"slct.b{bits}.s32 {x}, {x}, {x}, r", f"setp.lt.and.u{bits} p|p, {x}, {x}, p"]
     for bits, x in _SIZES[1:]:
-        found += [f"{op}.b{bits} {'r'}, {x}" for op in ("popc", "clz")] + [f"brev.b{bits} {x}, {x}"]
-        found += [f"bfe.{k}{bits} {x}, {x}, r, r" for k in "su"] + [f"bfi.b{bits} {x}, {x}, {x}, r, r"]
-        found += [f"bfe.{k}{bits} {x}, {x}, #{bits}, #{bits}" for k in "su"]
-        found += [f"bfi.b{bits} {x}, {x}, {x}, #{bits}, #{bits}"]
-        found += [f"bfind.{k}{bits} r, {x}" for k in "su"] + [f"mad.hi.{k}{bits} {x}, {x}, {x}, {x}" for k in "su"]
-        found += [f"shl.b{bits} {x}, {x}, #{bits}", f"shr.s{bits} {x}, {x}, #{bits}", f"shr.u{bits} {x}, {x}, #{bits}"]
-    found += [f"{op}.wide.{k}{n} {y}, {x}, {x}" + (f", {y}" if op == "mad" else "")
+        forms += [f"{op}.b{bits} {'r'}, {x}" for op in ("popc", "clz")] + [f"brev.b{bits} {x}, {x}"]
+        forms += [f"bfe.{k}{bits} {x}, {x}, r, r" for k in "su"] + [f"bfi.b{bits} {x}, {x}, {x}, r, r"]
+        forms += [f"bfe.{k}{bits} {x}, {x}, #{bits}, #{bits}" for k in "su"]
+        forms += [f"bfi.b{bits} {x}, {x}, {x}, #{bits}, #{bits}"]
+        forms += [f"bfind.{k}{bits} r, {x}" for k in "su"] + [f"mad.hi.{k}{bits} {x}, {x}, {x}, {x}" for k in "su"]
+        forms += [f"shl.b{bits} {x}, {x}, #{bits}", f"shr.s{bits} {x}, {x}, #{bits}", f"shr.u{bits} {x}, {x}, #{bits}"]
+    forms += [f"{op}.wide.{k}{n} {y}, {x}, {x}" + (f", {y}" if op == "mad" else "")
               for op in ("mul", "mad") for k in "su" for n, x, y in (("16", "h", "r"), ("32", "r", "d"))]  # fmt: skip
-    found += ["lop3.b32 r, r, r, r, #256", "prmt.b32 r, r, r, r", "prmt.b32 r, r, r, #65536", "add.s32 r, r, #100"]
-    found += [
+    forms += ["lop3.b32 r, r, r, r, #256", "prmt.b32 r, r, r, r", "prmt.b32 r, r, r, #65536", "add.s32 r, r, #100"]
+    forms += [
         f"shf.{side}.{mode}.b32 r, r, r, {n}" for side in "lr" for mode in ("wrap", "clamp") for n in ("r", "#40")
     ]
-    found += [f"dp4a.{a}32.{b}32 r, r, r, r" for a in "su" for b in "su"]
-    found += ["and.pred p, p, p", "or.pred p, p, p", "xor.pred p, p, p", "not.pred p, p"]
-    found += ["set.lt.u32.s32 r, r, r", "set.gt.f32.f32 f, f, f", "setp.hi.u32 p, r, r", "setp.ls.u32 p, r, r"]
-    found += [
+    forms += [f"dp4a.{a}32.{b}32 r, r, r, r" for a in "su" for b in "su"]
+    forms += ["and.pred p, p, p", "or.pred p, p, p", "xor.pred p, p, p", "not.pred p, p"]
+    forms += ["set.lt.u32.s32 r, r, r", "set.gt.f32.f32 f, f, f", "setp.hi.u32 p, r, r", "setp.ls.u32 p, r, r"]
+    forms += [
         "mov.b32 r, {{h, h}}",
         "mov.b64 d, {{r, r}}",
         "mov.b32 {{h, h}}, r",
         "mov.b64 {{r, r}}, d",
         "mov.b32 r, f",
     ]
-    found += ["setp.ge.or.s32 p|p, r, r, !p", "setp.lt.xor.f32 p, f, f, p"]
-    return found + _floating() + _conversions()
+    forms += ["setp.ge.or.s32 p|p, r, r, !p", "setp.lt.xor.f32 p, f, f, p"]
+    return forms + _float_forms() + _conversions()
 
 
-def _floating() -> list[str]:
-    found = list[str]()
+def _float_forms() -> list[str]:
+    forms = list[str]()
     for kind, x in (("f32", "f"), ("f64", "g")):
         for op in ("add", "sub", "mul", "div.rn", "min", "max", "copysign"):
-            found.append(f"{op}.{kind} {x}, {x}, {x}")
-        found += [f"fma.rn.{kind} {x}, {x}, {x}, {x}"] + [f"{op}.{kind} {x}, {x}" for op in ("neg", "abs")]
-        found += [f"{op}.rn.{kind} {x}, {x}" for op in ("rcp", "sqrt")]
-        found += [f"testp.{word}.{kind} p, {x}" for word in ("finite", "infinite", "number", "normal", "subnormal")]
+            forms.append(f"{op}.{kind} {x}, {x}, {x}")
+        forms += [f"fma.rn.{kind} {x}, {x}, {x}, {x}"] + [f"{op}.{kind} {x}, {x}" for op in ("neg", "abs")]
+        forms += [f"{op}.rn.{kind} {x}, {x}" for op in ("rcp", "sqrt")]
+        forms += [f"testp.{word}.{kind} p, {x}" for word in ("finite", "infinite", "number", "normal", "subnormal")]
         comparisons = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan"
-        found += [f"setp.{word}.{kind} p, {x}, {x}" for word in comparisons.split()]
-        found.append(f"selp.{kind} {x}, {x}, {x}, p")
+        forms += [f"setp.{word}.{kind} p, {x}, {x}" for word in comparisons.split()]
+        forms.append(f"selp.{kind} {x}, {x}, {x}, p")
     for ending in ("ftz.f32", "sat.f32"):
-        found += [f"add.{ending} f, f, f", f"mul.{ending} f, f, f", f"fma.rn.{ending} f, f, f, f"]
-    found += [f"{op}.NaN.f32 f, f, f" for op in ("min", "max")] + ["rsqrt.approx.f32 f, f", "setp.lt.ftz.f32 p, f, f"]
-    found += [f"{op}.approx.f32 f, f" for op in ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt")]
+        forms += [f"add.{ending} f, f, f", f"mul.{ending} f, f, f", f"fma.rn.{ending} f, f, f, f"]
+    forms += [f"{op}.NaN.f32 f, f, f" for op in ("min", "max")] + ["rsqrt.approx.f32 f, f", "setp.lt.ftz.f32 p, f, f"]
+    forms += [f"{op}.approx.f32 f, f" for op in ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt")]
     for half in ("f16", "bf16"):
-        found += [f"{op}.{half} h, h, h" for op in ("add.rn", "sub.rn", "mul.rn", "min", "max")] + [
+        forms += [f"{op}.{half} h, h, h" for op in ("add.rn", "sub.rn", "mul.rn", "min", "max")] + [
             f"fma.rn.{half} h, h, h, h"
         ]
-        found += [f"{op}.{half}x2 r, r, r" for op in ("add.rn", "mul.rn", "min", "max")]
-        found += [
+        forms += [f"{op}.{half}x2 r, r, r" for op in ("add.rn", "mul.rn", "min", "max")]
+        forms += [
             f"fma.rn.{half}x2 r, r, r, r",
             f"fma.rn.relu.{half} h, h, h, h",
             f"neg.{half} h, h",
             f"abs.{half}x2 r, r",
         ]
-        found += [f"setp.{word}.{half} p, h, h" for word in ("lt", "geu")]
-    return [*found, "ex2.approx.f16 h, h", "tanh.approx.f16x2 r, r"]
+        forms += [f"setp.{word}.{half} p, h, h" for word in ("lt", "geu")]
+    return [*forms, "ex2.approx.f16 h, h", "tanh.approx.f16x2 r, r"]
 
 
 def _conversions() -> list[str]:
-    found = list[str]()
+    forms = list[str]()
     integers = [(k + bits, x) for bits, x in _SIZES for k in "su"]
     for kind, x in (("f32", "f"), ("f64", "g")):
-        found += [f"cvt.rn.{kind}.{integer} {x}, {y}" for integer, y in integers]
-        found += [
+        forms += [f"cvt.rn.{kind}.{integer} {x}, {y}" for integer, y in integers]
+        forms += [
             f"cvt.{mode}.{integer}.{kind} {y}, {x}" for integer, y in integers for mode in ("rzi", "rni", "rmi", "rpi")
         ]
-        found += [f"cvt.{mode}.{kind}.{kind} {x}, {x}" for mode in ("rzi", "rni", "rmi", "rpi")]
-    found += [f"cvt.{to}.{of} {x}, {y}" for to, x in integers for of, y in integers if to != of]
-    found += [f"cvt.sat.{to}.{of} {x}, {y}" for to, x in integers[:4] for of, y in integers[:4] if to != of]
-    found += ["cvt.s32.s8 r, r", "cvt.u32.u8 r, r", "cvt.s16.s8 h, h", "cvt.u16.u8 h, r", "cvt.rn.f32.u8 f, h"]
-    found += [
+        forms += [f"cvt.{mode}.{kind}.{kind} {x}, {x}" for mode in ("rzi", "rni", "rmi", "rpi")]
+    forms += [f"cvt.{to}.{of} {x}, {y}" for to, x in integers for of, y in integers if to != of]
+    forms += [f"cvt.sat.{to}.{of} {x}, {y}" for to, x in integers[:4] for of, y in integers[:4] if to != of]
+    forms += ["cvt.s32.s8 r, r", "cvt.u32.u8 r, r", "cvt.s16.s8 h, h", "cvt.u16.u8 h, r", "cvt.rn.f32.u8 f, h"]
+    forms += [
         "cvt.rn.f32.f64 f, g",
         "cvt.f64.f32 g, f",
         "cvt.f32.f16 f, h",
         "cvt.f32.bf16 f, h",
         "cvt.sat.f32.f32 f, f",
     ]
-    found += [f"cvt.{mode}.{half}.f32 h, f" for mode in ("rn", "rz", "rn.relu") for half in ("f16", "bf16")]
-    found += [f"cvt.{mode}.{half}x2.f32 r, f, f" for mode in ("rn", "rz", "rn.relu") for half in ("f16", "bf16")]
-    found += [f"cvt.{mode}.tf32.f32 r, f" for mode in ("rna", "rn")] + ["cvt.f64.f16 g, h", "cvt.rn.f16.s32 h, r"]
-    return [*found, "cvt.rzi.s32.f16 r, h", "cvt.rni.f16.f16 h, h", "cvt.rn.f16.u16 h, h"]
+    forms += [f"cvt.{mode}.{half}.f32 h, f" for mode in ("rn", "rz", "rn.relu") for half in ("f16", "bf16")]
+    forms += [f"cvt.{mode}.{half}x2.f32 r, f, f" for mode in ("rn", "rz", "rn.relu") for half in ("f16", "bf16")]
+    forms += [f"cvt.{mode}.tf32.f32 r, f" for mode in ("rna", "rn")] + ["cvt.f64.f16 g, h", "cvt.rn.f16.s32 h, r"]
+    return [*forms, "cvt.rzi.s32.f16 r, h", "cvt.rni.f16.f16 h, h", "cvt.rn.f16.u16 h, h"]
 
 
 TEMPLATES = tuple(_templates())
@@ -174,17 +174,17 @@ class _Writer:
         """A register of a letter."""
         return f"%{letter}{self.of.randrange(COUNT)}"
 
-    def filled(self, template: str) -> str:
+    def fill(self, template: str) -> str:
         """A template with registers and constants; two results are not the same register."""
         opcode, _, operands = template.partition(" ")
         used = set[str]()
 
-        def pick(found: re.Match[str]) -> str:
-            if found[0].startswith("#"):
-                return str(self.of.randrange(int(found[0][1:])))
-            name = self.register(found[0])
+        def pick(forms: re.Match[str]) -> str:
+            if forms[0].startswith("#"):
+                return str(self.of.randrange(int(forms[0][1:])))
+            name = self.register(forms[0])
             while name in used and len(used) < COUNT - 1 and ("|" in operands or "{" in operands):
-                name = self.register(found[0])
+                name = self.register(forms[0])
             used.add(name)
             return name
 
@@ -194,7 +194,7 @@ class _Writer:
 
     def straight(self, count: int, templates: Sequence[str]) -> None:
         """Instructions one after another."""
-        self.lines += [self.filled(self.of.choice(templates)) for _ in range(count)]
+        self.lines += [self.fill(self.of.choice(templates)) for _ in range(count)]
 
     def body(self, depth: int, templates: Sequence[str]) -> None:
         """Instructions, branches and loops; those of whole warps where all lanes are."""
@@ -208,7 +208,7 @@ class _Writer:
             elif choice < 0.6 and depth == 2:
                 self.exchange()
             elif choice < 0.75 and depth == 2:
-                self.lines += [self.filled(self.of.choice(_TOGETHER)).replace("@!%", "@%").partition("@")[0] or ""]
+                self.lines += [self.fill(self.of.choice(_TOGETHER)).replace("@!%", "@%").partition("@")[0] or ""]
                 if not self.lines[-1].strip():
                     self.lines[-1] = "\tactivemask.b32 %r0;"
             elif choice < 0.85:

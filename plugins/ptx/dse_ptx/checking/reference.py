@@ -46,31 +46,31 @@ class Reference:
     def run(self) -> None:
         """Run all blocks; the memory holds what they stored."""
         sizes = {"shared": 0, "local": 0}
-        for each in self.kernel.variables:
-            start = -(-sizes[each.space] // each.align) * each.align
-            self.addresses[each.name], sizes[each.space] = start, start + each.size
-        self.addresses |= {each.name: each.offset for each in self.kernel.parameters}
+        for entry in self.kernel.variables:
+            start = -(-sizes[entry.space] // entry.align) * entry.align
+            self.addresses[entry.name], sizes[entry.space] = start, start + entry.size
+        self.addresses |= {entry.name: entry.offset for entry in self.kernel.parameters}
         count = self.block[0] * self.block[1] * self.block[2]
         for number in range(self.grid[0] * self.grid[1] * self.grid[2]):
             self.number, self.shared = number, bytearray(max(sizes["shared"], self.shared_bytes) + 16)
             registers = dict.fromkeys(self.kernel.registers, 0)
-            threads = [Scalar(each, dict(registers), bytearray(sizes["local"] + 16)) for each in range(count)]
+            threads = [Scalar(entry, dict(registers), bytearray(sizes["local"] + 16)) for entry in range(count)]
             self._block(threads)
 
     def _block(self, threads: list[Scalar]) -> None:
         """Run threads alone as far as they go, then together what warps or the block do together."""
-        while not all(each.is_over for each in threads):
-            for each in threads:
-                self._alone(each)
-            waiting = [each for each in threads if not each.is_over]
-            at_barrier = [each for each in waiting if self._next(each).name in ("bar", "barrier")]
+        while not all(entry.is_over for entry in threads):
+            for entry in threads:
+                self._alone(entry)
+            waiting = [entry for entry in threads if not entry.is_over]
+            at_barrier = [entry for entry in waiting if self._next(entry).name in ("bar", "barrier")]
             if len(at_barrier) == len(waiting):
-                for each in waiting:
-                    each.at += 1
+                for entry in waiting:
+                    entry.at += 1
                 continue
-            for warp in {each.number // 32 for each in waiting}:
-                lanes = [each for each in waiting if each.number // 32 == warp]
-                places = {each.at for each in lanes}
+            for warp in {entry.number // 32 for entry in waiting}:
+                lanes = [entry for entry in waiting if entry.number // 32 == warp]
+                places = {entry.at for entry in lanes}
                 if len(places) == 1 and self._next(lanes[0]).name not in ("bar", "barrier"):
                     self._together(lanes)
                 elif len(places) > 1:
@@ -83,43 +83,51 @@ class Reference:
 
     def _alone(self, thread: Scalar) -> None:
         while not thread.is_over:
-            each = self._next(thread)
-            if each.name in _TOGETHER and "warp" not in each.modifiers:
+            instruction = self._next(thread)
+            if instruction.name in _TOGETHER and "warp" not in instruction.modifiers:
                 return
             thread.at += 1
-            if each.guard and bool(thread.registers[each.guard.register] & 1) == each.guard.negated:
+            if (
+                instruction.guard
+                and bool(thread.registers[instruction.guard.register] & 1) == instruction.guard.negated
+            ):
                 continue
-            self._step(thread, each)
+            self._step(thread, instruction)
 
-    def _step(self, thread: Scalar, each: Instruction) -> None:
-        name = each.name
+    def _step(self, thread: Scalar, instruction: Instruction) -> None:
+        name = instruction.name
         if name in ("ret", "exit"):
             thread.is_over = True
         elif name == "bra":
-            assert isinstance(each.operands[0], Symbol)
-            thread.at = self.kernel.labels[each.operands[0].name]
-        elif name in _SKIPPED or name == "bar" or (name == "cp" and len(each.operands) < 3):
+            assert isinstance(instruction.operands[0], Symbol)
+            thread.at = self.kernel.labels[instruction.operands[0].name]
+        elif name in _SKIPPED or name == "bar" or (name == "cp" and len(instruction.operands) < 3):
             pass
         elif name in _FORMS:
-            _FORMS[name](self, thread, each)
-        elif name == "mov" and any(isinstance(operand, Group) for operand in each.operands):
-            self._halves(thread, each)
+            _FORMS[name](self, thread, instruction)
+        elif name == "mov" and any(isinstance(operand, Group) for operand in instruction.operands):
+            self._halves(thread, instruction)
         elif name == "cvta":
-            window = _SHARED if "shared" in each.modifiers else _LOCAL if "local" in each.modifiers else 0
-            value = self._value(thread, each.operands[1], "u64")
-            self._set(thread, each.operands[0], value - window if "to" in each.modifiers else value + window)
+            window = _SHARED if "shared" in instruction.modifiers else _LOCAL if "local" in instruction.modifiers else 0
+            value = self._value(thread, instruction.operands[1], "u64")
+            self._set(
+                thread, instruction.operands[0], value - window if "to" in instruction.modifiers else value + window
+            )
         else:
-            words = [self._value(thread, operand, self._kind(each, i)) for i, operand in enumerate(each.operands[1:])]
-            word = words[0] if name == "mov" else semantics.result(each, words)
-            self._set(thread, each.operands[0], word)
+            words = [
+                self._value(thread, operand, self._kind(instruction, i))
+                for i, operand in enumerate(instruction.operands[1:])
+            ]
+            word = words[0] if name == "mov" else semantics.result(instruction, words)
+            self._set(thread, instruction.operands[0], word)
 
     @staticmethod
-    def _kind(each: Instruction, place: int) -> str:
+    def _kind(instruction: Instruction, place: int) -> str:
         """Type of a constant at a place among the operands that are read."""
-        kind = each.types[0] if each.name in ("selp", "slct") else each.types[-1]
-        if (each.name in ("shl", "shr", "bfe") and place) or (each.name == "bfi" and place > 1):
+        kind = instruction.types[0] if instruction.name in ("selp", "slct") else instruction.types[-1]
+        if (instruction.name in ("shl", "shr", "bfe") and place) or (instruction.name == "bfi" and place > 1):
             return "u32"
-        return "u64" if place == 2 and "wide" in each.modifiers else kind
+        return "u64" if place == 2 and "wide" in instruction.modifiers else kind
 
     def _value(self, thread: Scalar, operand: Operand, kind: str) -> int:
         if isinstance(operand, Group):
@@ -155,11 +163,11 @@ class Reference:
         if isinstance(operand, Register):
             thread.registers[operand.name] = word & ((1 << num.bits_of(self.kernel.registers[operand.name])) - 1)
 
-    def _place(self, thread: Scalar, each: Instruction, operand: Operand) -> tuple[bytearray, int]:
+    def _place(self, thread: Scalar, instruction: Instruction, operand: Operand) -> tuple[bytearray, int]:
         """The memory of an address, and where in it."""
         assert isinstance(operand, Address)
         base = self._value(thread, operand.base, "u64") if operand.base is not None else 0
-        at, names = (base + operand.offset) & _WORD, each.modifiers
+        at, names = (base + operand.offset) & _WORD, instruction.modifiers
         if "param" in names:
             return bytearray(self.parameters), at
         if "shared" in names or "shared_cta" in names:
@@ -170,10 +178,14 @@ class Reference:
             return self.memory, at - _GLOBAL
         return (thread.local, at - _LOCAL) if at >= _LOCAL else (self.shared, at - _SHARED)
 
-    def _access(self, thread: Scalar, each: Instruction) -> None:
-        is_load, kind = each.name == "ld", each.types[-1]
-        value, address = (each.operands[0], each.operands[1]) if is_load else (each.operands[1], each.operands[0])
-        memory, at = self._place(thread, each, address)
+    def _access(self, thread: Scalar, instruction: Instruction) -> None:
+        is_load, kind = instruction.name == "ld", instruction.types[-1]
+        value, address = (
+            (instruction.operands[0], instruction.operands[1])
+            if is_load
+            else (instruction.operands[1], instruction.operands[0])
+        )
+        memory, at = self._place(thread, instruction, address)
         size = TYPE_BYTES[kind]
         for k, member in enumerate(value.members if isinstance(value, Group) else (value,)):
             start = at + k * size
@@ -184,14 +196,16 @@ class Reference:
                 word = self._value(thread, member, kind)
                 memory[start : start + size] = (word % (1 << 8 * size)).to_bytes(size, "little")
 
-    def _atomic(self, thread: Scalar, each: Instruction) -> None:
-        kind = each.types[-1]
-        operands = each.operands if each.name == "atom" else (Symbol("_"), *each.operands)
-        memory, at = self._place(thread, each, operands[1])
+    def _atomic(self, thread: Scalar, instruction: Instruction) -> None:
+        kind = instruction.types[-1]
+        operands = instruction.operands if instruction.name == "atom" else (Symbol("_"), *instruction.operands)
+        memory, at = self._place(thread, instruction, operands[1])
         size, words = TYPE_BYTES[kind], [self._value(thread, operand, kind) for operand in operands[2:]]
         old = int.from_bytes(memory[at : at + size], "little")
         word = next(
-            m for m in each.modifiers if m in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+            m
+            for m in instruction.modifiers
+            if m in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
         )
         updates: dict[str, Callable[[], int]] = {
             "exch": lambda: words[0],
@@ -205,36 +219,36 @@ class Reference:
         memory[at : at + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
         self._set(thread, operands[0], old)
 
-    def _copy(self, thread: Scalar, each: Instruction) -> None:
-        target, source, size, *given = each.operands
+    def _copy(self, thread: Scalar, instruction: Instruction) -> None:
+        target, source, size, *lengths = instruction.operands
         assert isinstance(size, Immediate)
-        length = min(self._value(thread, given[0], "u32"), size.value) if given else size.value
-        inside = Instruction("ld", ("global",), (), each.line)
+        length = min(self._value(thread, lengths[0], "u32"), size.value) if lengths else size.value
+        inside = Instruction("ld", ("global",), (), instruction.line)
         memory, at = self._place(thread, inside, source) if length else (self.memory, 0)
-        place = self._place(thread, Instruction("st", ("shared",), (), each.line), target)[1]
+        place = self._place(thread, Instruction("st", ("shared",), (), instruction.line), target)[1]
         self.shared[place : place + size.value] = bytes(memory[at : at + length]) + bytes(size.value - length)
 
-    def _compare(self, thread: Scalar, each: Instruction) -> None:
-        kind, target, names = each.types[-1], each.operands[0], each.modifiers
-        words = [self._value(thread, operand, kind) for operand in each.operands[1:3]]
+    def _compare(self, thread: Scalar, instruction: Instruction) -> None:
+        kind, target, names = instruction.types[-1], instruction.operands[0], instruction.modifiers
+        words = [self._value(thread, operand, kind) for operand in instruction.operands[1:3]]
         a, b = (num.decode(word, kind) for word in words)
         if "ftz" in names:
             a, b = (0.0 if abs(x) < 2.0**-126 else x for x in (a, b))
         holds = [semantics.compare(names[0], a, b)]
         holds.append(not holds[0])
-        if len(each.operands) > 3:
-            third = bool(self._value(thread, each.operands[3], "pred"))
+        if len(instruction.operands) > 3:
+            third = bool(self._value(thread, instruction.operands[3], "pred"))
             word = next(x for x in names if x in ("and", "or", "xor"))
             holds = [{"and": x and third, "or": x or third, "xor": x != third}[word] for x in holds]
-        if each.name == "set":
-            self._set(thread, target, (0x3F800000 if each.types[0] == "f32" else 0xFFFFFFFF) * holds[0])
+        if instruction.name == "set":
+            self._set(thread, target, (0x3F800000 if instruction.types[0] == "f32" else 0xFFFFFFFF) * holds[0])
             return
         for member, truth in zip(target.members if isinstance(target, Group) else (target,), holds, strict=False):
             self._set(thread, member, int(truth))
 
-    def _test(self, thread: Scalar, each: Instruction) -> None:
-        kind = each.types[0]
-        value = float(num.decode(self._value(thread, each.operands[1], kind), kind))
+    def _test(self, thread: Scalar, instruction: Instruction) -> None:
+        kind = instruction.types[0]
+        value = float(num.decode(self._value(thread, instruction.operands[1], kind), kind))
         tiny, finite = 2.0**-1022 if kind == "f64" else 2.0**-126, abs(value) < np.inf
         answer = {
             "finite": finite,
@@ -243,39 +257,39 @@ class Reference:
             "notanumber": value != value,
             "normal": finite and abs(value) >= tiny,
             "subnormal": 0 < abs(value) < tiny,
-        }[each.modifiers[0]]
-        self._set(thread, each.operands[0], int(answer))
+        }[instruction.modifiers[0]]
+        self._set(thread, instruction.operands[0], int(answer))
 
-    def _halves(self, thread: Scalar, each: Instruction) -> None:
-        target, source = each.operands
-        half = num.bits_of(each.types[-1]) // 2
+    def _halves(self, thread: Scalar, instruction: Instruction) -> None:
+        target, source = instruction.operands
+        half = num.bits_of(instruction.types[-1]) // 2
         if isinstance(source, Group):
             words = [self._value(thread, member, f"b{half}") for member in source.members]
             self._set(thread, target, words[0] | words[1] << half)
         elif isinstance(target, Group):
-            word = self._value(thread, source, each.types[-1])
+            word = self._value(thread, source, instruction.types[-1])
             for place, member in enumerate(target.members):
                 self._set(thread, member, word >> half * place & ((1 << half) - 1))
 
     def _together(self, lanes: list[Scalar]) -> None:
         """Run an instruction of a warp."""
-        each = self._next(lanes[0])
+        instruction = self._next(lanes[0])
         for thread in lanes:
             thread.at += 1
-        if each.guard:
-            wanted = not each.guard.negated
-            lanes = [thread for thread in lanes if bool(thread.registers[each.guard.register] & 1) == wanted]
-        if each.name == "shfl":
-            self._shuffle(lanes, each)
-        elif each.name == "mma":
-            self._mma(lanes, each)
-        elif each.name == "ldmatrix":
-            self._matrix(lanes, each)
+        if instruction.guard:
+            wanted = not instruction.guard.negated
+            lanes = [thread for thread in lanes if bool(thread.registers[instruction.guard.register] & 1) == wanted]
+        if instruction.name == "shfl":
+            self._shuffle(lanes, instruction)
+        elif instruction.name == "mma":
+            self._mma(lanes, instruction)
+        elif instruction.name == "ldmatrix":
+            self._matrix(lanes, instruction)
         else:
-            self._vote(lanes, each)
+            self._vote(lanes, instruction)
 
-    def _shuffle(self, lanes: list[Scalar], each: Instruction) -> None:
-        target, *sources = each.operands
+    def _shuffle(self, lanes: list[Scalar], instruction: Instruction) -> None:
+        target, *sources = instruction.operands
         before = {thread.number % 32: self._value(thread, sources[0], "b32") for thread in lanes}
         for thread in lanes:
             lane, b, c = thread.number % 32, *(self._value(thread, operand, "u32") for operand in sources[1:3])
@@ -286,22 +300,25 @@ class Reference:
                 "down": (lane + b, lane + b <= most),
                 "bfly": (lane ^ b, lane ^ b <= most),
                 "idx": ((lane & segment) | (b & ~segment), ((lane & segment) | (b & ~segment)) <= most),
-            }[next(word for word in each.modifiers if word in ("up", "down", "bfly", "idx"))]
+            }[next(word for word in instruction.modifiers if word in ("up", "down", "bfly", "idx"))]
             results = target.members if isinstance(target, Group) else (target,)
             self._set(thread, results[0], before.get(other if inside else lane, 0))
             if len(results) > 1:
                 self._set(thread, results[1], int(inside))
 
-    def _vote(self, lanes: list[Scalar], each: Instruction) -> None:
-        kind = each.types[-1] if each.types else "pred"
-        words = [self._value(thread, each.operands[1], kind) if len(each.operands) > 1 else 1 for thread in lanes]
-        if each.name == "match":
+    def _vote(self, lanes: list[Scalar], instruction: Instruction) -> None:
+        kind = instruction.types[-1] if instruction.types else "pred"
+        words = [
+            self._value(thread, instruction.operands[1], kind) if len(instruction.operands) > 1 else 1
+            for thread in lanes
+        ]
+        if instruction.name == "match":
             for thread, word in zip(lanes, words, strict=True):
                 same = sum(1 << other.number % 32 for other, x in zip(lanes, words, strict=True) if x == word)
-                self._set(thread, each.operands[0], same)
+                self._set(thread, instruction.operands[0], same)
             return
-        if each.name == "redux":
-            operation = next(m for m in each.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
+        if instruction.name == "redux":
+            operation = next(m for m in instruction.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
             answer = words[0]
             for more in words[1:]:
                 answer = semantics.result(Instruction(operation, (kind,), (), 0), [answer, more])
@@ -310,43 +327,47 @@ class Reference:
             active = sum(1 << thread.number % 32 for thread in lanes)
             answers = {"all": int(ballot == active), "any": int(ballot != 0), "ballot": ballot}
             answers["uni"] = int(ballot in (0, active))
-            answer = active if each.name == "activemask" else next(answers[m] for m in each.modifiers if m in answers)
+            answer = (
+                active
+                if instruction.name == "activemask"
+                else next(answers[m] for m in instruction.modifiers if m in answers)
+            )
         for thread in lanes:
-            self._set(thread, each.operands[0], answer)
+            self._set(thread, instruction.operands[0], answer)
 
-    def _matrix(self, lanes: list[Scalar], each: Instruction) -> None:
-        target, address = each.operands
+    def _matrix(self, lanes: list[Scalar], instruction: Instruction) -> None:
+        target, address = instruction.operands
         results = target.members if isinstance(target, Group) else (target,)
         for j, member in enumerate(results):
             rows = []
             for i in range(8):
-                memory, at = self._place(lanes[8 * j + i], each, address)
+                memory, at = self._place(lanes[8 * j + i], instruction, address)
                 rows.append(np.frombuffer(bytes(memory[at : at + 16]), np.uint16))
-            matrix = np.array(rows).T if "trans" in each.modifiers else np.array(rows)
+            matrix = np.array(rows).T if "trans" in instruction.modifiers else np.array(rows)
             for lane, thread in enumerate(lanes):
                 low, high = matrix[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2].tolist()
                 self._set(thread, member, low | high << 16)
 
-    def _mma(self, lanes: list[Scalar], each: Instruction) -> None:
+    def _mma(self, lanes: list[Scalar], instruction: Instruction) -> None:
         """`mma` m16n8: fragments gathered to matrices, whose product is rounded once."""
-        groups = [operand.members if isinstance(operand, Group) else (operand,) for operand in each.operands]
-        result, kind = each.types[:2]
-        many = {"tf32": 1, "s8": 4}.get(kind, 2)
-        depth = 4 * many * (len(groups[1]) // 2)
-        bits = 32 // many
+        groups = [operand.members if isinstance(operand, Group) else (operand,) for operand in instruction.operands]
+        result, kind = instruction.types[:2]
+        packed = {"tf32": 1, "s8": 4}.get(kind, 2)
+        depth = 4 * packed * (len(groups[1]) // 2)
+        bits = 32 // packed
 
         def element(thread: Scalar, operand: Operand, i: int) -> float:
             word = self._value(thread, operand, "b32") >> bits * i & ((1 << bits) - 1)
             return float(num.decode(word & 0xFFFFE000, "f32") if kind == "tf32" else num.decode(word, kind))
 
         a, b, c = np.zeros((16, depth)), np.zeros((depth, 8)), np.zeros((16, 8))
-        places = [(r, i) for r in range(len(groups[1])) for i in range(many)]
+        places = [(r, i) for r in range(len(groups[1])) for i in range(packed)]
         for lane, thread in enumerate(lanes):
             row, column = lane // 4, lane % 4
             for r, i in places:
-                a[row + 8 * (r % 2), many * column + i + 4 * many * (r // 2)] = element(thread, groups[1][r], i)
+                a[row + 8 * (r % 2), packed * column + i + 4 * packed * (r // 2)] = element(thread, groups[1][r], i)
             for r, i in places[: len(places) // 2]:
-                b[many * column + i + 4 * many * r, row] = element(thread, groups[2][r], i)
+                b[packed * column + i + 4 * packed * r, row] = element(thread, groups[2][r], i)
             for place, (r, i, shift) in enumerate(self._cells(result)):
                 word = self._value(thread, groups[3][place // (2 if result == "f16" else 1)], "b32") >> shift
                 c[row + 8 * r, 2 * column + i] = num.decode(word, result)

@@ -54,23 +54,23 @@ def result(instruction: Instruction, words: Sequence[int]) -> int:
     if kind.endswith("x2"):
         half = kind.removesuffix("x2")
         low, high = ([(word >> shift) & 0xFFFF for word in words] for shift in (0, 16))
-        return floating(instruction, half, low) | floating(instruction, half, high) << 16
+        return float_result(instruction, half, low) | float_result(instruction, half, high) << 16
     if num.is_float(kind):
-        return floating(instruction, kind, words)
+        return float_result(instruction, kind, words)
     return integer(instruction, kind, words)
 
 
-def floating(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
+def float_result(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
     """Bits of a floating-point result."""
     name, names = instruction.name, instruction.modifiers
     a, b, c = ([float(num.decode(word, kind)) for word in words] + [0.0] * 3)[:3]
     if "ftz" in names:
-        a, b, c = (math.copysign(0.0, each) if abs(each) < 2.0**-126 else each for each in (a, b, c))
+        a, b, c = (math.copysign(0.0, entry) if abs(entry) < 2.0**-126 else entry for entry in (a, b, c))
     exact: Any
     if name in ("add", "sub"):
         exact = num.plus(a, b if name == "add" else -b)
     elif name in ("fma", "mad"):
-        exact = num.fused(a, b, c)
+        exact = num.fused_sum(a, b, c)
     elif name in ("mul", "div", "rcp"):
         exact = num.product(a, b) if name == "mul" else num.quotient(*((a, b) if name == "div" else (1.0, a)))
     elif name in ("min", "max"):
@@ -120,8 +120,8 @@ def integer(instruction: Instruction, kind: str, words: Sequence[int]) -> int:
         "xor": lambda: a ^ b,
         "cnot": lambda: int(a == 0),
         "sad": lambda: abs(a - b) + raw[2],
-        "div": lambda: num.truncated(a, b, bits)[0],
-        "rem": lambda: num.truncated(a, b, bits)[1],
+        "div": lambda: num.divide(a, b, bits)[0],
+        "rem": lambda: num.divide(a, b, bits)[1],
         "shl": lambda: raw[0] << raw[1] if raw[1] < bits else 0,
         "shr": lambda: a >> min(raw[1], bits),
         "popc": (raw[0] & mask).bit_count,
@@ -142,7 +142,7 @@ def _product(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     return (part + (c if adds else 0)) & ((1 << bits) - 1)
 
 
-def _inserted(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+def _insert(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`bfi`."""
     first, count = raw[2] & 255, raw[3] & 255
     window = (((1 << count) - 1) << first) & ((1 << num.bits_of(kind)) - 1)
@@ -158,7 +158,7 @@ def _looked_up(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     return ones
 
 
-def _permuted(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
+def _permute(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`prmt`."""
     pool = raw[0].to_bytes(4, "little") + raw[1].to_bytes(4, "little")
     picks = [(raw[2] >> 4 * k) & 15 for k in range(4)]
@@ -174,7 +174,7 @@ def _funnel(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
 
 def _dot(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
     """`dp4a`."""
-    first, second = (each[0] + "8" for each in instruction.types)
+    first, second = (entry[0] + "8" for entry in instruction.types)
     terms = [int(num.decode(raw[0] >> 8 * k, first)) * int(num.decode(raw[1] >> 8 * k, second)) for k in range(4)]
     return (raw[2] + sum(terms)) & 0xFFFFFFFF
 
@@ -194,9 +194,9 @@ def _field(instruction: Instruction, kind: str, raw: Sequence[int]) -> int:
 _FORMS: Mapping[str, Callable[[Instruction, str, Sequence[int]], int]] = {
     **dict.fromkeys(("mul", "mad"), _product),
     "bfe": _field,
-    "bfi": _inserted,
+    "bfi": _insert,
     "lop3": _looked_up,
-    "prmt": _permuted,
+    "prmt": _permute,
     "shf": _funnel,
     "dp4a": _dot,
 }
@@ -209,17 +209,17 @@ def convert(instruction: Instruction, words: Sequence[int]) -> int:
         half = target.removesuffix("x2")
         a, b = (float(num.decode(word, source)) for word in words)
         if "relu" in names:
-            a, b = (0.0 if each <= 0 else each for each in (a, b))
+            a, b = (0.0 if entry <= 0 else entry for entry in (a, b))
         return num.encode(a, half, "rz" in names) << 16 | num.encode(b, half, "rz" in names)
     value: Any = num.decode(words[0], source)
     if target == "tf32":
         return _tf32(words[0], names)
-    mode = next((each for each in names if each in ("rni", "rzi", "rmi", "rpi")), "")
+    mode = next((entry for entry in names if entry in ("rni", "rzi", "rmi", "rpi")), "")
     if num.is_float(source) and mode:
         value = num.integral(value, mode)
     if not num.is_float(target):
         if num.is_float(source) or "sat" in names:
-            value = num.clamped(value, target)
+            value = num.clamp(value, target)
         return int(value)
     if not num.is_float(source) and value == 0:
         value = 0.0
@@ -235,6 +235,6 @@ def _tf32(word: int, names: Sequence[str]) -> int:
     value = float(num.decode(word, "f32"))
     if not math.isfinite(value):
         return word & 0xFFFFE000
-    down, rest = word & ~0x1FFF, word & 0x1FFF
-    is_up = rest >= 0x1000 if "rna" in names else rest > 0x1000 or (rest == 0x1000 and word & 0x2000)
+    down, remainder = word & ~0x1FFF, word & 0x1FFF
+    is_up = remainder >= 0x1000 if "rna" in names else remainder > 0x1000 or (remainder == 0x1000 and word & 0x2000)
     return (down + (0x2000 if is_up else 0)) & 0xFFFFFFFF
