@@ -233,7 +233,7 @@ def test_lenet_has_the_logits_and_the_step_of_pytorch(algorithm: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["basics", "lenet"])
+@pytest.mark.parametrize("source", ["basics", "lenet", "sgemm"])
 def test_texts_are_what_clang_makes_of_their_sources(source: str) -> None:
     committed = (build.KERNELS / f"{source}.ptx").read_text("utf-8")
     if shutil.which("clang") is None or build.clang_version() not in committed.splitlines()[0]:

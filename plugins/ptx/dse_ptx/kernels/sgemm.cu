@@ -1,6 +1,5 @@
 // Products of matrices and convolutions as implicit products, in fp32, by tiles of shared memory (two of each, so that
-// one is fetched while the other is multiplied). Compiled with
-//   clang++ -x cuda --cuda-device-only -nocudainc -nocudalib --cuda-gpu-arch=sm_60 -O3 -S sgemm.cu -o sgemm.ptx
+// one is fetched while the other is multiplied).
 //
 // C[i + j ldc] (+)= sum over k of A[i ai + k ak] B[j bj + k bk]: a matrix is transposed by its strides. blockIdx.z takes
 // a part of `depth` of k, added atomically where there are several.
