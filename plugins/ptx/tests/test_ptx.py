@@ -213,6 +213,18 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
     assert (last.pcs == trace.pcs[trace.starts[24] :]).all()
 
 
+@pytest.mark.slow
+def test_a_trace_grows_with_what_is_recorded() -> None:
+    device, count = Device(), 6400
+    values = [device.allocate(np.arange(1, count + 1, dtype=np.uint32)), device.allocate(4 * count), count]
+    done = Module(BASICS, device).launch("collatz", (100,), (64,), values, LaunchOptions(sample=tuple(range(100))))
+    assert done.trace is not None and len(done.trace.pcs) == done.issued.sum() > 1 << 15
+    assert (np.diff(done.trace.starts) > 0).all() and (
+        np.bincount(done.trace.pcs, minlength=len(done.issued)) == done.issued
+    ).all()
+    assert done.trace.access.max() == len(done.trace.addresses) - 1
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("algorithm", ["direct", "implicit_gemm", "fft", "winograd"])
 def test_lenet_has_the_logits_and_the_step_of_pytorch(algorithm: str) -> None:
