@@ -216,8 +216,10 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
 @pytest.mark.slow
 def test_a_trace_grows_with_what_is_recorded() -> None:
     device, count = Device(), 6400
-    values = [device.allocate(np.arange(1, count + 1, dtype=np.uint32)), device.allocate(4 * count), count]
-    done = Module(BASICS, device).launch("collatz", (100,), (64,), values, LaunchOptions(sample=tuple(range(100))))
+    x, steps = device.allocate(np.arange(1, count + 1, dtype=np.uint32)), device.allocate(4 * count)
+    done = Module(BASICS, device).launch(
+        "collatz", (100,), (64,), [x, steps, count], LaunchOptions(sample=tuple(range(100)))
+    )
     assert done.trace is not None and len(done.trace.pcs) == done.issued.sum() > 1 << 15
     assert (np.diff(done.trace.starts) > 0).all() and (
         np.bincount(done.trace.pcs, minlength=len(done.issued)) == done.issued
