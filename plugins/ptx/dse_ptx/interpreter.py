@@ -999,6 +999,8 @@ def _matrix(s: Any, p: Program, m: Memory, row: int, active: int, warp: int, shi
                     s.z[4 * i + k // 2] |= element << np.uint64(16 * (k % 2))
         for lane in range(LANES):
             p.file[to + lane] = s.z[lane]
+    for lane in range(8 * count, LANES):  # gives no address, and adds none to the trace
+        s.at[lane] = s.at[lane & 7]
     return True
 
 

@@ -51,7 +51,7 @@ def test_a_text_becomes_a_program() -> None:
     )
     kernel = program.functions["k"]
     assert (program.target, program.variables[0].content.hex()) == ("sm_70, debug", "01000000ffffffff10000000")
-    assert [each.offset for each in kernel.parameters] == [0, 8, 24] and kernel.block == (32, 2)
+    assert [entry.offset for entry in kernel.parameters] == [0, 8, 24] and kernel.block == (32, 2)
     load, move, _ = kernel.instructions
     assert load.opcode == "ld.global.v2.b32" and load.line == 10 and load.guard is not None and load.guard.negated
     assert load.operands[1] == Address(Register("%r1"), -8) and kernel.labels == {"$L": 2}
@@ -112,7 +112,7 @@ def test_lanes_meet_at_the_nearest_place_that_all_pass() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [pytest.param(each, id=f"{each.file}-{each.kernel}-{i}") for i, each in enumerate(cases())]
+    "case", [pytest.param(entry, id=f"{entry.file}-{entry.kernel}-{i}") for i, entry in enumerate(cases())]
 )
 @pytest.mark.one_in(12, 3)
 def test_kernels_leave_the_memory_of_the_plain_interpreter(case) -> None:  # type: ignore[no-untyped-def]
@@ -136,7 +136,7 @@ def test_random_programs_leave_the_memory_of_the_plain_interpreter(seed: int) ->
 @pytest.mark.slow
 def test_a_fault_of_either_interpreter_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = semantics.integer
-    wrong = lambda each, kind, words: right(each, kind, words) ^ (each.name == "add")  # noqa: E731
+    wrong = lambda entry, kind, words: right(entry, kind, words) ^ (entry.name == "add")  # noqa: E731
     monkeypatch.setattr(semantics, "integer", wrong)
     assert not comparison.random_is_equal(0, ["add.u32 r, r, r"], 0)
 
@@ -202,7 +202,7 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
     assert trace is not None and (trace.num_blocks, trace.threads_per_block, len(trace.starts)) == (4, 256, 33)
     assert trace.blocks.tolist() == sorted(trace.blocks.tolist()) and trace.shared_bytes_per_block == 4 * 16 * 17
     assert (np.bincount(trace.pcs, minlength=len(done.issued)) == done.issued).all()
-    lanes = np.bincount(trace.pcs, [int(each).bit_count() for each in trace.active], len(done.issued))
+    lanes = np.bincount(trace.pcs, [int(entry).bit_count() for entry in trace.active], len(done.issued))
     assert (lanes == done.lanes).all() and (trace.code.units[trace.pcs[trace.starts[1:] - 1]] == Unit.EXIT).all()
     loads = (trace.code.units[trace.pcs] == Unit.GLOBAL_LOAD) & (trace.active != 0)
     touched = trace.addresses[trace.access[loads]]
@@ -211,6 +211,20 @@ def test_a_trace_holds_what_the_sampled_warps_did() -> None:
     last = module.launch("transpose", (2, 2), (16, 16), [x, y, n], LaunchOptions(sample=(3, 9))).trace
     assert last is not None and set(last.blocks.tolist()) == {3}
     assert (last.pcs == trace.pcs[trace.starts[24] :]).all()
+
+
+@pytest.mark.slow
+def test_a_trace_grows_with_what_is_recorded() -> None:
+    device, count = Device(), 6400
+    x, steps = device.allocate(np.arange(1, count + 1, dtype=np.uint32)), device.allocate(4 * count)
+    done = Module(BASICS, device).launch(
+        "collatz", (100,), (64,), [x, steps, count], LaunchOptions(sample=tuple(range(100)))
+    )
+    assert done.trace is not None and len(done.trace.pcs) == done.issued.sum() > 1 << 15
+    assert (np.diff(done.trace.starts) > 0).all() and (
+        np.bincount(done.trace.pcs, minlength=len(done.issued)) == done.issued
+    ).all()
+    assert done.trace.access.max() == len(done.trace.addresses) - 1
 
 
 @pytest.mark.more
@@ -245,11 +259,11 @@ def test_texts_are_what_clang_makes_of_their_sources(source: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_texts_are_what_triton_makes_of_their_sources() -> None:
     triton = pytest.importorskip("triton")
-    for name, made in build.from_triton():
+    for name, compiled in build.from_triton():
         committed = (build.KERNELS / f"{name}.ptx").read_text("utf-8")
         if triton.__version__ not in committed.splitlines()[0]:
             pytest.skip("needs the Triton that the first line names")
-        assert made == committed, name
+        assert compiled == committed, name
 
 
 @pytest.mark.slow
@@ -260,7 +274,7 @@ def test_commands_run_a_kernel_and_show_a_thread(tmp_path: Path, capsys: pytest.
     assert main(["ptx", "run", *words, "arguments=2.0,x,y,100", f"out={out}"]) == 0
     assert "fma.rn.f32" in capsys.readouterr().out
     assert (np.load(out)["y"] == 2 * np.arange(100) + 1).all()
-    line = next(i for i, each in enumerate(BASICS.read_text("utf-8").splitlines(), 1) if "fma.rn.f32" in each)
+    line = next(i for i, entry in enumerate(BASICS.read_text("utf-8").splitlines(), 1) if "fma.rn.f32" in entry)
     assert main(["ptx", "show", *words, "arguments=2.0,x,y,100", f"line={line}", "thread=5", "of=1"]) == 0
     assert "69" in capsys.readouterr().out, "x of the thread 64 + 5"
     assert main(["ptx", "run", *words, "arguments=2.0,x,y,120"]) == 3

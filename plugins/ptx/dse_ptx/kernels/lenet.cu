@@ -18,10 +18,13 @@ KERNEL conv_direct(const float *x, const float *w, const float *b, float *y, int
   if (i >= N * K * P * P) return;
   int q = i % P, p = i / P % P, k = i / (P * P) % K, n = i / (P * P * K);
   float sum = b ? b[k] : 0.f;
-  for (int c = 0; c < C; c++)
+  for (int c = 0; c < C; c++) {
+    float part = 0.f;  // sums of sums lose fewer digits than one long sum
     for (int r = 0; r < R; r++)
       for (int s = 0; s < R; s++)
-        sum += x[((n * C + c) * H + p + r) * H + q + s] * w[((k * C + c) * R + r) * R + s];
+        part += x[((n * C + c) * H + p + r) * H + q + s] * w[((k * C + c) * R + r) * R + s];
+    sum += part;
+  }
   y[i] = sum;
 }
 
@@ -39,7 +42,9 @@ KERNEL conv_implicit_gemm(const float *x, const float *w, const float *b, float 
     int s = d % R, r = d / R % R, c = d / (R * R);
     e[TY][TX] = column < columns && d < depth ? x[((n * C + c) * H + p + r) * H + q + s] : 0.f;
     __syncthreads();
-    for (int t = 0; t < TILE; t++) sum += a[TY][t] * e[t][TX];
+    float part = 0.f;
+    for (int t = 0; t < TILE; t++) part += a[TY][t] * e[t][TX];
+    sum += part;
     __syncthreads();
   }
   if (k < K && column < columns) y[((n * K + k) * P + p) * P + q] = sum + (b ? b[k] : 0.f);
@@ -57,7 +62,9 @@ KERNEL gemm(const float *a, const float *b, const float *bias, float *out, int M
     ta[TY][TX] = row < M && d + TX < K ? a[row * a_row + (d + TX) * a_column] : 0.f;
     tb[TY][TX] = d + TY < K && column < N ? b[(d + TY) * b_row + column * b_column] : 0.f;
     __syncthreads();
-    for (int t = 0; t < TILE; t++) sum += ta[TY][t] * tb[t][TX];
+    float part = 0.f;
+    for (int t = 0; t < TILE; t++) part += ta[TY][t] * tb[t][TX];
+    sum += part;
     __syncthreads();
   }
   if (row < M && column < N) out[((long)BZ * M + row) * N + column] = sum + (bias ? bias[column] : 0.f);
