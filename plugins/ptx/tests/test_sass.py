@@ -62,9 +62,9 @@ def test_each_mode_of_addresses_is_read_alike(places: list[int], mask: int) -> N
     lanes = [lane for lane in range(32) if mask >> lane & 1]
     listed = [places[lane] for lane in lanes]
     differences = [hex(listed[0]), *map(str, np.diff(listed))]
-    found = _addresses(0, [hex(place) for place in listed], mask)
-    assert np.array_equal(found, _addresses(2, differences, mask))
-    assert [int(found[lane]) for lane in range(32)] == [places[lane] if lane in lanes else 0 for lane in range(32)]
+    row = _addresses(0, [hex(place) for place in listed], mask)
+    assert np.array_equal(row, _addresses(2, differences, mask))
+    assert [int(row[lane]) for lane in range(32)] == [places[lane] if lane in lanes else 0 for lane in range(32)]
 
 
 @pytest.mark.parametrize(

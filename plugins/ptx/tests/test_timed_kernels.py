@@ -31,7 +31,7 @@ def test_products_are_those_of_numpy(tiling: Tiling, across: str, parts: int) ->
     device = kernels().device
     mark = len(device)
     operands = (a if product.transposed_a else a.T), (b if product.transposed_b else b.T)
-    places = [device.allocate(np.ascontiguousarray(each)) for each in operands]
+    places = [device.allocate(np.ascontiguousarray(operand)) for operand in operands]
     c = device.allocate(4 * m * n)
     sizes = m, n, k, *product.strides, m, -(-k // (8 * parts)) * 8
     name = f"sgemm_{tiling.rows}x{tiling.cols}"
@@ -87,10 +87,10 @@ def test_a_hash_spreads_what_camps_on_a_channel() -> None:
 def test_phases_are_found_and_tables_add_up() -> None:
     fma = [("fma.rn.f32", Unit.FP32, (1 + n % 8,), (1 + n % 8, 0), None, 0) for n in range(1500)]
     done = time_launch(Script(_loads(128, 40) + fma).trace(112, 8), sm_array("gtx_1080_ti"))
-    found = phases_of(done)
-    assert len(found) >= 2
-    assert found[0].dram > 10 * found[-1].dram
-    assert found[0].cause in ("memory", "pipeline")
+    stretches = phases_of(done)
+    assert len(stretches) >= 2
+    assert stretches[0].dram > 10 * stretches[-1].dram
+    assert stretches[0].cause in ("memory", "pipeline")
     rows = table(done)
     assert np.allclose(rows[[name for name in rows if str(name).startswith("slots")]].sum(axis=1), 1)
     assert dram_shares(done).max() <= 1
@@ -106,10 +106,10 @@ def test_ptx_time_writes_numbers_figures_and_a_trace(tmp_path: Path, capsys: pyt
     ]  # fmt: skip
     assert main(["ptx", "time", *words, "system=v100"]) == 0
     assert "sgemm_32x32 on v100" in capsys.readouterr().out
-    told = json.loads((tmp_path / "out" / "time.json").read_text("utf-8"))
-    assert told["flop"] >= 2 * 64**3
-    assert told["seconds"] > told["launch_s"] > 0
-    assert any(fact[2] == "memory" for fact in told["facts"])
+    numbers = json.loads((tmp_path / "out" / "time.json").read_text("utf-8"))
+    assert numbers["flop"] >= 2 * 64**3
+    assert numbers["seconds"] > numbers["launch_s"] > 0
+    assert any(fact[2] == "memory" for fact in numbers["facts"])
     events = json.loads((tmp_path / "out" / "figures" / "trace.json").read_text("utf-8"))["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "C"}
     assert (tmp_path / "out" / "figures" / "causes.png").stat().st_size > 1000

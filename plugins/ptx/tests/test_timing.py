@@ -71,18 +71,18 @@ def test_coalescing_counts_sectors_and_passes() -> None:
     size = rng.choice(np.array([1, 2, 4, 8, 16], np.int16), 200)
     kinds = rng.choice(np.array([GLOBAL, SHARED, ATOMIC], np.int8), 200)
     addresses = addresses // size[:, None].astype(np.uint64) * size[:, None].astype(np.uint64)
-    found = coalesce(addresses, active, size, kinds)
+    coalesced = coalesce(addresses, active, size, kinds)
     for access in range(200):
         lanes = addresses[access][(active[access] >> np.arange(32, dtype=np.uint32)) & 1 == 1].astype(int)
         touched = [set(range(first, first + int(size[access]))) for first in lanes]
-        sectors = {byte // 32 for each in touched for byte in each}
-        got = found.sectors[found.begins[access] : found.begins[access + 1]].tolist()
+        sectors = {byte // 32 for span in touched for byte in span}
+        got = coalesced.sectors[coalesced.begins[access] : coalesced.begins[access + 1]].tolist()
         assert sorted(got) == (sorted(sectors) if kinds[access] != SHARED else [])
         if kinds[access] == SHARED:
-            words = {byte // 4 for each in touched for byte in each}
-            assert found.passes[access] == max([1, *np.bincount([word % 32 for word in words])])
+            words = {byte // 4 for span in touched for byte in span}
+            assert coalesced.passes[access] == max([1, *np.bincount([word % 32 for word in words])])
         if kinds[access] == ATOMIC:
-            assert found.passes[access] == max([1, *np.unique(lanes, return_counts=True)[1]])
+            assert coalesced.passes[access] == max([1, *np.unique(lanes, return_counts=True)[1]])
 
 
 def test_a_barrier_waits_for_the_last_warp() -> None:
@@ -191,12 +191,12 @@ def test_a_grid_that_repeats_a_block_is_the_trace_of_all_blocks() -> None:
     trace, grid = _many(40)
     every = Script([*stream(4).rows, *chain(100, independent=2).rows]).trace(40, 8)
     # the generator places blocks as the shift does
-    one, all_ = (
+    alone, all_ = (
         time_launch(trace, machine(), grid=grid),
         time_launch(replace(every, registers_per_thread=64), machine()),
     )
-    assert one.cycles == all_.cycles
-    assert one.dram_bytes == all_.dram_bytes
+    assert alone.cycles == all_.cycles
+    assert alone.dram_bytes == all_.dram_bytes
     with pytest.raises(ConfigError, match="32 bytes"):
         time_launch(trace, machine(), grid=replace(grid, shift=grid.shift + 4))
 
