@@ -40,6 +40,27 @@ def test_products_are_those_of_numpy(tiling: Tiling, across: str, parts: int) ->
     device.release(mark)
 
 
+@pytest.mark.parametrize("stride", [(2, 1), (2, 2)])  # planes of whole fours of pixels, and others
+@pytest.mark.parametrize("tile", [(128, 256), (64, 128), (32, 128)])
+def test_convolutions_are_those_of_numpy(stride: tuple[int, int], tile: tuple[int, int]) -> None:
+    layer, rng = Convolution(2, 3, 9, 11, 40, (3, 2), (1, 1), stride), np.random.default_rng(2)
+    x, w = rng.standard_normal((2, 3, 9, 11), np.float32), rng.standard_normal((40, 3, 3, 2), np.float32)
+    padded, (high, wide) = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), layer.plane
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 2), (2, 3))[:, :, :: stride[0], :: stride[1]]
+    device = kernels().device
+    mark = len(device)
+    places = [device.allocate(array) for array in (x, layer.table, w)]
+    y = device.allocate(4 * 2 * 40 * high * wide)
+    window = np.array([0] * 4 + [2, 3, 9, 11, high, wide, *stride, 1, 1], np.int32)
+    window[:4] = np.array([place.address for place in places[:2]]).view(np.int32)
+    grid = -(-40 // tile[0]), -(-2 * high * wide // 128)
+    arguments = places[2], window, y, 40, 2 * high * wide, layer.k, 24
+    kernels().launch(f"convolution_{tile[0]}x128", grid, (tile[1],), arguments)
+    expected = np.einsum("nchwrs,kcrs->nkhw", windows, w)
+    assert np.allclose(device.read(y, np.float32, expected.shape), expected, atol=1e-4)
+    device.release(mark)
+
+
 def test_blocks_of_a_product_are_its_grid_and_lie_where_they_would() -> None:
     product = Product(300, 200, 512)
     trace, grid = trace_product(product, TILINGS[2], 2)

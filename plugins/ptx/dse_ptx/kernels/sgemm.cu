@@ -117,8 +117,7 @@ template <int WIDTH, int EACH> DEVICE void pick(float *held, const float *row, i
 template <int ROWS, int COLS, int HIGH, int WIDE, class Left, class Top>
 DEVICE void multiply(Left &left, Top &top, Walk<ROWS, (ROWS / HIGH) * (COLS / WIDE)> walkLeft,
                      Walk<COLS, (ROWS / HIGH) * (COLS / WIDE)> walkTop, int depth, float (*sums)[WIDE],
-                     float (*a)[STEP][ROWS + 4], float (*b)[STEP][COLS + 4], unsigned thread) {
-  unsigned down = thread % (ROWS / HIGH), across = thread / (ROWS / HIGH);
+                     float (*a)[STEP][ROWS + 4], float (*b)[STEP][COLS + 4], unsigned down, unsigned across) {
   left.load(depth);
   top.load(depth);
   put<ROWS>(a[0], left, walkLeft);
@@ -170,7 +169,7 @@ template <int WIDTH, int EACH> DEVICE int place(unsigned thread, int i) {
     Fetch<COLS, threads> top(Matrix{b, bj, bk}, walkB, col, n, begin);                                                 \
     float sums[HIGH][WIDE] = {};                                                                                       \
     multiply<ROWS, COLS, HIGH, WIDE>(left, top, walkA, walkB, k - begin < depth ? k - begin : depth, sums, tileA,      \
-                                     tileB, thread);                                                                   \
+                                     tileB, thread % (ROWS / HIGH), thread / (ROWS / HIGH));                                                                   \
     bool parts = __nvvm_read_ptx_sreg_nctaid_z() > 1;                                                                  \
     if (!parts && ldc % 4 == 0 && row + ROWS <= m && col + COLS <= n) {                                                \
       _Pragma("unroll") for (int j = 0; j < WIDE; j++) _Pragma("unroll") for (int i = 0; i < HIGH; i += 4) {           \
@@ -209,19 +208,27 @@ template <int WIDTH, int EACH> DEVICE int place(unsigned thread, int i) {
     Gather<COLS, threads> top(window, thread, col, pixels, begin);                                                     \
     float sums[HIGH][WIDE] = {};                                                                                       \
     multiply<ROWS, COLS, HIGH, WIDE>(left, top, walkA, walkB, k - begin < depth ? k - begin : depth, sums, tileA,      \
-                                     tileB, thread);                                                                   \
+                                     tileB, thread / (COLS / WIDE), thread % (COLS / WIDE));                           \
     int plane = window.high * window.wide;                                                                             \
-    _Pragma("unroll") for (int j = 0; j < WIDE; j++) {                                                                 \
-      int pixel = col + place<COLS, WIDE>(thread / (ROWS / HIGH), j);                                                  \
-      int image = pixel / plane;                                                                                       \
-      float *to = y + (long)image * filters * plane + (pixel - image * plane);                                         \
+    bool fours = !parts && plane % 4 == 0; /* four pixels of a thread are of one image */                              \
+    _Pragma("unroll") for (int j = 0; j < WIDE; j += 4) {                                                              \
+      int first = col + place<COLS, WIDE>(thread % (COLS / WIDE), j);                                                  \
       _Pragma("unroll") for (int i = 0; i < HIGH; i++) {                                                               \
-        int filter = row + place<ROWS, HIGH>(thread % (ROWS / HIGH), i);                                               \
-        if (filter < filters && pixel < pixels) {                                                                      \
-          if (parts)                                                                                                   \
-            __nvvm_atom_add_gen_f(to + (long)filter * plane, sums[i][j]);                                              \
-          else                                                                                                         \
-            to[(long)filter * plane] = sums[i][j];                                                                     \
+        int filter = row + place<ROWS, HIGH>(thread / (COLS / WIDE), i);                                               \
+        if (fours && filter < filters && first < pixels) {                                                             \
+          int image = first / plane;                                                                                   \
+          float *to = y + ((long)image * filters + filter) * plane + (first - image * plane);                          \
+          *(Four *)to = Four{sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]};                              \
+        }                                                                                                              \
+        _Pragma("unroll") for (int four = 0; four < 4; four++) {                                                       \
+          int pixel = first + four, image = pixel / plane;                                                             \
+          float *to = y + ((long)image * filters + filter) * plane + (pixel - image * plane);                          \
+          if (!fours && filter < filters && pixel < pixels) {                                                          \
+            if (parts)                                                                                                 \
+              __nvvm_atom_add_gen_f(to, sums[i][j + four]);                                                            \
+            else                                                                                                       \
+              *to = sums[i][j + four];                                                                                 \
+          }                                                                                                            \
         }                                                                                                              \
       }                                                                                                                \
     }                                                                                                                  \
