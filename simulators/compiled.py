@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dse.plugins import DoctorCheck
@@ -46,6 +47,14 @@ def flat(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return _compile(kernel, _FLAT)
 
 
+def flat_over(*modules: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a `flat` kernel that calls parts of those in other modules, anew when one of their files changes.
+
+    It names such a part by its module (`engine.serve_line`), as a part is compiled when the first kernel needs it.
+    """
+    return lambda kernel: _compile(kernel, {**_FLAT, _OVER: modules})
+
+
 def inline_always(part: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a part of a `flat` kernel in the same file to be inlined at every use: for inner loops."""
     return _part(part, {"inline": "always"})
@@ -66,6 +75,7 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {}  # module -> part that is not 
 _LOCK = threading.Lock()  # several threads may be the first to call a kernel
 _COMPILING = "DSE_COMPILING"  # modules whose compilation was told
 _FLAT: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+_OVER = "over"  # modules whose parts a kernel calls, among its options
 
 
 def _compile(kernel: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -96,13 +106,18 @@ def _dispatcher(kernel: Callable[..., Any], options: dict[str, Any]) -> Any:
         os.environ.setdefault("NUMBA_CACHE_DIR", str(Path.home() / ".cache" / "dse" / "numba"))
     from numba import njit
 
-    names = kernel.__globals__  # numba looks there for what a kernel calls
-    for name, chosen in _PARTS.pop(kernel.__module__, {}).items():
-        names[name] = njit(**_FLAT, **chosen)(names[name])
+    options, modules = {name: value for name, value in options.items() if name != _OVER}, options.get(_OVER, ())
+    for names in (*(vars(module) for module in modules), kernel.__globals__):  # numba looks there for what is called
+        for name, chosen in _PARTS.pop(names["__name__"], {}).items():
+            names[name] = njit(**_FLAT, **chosen)(names[name])
     try:
-        return njit(cache=True, nogil=True, **options)(kernel)
+        compiled = njit(cache=True, nogil=True, **options)(kernel)
     except RuntimeError:  # numba: no locator available
         return njit(nogil=True, **options)(kernel)
+    if modules:  # numba compares the stamp of the kernel's own file alone
+        index, files = compiled._cache._cache_file, [Path(str(module.__file__)) for module in modules]
+        index._source_stamp = (index._source_stamp, *(file.stat().st_mtime_ns for file in files))
+    return compiled
 
 
 def dispatcher_of(kernel: Callable[..., Any]) -> Any:

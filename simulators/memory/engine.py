@@ -201,7 +201,7 @@ def _fold(high: int, m: Ints, o: Machine) -> int:
 
 
 @inline_always
-def _place_line(line: int, m: Ints, o: Machine) -> tuple[int, int]:
+def place_line(line: int, m: Ints, o: Machine) -> tuple[int, int]:
     """The channel of a line, and its number there."""
     chunk = line >> o.chunk_shift
     if o.channel_shift >= 0:  # a division takes long, and most machines have a power of two
@@ -463,9 +463,9 @@ def _late(line: int, w: Ways, o: Machine) -> int:
 
 
 @inline_always
-def _second(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
+def serve_line(line: int, pc: int, store: int, arrives: float, w: Ways, m: Ints, t: Floats, o: Machine) -> float:
     """Time at which L2, or DRAM behind it, has a line, or has taken it."""
-    channel, local = _place_line(line, m, o)
+    channel, local = place_line(line, m, o)
     at = max(arrives, t[o.port + channel])  # tag look-ups of a slice come one by one
     t[o.port + channel] = at + o.lookup
     keeps = o.writes if store else o.reads
@@ -758,7 +758,7 @@ def run(
                     m[o.total + REQUESTS] += 1
                     # a wrap without division
                     m[o.head + cu] = m[o.head + cu] + 1 if m[o.head + cu] + 1 < o.in_flight else 0
-                    came = _second(line, pc, store, now + o.hop, w, m, t, o)
+                    came = serve_line(line, pc, store, now + o.hop, w, m, t, o)
                     if store:
                         end = max(end, came)  # stores are not waited for, but the kernel ends after them
                     else:

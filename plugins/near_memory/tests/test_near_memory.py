@@ -291,5 +291,5 @@ def test_the_study_judges_t3_by_requests(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 def test_a_number_whose_range_alone_is_checked_is_refused_as_unread() -> None:
-    with pytest.raises(ConfigError, match="schedule.num_chunks = 64: is not read"):
+    with pytest.raises(ConfigError, match=r"schedule\.num_chunks = 64: is not read"):
         check_typed(plan(request(["study=t3_requests", "schedule.num_chunks=64"])))

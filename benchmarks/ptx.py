@@ -1,0 +1,103 @@
+"""PTX executed by lanes of warps, held against a plain interpreter and PyTorch: `python -m benchmarks.ptx [--json]`.
+
+kernels, kernels_equal   launches by the compiled interpreter and by a plain one of threads, and those whose memory is
+                         equal to the bit: the package's kernels, those of Triton's tutorials, a program for each
+                         form of instruction, `--programs` random ones
+lenet_error              largest difference of logits from PyTorch's on a CPU, over four algorithms of convolution and
+                         after a step of training
+digits_equal             of 64 of scikit-learn's digits, those classified as by PyTorch, by every algorithm
+digits_right             of them, those classified right
+forward_s                processor time of the forward pass of 64 digits, of the slowest algorithm
+functional_per_s         thread instructions a second of processor time on one core, in these passes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dse_ptx import digits
+from dse_ptx.checking import comparison, random_programs
+from dse_ptx.checking.cases import cases
+from dse_ptx.lenet import ALGORITHMS, LeNet
+
+_DIGITS, _STEP, _RATE = 64, 8, 0.1
+PROGRAMS = 150
+"""Random programs."""
+
+
+def proof(programs: int) -> dict[str, float]:
+    """Launches by both interpreters."""
+    equal = [each.is_equal() for each in cases()]
+    equal += [comparison.random_is_equal(i, [each] * 4, 0) for i, each in enumerate(random_programs.TEMPLATES)]
+    equal += [comparison.random_is_equal(seed) for seed in range(programs)]
+    return {"kernels": len(equal), "kernels_equal": sum(equal)}
+
+
+def lenet(_: int) -> dict[str, float]:
+    """The network by PTX and by PyTorch, with weights that were trained on the other digits."""
+    import torch
+
+    images, labels = digits.digits()
+    weights = digits.train_weights(images[_DIGITS:], labels[_DIGITS:])
+    shown, answers = images[:_DIGITS], labels[:_DIGITS]
+    expected = digits.logits(weights, torch.from_numpy(shown)).detach().numpy()
+    classes, error, seconds, instructions = expected.argmax(1), 0.0, list[float](), 0
+    alike = np.ones(_DIGITS, bool)
+    for algorithm in ALGORITHMS:
+        network = LeNet(digits.arrays(weights), algorithm)
+        network.logits(shown[:1])  # compiles
+        network.layers.runs.clear()
+        start = time.process_time()
+        found = network.logits(shown)
+        seconds.append(time.process_time() - start)
+        instructions += sum(run.thread_instructions for _, run in network.layers.runs)
+        error = max(error, float(abs(found - expected).max()))
+        alike &= found.argmax(1) == classes
+    return {
+        "lenet_error": max(error, trained_error(weights, shown[:_STEP], answers[:_STEP])),
+        "digits_equal": int(alike.sum()),
+        "digits_right": int((classes == answers).sum()),
+        "forward_s": max(seconds),
+        "functional_per_s": instructions / sum(seconds),
+    }
+
+
+def trained_error(weights: dict[str, object], images: np.ndarray, labels: np.ndarray) -> float:
+    """Largest difference of logits after a step of training by PTX, from PyTorch's after its step."""
+    import torch
+
+    network = LeNet(digits.arrays(weights))
+    network.train(images, labels, _RATE)
+    digits.step(weights, torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), _RATE)
+    after = digits.logits(weights, torch.from_numpy(images)).detach().numpy()
+    return float(abs(network.logits(images) - after).max())
+
+
+PARTS: Sequence[Callable[[int], dict[str, float]]] = (proof, lenet)
+"""What is measured, given the number of random programs; their figures are printed together."""
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    parser.add_argument("--programs", type=int, default=PROGRAMS, help="random programs")
+    options = parser.parse_args()
+    found: dict[str, float] = {}
+    for part in PARTS:
+        found |= part(options.programs)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name:16} {value:.6g}" for name, value in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

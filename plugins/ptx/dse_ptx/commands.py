@@ -1,0 +1,162 @@
+"""Kernels in PTX on arrays of one's own: run, or stopped at a line to look at the registers of a thread.
+
+    python -m dse ptx run file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [kernel=<name>] [data=<npz>]
+                          [shared=<bytes>] [most=<warp instructions>] [out=<npz>]
+    python -m dse ptx show line=<n> [thread=<x,y,z>] [of=<x,y,z>] [visit=<n>] ...
+
+Arguments are names of arrays in `data`, which is copied to the device, or numbers; a number with a point is a
+floating-point number. `out` holds the arrays as the kernel left them. `of`: the block of the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError, Problem, pairs
+from dse.results.run_folder import CommandAnswer
+from dse_ptx.execution import MOST_INSTRUCTIONS, Argument, Device, LaunchOptions, Module, Pointer, Run, Watch
+
+_SHOWN = 12  # rows of the instruction mix
+_OPTIONAL = ("kernel", "data", "shared", "most", "out")
+
+
+def run(words: Sequence[str]) -> CommandAnswer:
+    """`ptx run`: run a kernel, and count what it executed."""
+    launch = TypedLaunch.of(words, ())
+    done = launch.start(None)
+    launch.write()
+    total = max(done.thread_instructions, 1)
+    lines = [f"{launch.kernel}: {done.thread_instructions} thread instructions, {int(done.issued.sum())} of warps, "]
+    lines[0] += f"{done.kernel.registers_per_thread} registers live at most"
+    shown = list(done.mix.items())
+    lines += [f"  {100 * count / total:5.1f} %  {opcode}" for opcode, count in shown[:_SHOWN]]
+    if len(shown) > _SHOWN:
+        lines.append(
+            f"  {100 * sum(count for _, count in shown[_SHOWN:]) / total:5.1f} %  {len(shown) - _SHOWN} others"
+        )
+    if launch.out:
+        lines.append(f"written to {launch.out}: {', '.join(sorted(launch.pointers))}")
+    return CommandAnswer(Path(), tuple(lines))
+
+
+def show(words: Sequence[str]) -> CommandAnswer:
+    """`ptx show`: registers of a thread before a line."""
+    launch = TypedLaunch.of(words, ("line", "thread", "of", "visit"))
+    typed = launch.typed
+    if "line" not in typed:
+        raise ConfigError([Problem("line", "is missing", way_out="write line=<number of a line of the text>")])
+    block, thread = (numbers(typed.get(name, "0"), name) for name in ("of", "thread"))
+    visit = number(typed.get("visit", "0"), "visit")
+    done = launch.start(Watch(number(typed["line"], "line"), block, thread, visit))
+    kinds = done.kernel.function.registers
+    lines = [f"{launch.kernel}, before line {typed['line']}"]
+    lines += [f"  {name:12} .{kinds[name]:5} {_text_of(bits, kinds[name])}" for name, bits in done.registers.items()]
+    return CommandAnswer(Path(), tuple(lines))
+
+
+def _text_of(bits: int, kind: str) -> str:
+    """Bits of a register, and the numbers that they may stand for."""
+    if kind == "pred":
+        return "true" if bits else "false"
+    width = int(kind.strip("bfusx")[:2])
+    text = f"0x{bits:0{width // 4}x}  {bits}"
+    if width in (32, 64):
+        text += f"  {np.array([bits], f'u{width // 8}').view(f'f{width // 8}')[0]:.9g}"
+    return text
+
+
+@dataclass(frozen=True)
+class TypedLaunch:
+    """A launch as it was typed, on a device that holds its arrays."""
+
+    typed: Mapping[str, str]
+    module: Module
+    kernel: str
+    pointers: Mapping[str, Pointer]
+    arrays: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, words: Sequence[str], more: Sequence[str]) -> TypedLaunch:
+        """Read the words. Raises ConfigError."""
+        typed = pairs(words, {"file": "", "grid": "", "block": "", "arguments": ""}, optional=[*_OPTIONAL, *more])
+        path, device = Path(typed["file"]), Device()
+        try:
+            module = Module(path, device)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError([Problem("file", f"cannot be read ({error})", str(path))]) from None
+        kernels = module.program.kernels
+        kernel = typed.get("kernel", kernels[0] if len(kernels) == 1 else "")
+        if kernel not in kernels:
+            way = f"kernel={kernels[0]}" if kernels else ""
+            raise ConfigError([Problem("kernel", f"must be one of {', '.join(kernels)}", kernel, way)])
+        arrays = _arrays(typed.get("data", ""))
+        return cls(typed, module, kernel, {name: device.allocate(entry) for name, entry in arrays.items()}, arrays)
+
+    @property
+    def out(self) -> str:
+        """File to write to, or ""."""
+        return self.typed.get("out", "")
+
+    def start(self, watch: Watch | None, sample: tuple[int, ...] = ()) -> Run:
+        """Run the kernel. Raises ConfigError and LaunchError."""
+        typed = self.typed
+        most = number(typed.get("most", str(MOST_INSTRUCTIONS)), "most")
+        options = LaunchOptions(number(typed.get("shared", "0"), "shared"), sample, most, watch)
+        grid, block = (numbers(typed[name], name) for name in ("grid", "block"))
+        arguments = [self._argument(entry) for entry in typed["arguments"].split(",")]
+        return self.module.launch(self.kernel, grid, block, arguments, options)
+
+    def _argument(self, text: str) -> Argument:
+        if text in self.pointers:
+            return self.pointers[text]
+        try:
+            return int(text, 0) if "." not in text and text.lower() not in ("inf", "nan", "-inf") else float(text)
+        except ValueError:
+            names = ", ".join(self.pointers) or "none: data=<npz> brings some"
+            raise ConfigError(
+                [Problem("arguments", "is neither a number nor an array", text, f"arrays: {names}")]
+            ) from None
+
+    def write(self) -> None:
+        """Write the arrays as the device holds them. Raises ConfigError."""
+        if not self.out:
+            return
+        device, arrays = self.module.device, self.arrays
+        values = {name: device.read(self.pointers[name], entry.dtype, entry.shape) for name, entry in arrays.items()}
+        try:
+            with Path(self.out).open("wb") as file:
+                np.savez(file, **values)  # type: ignore[arg-type]
+        except OSError as error:
+            raise ConfigError([Problem("out", f"cannot be written ({error.strerror})", self.out)]) from None
+
+
+def _arrays(path: str) -> dict[str, NDArray[Any]]:
+    """Arrays of a file by name. Raises ConfigError."""
+    if not path:
+        return {}
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError([Problem("data", f"cannot be read as .npz ({error})", path)]) from None
+
+
+def number(text: str, name: str) -> int:
+    """A whole number that was typed. Raises ConfigError."""
+    if not text.isdecimal():
+        raise ConfigError([Problem(name, "must be a whole number", text, f"{name}=0")])
+    return int(text)
+
+
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    """Up to three whole numbers that were typed. Raises ConfigError."""
+    typed = tuple(number(entry, name) for entry in text.split(","))
+    if len(typed) > 3:
+        raise ConfigError([Problem(name, "has at most three numbers", text, f"{name}=8,4,1")])
+    return typed

@@ -1,0 +1,183 @@
+"""Instructions of a kernel as rows of numbers for the interpreter, and as the code of a trace.
+
+What has no row is refused with its instruction and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError, Problem
+from dse_ptx import interpreter as vm
+from dse_ptx.control_flow import Flow, live_registers, reconvergence
+from dse_ptx.instructions import MAKERS, NOTHING
+from dse_ptx.parser import refusal
+from dse_ptx.program import TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Operand, Register, Symbol
+from dse_ptx.rows import Row, UnreadError, immediate_bits
+from dse_ptx.warp_trace import Code, Unit
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A kernel that can be executed.
+
+    rows (instructions, `interpreter.FIELDS`); operands: numbers of constants, then of registers; constants: their bits.
+    lines: of the text. registers: name -> number. shared_bytes: static; local_bytes: of a thread. code: for traces.
+    """
+
+    function: Function
+    rows: NDArray[np.int64]
+    operands: NDArray[np.int64]
+    constants: NDArray[np.uint64]
+    lines: tuple[int, ...]
+    registers: Mapping[str, int]
+    registers_per_thread: int
+    shared_bytes: int
+    local_bytes: int
+    param_bytes: int
+    code: Code
+
+
+def decode(function: Function, addresses: Mapping[str, int], path: str = "ptx", shared: int = 0) -> Decoded:
+    """Decode a kernel without calls. addresses: of the module's variables, in their spaces; shared: bytes of those.
+
+    Raises ConfigError for all instructions that cannot be executed, at once.
+    """
+    decoder = _Decoder(function, addresses, path, shared)
+    rows, problems = list[Row](), list[Problem]()
+    for entry in function.instructions:
+        try:
+            rows.append(decoder.row(entry))
+        except UnreadError as error:
+            problems += refusal(path, entry.line, entry.opcode, f"is not executed: {error}").problems
+    if problems:
+        raise ConfigError(problems)
+    return decoder.assemble(rows)
+
+
+class _Decoder:
+    """Numbers of one kernel's registers, variables and constants."""
+
+    def __init__(self, function: Function, addresses: Mapping[str, int], path: str, shared: int) -> None:
+        self.function, self.path = function, path
+        self.registers = {name: number for number, name in enumerate(function.registers)}
+        self.constants = dict[int, int]()
+        self.addresses = dict(addresses)
+        self.sizes = {"shared": shared, "local": 0}
+        for entry in function.variables:
+            if entry.space in self.sizes:
+                offset = -(-self.sizes[entry.space] // entry.align) * entry.align
+                self.addresses[entry.name] = offset
+                self.sizes[entry.space] = offset + entry.size
+        self.addresses |= {entry.name: entry.offset for entry in function.parameters}
+
+    def row(self, instruction: Instruction) -> Row:
+        """Row of one instruction. Raises UnreadError."""
+        if instruction.name in NOTHING:
+            return Row({vm.KIND: vm.NOTHING})
+        make = MAKERS.get(instruction.name)
+        if make is None:
+            raise UnreadError("the instruction is not known")
+        try:
+            row = make(self.function, instruction)
+        except (IndexError, KeyError, AttributeError) as error:
+            raise UnreadError(f"its modifiers or operands are not known ({error})") from None
+        for entry in (*row.writes, *row.reads):
+            self.number(entry, row.immediate)  # refuses what `assembled` could not
+        if instruction.guard:
+            if instruction.guard.register not in self.registers:
+                raise UnreadError(f"{instruction.guard.register} is not declared")
+            row.fields[vm.NEGATED] = int(instruction.guard.negated)
+        return row
+
+    def number(self, operand: Operand, kind: str) -> int:
+        """Number of an operand: of a register (counted from 0), or -1 - number of a constant."""
+        if isinstance(operand, Group) and operand.is_pair:
+            operand = operand.members[0]
+        if isinstance(operand, Register):
+            return self.registers[operand.name]
+        if isinstance(operand, Address):
+            operand = operand.base or Immediate(0)
+            kind = "u64"
+            if isinstance(operand, Register):
+                return self.registers[operand.name]
+        if isinstance(operand, Symbol):
+            if operand.name not in self.addresses:
+                raise UnreadError(f"{operand.name} is not declared")
+            operand = Immediate(self.addresses[operand.name])
+        if not isinstance(operand, Immediate):
+            raise UnreadError("an operand has another form")
+        bits = immediate_bits(operand, kind)
+        return -1 - self.constants.setdefault(bits, len(self.constants))
+
+    def assemble(self, rows: list[Row]) -> Decoded:
+        """The kernel of these rows."""
+        instructions = (*self.function.instructions, Instruction("exit", (), (), self.last_line))
+        rows = [*rows, Row({vm.KIND: vm.EXIT}, unit=Unit.EXIT)]
+        places, table = list[int](), np.zeros((len(rows), vm.FIELDS), np.int64)
+        written, read = list[list[int]](), list[list[int]]()
+        for number, (row, instruction) in enumerate(zip(rows, instructions, strict=True)):
+            writes = [self.number(entry, "u64") for entry in row.writes]
+            reads = [self.number(entry, row.immediate) for entry in row.reads]
+            fields = {vm.FIRST: len(places), vm.WRITES: len(writes), vm.READS: len(reads), vm.GUARD: -1}
+            if instruction.guard:
+                fields[vm.GUARD] = len(places) + len(writes) + len(reads)
+            places += [*writes, *reads]
+            guard = [self.registers[instruction.guard.register]] if instruction.guard else []
+            places += guard
+            written.append([entry for entry in writes if entry >= 0])
+            read.append([entry for entry in (*reads, *guard) if entry >= 0])
+            for name, value in {vm.BITS: 64, **row.fields, **fields}.items():
+                table[number, name] = value
+        flows = [
+            Flow(tuple(w), tuple(r), _target(row), row.fields[vm.KIND] == vm.EXIT, entry.guard is not None)
+            for w, r, row, entry in zip(written, read, rows, instructions, strict=True)
+        ]
+        table[:, vm.MEETS] = reconvergence(flows)
+        count = len(self.constants)
+        kinds = list(self.function.registers.values())
+        widths = [0 if kind == "pred" else -(-TYPE_BYTES[kind] // 4) for kind in kinds]
+        parameters = self.function.parameters
+        return Decoded(
+            self.function,
+            table,
+            np.array([entry + count if entry >= 0 else -1 - entry for entry in places] or [0], np.int64),
+            np.array(list(self.constants), np.uint64),
+            tuple(entry.line for entry in instructions),
+            self.registers,
+            live_registers(flows, widths),
+            self.sizes["shared"],
+            -(-self.sizes["local"] // 16) * 16,
+            max((entry.offset + entry.size for entry in parameters), default=0),
+            _code(instructions, rows, written, read),
+        )
+
+    @property
+    def last_line(self) -> int:
+        """Line of the last instruction."""
+        return self.function.instructions[-1].line if self.function.instructions else 0
+
+
+def _target(row: Row) -> int:
+    return row.fields[vm.TARGET] if row.fields[vm.KIND] == vm.BRANCH else -1
+
+
+def _code(
+    instructions: tuple[Instruction, ...], rows: list[Row], written: list[list[int]], read: list[list[int]]
+) -> Code:
+    return Code(
+        tuple(entry.opcode for entry in instructions),
+        np.array([row.unit for row in rows], np.int8),
+        _pad(written),
+        _pad(read),
+        np.array([row.operations for row in rows], np.float64),
+    )
+
+
+def _pad(numbers: list[list[int]]) -> NDArray[np.int32]:
+    width = max(map(len, numbers), default=0) or 1
+    return np.array([entry + [-1] * (width - len(entry)) for entry in numbers], np.int32)

@@ -1,0 +1,172 @@
+"""What a launch does over time, as AerialVision (ISPASS 2010) shows it: instructions, warps, stalls, caches and DRAM.
+
+Bins of time are those of the simulation, and phases the stretches in which instructions issued, requests at L2 and the
+bandwidth of DRAM stay alike (`simulators.memory.phases`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.backend import Interval
+from dse_ptx.timing import SLOT_NAMES, KernelTime
+from dse_ptx.warp_trace import Unit
+from simulators.memory.measures import partition_camping
+from simulators.memory.phases import cuts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dse.plots import Draw
+
+Floats = NDArray[np.float64]
+_DRAWN = 64  # bins of a figure
+
+
+@dataclass(frozen=True)
+class LaunchPhase:
+    """A stretch of a launch. ipc: of an SM. dram: share of the bandwidth. cause: what most slots without an
+    instruction went to.
+    """
+
+    begin_s: float
+    end_s: float
+    ipc: float
+    dram: float
+    cause: str
+
+
+def dram_shares(done: KernelTime) -> Floats:
+    """Share of each channel's bandwidth [bins, channels], in the bins of the SMs."""
+    gpu = done.machine.memory.gpu
+    most = done.bin_s * gpu.dram.bytes_per_s / (gpu.dram.channels * gpu.line_bytes)
+    starts = np.arange(len(done.issued) + 1) * done.bin_s
+    total = np.concatenate([np.zeros((1, done.dram.shape[1])), np.cumsum(done.dram, axis=0)])
+    times = np.arange(len(total)) * done.dram_bin_s
+    until = np.stack([np.interp(starts, times, lane) for lane in total.T], axis=1)
+    return np.asarray(np.minimum(np.diff(until, axis=0) / most, 1.0))
+
+
+def slice_shares(done: KernelTime) -> Floats:
+    """Share of the time of each slice of L2 that requests take [bins, channels]."""
+    busy_s = done.slices[:, :, 0] * float(done.machine.memory.gpu.l2.lookup_s)
+    return np.asarray(np.minimum(busy_s / done.bin_s, 1.0))
+
+
+def ipc(done: KernelTime) -> Floats:
+    """Warp instructions of each SM in a cycle [bins, SMs]."""
+    return np.asarray(done.issued / _cycles(done)[:, None])
+
+
+def camping_factor(done: KernelTime) -> float:
+    """Lines of the busiest channel of DRAM over the mean channel's, in the mean of stretches of time."""
+    return partition_camping(done.dram)
+
+
+def phases_of(done: KernelTime) -> list[LaunchPhase]:
+    """Phases of a launch, in the order of time."""
+    dram, rate = dram_shares(done).mean(axis=1), ipc(done).mean(axis=1)
+    peak = done.machine.sm.schedulers * done.machine.sm.issue_width
+    ends = cuts(np.stack([rate / peak, dram, slice_shares(done).mean(axis=1)], axis=1))
+    return [_phase(done, (rate, dram), first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _phase(done: KernelTime, series: tuple[Floats, Floats], first: int, end: int) -> LaunchPhase:
+    cycles, (rate, dram) = _cycles(done)[first:end], series
+    lost = done.slots[first:end].sum(axis=0)
+    instructions, bandwidth = (float(np.average(values[first:end], weights=cycles)) for values in (rate, dram))
+    cause = SLOT_NAMES[1 + int(np.argmax(lost[1:]))]
+    return LaunchPhase(first * done.bin_s, end * done.bin_s, instructions, bandwidth, cause)
+
+
+def _cycles(done: KernelTime) -> Floats:
+    """Cycles of each bin; the last is not full."""
+    width = done.bin_s / done.machine.cycle_s
+    cycles = np.full(len(done.issued), width)
+    cycles[-1] = max(done.cycles - width * (len(cycles) - 1), 1.0)
+    return cycles
+
+
+def table(done: KernelTime) -> pd.DataFrame:
+    """A row for each bin: seconds, ipc, shares of slots and of warps' time, L2, DRAM, and the mix of instructions."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {"second": np.arange(len(done.issued)) * done.bin_s, "ipc": ipc(done).mean(axis=1)}
+    for kind, counts, names in (("slots", done.slots, SLOT_NAMES), ("warps", done.states, SLOT_NAMES)):
+        total = np.maximum(counts.sum(axis=1), 1)
+        columns |= {f"{kind}: {name}": counts[:, place] / total for place, name in enumerate(names)}
+    requests = done.slices[:, :, 0].sum(axis=1)
+    columns["l2_hit_rate"] = done.slices[:, :, 1].sum(axis=1) / np.maximum(requests, 1)
+    columns |= {f"l2 {place}": lane for place, lane in enumerate(slice_shares(done).T)}
+    columns |= {f"dram {place}": lane for place, lane in enumerate(dram_shares(done).T)}
+    columns |= {f"issued: {unit.name.lower()}": done.units[:, unit] for unit in Unit}
+    return pd.DataFrame(columns)
+
+
+def figures(done: KernelTime, name: str) -> Iterator[tuple[str, Draw]]:
+    """Rasters of SMs, slices and channels over time, and of what slots and warps spend it on."""
+    from dse.plots import Frame
+
+    most = float(done.machine.sm.schedulers)
+    machine = {"SMs: instructions of a slot": np.minimum(ipc(done) / most, 1.0), "slices of L2": slice_shares(done)}
+    machine["channels of DRAM"] = dram_shares(done)
+    note = "shade: share of what it could do; dotted: phases"
+    title = (
+        f"{name}: {done.ipc:.2f} instructions a cycle; the busiest channel moves {camping_factor(done):.2f}x the mean"
+    )
+    yield "machine", _raster(machine, done, "SM, slice, or channel", Frame(title, note))
+    lost = {place: share for place, share in enumerate(done.slot_shares.values()) if place}
+    worst, issued = max(lost, key=lost.__getitem__), done.slot_shares["issued"]
+    title = f"{name}: {100 * issued:.0f} % of slots issue, {100 * lost[worst]:.0f} % are lost to {SLOT_NAMES[worst]}"
+    causes = {
+        "slots of schedulers": _shares(done.slots), "warps": _shares(done.states), "instructions": _shares(done.units)
+    }  # fmt: skip
+    note = ", ".join(f"{place} {name}" for place, name in enumerate(SLOT_NAMES))
+    units = ", ".join(f"{unit} {unit.name.lower().replace('_', ' ')}" for unit in Unit if done.units[:, unit].any())
+    yield "causes", _raster(causes, done, "cause, or unit", Frame(title, f"{note}; units: {units}"))
+
+
+def _shares(counts: NDArray[np.int64]) -> Floats:
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+
+
+def _raster(panels: dict[str, Floats], done: KernelTime, lane: str, frame: Any) -> Draw:
+    """A figure of panels whose bins are put together until they are few."""
+    from dse.plots import tables
+
+    times = -(-len(done.issued) // _DRAWN)
+    few = {name: np.add.reduceat(values, np.arange(0, len(values), times)) / times for name, values in panels.items()}
+    ends = tuple(phase.end_s for phase in phases_of(done)[:-1])
+    return partial(
+        tables.raster,
+        few,
+        dict.fromkeys(few, times * done.bin_s),
+        lane=lane,
+        frame=frame,
+        marks=dict.fromkeys(few, ends),
+    )
+
+
+def perfetto(done: KernelTime, name: str) -> dict[str, Any]:
+    """The launch as a trace for Perfetto: its phases as spans, and counters of every bin."""
+    from dse.results.report import trace
+
+    spans = [
+        Interval(name, f"{phase.cause}, ipc {phase.ipc:.2f}", "gemm", phase.begin_s, phase.end_s)
+        for phase in phases_of(done)
+    ]
+    events = trace(spans, done.slot_shares)
+    rows = table(done)
+    columns = [column for column in rows.columns if column.startswith(("ipc", "slots", "dram", "l2 "))]
+    for row in rows.to_dict("records"):
+        events["traceEvents"] += [
+            {"name": column, "ph": "C", "pid": 1, "ts": row["second"] * 1e6, "args": {"value": float(row[column])}}
+            for column in columns
+        ]
+    return events

@@ -1,0 +1,188 @@
+"""Time of a launch on the SMs of a GPU, by the warp instructions that it executes (`dse_ptx.sm_kernel`).
+
+Of a launch of many blocks some are simulated. With C blocks resident at once on all SMs, whole waves of C blocks are
+left out, and each is taken to last as long as C blocks of the steady state; the remainder, which fills a part of the
+SMs, is always simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dse.errors import ConfigError, Problem
+from dse_ptx import sm_kernel as sk
+from dse_ptx.sm_arrays import LANES, Grid, Instructions, instructions, shape_of
+from dse_ptx.sms import SmArray
+from dse_ptx.warp_trace import WarpTrace
+from simulators.memory import engine
+from simulators.memory.policy import Policy
+from simulators.memory.simulation import Simulation
+
+Ints = NDArray[np.int64]
+SLOT_NAMES = ("issued", "memory", "shared", "alu", "pipeline", "barrier", "not selected", "idle")
+"""What a warp, or a scheduler's slot, spends a cycle on, in the order of `sm_kernel`."""
+WRITE_BACK = Policy(name="write_back", loads=True, stores=True, allocation_bypass=False, rinse=False, predictor=None)
+"""What L2 keeps; L1 writes through."""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Time of a launch, and what its SMs did. Tables are of what was simulated, in bins of `bin_s`.
+
+    seconds: of the whole launch with `launch_s`. cycles: that were simulated. simulated: share of blocks.
+    sampling_error: by how much two halves of the steady state differ, over the time that was left out, as a share of
+    the whole; 0 if nothing was. flop, counts (by `sm_kernel`) and l2 (totals of `simulators.memory.engine`) are of the
+    simulated blocks, and ends [blocks] the cycles in which they ended. issued [bins, SMs]: warp instructions; states,
+    slots [bins, 8]: cycles of warps and of schedulers by SLOT_NAMES; units [bins, 16]: warp instructions by `Unit`;
+    slices [bins, channels, 2]: requests at L2, and those that hit; dram [bins, channels] of `dram_bin_s`: lines.
+    """
+
+    machine: SmArray
+    resident: int
+    cycles: int
+    seconds: float
+    launch_s: float
+    simulated: float
+    sampling_error: float
+    flop: float
+    counts: Ints
+    l2: Ints
+    ends: Ints
+    bin_s: float
+    issued: Ints
+    states: Ints
+    slots: Ints
+    units: Ints
+    slices: Ints
+    dram_bin_s: float
+    dram: Ints
+
+    @property
+    def instructions(self) -> int:
+        """Warp instructions that were issued."""
+        return int(self.counts[sk.INSTRUCTIONS])
+
+    @property
+    def ipc(self) -> float:
+        """Warp instructions of an SM in a cycle."""
+        return self.instructions / max(self.cycles * self.machine.num_sms, 1)
+
+    @property
+    def l1_hit_rate(self) -> float:
+        """Sectors that L1 holds, of those that look into it."""
+        return float(self.counts[sk.L1_HITS] / max(self.counts[sk.L1_LOOKUPS], 1))
+
+    @property
+    def l2_hit_rate(self) -> float:
+        """Requests at L2 that it serves, lines under way among them."""
+        return float(self.slices[:, :, 1].sum() / max(self.slices[:, :, 0].sum(), 1))
+
+    @property
+    def dram_bytes(self) -> float:
+        """Bytes that DRAM read and wrote."""
+        return float(self.l2[engine.READS] + self.l2[engine.WRITES]) * self.machine.memory.gpu.line_bytes
+
+    @property
+    def slot_shares(self) -> dict[str, float]:
+        """Share of the schedulers' slots by what they went to."""
+        total = self.slots.sum(axis=0)
+        return {name: float(total[place] / max(total.sum(), 1)) for place, name in enumerate(SLOT_NAMES)}
+
+
+def occupancy(trace: WarpTrace, machine: SmArray) -> int:
+    """Blocks of a trace that an SM holds at once. Raises ConfigError where not even one fits."""
+    return resident_blocks(machine, trace.threads_per_block, trace.registers_per_thread, trace.shared_bytes_per_block)
+
+
+def resident_blocks(machine: SmArray, threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks that an SM holds at once, by their threads, registers of each, and bytes of shared memory.
+
+    Raises ConfigError where not even one fits.
+    """
+    sm, warps = machine.sm, math.ceil(threads / LANES)
+    of_warp = math.ceil(registers * LANES / sm.register_allocation) * sm.register_allocation
+    shared = math.ceil(shared_bytes / sm.shared_allocation) * sm.shared_allocation
+    needs = {"warps": warps, "blocks": 1, "registers": of_warp * warps, "shared_bytes": shared}
+    limits = {name: int(getattr(sm, name)) // need for name, need in needs.items() if need}
+    scarce = min(limits, key=limits.__getitem__)
+    if limits[scarce] < 1:
+        rule = f"holds no block, which needs {needs[scarce]}"
+        raise ConfigError([Problem(f"system.sm.{scarce}", rule, getattr(sm, scarce), "take smaller blocks")])
+    return limits[scarce]
+
+
+def simulated_blocks(total: int, most: int, wave: int) -> int:
+    """Blocks of a launch that are simulated: all, or about `most`, but two waves at least."""
+    skipped = max(0, min(-(-(total - most) // wave), (total - 2 * wave) // wave)) if total > most else 0
+    return total - skipped * wave
+
+
+def time_launch(
+    trace: WarpTrace, machine: SmArray, *, grid: Grid | None = None, most_blocks: int | None = None
+) -> KernelTime:
+    """Time a launch. grid: blocks that repeat the trace's first. most_blocks: to simulate, but two waves at least.
+
+    Raises ConfigError where no block fits on an SM, or a trace holds a sample that is shorter than two waves.
+    """
+    resident, launch = occupancy(trace, machine), instructions(trace, machine, grid)
+    total = launch.blocks if grid else trace.num_blocks
+    available, wave = launch.blocks, resident * machine.num_sms
+    blocks = simulated_blocks(total, min(available, most_blocks or available), wave)
+    if blocks > available:
+        rule, way = f"holds {available} of {total} blocks, less than two waves", f"execute the first {blocks} blocks"
+        raise ConfigError([Problem("trace", rule, None, way)])
+    launch.parts.update(first=launch.parts["first"][:blocks], place=launch.parts["place"][: 3 * blocks])
+    shape, k, v = shape_of(launch, trace, machine, resident)
+    memory = Simulation(machine.memory, WRITE_BACK, held=1)
+    streams = launch.pcs, launch.accesses, launch.sectors
+    memory.now = sk.run(*streams, k, v, shape, memory.w, memory.m, memory.t, memory.o) * shape.cycle_ns
+    ends = v[shape.ends : shape.ends + blocks]
+    left, error = _left_out(np.sort(ends), wave, (total - blocks) // wave)
+    launch_s, cycles = machine.sm.launch * machine.cycle_s, int(v[shape.counts + sk.CYCLES])
+    return KernelTime(
+        machine=machine, resident=resident, cycles=cycles, launch_s=launch_s,
+        seconds=launch_s + (cycles + left) * machine.cycle_s, simulated=blocks / total,
+        sampling_error=error / max(cycles + left, 1.0), flop=_flop(trace, launch),
+        counts=v[shape.counts : shape.counts + sk.COUNTS], l2=memory.part("total").copy(), ends=ends,
+        **_tables(v, shape, memory, machine),
+    )  # fmt: skip
+
+
+def _left_out(ends: Ints, wave: int, skipped: int) -> tuple[float, float]:
+    """Cycles of the waves that are left out, and by how much these differ by the halves of the steady state.
+
+    ends: of the blocks, in their order. The steady state is a whole wave of blocks, from the middle of the first.
+    """
+    if not skipped:
+        return 0.0, 0.0
+    first = wave // 2
+    middle, last = first + wave // 2, first + wave
+    cycles = skipped * float(ends[last] - ends[first])
+    halves = float(ends[middle] - ends[first]) / (middle - first), float(ends[last] - ends[middle]) / (last - middle)
+    return cycles, abs(halves[0] - halves[1]) * skipped * wave / 2 if wave > 1 else 0.0
+
+
+def _tables(v: Ints, s: sk.Shape, memory: Simulation, machine: SmArray) -> dict[str, Any]:
+    """Tables of bins of time, as far as the launch reaches."""
+    shift, channels, activity = int(v[s.clock + sk.SHIFT]), machine.memory.gpu.dram.channels, memory.activity()
+    bins = max(1, (int(v[s.counts + sk.CYCLES]) >> shift) + 1)
+    widths = {"issued": s.sms, "states": sk.STATES, "slots": sk.STATES, "units": sk.UNITS}
+    tables = {name: v[getattr(s, name) :][: bins * width].reshape(bins, width) for name, width in widths.items()}
+    every = v[s.slices : s.slices + sk.BINS * 2 * channels].reshape(sk.BINS, channels, 2)
+    tables["slices"] = np.concatenate([every[: bins - 1], every[bins - 1 :].sum(axis=0, keepdims=True)])  # late ones
+    return {
+        **tables, "bin_s": (1 << shift) * machine.cycle_s, "dram_bin_s": activity.seconds, "dram": activity.channels
+    }  # fmt: skip
+
+
+def _flop(trace: WarpTrace, launch: Instructions) -> float:
+    """Floating-point operations of the simulated blocks' active lanes."""
+    of_rows = trace.code.operations[trace.pcs] * np.bitwise_count(trace.active)
+    total, first = np.concatenate([[0.0], np.cumsum(of_rows)]), launch.parts["first"]
+    warps = int(np.searchsorted(trace.blocks, trace.blocks[0], side="right"))
+    return float((total[trace.starts[first + warps]] - total[trace.starts[first]]).sum())

@@ -1,0 +1,104 @@
+"""`ptx time`: a kernel in PTX executed on arrays, and timed on the SMs of a GPU.
+
+    python -m dse ptx time file=<ptx> grid=<x,y,z> block=<x,y,z> arguments=<a,b,...> [system=gtx_1080_ti] [blocks=<n>]
+                           [out=<folder>] ...
+    python -m dse ptx time file=kernel-1.traceg [system=v100] [blocks=<n>] [out=<folder>]
+
+The second times a SASS trace of Accel-Sim. Of a launch of many blocks about `blocks` are timed, whole waves at least
+(0: all). Written into the folder:
+
+    time.json         seconds, instructions, rates and shares, every constant with its source
+    intervals.parquet a row for each bin of time: instructions, stalls, warps, L2, DRAM
+    figures/          machine and causes over time; `trace.json` opens in Perfetto
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dse.errors import pairs
+from dse.results.run_folder import CommandAnswer, Outputs, writable
+from dse_ptx.commands import TypedLaunch, number, numbers
+from dse_ptx.phases import camping_factor, figures, perfetto, phases_of, table
+from dse_ptx.sass import read_sass
+from dse_ptx.sms import SmArray, sm_array
+from dse_ptx.timing import KernelTime, resident_blocks, simulated_blocks, time_launch
+
+_WAVES = 3  # that are timed unless the user asks for others
+
+
+def time(words: Sequence[str]) -> CommandAnswer:
+    """`ptx time`: run a kernel, and predict how long it takes on a GPU."""
+    typed = dict(word.partition("=")[::2] for word in words)
+    if ".traceg" in typed.get("file", ""):
+        typed = pairs(words, {"file": ""}, optional=("system", "blocks", "out"))
+        machine, most = _machine(typed), number(typed.get("blocks", "0"), "blocks")
+        name, trace = Path(typed["file"]).name.partition(".")[0], read_sass(Path(typed["file"]))
+        done = time_launch(trace, machine, most_blocks=most or None)
+    else:
+        launch = TypedLaunch.of(words, ("system", "blocks"))
+        typed, name, machine = dict(launch.typed), launch.kernel, _machine(launch.typed)
+        run = launch.start(None, tuple(range(_blocks(launch, machine))))
+        assert run.trace is not None
+        done = time_launch(run.trace, machine)
+    outputs = writable(typed.get("out") or f"outputs/ptx_time/{name}_{machine.name}")
+    _write(done, name, outputs)
+    return CommandAnswer(outputs.folder, tuple(_lines(done, name, outputs)), "time")
+
+
+def _machine(typed: Mapping[str, str]) -> SmArray:
+    return sm_array(typed.get("system", "gtx_1080_ti"))
+
+
+def _blocks(launch: TypedLaunch, machine: SmArray) -> int:
+    """Blocks that are traced."""
+    grid, block = (numbers(launch.typed[name], name) for name in ("grid", "block"))
+    kernel, total = launch.module.kernel(launch.kernel), math.prod(grid)
+    shared = kernel.shared_bytes + number(launch.typed.get("shared", "0"), "shared")
+    wave = machine.num_sms * resident_blocks(machine, math.prod(block), kernel.registers_per_thread, shared)
+    most = number(launch.typed.get("blocks", str(_WAVES * wave)), "blocks")
+    return simulated_blocks(total, most or total, wave)
+
+
+def record(done: KernelTime) -> Mapping[str, Any]:
+    """Numbers of a launch, with the sources of the machine's."""
+    return {
+        "seconds": done.seconds, "launch_s": done.launch_s, "cycles": done.cycles, "instructions": done.instructions,
+        "ipc": done.ipc, "blocks_of_sm": done.resident, "simulated": done.simulated,
+        "sampling_error": done.sampling_error, "flop": done.flop, "dram_bytes": done.dram_bytes,
+        "l1_hit_rate": done.l1_hit_rate, "l2_hit_rate": done.l2_hit_rate, "camping": camping_factor(done),
+        "slots": done.slot_shares, "phases": [vars(phase) for phase in phases_of(done)],
+        "facts": [list(fact) for fact in done.machine.facts_below("system")],
+    }  # fmt: skip
+
+
+def _lines(done: KernelTime, kernel: str, outputs: Outputs) -> list[str]:
+    lost = sorted(
+        ((share, name) for name, share in done.slot_shares.items() if name != "issued" and share), reverse=True
+    )
+    lines = [
+        f"{kernel} on {done.machine.name}: {done.seconds * 1e6:.4g} us, of which launch {done.launch_s * 1e6:.3g} us",
+        f"  {done.ipc:.2f} warp instructions of an SM in a cycle; {done.resident} blocks on an SM at once",
+        "  slots: "
+        + ", ".join(f"{name} {share:.1%}" for share, name in [(done.slot_shares["issued"], "issued"), *lost]),
+        f"  L1 hits {done.l1_hit_rate:.1%}, L2 {done.l2_hit_rate:.1%}; DRAM moves {done.dram_bytes:.4g} bytes",
+    ]
+    if done.simulated < 1:
+        lines.append(
+            f"  {done.simulated:.1%} of blocks are simulated; the halves of a wave differ by {done.sampling_error:.1%}"
+        )
+    return [*lines, f"written to {outputs.folder}/: time.json, intervals.parquet, figures/*"]
+
+
+def _write(done: KernelTime, kernel: str, outputs: Outputs) -> None:
+    from dse import plots
+
+    outputs.write_json("time", record(done))
+    outputs.write_table("intervals", table(done))
+    outputs.write_text("figures/trace.json", json.dumps(perfetto(done, kernel)))
+    for name, make in figures(done, kernel):
+        plots.save(make, outputs.figures, name)
