@@ -9,6 +9,9 @@ digits_equal             of 64 of scikit-learn's digits, those classified as by 
 digits_right             of them, those classified right
 forward_s                processor time of the forward pass of 64 digits, of the slowest algorithm
 functional_per_s         thread instructions a second of processor time on one core, in these passes
+timing_per_s             warp instructions of a product that are timed a second of processor time
+deepbench_median         median error of products and convolutions in fp32 (`--data DIR`: DeepBench's tables; of
+                         `--every` N rows one), with the misses
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.ptx_timing import instructions_per_s, predictions, summary
 from dse_ptx import digits
 from dse_ptx.checking import comparison, random_programs
 from dse_ptx.checking.cases import cases
@@ -31,15 +37,15 @@ PROGRAMS = 150
 """Random programs."""
 
 
-def proof(programs: int) -> dict[str, float]:
+def proof(options: argparse.Namespace) -> dict[str, float]:
     """Launches by both interpreters."""
     equal = [each.is_equal() for each in cases()]
     equal += [comparison.random_is_equal(i, [each] * 4, 0) for i, each in enumerate(random_programs.TEMPLATES)]
-    equal += [comparison.random_is_equal(seed) for seed in range(programs)]
+    equal += [comparison.random_is_equal(seed) for seed in range(options.programs)]
     return {"kernels": len(equal), "kernels_equal": sum(equal)}
 
 
-def lenet(_: int) -> dict[str, float]:
+def lenet(_: argparse.Namespace) -> dict[str, float]:
     """The network by PTX and by PyTorch, with weights that were trained on the other digits."""
     import torch
 
@@ -79,8 +85,13 @@ def trained_error(weights: dict[str, object], images: np.ndarray, labels: np.nda
     return float(abs(network.logits(images) - after).max())
 
 
-PARTS: Sequence[Callable[[int], dict[str, float]]] = (proof, lenet)
-"""What is measured, given the number of random programs; their figures are printed together."""
+def timing(options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of the model of time, and its errors."""
+    return {"timing_per_s": instructions_per_s(), **summary(predictions(options.data, options.every))}
+
+
+PARTS: Sequence[Callable[[argparse.Namespace], dict[str, Any]]] = (proof, lenet, timing)
+"""What is measured, given the options; their figures are printed together."""
 
 
 def main() -> int:
@@ -88,14 +99,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     parser.add_argument("--programs", type=int, default=PROGRAMS, help="random programs")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of DeepBench's tables")
+    parser.add_argument("--every", type=int, default=8, help="of so many rows, one is predicted (8)")
     options = parser.parse_args()
-    found: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     for part in PARTS:
-        found |= part(options.programs)
+        figures |= part(options)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
     else:
-        print("\n".join(f"{name:16} {value:.6g}" for name, value in found.items()))
+        print("\n".join(f"{name:16} {value}" for name, value in figures.items()))
     return 0
 
 

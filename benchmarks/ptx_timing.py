@@ -1,15 +1,11 @@
-"""Times of PTX kernels against measured ones: `python -m benchmarks.ptx_timing --data DIR [--json] [--every N]`.
+"""Times of PTX kernels against DeepBench's: products, and convolutions that ran as implicit products, in fp32.
 
-DIR holds DeepBench's tables (`NV_1080Ti.csv`, ...). Of products, and convolutions that ran as implicit products, every
-N-th row in fp32 is predicted by our own kernels on the SMs of the GPU; nothing is fitted on any row. Printed: warp
-instructions that are timed in a second of CPU time, the median error over all rows and by GPU and sort, and the misses.
+Every N-th row is predicted by our own kernels on the SMs of the GPU; nothing is fitted on any row.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -101,30 +97,7 @@ def summary(timed: list[RowPrediction]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
-    """Print what was found, as JSON with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of DeepBench's tables")
-    parser.add_argument("--every", type=int, default=4, help="of so many rows, one is predicted (4)")
-    parser.add_argument("--devices", nargs="*", default=list(DEVICES), help="of " + ", ".join(DEVICES))
-    parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args()
-    timed = []
-    for name in chosen.devices if chosen.data else ():
-        machine = sm_array(name)
-        for sort, row in rows(chosen.data, name, chosen.every):
-            timed.append(predict(sort, row, machine))
-            if not chosen.json:
-                print(timed[-1], flush=True)
-    found = {"timing_per_s": instructions_per_s(), **summary(timed)}
-    if chosen.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(
-                name, *(value if isinstance(value, list) else [value]), sep="\n  " if isinstance(value, list) else " "
-            )
-
-
-if __name__ == "__main__":
-    main()
+def predictions(folder: Path, every: int) -> list[RowPrediction]:
+    """Predicted rows of all devices that the folder has a table of."""
+    present = [name for name, stem in DEVICES.items() if (folder / f"{stem}.csv").is_file()]
+    return [predict(sort, row, sm_array(name)) for name in present for sort, row in rows(folder, name, every)]

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dse import __version__, plugins
 from dse.config.options import (
@@ -38,6 +38,9 @@ from dse.config.options import (
 )
 from dse.errors import Broken, ConfigError, Problem, Problems, disk_is_full
 from dse.errors.texts import CLOSED_PIPE, ClosedPipe, Masks, printable, printable_streams, secrets_known
+
+if TYPE_CHECKING:
+    from dse.study.plan import Plan
 
 OK, REFUSED, FAILED_POINTS, ENVIRONMENT, INTERRUPTED = 0, 2, 3, 4, 130
 Command = Callable[[Sequence[str]], Any]
@@ -124,11 +127,14 @@ def _dispatch(words: list[str]) -> int:
     _refuse_command_after(words)
     if _needs_hydra(words):
         return _hydra(words)
-    return _run(overrides(words), own_folder(words))[1]
+    planned = _planned(overrides(words), own_folder(words))
+    from dse.run_study import run
+
+    return run(planned)[1]
 
 
-def _run(texts: Sequence[str], own: Path | None) -> tuple[Path, int]:
-    """Run the study of some overrides; its folder, and its exit code. own: a folder of configuration.
+def _planned(texts: Sequence[str], own: Path | None) -> Plan:
+    """The plan of the study of some overrides. own: a folder of configuration.
 
     Raises ConfigError: a refusal waits for no import of what it does not need, words before values.
     """
@@ -138,7 +144,12 @@ def _run(texts: Sequence[str], own: Path | None) -> tuple[Path, int]:
     composed.check()
     from dse.study.plan import plan
 
-    planned = plan(composed)
+    return plan(composed)
+
+
+def _run(texts: Sequence[str], own: Path | None) -> tuple[Path, int]:
+    """Run the study of some overrides; its folder, and its exit code. own: a folder of configuration."""
+    planned = _planned(texts, own)
     from dse.run_study import run
 
     return run(planned)

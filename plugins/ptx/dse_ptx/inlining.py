@@ -64,7 +64,7 @@ def _without_first_call(caller: Function, program: Program, path: str) -> Functi
     formal = [entry.name for entry in (*function.returns, *function.parameters)]
     actual = [entry.name for entry in (*results, *arguments) if isinstance(entry, Register | Symbol)]
     if len(formal) != len(actual):
-        raise refusal(path, call.line, f"call {callee}", f"has {len(actual)} parameters, and needs {len(formal)}")
+        raise refusal(path, call.line, f"call {callee}", f"has {len(actual)} parameters, not {len(formal)}")
     suffix = f"~{callee}{len(caller.labels)}"
     names = {entry: entry + suffix for entry in function.registers}
     names |= {entry: entry + suffix for entry in function.labels}
