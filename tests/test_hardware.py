@@ -62,8 +62,9 @@ def test_a_machine_has_its_network_by_one_word(base: str, fabric: str, name: str
 
 def test_what_is_measured_of_another_gpu_is_called_assumed() -> None:
     mi300x, h200 = (served_by(name).constants for name in ("mi300x_8", "h200_8"))
-    assert mi300x["gpu.contention.late_start"][1] == "calibrated"
-    assert h200["gpu.contention.late_start"][1] == "assumed"
+    assert mi300x["gpu.contention.gemm_beside_cus"][1] == "calibrated"
+    assert h200["gpu.contention.gemm_beside_cus"][1] == "assumed"
+    assert h200["gpu.contention.late_start"][1] == "calibrated"  # on its own tables
     assert h200["gpu.efficiency.bf16.compute"][1] == "assumed"
     assert served_by("h100_8").constants["gpu.efficiency.bf16.compute"][1] == "calibrated"
 

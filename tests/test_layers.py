@@ -238,7 +238,15 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
                 yield from public(node, f"{prefix}{node.name}.")
 
 
-_COMPILED = {"compile_lazily", "flat", "inline_always", "inline_never", "triton.jit", "torch.library.custom_op"}
+_COMPILED = {
+    "compile_lazily",
+    "flat",
+    "inline_always",
+    "inline_never",
+    "triton.jit",
+    "torch.library.custom_op",
+    "flat_over",
+}
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

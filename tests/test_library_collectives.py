@@ -182,7 +182,8 @@ def test_iterations_are_told_to_use_the_switch_and_refused_where_there_is_none()
 @pytest.mark.parametrize("name", ["h200_8", "h20_8", "h800_8", "b200_8", "b300_8"])
 def test_switches_that_were_not_measured_are_called_assumed(name: str) -> None:
     facts = {path: kind for path, _, kind, _ in Device.of(tree_of(name)).facts() if ".in_switch." in path}
-    assert set(facts.values()) == {"assumed"}
+    assert set(facts.values()) <= {"assumed", "derived"}
+    assert "assumed" in facts.values()
     assert len(facts) == 9
 
 

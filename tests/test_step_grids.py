@@ -45,7 +45,8 @@ def changed(design: StepDesign, path: str, chance: random.Random) -> Any:
     value = get_path(design, path)
     if isinstance(value, int):
         return max(1, round(value * chance.choice([0.5, 1, 1, 2, chance.uniform(0.5, 2)])))
-    return value * chance.uniform(0.8, 1.0 if value <= 1 else 1.2)  # shares stay shares
+    least = 1.0 if ".contention." in path else 0.8  # slowdowns stay slowdowns
+    return value * chance.uniform(least, 1.0 if value <= 1 else 1.2)  # shares stay shares
 
 
 def beside(design: StepDesign, chance: random.Random, count: int) -> list[StepDesign]:

@@ -182,7 +182,7 @@ def test_the_check_of_fused_operators_runs_and_ends_well(triton: Any) -> None:
     assert done.stdout.count('"equal": true') == 4
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_layers_with_all_to_alls_have_the_gradients_of_serial_execution(torch: Any) -> None:
     errors = proof.on_ranks(layer.expert_errors, 3, 100, layer._RANKS)
     assert max(map(max, errors.values())) < 1e-12

@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from dse.backend import Backend, Batch, Columns, Law, Metric, Result, Results, Tree
+from dse.config.options import option_file
+from dse.config.yaml_checks import load_yaml
 from dse.errors import ConfigError, Problem, Problems
 from dse.errors.rules import problems
 from dse.space import get_path
@@ -50,7 +52,6 @@ class RequestBackend(Backend):
     """Designs one by one, each in a fraction of a second; rings and schedules of T3 only."""
 
     version = "1"
-    batch = 8
     metrics = METRICS
     relations: Mapping[str, Metric] = {
         "speedup": Metric("x", "makespan of the baseline / makespan", goal="maximize"),
@@ -75,6 +76,15 @@ class RequestBackend(Backend):
             rule, way = "is no section of keys", "choose one: controller=t3"
             raise ConfigError([Problem(_SECTION, rule, tree.get(_SECTION), way)])
         self._fluid.sections(_without(tree))
+        self._refuse_chunks(tree["schedule"])
+
+    def _refuse_chunks(self, schedule: Any) -> None:
+        """Refuse a number of chunks that is not the option's: it would change nothing here. Raises ConfigError."""
+        file = option_file("schedule", str(schedule.get("name")))
+        shipped = load_yaml(file).get("num_chunks") if file is not None else schedule.get("num_chunks")
+        if schedule.get("num_chunks") != shipped:
+            rule, way = "is read by the fluid model alone: waves stand in its place", "leave it out"
+            raise ConfigError([Problem("schedule.num_chunks", rule, schedule.get("num_chunks"), way)])
 
     def scenarios(self, tree: Tree) -> Mapping[str, Tree]:
         """One scenario for each shape of the workload."""

@@ -106,6 +106,7 @@ def test_judge_writes_a_system_of_what_was_measured(tmp_path: Path) -> None:
         assert 0.8 * measured.hardware.gpu.hbm_bytes_per_s < rate < measured.hardware.gpu.hbm_bytes_per_s
 
 
+@pytest.mark.more
 def test_judge_runs_emitted_operators_and_says_which_differ(torch: Any, tmp_path: Path) -> None:
     emit(["schedule=serial", "gpus=2", f"out={tmp_path / 'own'}"])
     assert all(row["equal"] for row in judge([f"operators={tmp_path / 'own'}", f"out={tmp_path}"]).data["operators"])
