@@ -238,7 +238,8 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
                 yield from public(node, f"{prefix}{node.name}.")
 
 
-_COMPILED = {
+_DSL = {"triton.jit", "torch.library.custom_op"}
+_COMPILED = {"compile_lazily", "flat", "flat_over", "inline_always", "inline_never", *_DSL}
     "compile_lazily",
     "flat",
     "inline_always",
