@@ -240,14 +240,6 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
 
 _DSL = {"triton.jit", "torch.library.custom_op"}
 _COMPILED = {"compile_lazily", "flat", "flat_over", "inline_always", "inline_never", *_DSL}
-    "compile_lazily",
-    "flat",
-    "inline_always",
-    "inline_never",
-    "triton.jit",
-    "torch.library.custom_op",
-    "flat_over",
-}
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
