@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from dse.errors.rules import Rule
-from dse.values import knob
+from dse.values import knob, put
 from dse.values.units import Integer
 from search_spaces.comm_knobs import CommEngineKnobs
 from search_spaces.pipeline import Pipeline
@@ -61,6 +61,9 @@ class Concurrent(CommEngineKnobs):
     def lower(self, system: System, workload: Workload) -> TaskGraph:
         """Lower to a collective over all links and a GEMM, in two parts if the collective waits for its first wave."""
         masked = bool(self.partition) and self.launch_order == "gemm_first"
+        first = system.gpu.contention.late_start_first
+        if self.launch_order == "comm_first" and first is not None:
+            system = put(system, "gpu.contention.late_start", first)
         line = Pipeline(system, workload, knobs=self, comm_cus=self._cus(system, workload), masked=masked)
         size = (line.op.m, line.op.local_n, line.op.local_k)
         amounts = [(route, line.payload(line.shard_rows(route.peer), line.collective.cols)) for route in line.routes]

@@ -264,6 +264,7 @@ AFTER: tuple[Pattern, ...] = ("reduce_scatter", "all_reduce")
 """Collectives that sum what GEMMs have summed in parts."""
 FREE: dict[str, Any] = {f"system.gpu.contention.{name}": 1.0 for name in Contention.model_fields}
 FREE["system.gpu.contention.late_start"] = 0.0
+del FREE["system.gpu.contention.late_start_first"]  # null: as the other one
 """Overrides by which operators slow one another by nothing but the CUs, HBM and links they share."""
 
 

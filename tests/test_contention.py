@@ -15,7 +15,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dse.backend import Batch
 from dse.cli import main
+from dse.config.compose import request
+from dse.values import put
 from simulators.calibration.contention import (
     TIMES,
     Overlaps,
@@ -30,6 +33,7 @@ from simulators.costs.gemm.waves import fewest_free_cus
 from simulators.costs.transfer import late_start_s
 from simulators.hardware.machine import Gpu
 from simulators.hardware.parts import Contention, ShaderEngines
+from simulators.overlap.backend import OverlapBackend
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
 from tests.support import (
@@ -120,7 +124,7 @@ def test_nothing_is_lost_to_others_where_dma_engines_move_beside_plenty_of_memor
 # The coefficients
 
 
-@pytest.mark.parametrize("name", Contention.model_fields)
+@pytest.mark.parametrize("name", [name for name in Contention.model_fields if name != "late_start_first"])
 def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None:
     def makespans(overrides: dict[str, Any]) -> list[float]:
         movers = [{"schedule.comm_engine": mover, **overrides} for mover in ("cu", "dma")]
@@ -128,6 +132,18 @@ def test_each_coefficient_of_contention_changes_some_makespan(name: str) -> None
         return [float(run("fluid", design("hetero_fused_1d", settings)).makespan[0]) for settings in assigned]
 
     assert makespans({f"system.gpu.contention.{name}": 4.0}) != makespans({})
+
+
+@pytest.mark.parametrize(("schedule", "matters"), [("c3_sp", True), ("c3_base", False)])
+def test_a_collective_that_is_launched_first_starts_late_by_a_coefficient_of_its_own(
+    schedule: str, matters: bool
+) -> None:
+    overlap = OverlapBackend("fluid")
+    tree = request(["study=conccl", "system=h100_8", f"schedule={schedule}"]).tree
+    point = overlap.design(next(iter(overlap.scenarios(tree).values())))
+    points = [put(point, "system.gpu.contention.late_start_first", late) for late in (0.0, 0.5)]
+    first, later = (result[0].metrics["makespan_s"] for result in overlap.evaluate([Batch(each) for each in points]))
+    assert (first < later) == matters
 
 
 # Waves beside other kernels

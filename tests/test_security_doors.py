@@ -212,6 +212,8 @@ def test_whatever_a_text_holds_it_is_data_or_a_refusal(text: str) -> None:
 READERS = {"load", "loads", "safe_load", "full_load", "unsafe_load", "load_all", "safe_load_all"}
 OTHER_DOORS = {
     "dse/errors/parsing.py",  # the door
+    "plugins/torch_gpu/dse_judge/__main__.py",  # torch alone: its own tables
+    "plugins/torch_gpu/dse_judge/grids.py",  # likewise: a profile that torch wrote just before
     "plugins/peers/dse_peers/simgrid/simulation.py",  # a script of another Python, which reads what we write
     "simulators/external/supervisor.py",  # likewise: a process of its own that imports nothing of ours
 }

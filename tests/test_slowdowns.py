@@ -30,10 +30,12 @@ def test_each_coefficient_is_the_median_of_the_rows_of_its_law(tmp_path: Path) -
     engine = np.random.default_rng(0).uniform(1.0, 1.3, 21).tolist()
     coefficients = fit_slowdowns(tables(tmp_path, engine))
     truth = {"dma_beside_gemm": float(np.median(engine)), "cu_copy_beside_gemm": 1.4, "late_start": 0.9}
+    truth["late_start_first"] = 0.0
     assert coefficients == pytest.approx(truth, rel=1e-3)
     # nothing gains by contention, and nine rows are too few for a law
     assert fit_slowdowns(tables(tmp_path, [0.5] * 10, copies=0.7, late=-0.4)) == dict.fromkeys(truth, 1.0) | {
-        "late_start": 0.0
+        "late_start": 0.0,
+        "late_start_first": 0.0,
     }
     assert set(fit_slowdowns(tables(tmp_path, engine[:9]))) == set(truth) - {"dma_beside_gemm"}
 

@@ -1,10 +1,11 @@
 """Contention of a GPU from its own tables of a GEMM beside other work, as `dse judge` writes them.
 
-Three coefficients are read off, each the median of a ratio of two times over the rows that it is the law of:
+Four coefficients are read off, each the median of a ratio of two times over the rows that it is the law of:
 
     dma_beside_gemm       a GEMM beside copy engines, over the GEMM alone
     cu_copy_beside_gemm   a copy by 4 SMs or more beside a GEMM, over the copy alone; fewer fill no link
     late_start            how much later a copy ends that was launched after a GEMM, over the GEMM's time (`starts`)
+    late_start_first      the same of a copy that was launched before the GEMM, less what cu_copy_beside_gemm explains
 
 `gemm_beside_cus` stays: what a GEMM loses to SMs that are merely held exceeds what its waves explain by more than what
 it loses to the data that moves (docs/how-to/gpu.md), so that these rows do not determine it.
@@ -43,12 +44,15 @@ def fit_slowdowns(file: Path) -> dict[str, float]:
     rows = _read(file, _BESIDE)
     starts = file.with_name("starts.csv")
     late = _read(starts, _STARTS) if starts.is_file() else []
+    copies = [_slowdown(cells, "other") for cells in rows if _copies(cells)]
+    slower = max(1.0, float(np.median(copies))) if copies else 1.0
     ratios = {
         "late_start": [_late(cells) for cells in late if cells["order"] == "gemm first"],
-        "cu_copy_beside_gemm": [_slowdown(cells, "other") for cells in rows if _copies(cells)],
+        "late_start_first": [_late(cells, slower) for cells in late if cells["order"] == "copy first"],
+        "cu_copy_beside_gemm": copies,
         "dma_beside_gemm": [_slowdown(cells, "gemm") for cells in rows if cells["other"].startswith("engine")],
     }
-    least = {name: 0.0 if name == "late_start" else 1.0 for name in ratios}  # below: a speed-up by contention
+    least = {name: 0.0 if name.startswith("late") else 1.0 for name in ratios}  # below: a speed-up by contention
     return {
         name: float(f"{max(np.median(values), least[name]):.4g}")
         for name, values in ratios.items()
@@ -78,8 +82,8 @@ def _slowdown(cells: _Cells, of: str) -> float:
     return float(cells[f"{of}_beside_s"]) / float(cells[f"{of}_alone_s"])
 
 
-def _late(cells: _Cells) -> float:
-    return (float(cells["other_end_s"]) - float(cells["other_alone_s"])) / float(cells["gemm_alone_s"])
+def _late(cells: _Cells, slower: float = 1.0) -> float:
+    return (float(cells["other_end_s"]) - slower * float(cells["other_alone_s"])) / float(cells["gemm_alone_s"])
 
 
 def _read(file: Path, needed: tuple[str, ...]) -> list[_Cells]:

@@ -132,13 +132,15 @@ class Contention(Frozen):
     """Slowdowns of operators that run side by side, beyond their sharing of CUs, HBM bandwidth and links.
 
     gemm_beside_cus: of a GEMM while kernels move data. late_start: time by which kernels that move data start late
-    beside a GEMM, over the time of the GEMM alone. cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM
-    runs. dma_beside_gemm: of both a transfer by DMA engines and the GEMM beside it. These four are the only calibrated
-    constants of contention (docs/explanation/contention.md).
+    beside a GEMM, over the time of the GEMM alone; late_start_first: where they were launched before it (null: the
+    same). cu_copy_beside_gemm: of a CU's byte of a transfer, while a GEMM runs. dma_beside_gemm: of both a transfer by
+    DMA engines and the GEMM beside it. These are the only calibrated constants of contention
+    (docs/explanation/contention.md).
     """
 
     gemm_beside_cus: Slowdown
     late_start: Annotated[Number, Field(ge=0, le=4)]
+    late_start_first: Annotated[Number, Field(ge=0, le=4)] | None = None
     cu_copy_beside_gemm: Slowdown
     dma_beside_gemm: Slowdown
 

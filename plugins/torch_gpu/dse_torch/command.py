@@ -8,7 +8,6 @@ python -m dse judge operators=<folder of `emit`> [out=my_gpu]                emi
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import yaml
 
 from dse import plots
 from dse.errors import ConfigError, Problem, Problems, did_you_mean, pairs
+from dse.errors.parsing import parse_json
 from dse.files import atomic_replacement
 from dse.results.run_folder import CommandAnswer, Outputs, writable
 from dse.space import set_path
@@ -163,7 +163,7 @@ def _operator_row(file: Path) -> dict[str, Any]:
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not answers:
         return {**row, "reason": (done.stderr.strip().splitlines() or ["no output"])[0]}
-    return {**row, **json.loads(answers[-1])}
+    return {**row, **parse_json(answers[-1], f"answer of {file.name}")}
 
 
 def _num_gpus() -> int:
