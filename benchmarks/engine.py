@@ -287,7 +287,11 @@ def space_of(engine: str, *, num_chunks: int, designs: int, rows: int) -> Space:
     }
     tree["schedule"] |= {"num_chunks": num_chunks, "comm_engine": "dma"}
     if engine == "analytic":  # which has no closed form of contention laws
-        tree["system"]["gpu"]["contention"] = {**dict.fromkeys(Contention.model_fields, 1), "late_start": 0}
+        tree["system"]["gpu"]["contention"] = {
+            **dict.fromkeys(Contention.model_fields, 1),
+            "late_start": 0,
+            "late_start_first": None,
+        }
     tree["workload"] = {
         "name": "gemm",
         "pattern": "all_gather",

@@ -142,7 +142,9 @@ def test_a_collective_that_is_launched_first_starts_late_by_a_coefficient_of_its
     tree = request(["study=conccl", "system=h100_8", f"schedule={schedule}"]).tree
     point = overlap.design(next(iter(overlap.scenarios(tree).values())))
     points = [put(point, "system.gpu.contention.late_start_first", late) for late in (0.0, 0.5)]
-    first, later = (result[0].metrics["makespan_s"] for result in overlap.evaluate([Batch(design) for design in points]))
+    first, later = (
+        result[0].metrics["makespan_s"] for result in overlap.evaluate([Batch(design) for design in points])
+    )
     assert (first < later) == matters
 
 
