@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 import tokenize
 import tomllib
@@ -414,7 +415,7 @@ def draw(file: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(15, 8.5), width_ratios=(1, 1.15), layout="constrained")
     for panel, package in zip(panels, DRAWN, strict=True):
         _draw_floors(panel, package, **shown[package])
-    plugins = ", ".join(name.removeprefix("dse_") for name in shown["plugins"])
+    plugins = textwrap.fill(", ".join(name.removeprefix("dse_") for name in shown["plugins"]), 120)
     figure.suptitle(
         f"plug-ins  →  studies  →  search_spaces  →  simulators  →  dse\nplug-ins: {plugins}\n"
         "An arrow means: imports. A number counts the modules of a package.",
