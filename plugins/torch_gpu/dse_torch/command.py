@@ -25,8 +25,9 @@ from dse.files import atomic_replacement
 from dse.results.run_folder import CommandAnswer, Outputs, writable
 from dse.space import set_path
 from dse_torch.kernels import Absent, Machine
-from dse_torch.tables import MeasuredGpu, measured_gpus
+from dse_torch.tables import TABLES, MeasuredGpu, measured_gpus
 from dse_torch.verdict import Sections, judge_tables, measured_constants, slowdowns
+from simulators.hardware.machine import tree_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,6 +53,7 @@ def judge(words: Sequence[str]) -> CommandAnswer:
         return _judge_operators(Path(options["operators"]), options)
     folder = Path(options["data"]) if way else _measure(options)
     try:
+        _refuse_gaps(folder)
         judged = judge_tables(folder)
     except ValueError as error:
         raise ConfigError([Problem("data", str(error), str(folder))]) from None
@@ -68,22 +70,33 @@ def judge(words: Sequence[str]) -> CommandAnswer:
     return CommandAnswer(outputs.folder, (*shown, *_verdicts(judged), *written), RECORD)
 
 
+def _refuse_gaps(folder: Path) -> None:
+    """Refuse tables that are not all there. Raises ConfigError, and ValueError where there is no GPU's folder."""
+    check = Problems()
+    for gpu in measured_gpus(folder):
+        missing = [name for name in TABLES if not (gpu.folder / f"{name}.csv").is_file()]
+        if missing:
+            way = "measure them: the same words without tables= go on where they ended"
+            check.add("data", f"lacks the tables {', '.join(missing)}", value=str(gpu.folder), way_out=way)
+    check.done()
+
+
 def _measure(options: Mapping[str, str]) -> Path:
     """Measure the tables of the GPU of this machine; their folder. Raises ConfigError."""
     if not _num_gpus():
         way = "measure where one is, by `python -m dse_judge --out <folder>` (torch alone); then judge data=<folder>"
         raise ConfigError([Problem("judge", "needs a GPU that PyTorch sees", way_out=way)])
     main: Any = importlib.import_module("dse_judge.__main__")
-    check, table_names = Problems(), [name for name, *_ in main.TABLES]
-    names = options["tables"].split(",") if "tables" in options else table_names
+    check, names = Problems(), options["tables"].split(",") if "tables" in options else TABLES
     for name in names:
-        if name not in table_names:
-            check.add("tables", "is no table", value=name, way_out=did_you_mean(name, table_names))
+        if name not in TABLES:
+            check.add("tables", "is no table", value=name, way_out=did_you_mean(name, TABLES))
     if not (minutes := options.get("minutes", "8")).isdecimal() or int(minutes) < 1:
         check.add("minutes", "must be a whole number above 0", value=minutes, way_out="write minutes=8")
     if "system" not in options:
         check.add("system", "is needed: it is what predicts", way_out="write system=h100_8 (`dse systems` lists them)")
     check.done()
+    tree_of(options["system"])  # refused before minutes are spent
     folder = writable(options.get("out", "my_gpu")).folder / "tables"
     main.main(
         ["--out", str(folder), "--system", options["system"], "--seconds", str(60 * int(minutes)), "--tables", *names]
@@ -149,7 +162,10 @@ def _judge_operators(folder: Path, options: Mapping[str, str]) -> CommandAnswer:
 def _operator_row(file: Path) -> dict[str, Any]:
     """What an operator says of itself; with a reason where it did not run."""
     text = file.read_text("utf-8")
-    ranks = int(_RANKS.findall(text)[0])
+    if (match := _RANKS.search(text)) is None:
+        way = "write one by `python -m dse emit`"
+        raise ConfigError([Problem("operators", "has no RANKS, as what `emit` writes has", str(file), way)])
+    ranks = int(match[1])
     row: dict[str, Any] = {"operator": file.stem, "ranks": ranks}
     words = [f"--nproc-per-node={ranks}", "-m", f"{file.parent.name}.{file.stem}", "--json"]
     words += ["--one-gpu"] if not _MESSAGES.search(text) and 0 < _num_gpus() < ranks else []

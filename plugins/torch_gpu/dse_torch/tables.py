@@ -21,6 +21,8 @@ from simulators.workloads.operators import Gemm
 
 FOLDER = conf_dir() / "data" / "measured"
 """Tables that are shipped."""
+TABLES = ("launches", "beside", "starts", "pipelines", "kernels", "clocks", "targets", "gemms")
+"""Names of all tables of a GPU."""
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,13 @@ def test_a_folder_of_another_gpu_is_refused(gpu: Any, tmp_path: Path) -> None:
         gpu._keep_facts(tmp_path / "device.yaml", {"device": "B", "num_sms": 8})
 
 
+def test_the_tables_that_are_judged_are_those_that_are_measured(gpu: Any, tmp_path: Path) -> None:
+    assert [name for name, *_ in gpu.TABLES] == list(tables.TABLES)
+    (tmp_path / "device.yaml").write_text("system: h100_8\n")
+    with pytest.raises(ConfigError, match="lacks the tables launches, beside"):
+        judge([f"data={tmp_path}"])
+
+
 def test_judge_writes_a_system_of_what_was_measured(tmp_path: Path) -> None:
     answer = judge([f"data={tables.FOLDER}", f"out={tmp_path}"])
     assert "constants stand" in answer.text

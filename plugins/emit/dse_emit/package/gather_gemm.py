@@ -49,7 +49,10 @@ def gather_gemm(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if ranks != RANKS or len(rows) != RANKS:
         raise ValueError(f"the schedule is for {RANKS} ranks, the group has {ranks}, and rows {len(rows)}")
-    moving = transports([what for what, _ in SCHEDULE], group, x, RANKS * max(rows) * x.shape[1] * len(CUTS))
+    # every copy has a place of its own for each rank
+    copied = [shape(max(rows), x.shape[1], span) for what, parts in SCHEDULE if what == "copy" for span in parts]
+    most = RANKS * sum(height * depth for height, depth in copied)
+    moving = transports([what for what, _ in SCHEDULE], group, x, most)
     starts = [sum(rows[:source]) for source in range(ranks)]
     blocks = x.split(rows[rank]) if PATTERN == "all_to_all" else [x] * ranks
     y = x.new_empty((sum(rows), w.shape[1]))

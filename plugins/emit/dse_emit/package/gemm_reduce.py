@@ -52,7 +52,10 @@ def gemm_reduce(x: Tensor, w: Tensor, rows: Sequence[int], group: dist.ProcessGr
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if ranks != RANKS or len(rows) != RANKS:
         raise ValueError(f"the schedule is for {RANKS} ranks, the group has {ranks}, and rows {len(rows)}")
-    moving = transports([what for what, _ in SCHEDULE], group, x, RANKS * max(rows) * w.shape[1] * len(CUTS))
+    # every copy has a place of its own for each rank
+    largest = x.new_empty((max(rows), w.shape[1]), device="meta")
+    most = RANKS * sum(part(largest, span).numel() for what, parts in SCHEDULE if what == "copy" for span in parts)
+    moving = transports([what for what, _ in SCHEDULE], group, x, most)
     y = x.new_zeros((rows[rank] * (ranks if PATTERN == "all_to_all" else 1), w.shape[1]))
     blocks = y.split(rows[rank]) if PATTERN == "all_to_all" else [y] * ranks  # where what comes from a rank is added
     made: list[dict[Span, Tensor]] = [{} for _ in rows]  # by target: parts of its product
