@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before a group is made: imported later, by Dynamo, its defaults keep the group alive
 from torch import Tensor
 
 _ROWS, _COLS, _DEPTH = 8, 16, 12  # of a rank

@@ -182,6 +182,17 @@ def test_the_check_of_fused_operators_runs_and_ends_well(triton: Any) -> None:
     assert done.stdout.count('"equal": true') == 4
 
 
+@pytest.mark.parametrize("check", ["dse_fused/check.py", "dse_emit/package/check.py"])
+def test_a_destroyed_group_leaves_no_threads_behind(check: str, tmp_path: Path, torch: Any) -> None:
+    lines = (REPOSITORY / "plugins/emit" / check).read_text().splitlines()
+    imports = [line for line in lines if line.startswith("import torch")]
+    group = f"dist.init_process_group('gloo', init_method='file://{tmp_path / 'store'}', rank=0, world_size=1)"
+    words = [*imports, group, "import torch._dynamo", "dist.destroy_process_group()", "import os"]
+    words += ["print([open(f'/proc/self/task/{id}/comm').read() for id in os.listdir('/proc/self/task')])"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(words)], capture_output=True, text=True, check=True)
+    assert "gloo" not in done.stdout
+
+
 @pytest.mark.more
 def test_layers_with_all_to_alls_have_the_gradients_of_serial_execution(torch: Any) -> None:
     errors = proof.on_ranks(layer.expert_errors, 3, 100, layer._RANKS)
