@@ -103,27 +103,27 @@ class _Pieces:
 
     def beside_s(self) -> Floats:
         """Least time by prices of a byte [s]."""
-        dma, least, best = self._dma, self._least, np.zeros(())
-        kernels = self._kernels
+        dma, least, kernels = self._dma, self._least, self._kernels
         both = _ConcurrentWork(
             kernels.gemm_s * (dma.gemm_s / least.linear), np.minimum(dma.rate + kernels.rate, self._capacity)
         )
-        kink = (1 - least.linear / dma.gemm_s) / dma.rate
+        price = self._prices(np.asarray((1 - least.linear / dma.gemm_s) / dma.rate))
+        slower = np.minimum(1.0, dma.priced(price) / least.linear)
+        # along the second axis the CUs of kernels
+        linear = np.minimum(*(beside.priced(price[:, None]).min(axis=1) for beside in (kernels, both)))
+        share, of_share = (np.expand_dims(part, 1) for part in least.shares(self._axes))  # the second axis is of prices
+        mixed = (of_share * slower + (1 - share) * linear).min(axis=0, initial=np.inf)  # there may be no shares
+        gemm_s = np.minimum(np.minimum(least.seconds * slower, linear), mixed)
+        idle = self._head_s * (1 - slower)
+        return np.asarray((price * self._crossed + gemm_s + idle + self._tail_s).max(axis=0, initial=0.0))
+
+    def _prices(self, kink: Floats) -> Floats:
+        """Prices of a byte along a first axis: evenly up to what the links carry, and where a bound has its kink."""
         most = 1 / self._capacity
-        for price in (*(share * most for share in np.linspace(0, 1, _PRICES)), np.minimum(kink, most)):
-            slower = np.minimum(1.0, dma.priced(price) / least.linear)
-            linear = np.minimum(*(beside.priced(price).min(axis=0) for beside in (kernels, both)))
-            share, of_share = least.shares(self._axes)
-            mixed = of_share * slower + (1 - share) * linear
-            gemm_s = np.minimum.reduce(
-                [
-                    np.broadcast_to(part, np.broadcast_shapes(part.shape, linear.shape))
-                    for part in (least.seconds * slower, linear, *mixed)
-                ]
-            )
-            idle = self._head_s * (1 - slower)
-            best = np.maximum(best, price * self._crossed + gemm_s + idle + self._tail_s)
-        return best
+        even = np.linspace(0, 1, _PRICES).reshape(-1, *(1,) * self._axes) * most
+        last = np.minimum(kink, most)[None]
+        shape = np.broadcast_shapes(even.shape[1:], last.shape[1:])
+        return np.concatenate([np.broadcast_to(part, (len(part), *shape)) for part in (even, last)])
 
     # ---------------------------------------------------------------- the GEMM
 

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.maxplus import Form, IsolatedGraph
@@ -13,6 +14,9 @@ from simulators.taskgraph.timeline import Refusals, Timeline, Totals
 
 _SLACK = 1e-9  # relative: a resource used to exactly its capacity is not over-subscribed
 _FAINT = 1e-6  # of the capacity: a task that asks for less may get nothing of a resource used to exactly its capacity
+
+
+_LAW = "a contention law changes rates: the closed form is not exact"
 
 
 class AnalyticEngine:
@@ -32,24 +36,23 @@ class AnalyticEngine:
         return replace(alone.timeline(), refused=_refusals(graph, alone.form))
 
     def totals(self, graph: TaskGraph) -> Totals:
-        """Totals by closed forms, design by design."""
+        """Totals by closed forms, design by design; NaN where all designs are refused before a form is sought."""
+        if _has_law(graph).all():
+            nothing = np.full(graph.num_designs, np.nan)
+            by_kind = dict.fromkeys(graph.kinds, nothing)
+            return Totals(nothing, nothing, nothing, by_kind, by_kind, _refuse_all(graph, _LAW))
         alone = IsolatedGraph.of(graph)
         return replace(alone.totals(), refused=_refusals(graph, alone.form))
 
 
 def _refusals(graph: TaskGraph, form: Form) -> Refusals | None:
     """Refusals of designs in which a resource might be over-subscribed, or of all where there is no closed form."""
-    if form.refusal:
-        # a property of the structure: no design of the batch has one
-        why = f"{form.refusal}: the closed form is not exact"
-        return Refusals(np.ones(graph.num_designs, np.int32), ("", why))
-    rates, code, texts = [rate for _, rate in graph.alone()], np.zeros(graph.shape, np.int32), [""]
-    if len(graph.slowed):  # factors of 1 are no law; any other might act, as activity is not known here
-        law = np.zeros((1,) * len(graph.shape), np.bool_)
-        for column in set(graph.at["factor"].tolist()):
-            law = law | (graph.values[column] != 1.0)
-        code = np.where(law, np.int32(1), code)
-        texts.append("a contention law changes rates: the closed form is not exact")
+    if (lawful := _has_law(graph)).all():
+        return _refuse_all(graph, _LAW)
+    if form.refusal:  # a property of the structure: no design of the batch has one
+        return _refuse_all(graph, f"{form.refusal}: the closed form is not exact")
+    rates = [rate for _, rate in graph.alone()]
+    code, texts = np.where(lawful, np.int32(1), np.zeros(graph.shape, np.int32)), ["", _LAW]
     for resource, crowds in form.crowds.items():
         demand = {
             use: graph.values[graph.at["use"][use]] * rates[graph.use_task[use]]
@@ -67,7 +70,19 @@ def _refusals(graph: TaskGraph, form: Form) -> Refusals | None:
         if over.any():
             code = np.where((code == 0) & over, np.int32(len(texts)), code)  # the first reason stands
             texts.append(f"{graph.resources[resource]} may be over-subscribed: the closed form is not exact")
-    return Refusals(code.reshape(-1), tuple(texts)) if len(texts) > 1 else None
+    return Refusals(code.reshape(-1), tuple(texts)) if code.any() else None
+
+
+def _refuse_all(graph: TaskGraph, why: str) -> Refusals:
+    return Refusals(np.ones(graph.num_designs, np.int32), ("", why))
+
+
+def _has_law(graph: TaskGraph) -> NDArray[np.bool_]:
+    """Mask, over the grid, of designs whose rates a law of contention may change: activity is not known here."""
+    law = np.zeros((1,) * len(graph.shape), np.bool_)
+    for column in set(graph.at["factor"].tolist()):
+        law = law | (graph.values[column] != 1.0)  # factors of 1 are no law
+    return law
 
 
 ENGINE = AnalyticEngine()

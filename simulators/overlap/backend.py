@@ -14,15 +14,17 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
 from dse.errors.rules import Rule, problems, reasons
 from dse.space.grids import Grid, grids, results_by_batch, split
-from dse.values import has_axis, put
+from dse.values import Memo, has_axis, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, draw_schedules, replace_results
+from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
+_MOST_DRAWN = 16  # designs of a decision: the winner, its rivals, the baseline
 _VERSION = "13"  # of the physics and the metrics; raise it with every change that alters a result
 
 
@@ -45,6 +47,7 @@ class OverlapBackend(Backend):
         )
         self._reader = DesignReader()
         self._bounds = ScheduleBounds(self._simulation.lower)
+        self._drawn = Memo[TaskGraph](_MOST_DRAWN)
         self.batch = self._simulation.engines[0][1].batch  # of the first engine, which runs most designs
         self.version = "+".join([_VERSION, *self._simulation.versions])
 
@@ -108,18 +111,15 @@ class OverlapBackend(Backend):
 
     def _idle_designs(self, grid: Grid[OverlapDesign], path: str, value: Any) -> NDArray[np.bool_]:
         """Mask [B] of the designs of a grid in which `path` may have the value."""
-        from simulators.overlap.idle_knobs import same_timeline, without_priorities
-
         other = replace(grid, design=put(grid.design, path, value))  # the same designs with the other value
         mine, theirs = self._screen_grid(grid), self._screen_grid(other)
         same: NDArray[np.bool_] = np.array(mine.texts)[mine.reason] == np.array(theirs.texts)[theirs.reason]
         legal = same & mine.ok  # legal both ways, as texts of reasons are equal
         if legal.any():  # only legal designs can be lowered
             legal_grid, other_grid = (grid, other) if legal.all() else (grid.take(legal), other.take(legal))
-            graph = self._simulation.lower(legal_grid.design)  # enough for knobs that choose priorities
             ranked = path.partition(".")[2] in getattr(legal_grid.design.schedule, "ranks", ())
-            neutral = without_priorities(graph) if ranked else self._simulation.lower(other_grid.design)
-            same[legal] = same_timeline(graph, neutral, legal_grid.shape)
+            ask = self._simulation.same_in_any_order if ranked else self._simulation.same_timeline
+            same[legal] = ask(legal_grid, other_grid)
         return same
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
@@ -135,7 +135,7 @@ class OverlapBackend(Backend):
             legal = results.ok
             if legal.any():  # designs that break a rule cannot be lowered
                 some = grid if legal.all() else grid.take(legal)
-                measured = self._simulation.results(self._simulation.lower(some.design), some)
+                measured = self._simulation.results(self._simulation.lower_again(some.design), some)
                 results = measured if some is grid else replace_results(results, legal, measured)
             by_batch |= split(results, indices)
         order = iter(range(len(by_batch)))
@@ -183,7 +183,11 @@ class OverlapBackend(Backend):
     ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
         """Makespans [designs, samples] with drawn errors, and what each kind of error rests on."""
         settled = [self.settle(design) for design in designs]
-        return draw_schedules(settled, self._simulation.lower, samples=samples, seed=seed, exact=exact)
+
+        def lower(design: OverlapDesign) -> TaskGraph:  # once for all draws of a decision
+            return self._drawn.get(lambda: self._simulation.lower(design), design)
+
+        return draw_schedules(settled, lower, samples=samples, seed=seed, exact=exact)
 
     def replay(self, design: BaseModel) -> Replay:
         """Intervals and limits of one design."""

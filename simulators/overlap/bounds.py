@@ -15,7 +15,7 @@ from simulators.taskgraph.bounds import bound
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import reduce_graph
 
-_MOST_BOUNDS = 4096  # designs whose bounds are computed at once
+_MOST_BOUNDS = 512  # designs whose bounds are computed at once: each by dozens of prices and CUs
 _MOST_SYSTEMS = 4096  # systems with a workload whose bounds are kept
 
 

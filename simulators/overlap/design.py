@@ -34,7 +34,7 @@ class ScheduleKnobs(Frozen):
     """Base of a schedule's typed knobs. `name` is the configuration's name, `family` the module that lowers it.
 
     A knob whose `when` does not hold is inactive and becomes None, so that equivalent designs are equal.
-    ranks: knobs that only choose the priority classes of tasks; their neutral value has one class for all.
+    ranks: knobs that only choose which of two classes of tasks goes first; their neutral value has one class for all.
     gemm_refinement: what a family adds to the model `waves` of a GEMM; it cannot use another model.
     """
 

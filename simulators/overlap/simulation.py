@@ -6,7 +6,7 @@ error of GEMMs, transfers that of collectives, and a schedule that is not serial
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from dse import plugins
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
 from dse.space.grids import Grid
+from dse.values import leaves
 from simulators.hardware.machine import System
 from simulators.hardware.residuals import Draws, draws_of, software_of
 from simulators.hardware.system import WholeNode
@@ -31,6 +32,7 @@ from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timel
 from simulators.workloads.operators import Gemm
 
 _WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
+_MOST_GRAPHS, _MOST_KEPT = 256, 1 << 16  # that are kept until they are evaluated, and numbers of one: 512 KiB
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
 _Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refusals | None]]
 _ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
@@ -45,6 +47,7 @@ class OverlapSimulation:
     def __init__(self, engines: Sequence[str], *, gpus: str, imbalance: float) -> None:
         self._imbalance = _check_imbalance(gpus, imbalance)
         self.engines: list[tuple[str, Engine]] = [(name, plugins.load("engine", name)) for name in engines]
+        self._neutral: dict[Hashable, tuple[TaskGraph, NDArray[np.bool_]]] = {}
 
     @property
     def versions(self) -> list[str]:
@@ -60,6 +63,38 @@ class OverlapSimulation:
         """Task graph of a design, or of a grid of them."""
         with attributed(design.schedule, "lower"):
             return design.schedule.lower(self.system(design.system), design.workload)
+
+    def lower_again(self, design: OverlapDesign) -> TaskGraph:
+        """As `lower`, from what `same_in_any_order` has lowered where it asked about the design; without its names."""
+        graph, _ = self._neutral.get(_content(design), (None, None)) if self._neutral else (None, None)
+        return self.lower(design) if graph is None else graph
+
+    def same_timeline(self, grid: Grid[OverlapDesign], neutral: Grid[OverlapDesign]) -> NDArray[np.bool_]:
+        """Mask [B] of the designs of a grid that certainly have the timeline of those of another one."""
+        from simulators.overlap.idle_knobs import same_timeline  # which points that are given need not
+
+        return same_timeline(self.lower(grid.design), self.lower(neutral.design), grid.shape)
+
+    def same_in_any_order(self, grid: Grid[OverlapDesign], neutral: Grid[OverlapDesign]) -> NDArray[np.bool_]:
+        """As `same_timeline`, for designs of two priority classes and neutral ones with a single class.
+
+        Which class goes first does not matter where both have what they want: the other order is answered alike.
+        """
+        from simulators.overlap.idle_knobs import same_timeline, without_priorities
+
+        key = _content(neutral.design)
+        if key == _content(grid.design):  # neutral already: says nothing of two classes
+            return np.ones(grid.size, np.bool_)
+        if key not in self._neutral:
+            graph = self.lower(grid.design)
+            single = without_priorities(graph)
+            known = single, same_timeline(graph, single, grid.shape)
+            if sum(column.size for column in graph.values) > _MOST_KEPT:
+                return known[1]
+            if len(self._neutral) >= _MOST_GRAPHS:
+                self._neutral.clear()  # of a block of points that was evaluated long ago
+            self._neutral[key] = known
+        return self._neutral[key][1]
 
     def results(self, graph: TaskGraph, grid: Grid[OverlapDesign]) -> Results:
         """Results of designs that break no rule, from their graph; designs with equal graphs share a run."""
@@ -86,6 +121,14 @@ class OverlapSimulation:
             if not timeline.reason(0):
                 return quotient.whole(timeline, graph)
         raise ConfigError([Problem("simulator.engine", timeline.reason(0), way_out="use simulator=fluid")])
+
+
+def _content(design: OverlapDesign) -> Hashable:
+    """What a design, or a grid of them, is lowered from: paths and values."""
+    return tuple(
+        (path, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else (path, value)
+        for path, value, _ in leaves(design)
+    )
 
 
 @contextmanager
@@ -210,20 +253,22 @@ class _ScheduleErrors:
 
     def makespans(self) -> Floats:
         """Makespans [S]."""
-        graph = self.graph.draw({"gemm": self._gemm(), "transfer": self._transfer()})
-        drawn = _makespans(graph)
+        factors = {"gemm": self._gemm(), "transfer": self._transfer()}
+        graph = self.graph.draw({kind: np.append(factor, 1.0) for kind, factor in factors.items()})
+        spans = _makespans(graph)  # the last one without errors
+        drawn = spans[:-1]
         if getattr(self.design.schedule, "family", "") == _SERIAL:
             return drawn
         alone = sum(
             _single(self.graph.grid_total("alone_s", self.graph.of_kind(kind))) for kind in ("gemm", "transfer")
         )
-        speedup = alone / float(_makespans(self.graph)[0])
+        speedup = alone / float(spans[-1])
         gemm = self._first_gemm()
         key = software_of(getattr(self.design.schedule, "name", ""))
         sizes = {"speedup": speedup} | ({} if gemm is None else {"m": _single(gemm.m)})
         name = f"{self.design.schedule} {self.design.workload.name}"
         # no schedule takes less than the longer of GEMM and collective alone
-        ideal = losses(graph, drawn)["ideal_s"]
+        ideal = losses(graph, spans)["ideal_s"][:-1]
         return np.maximum(drawn / self.draws.factor("overlap", name, key=key, sizes=sizes), np.minimum(ideal, drawn))
 
     def _first_gemm(self) -> Gemm | None:
