@@ -87,9 +87,9 @@ class OverlapBackend(Backend):
         return isinstance(design.schedule, ScheduleKnobs) and design.schedule.searches
 
     def num_tasks(self, design: BaseModel) -> int:
-        """Tasks of the graph that a design lowers to; none where it breaks a rule."""
+        """Tasks of the graph that a design lowers to, those of one GPU for each; none where it breaks a rule."""
         assert isinstance(design, OverlapDesign)
-        return 0 if self.problems(design) else self._simulation.lower(self.settle(design)).num_tasks
+        return 0 if self.problems(design) else self._simulation.num_tasks(self.settle(design))
 
     def neutral(self, design: BaseModel) -> Mapping[str, Any]:
         """Neutral values of the schedule's knobs that may change nothing, without knobs that are inactive here."""

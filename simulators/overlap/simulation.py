@@ -64,6 +64,12 @@ class OverlapSimulation:
         with attributed(design.schedule, "lower"):
             return design.schedule.lower(self.system(design.system), design.workload)
 
+    def num_tasks(self, design: OverlapDesign) -> int:
+        """Tasks of a design: of a whole node as if every GPU had those of the representative one."""
+        with attributed(design.schedule, "lower"):
+            tasks = design.schedule.lower(design.system, design.workload).num_tasks
+        return tasks if self._imbalance is None else tasks * design.system.node.num_gpus
+
     def lower_again(self, design: OverlapDesign) -> TaskGraph:
         """As `lower`, from what `same_in_any_order` has lowered where it asked about the design; without its names."""
         graph, _ = self._neutral.get(_content(design), (None, None)) if self._neutral else (None, None)
