@@ -35,7 +35,7 @@ _MOST_GOALS = 16
 class FileShape(BaseModel):
     """The part of a file that others rely on; it may hold more."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
 
 
 class _SearchSection(FileShape):

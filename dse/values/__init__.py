@@ -22,7 +22,7 @@ Keys = NDArray[np.uint64]
 class Frozen(BaseModel):
     """A validated, immutable value: unknown keys, NaN and infinities are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 
 
 def knob(*, structural: bool = False, when: Mapping[str, str] | None = None, neutral: Any = None, **limits: Any) -> Any:
