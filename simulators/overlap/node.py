@@ -21,14 +21,14 @@ from simulators.hardware.system import WholeNode
 from simulators.taskgraph.graph import GraphBuilder
 
 
-def piece(total: ArrayLike, parts: int, index: int) -> Any:
-    """Size of part `index` of `total` items split as evenly as whole numbers allow."""
+def piece(total: ArrayLike, parts: int, index: Any) -> Any:
+    """Size of part `index`, or of several, of `total` items split as evenly as whole numbers allow."""
     items: Any = total
     return items // parts + (index < items % parts)  # the first parts take the remainder
 
 
-def shard(system: System, rows: ArrayLike, gpu: int) -> Any:
-    """Rows of a GPU at the start, of `rows` in all."""
+def shard(system: System, rows: ArrayLike, gpu: Any) -> Any:
+    """Rows of a GPU, or of several, at the start, of `rows` in all."""
     count = system.node.num_gpus
     even = piece(rows, count, gpu)
     if not isinstance(system, WholeNode) or not system.imbalance:
@@ -36,8 +36,8 @@ def shard(system: System, rows: ArrayLike, gpu: int) -> Any:
     return even + _shard_offset(system, rows, gpu + 1) - _shard_offset(system, rows, gpu)
 
 
-def _shard_offset(system: WholeNode, rows: ArrayLike, gpu: int) -> NDArray[np.int64]:
-    """Rows of the GPUs before this one beyond their even shares: the sum of a linear ramp."""
+def _shard_offset(system: WholeNode, rows: ArrayLike, gpu: Any) -> NDArray[np.int64]:
+    """Rows of the GPUs before one, or several, beyond their even shares: the sum of a linear ramp."""
     count = system.node.num_gpus
     shares = gpu * (gpu - count) / (count * (count - 1)) * system.imbalance
     # whole rows; offsets are rounded, so that shards add up
@@ -46,8 +46,8 @@ def _shard_offset(system: WholeNode, rows: ArrayLike, gpu: int) -> NDArray[np.in
 
 def least_shard(system: System, rows: ArrayLike) -> Any:
     """Rows of the GPU with the smallest shard."""
-    shards = [shard(system, rows, gpu) for gpu in range(system.node.num_gpus)]
-    return np.min(np.stack(shards), axis=0)
+    gpus = np.arange(system.node.num_gpus).reshape(-1, *(1,) * np.ndim(rows))
+    return np.min(shard(system, rows, gpus), axis=0)
 
 
 class SimulatedNode(Protocol):
@@ -164,9 +164,9 @@ class _NodeOfAll:
         self.cu = [build.resource(f"cu.{gpu}", system.gpu.num_cus) for gpu in self.gpus]
 
     def shard_rows(self, rows: ArrayLike, peer: int) -> Any:
-        shards = np.stack([shard(self._system, rows, (gpu - peer) % len(self.gpus)) for gpu in self.gpus])
-        missing = self._rank + 1 - shards.ndim  # one axis of GPUs before those of designs
-        return shards.reshape(len(self.gpus), *(1,) * missing, *shards.shape[1:])
+        owners = (np.array(self.gpus) - peer) % len(self.gpus)
+        # one axis of GPUs before those of designs
+        return shard(self._system, rows, owners.reshape(-1, *(1,) * max(self._rank, np.ndim(rows))))
 
     def for_gpu(self, value: Any, gpu: int) -> Any:
         return value[gpu] if np.ndim(value) > self._rank else value
