@@ -14,17 +14,15 @@ from dse.backend import STATUSES, Backend, Batch, Columns, Replay, Results, Tree
 from dse.errors import Problem
 from dse.errors.rules import Rule, problems, reasons
 from dse.space.grids import Grid, grids, results_by_batch, split
-from dse.values import Memo, has_axis, put
+from dse.values import has_axis, put
 from simulators.hardware.network import link_rules
 from simulators.overlap.bounds import ScheduleBounds, binding
 from simulators.overlap.design import OverlapDesign, ScheduleKnobs, model_names, model_rules, reads_fact
 from simulators.overlap.metrics import BOUNDS, LAWS, METRICS, RELATIONS, relate
 from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, draw_schedules, replace_results
-from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
-_MOST_DRAWN = 16  # designs of a decision: the winner, its rivals, the baseline
 _VERSION = "13"  # of the physics and the metrics; raise it with every change that alters a result
 
 
@@ -47,7 +45,6 @@ class OverlapBackend(Backend):
         )
         self._reader = DesignReader()
         self._bounds = ScheduleBounds(self._simulation.lower)
-        self._drawn = Memo[TaskGraph](_MOST_DRAWN)
         self.batch = self._simulation.engines[0][1].batch  # of the first engine, which runs most designs
         self.version = "+".join([_VERSION, *self._simulation.versions])
 
@@ -118,8 +115,7 @@ class OverlapBackend(Backend):
         if legal.any():  # only legal designs can be lowered
             legal_grid, other_grid = (grid, other) if legal.all() else (grid.take(legal), other.take(legal))
             ranked = path.partition(".")[2] in getattr(legal_grid.design.schedule, "ranks", ())
-            ask = self._simulation.same_in_any_order if ranked else self._simulation.same_timeline
-            same[legal] = ask(legal_grid, other_grid)
+            same[legal] = self._simulation.same_timeline(legal_grid, other_grid, ranked=ranked)
         return same
 
     def screen(self, batches: Sequence[Batch]) -> list[Results]:
@@ -135,7 +131,8 @@ class OverlapBackend(Backend):
             legal = results.ok
             if legal.any():  # designs that break a rule cannot be lowered
                 some = grid if legal.all() else grid.take(legal)
-                measured = self._simulation.results(self._simulation.lower_again(some.design), some)
+                graph = self._simulation.neutral_graph(some.design) or self._simulation.lower(some.design)
+                measured = self._simulation.results(graph, some)
                 results = measured if some is grid else replace_results(results, legal, measured)
             by_batch |= split(results, indices)
         order = iter(range(len(by_batch)))
@@ -183,11 +180,7 @@ class OverlapBackend(Backend):
     ) -> tuple[NDArray[np.float64], Mapping[str, str]]:
         """Makespans [designs, samples] with drawn errors, and what each kind of error rests on."""
         settled = [self.settle(design) for design in designs]
-
-        def lower(design: OverlapDesign) -> TaskGraph:  # once for all draws of a decision
-            return self._drawn.get(lambda: self._simulation.lower(design), design)
-
-        return draw_schedules(settled, lower, samples=samples, seed=seed, exact=exact)
+        return draw_schedules(settled, self._simulation, samples=samples, seed=seed, exact=exact)
 
     def replay(self, design: BaseModel) -> Replay:
         """Intervals and limits of one design."""

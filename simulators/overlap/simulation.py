@@ -19,7 +19,7 @@ from dse import plugins
 from dse.backend import STATUSES, Result, Results
 from dse.errors import Broken, ConfigError, Problem, Problems, did_you_mean, fault_text
 from dse.space.grids import Grid
-from dse.values import leaves
+from dse.values import Memo, leaves
 from simulators.hardware.machine import System
 from simulators.hardware.residuals import Draws, draws_of, software_of
 from simulators.hardware.system import WholeNode
@@ -32,7 +32,7 @@ from simulators.taskgraph.timeline import Engine, ForeignEngine, Refusals, Timel
 from simulators.workloads.operators import Gemm
 
 _WHOLE_VERSION = "1"  # of the parts that only whole nodes use; raise it with every change that alters a result
-_MOST_GRAPHS, _MOST_KEPT = 256, 1 << 16  # that are kept until they are evaluated, and numbers of one: 512 KiB
+_MOST_GRAPHS, _MOST_NUMBERS = 256, 1 << 16  # that are kept until they are evaluated, and numbers of one: 512 KiB
 _MOST_CELLS = 1 << 20  # designs times tasks of whole nodes whose timelines are in memory at once: 8 MiB an array
 _Measure = Callable[[Engine, TaskGraph], tuple[dict[str, Floats], Refusals | None]]
 _ONE_ONLY = "this schedule lowers to one GPU only (simulator.gpus = all needs one that lowers by a Pipeline)"
@@ -70,37 +70,32 @@ class OverlapSimulation:
             tasks = design.schedule.lower(design.system, design.workload).num_tasks
         return tasks if self._imbalance is None else tasks * design.system.node.num_gpus
 
-    def lower_again(self, design: OverlapDesign) -> TaskGraph:
-        """As `lower`, from what `same_in_any_order` has lowered where it asked about the design; without its names."""
+    def neutral_graph(self, design: OverlapDesign) -> TaskGraph | None:
+        """What `same_timeline` has lowered for these neutral designs, whatever their names; None for others."""
         graph, _ = self._neutral.get(_content(design), (None, None)) if self._neutral else (None, None)
-        return self.lower(design) if graph is None else graph
+        return graph
 
-    def same_timeline(self, grid: Grid[OverlapDesign], neutral: Grid[OverlapDesign]) -> NDArray[np.bool_]:
-        """Mask [B] of the designs of a grid that certainly have the timeline of those of another one."""
-        from simulators.overlap.idle_knobs import same_timeline  # which points that are given need not
+    def same_timeline(
+        self, grid: Grid[OverlapDesign], neutral: Grid[OverlapDesign], *, ranked: bool
+    ) -> NDArray[np.bool_]:
+        """Mask [B] of the designs of a grid that certainly have the timeline of those of another one.
 
-        return same_timeline(self.lower(grid.design), self.lower(neutral.design), grid.shape)
-
-    def same_in_any_order(self, grid: Grid[OverlapDesign], neutral: Grid[OverlapDesign]) -> NDArray[np.bool_]:
-        """As `same_timeline`, for designs of two priority classes and neutral ones with a single class.
-
-        Which class goes first does not matter where both have what they want: the other order is answered alike.
+        ranked: the first have two priority classes, the others a single one. Which class goes first does not matter
+        where both have what they want, so that the other order has the same answer.
         """
-        from simulators.overlap.idle_knobs import same_timeline, without_priorities
+        from simulators.overlap.idle_knobs import same_timeline, without_priorities  # points that are given need none
 
-        key = _content(neutral.design)
-        if key == _content(grid.design):  # neutral already: says nothing of two classes
-            return np.ones(grid.size, np.bool_)
-        if key not in self._neutral:
-            graph = self.lower(grid.design)
-            single = without_priorities(graph)
-            known = single, same_timeline(graph, single, grid.shape)
-            if sum(column.size for column in graph.values) > _MOST_KEPT:
-                return known[1]
+        key = _content(neutral.design) if ranked else None
+        if ranked and key in self._neutral:
+            return self._neutral[key][1]
+        graph = self.lower(grid.design)
+        other = without_priorities(graph) if ranked else self.lower(neutral.design)
+        same = same_timeline(graph, other, grid.shape)
+        if np.any(graph.priority) and ranked and sum(column.size for column in graph.values) <= _MOST_NUMBERS:
             if len(self._neutral) >= _MOST_GRAPHS:
                 self._neutral.clear()  # of a block of points that was evaluated long ago
-            self._neutral[key] = known
-        return self._neutral[key][1]
+            self._neutral[key] = other, same
+        return same
 
     def results(self, graph: TaskGraph, grid: Grid[OverlapDesign]) -> Results:
         """Results of designs that break no rule, from their graph; designs with equal graphs share a run."""
@@ -234,9 +229,12 @@ _COMPILED = "fluid"  # compiled: all engines mean the same
 _SERIAL = "serial"
 
 
+_drawn_graphs = Memo[TaskGraph](16)  # of a decision, which draws for each kind of error: a winner and its rivals
+
+
 def draw_schedules(
     designs: Sequence[BaseModel],
-    lower: Callable[[OverlapDesign], TaskGraph],
+    simulation: OverlapSimulation,
     *,
     samples: int,
     seed: int,
@@ -247,7 +245,10 @@ def draw_schedules(
     for place, design in enumerate(designs):
         assert isinstance(design, OverlapDesign)
         draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, exact=exact)
-        times[place] = _ScheduleErrors(design, lower(design), draws).makespans()
+        graph = _drawn_graphs.find(design, simulation)
+        if graph is None:
+            graph = _drawn_graphs.keep(simulation.lower(design), design, simulation)
+        times[place] = _ScheduleErrors(design, graph, draws).makespans()
     return times, {} if draws is None else draws.basis
 
 
