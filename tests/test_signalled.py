@@ -60,7 +60,7 @@ def test_lost_rows_cost_what_they_would_take_and_no_more_than_twice_the_time(sch
 
 @given(rows=st.integers(1, 128))
 def test_tiles_of_a_kernel_are_of_one_shard_each(rows: int) -> None:
-    few, many = (
+    fewer, full = (
         makespan(
             "signalled",
             {**SIZES, **GATHER, **FREE, "schedule.kernel_tile": [128, 256]}
@@ -68,7 +68,7 @@ def test_tiles_of_a_kernel_are_of_one_shard_each(rows: int) -> None:
         )
         for m in (8 * rows, 8 * 128)
     )
-    assert few == pytest.approx(many, rel=0.01)
+    assert fewer == pytest.approx(full, rel=0.01)
 
 
 @given(sync_s=st.floats(0, 1e-4))
