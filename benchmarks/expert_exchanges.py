@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from validation.expert_rows import (
     read_rows,
     table_of,
 )
-from validation.left_out import FITTED, report_left_out
+from validation.left_out import FITTED, given_folder, report_left_out
 
 Judged = list[tuple[Path, KernelRow]]
 
@@ -139,13 +139,13 @@ def fitted_constants(folder: Path) -> dict[str, Mapping[str, Any]]:
     return {device: fit_all([row for row in rows if row.device == device], node_of(device)) for device in devices}
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Judge, or fit, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--data", type=given_folder, required=True, help="folder of the tables")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew and print them")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if not tables_below(arguments.data):
         print(f"{arguments.data} holds no tables of exchanges: see --help", file=sys.stderr)
         return 2

@@ -34,8 +34,7 @@ from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.overlap_measured.prefills import BASELINE, OVERLAPPED
 from validation import dualpipe, steps_measured
-from validation.left_out import FITTED, report_left_out
-from validation.measured_step import settings
+from validation.left_out import FITTED, files_below, given_folder, report_left_out
 from validation.overlaps import GAIN, judged_prefills
 
 _DENSE = ("model=llama3_70b", "system=h100_8")
@@ -69,10 +68,9 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
 
 def _of_steps(data: Path) -> dict[str, float]:
     """Median error of steps on the GPUs of one node."""
-    file = data / settings()["megatron_deepspeed"]["file"]
-    measured = list(steps_measured.megatron_deepspeed(file)) if file.is_file() else []
+    measured = steps_measured.steps_of("megatron_deepspeed", data)
     if fitted := sum(step.fitted for step in measured):
-        report_left_out(file.name, FITTED, rows=fitted)
+        report_left_out("steps of Megatron-DeepSpeed", FITTED, rows=fitted)
     rows = list(steps_measured.by_table(measured).values())
     return {"steps_vtrain_median": _mean(rows, "median")} if rows else {}
 
@@ -92,8 +90,8 @@ def _of_overlaps(data: Path) -> dict[str, float]:
 
 
 def _of_prefills(data: Path) -> dict[str, float]:
-    file = data / "tokenweave" / "prefill_llama_70b.csv"
-    rows = {row["kind"]: row["median"] for row in judged_prefills(file)} if file.is_file() else {}
+    files = list(files_below(data, "prefill_llama_70b.csv"))
+    rows = {row["kind"]: row["median"] for file in files[:1] for row in judged_prefills(file)}
     times = [rows[kind] for kind in (BASELINE, OVERLAPPED) if kind in rows]
     figures = {"prefill_median": max(times)} if times else {}
     return figures | ({"prefill_gain_points": 100 * rows[GAIN]} if GAIN in rows else {})
@@ -101,8 +99,7 @@ def _of_prefills(data: Path) -> dict[str, float]:
 
 def _of_experts(data: Path) -> dict[str, float]:
     """Median of all measured rows, and the largest of the tables of one library on one device; published rows apart."""
-    folder = data / "ep_collectives"
-    judged = expert_exchanges.judged_rows(folder) if expert_exchanges.tables_below(folder) else []
+    judged = expert_exchanges.judged_rows(data) if expert_exchanges.tables_below(data) else []
     rows, errors = expert_exchanges.medians_of(judged), expert_exchanges.errors_of_rows(judged)
     measured, published = (
         [row["median"] for name, row in rows.items() if name.startswith("published") == apart]
@@ -115,8 +112,8 @@ def _of_experts(data: Path) -> dict[str, float]:
 
 def _of_pairs(data: Path) -> dict[str, float]:
     """Errors with sign of a forward and a backward chunk of two micro-batches side by side."""
-    folder = data / "deepseek_dualpipe"
-    return dualpipe.figures(folder) if (folder / dualpipe.TABLE).is_file() else {}
+    files = list(files_below(data, dualpipe.TABLE))
+    return dualpipe.figures(files[0].parent) if files else {}
 
 
 _OF_TABLES: Mapping[str, Callable[[Path], dict[str, float]]] = {
@@ -217,7 +214,7 @@ def _least(words: Sequence[str], folder: Path) -> float:
 def main(words: Sequence[str] | None = None) -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured tables")
+    parser.add_argument("--data", type=given_folder, help="folder of measured tables")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="without plans from the command line")
     asked = parser.parse_args(words)

@@ -19,7 +19,7 @@
 
 --hta names an interpreter that has HolisticTraceAnalysis (this one); without it, the reason is printed instead.
 
---data names a folder with `traces/*.csv.gz`, `deepseek_dualpipe/*.csv`, `tokenweave/*.csv` and `ep_collectives/*.csv`,
+--data names a folder with profiles (`*.csv.gz`), and tables of DualPipe, TokenWeave and exchanges of experts below it,
 or some of them; figures that it does not give are named on stderr. Without it the shipped profile is replayed, and the
 figures from `sm_law_h100` on are left out.
 """
@@ -46,7 +46,7 @@ from dse_traces.readers import read
 from dse_traces.replay import replay
 from validation import contention_laws, micro_batches
 from validation.hta import hidden_points_hta
-from validation.left_out import report_left_out
+from validation.left_out import files_below, given_folder, report_left_out
 
 _EVENTS = 150_000  # of the trace that is made
 
@@ -55,7 +55,7 @@ def profiles(data: Path | None) -> list[Path]:
     """Files of the profiles that are replayed."""
     if data is None:
         return sorted((DATA / "profiles").glob("*.csv.gz"))
-    return [*sorted((data / "traces").glob("*.csv.gz")), *sorted((data / "deepseek_dualpipe").glob("*.csv"))]
+    return [*files_below(data, "*.csv.gz"), *files_below(data, contention_laws.TABLE)]
 
 
 def replayed(paths: list[Path]) -> Iterator[dict[str, Any]]:
@@ -160,7 +160,7 @@ def main(words: list[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--data", type=Path, help="folder of recorded profiles")
+    parser.add_argument("--data", type=given_folder, help="folder of recorded profiles")
     parser.add_argument("--large", action="store_true", help="import a million kernels as well")
     parser.add_argument("--hta", default=sys.executable, metavar="PYTHON", help="interpreter with HTA")
     options = parser.parse_args(words)

@@ -34,7 +34,7 @@ from simulators.hardware.machine import tree_of
 from simulators.workloads.model_zoo import option_tree
 from studies.overlap_measured.gemm_collective import holds_overlaps
 from studies.overlap_measured.prefills import holds_prefills
-from validation.left_out import FITTED, report_left_out
+from validation.left_out import FITTED, files_below, given_folder, report_left_out
 from validation.overlaps import (
     KINDS,
     judged_contention,
@@ -121,7 +121,7 @@ JUDGES: Mapping[Callable[[Path], Iterator[dict[str, Any]]], Callable[[tuple[str,
 def tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the errors of each table below a folder, by device and precision. Raises ConfigError if there is none."""
     empty = True
-    for file in sorted(folder.rglob("*.csv")):
+    for file in files_below(folder, "*.csv"):
         columns, name = csv_columns(file, "--data"), str(file.relative_to(folder))
         judges = [judge for judge, holds in JUDGES.items() if holds(columns)]
         if not judges:
@@ -130,7 +130,7 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
             empty = False
             yield {"file": name, **row}
     if empty:
-        rule = "holds no table of GEMMs of a device that has constants"
+        rule = "holds no rows that this command can judge"
         raise ConfigError([Problem("--data", rule, str(folder), "name the folder of the measured tables")])
 
 
@@ -157,7 +157,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main(words: list[str] | None = None) -> int:
     """Print a row for each table, then the worst of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.validity", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured tables of operators")
+    parser.add_argument("--data", type=given_folder, metavar="DIR", help="folder of measured tables of operators")
     parser.add_argument("--json", action="store_true", help="print JSON")
     typed = parser.parse_args(words)
     try:
@@ -176,7 +176,7 @@ def main(words: list[str] | None = None) -> int:
         device = f"{row['device']} {row.get('library', '')}"
         print(f"{row['file']:<36}{device:<16}{row['precision']:<6}{row['kind']:<28}{row['rows']:>6} rows  {cells}")
     for name, value in figures.items():
-        print(f"{name:<28}{value:.4f}")
+        print(f"{name:<32}{value:.4f}")
     return 0
 
 

@@ -86,13 +86,19 @@ class ChunkCosts:
 
     def cost(self, shape: _Size, taken: ArrayLike, *, accumulate: bool = False) -> GemmCost:
         """Cost of a chunk while so many CUs are taken: held by kernels, or withheld beside DMA engines."""
-        cost = gemm_cost(self.gpu, GemmShape.row_major(*shape, accumulate=accumulate), taken=taken)
+        rows, *rest = shape
+        if self.tile is not None:  # of one kernel for all shards, whose tiles are of one shard each
+            whole_tiles = self.system.node.num_gpus * self.tile[0]
+            rows = np.ceil(np.asarray(rows) / whole_tiles) * whole_tiles
+        cost = gemm_cost(self.gpu, GemmShape.row_major(rows, *rest, accumulate=accumulate), taken=taken)
+        if self.tile is not None:  # what is padded is no work
+            cost = replace(cost, flop=np.broadcast_to(GemmShape.row_major(*shape).flop, cost.flop.shape))
         if self.kernel_rate is not None:
             cost = replace(cost, seconds=cost.seconds / np.asarray(self.kernel_rate))
         if not np.any(np.asarray(self.lost_rows) > 0):
             return cost
         lost = np.asarray(self.lost_rows, float)  # of few rows no more than they take
-        return replace(cost, seconds=cost.seconds * (1 + lost / np.maximum(lost, shape[0])))
+        return replace(cost, seconds=cost.seconds * (1 + lost / np.maximum(lost, rows)))
 
     @cached_property
     def whole(self) -> GemmCost:

@@ -230,16 +230,21 @@ class Computation:
             parts = [replace(part, launch_s=0.0) for part in parts]
         return self._add(label, parts, after, frees=self._communication.transfers(after))
 
-    def reduce(self, label: str, arrived: Sequence[int], *, at_once: bool = False) -> int:
+    def reduce(self, label: str, arrived: Sequence[int], *, at_once: bool = False, staged: bool = False) -> int:
         """Add a kernel that accumulates data moved by DMA engines into the local part of C, next in the stream.
 
-        at_once: all of it in one pass, else operand by operand.
+        at_once: all of it in one pass, else operand by operand. staged: in a pass before it the local part is copied to
+        the others, and in one after it the sum to where it belongs, each with a barrier.
         """
-        passes = (len(arrived) + 2) / len(arrived) if at_once else 3.0  # read the operands, write the sum
+        # read the operands, write the sum; two copies read and write a shard each
+        passes = (len(arrived) + (6 if staged else 2)) / len(arrived) if at_once else 3.0
         # a kernel that streams does not reach all of the HBM's rate
         reached = self._system.gpu.stream_share * np.asarray(self._system.gpu.hbm_bytes_per_s)
-        launch_s = self._system.gpu.kernel_launch_s
-        self._node.submissions = self._node.submissions + 1
+        gpu_launch_s, knobs = self._system.gpu.kernel_launch_s, self._communication.knobs
+        launch_s = gpu_launch_s
+        if staged:
+            launch_s = 2 * gpu_launch_s + np.asarray(self._system.gpu.dma.setup_s) + 2 * np.asarray(knobs.sync_s)
+        self._node.submissions = self._node.submissions + (7 if staged else 1)  # a barrier counts as two
 
         def add(gpu: int) -> int:
             operands = self._node.on(gpu, arrived)

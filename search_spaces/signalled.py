@@ -12,6 +12,8 @@ n shards in turn, and p seconds from one shard's arrival to the next one's:
                      this wave, g = min(n, ceil((floor(j W / n) + 1) n / W)) - 1: (g - j) p beyond their own
     reduce-scatter   shard j is done when the wave with its last tile is: ceil(x) - x waves later, x = (j + 1) W / n
 
+Where the kernel's tile is known (`kernel_tile`), none is of two shards: each shard's rows are padded to whole tiles.
+
 Derived; the time of the kernel itself is that of simulators/costs/gemm/waves.py at `kernel_rate`.
 """
 
@@ -45,6 +47,8 @@ class SignalledSchedule(CommEngineKnobs):
     kernel_rate: rate of the kernel over the library's best. kernel_tile: rows and columns of C of its workgroups; None
     for the best of the library's. lost_rows: rows in whose time the tiles of each shard get nothing done, where the
     kernel takes shard after shard and reads its weights for each; of a shard of fewer rows, twice its time.
+    staged_sums: with comm_engine=dma, a GPU copies its own shard to those that it gets, and the sum out of there, each
+    time after a barrier.
     sender: with comm_engine=cu, a `kernel` on CUs of its own, or the workgroups that compute the `tiles`, which load or
     store them at their peers.
     """
@@ -54,6 +58,7 @@ class SignalledSchedule(CommEngineKnobs):
     kernel_rate: Annotated[Number, Field(gt=0, le=16)] = 1.0
     kernel_tile: tuple[Side, Side] | None = None
     lost_rows: Annotated[Number, Field(ge=0, le=4096)] = 0.0
+    staged_sums: Annotated[bool | None, knob(when={"comm_engine": "dma"}, structural=True)] = False
     sender: Annotated[Literal["kernel", "tiles"] | None, knob(when={"comm_engine": "cu"}, structural=True)] = "kernel"
 
     @property
@@ -118,7 +123,7 @@ class SignalledSchedule(CommEngineKnobs):
             sent += line.comm.step(f"shard {index}", [_whole_shard(line, route)], after=[late])
         line.compute.part("gemm local", line.shard_rows(0))
         if line.comm.adds:
-            line.compute.reduce("reduce", sent, at_once=True)
+            line.compute.reduce("reduce", sent, at_once=True, staged=bool(self.staged_sums))
 
 
 def _whole_shard(line: Pipeline, route: Route) -> tuple[Route, Any]:

@@ -16,6 +16,7 @@ from tests.support import backend, design, results, shipped
 
 H100 = {f"system.{key}": value for key, value in shipped("system")["h100_8"].items() if key not in ("sources", "name")}
 H100["system.costs"] = {"gemm": "waves", "collective": "links"}
+FREE = {"system.node.link_bytes_per_s": 1e15, "system.gpu.dma.bytes_per_s": 1e15, "system.gpu.dma.setup_s": 0.0}
 NARROW = {"system.gpu.dma.setup_s": 0.0, "system.gpu.kernel_launch_s": 0.0}
 
 
@@ -55,6 +56,31 @@ def test_a_slower_kernel_takes_longer_by_no_more_than_its_rate(factor: float) ->
 def test_lost_rows_cost_what_they_would_take_and_no_more_than_twice_the_time(schedule: str, rows: float) -> None:
     full, lossy = (makespan(schedule, {**SIZES, **GATHER, "schedule.lost_rows": lost}) for lost in (0.0, rows))
     assert full * (1 - 1e-9) <= lossy <= full * min(1 + 8 * rows / 8192, 2) * (1 + 1e-9)
+
+
+@given(rows=st.integers(1, 128))
+def test_tiles_of_a_kernel_are_of_one_shard_each(rows: int) -> None:
+    fewer, full = (
+        makespan(
+            "signalled",
+            {**SIZES, **GATHER, **FREE, "schedule.kernel_tile": [128, 256]}
+            | {"workload.operators.gemm.m": m, "workload.operators.gather.rows": m},
+        )
+        for m in (8 * rows, 8 * 128)
+    )
+    assert fewer == pytest.approx(full, rel=0.01)
+
+
+@given(sync_s=st.floats(0, 1e-4))
+def test_staged_sums_take_two_barriers_and_copies_of_a_shard(sync_s: float) -> None:
+    changes = {**SIZES, **GATHER, "schedule.sync_s": sync_s}
+    in_place, staged = (
+        makespan("signalled", {**changes, "schedule.staged_sums": flag}, pattern="reduce_scatter")
+        for flag in (False, True)
+    )
+    shard_bytes, hbm = 2 * 8192 * 8192 / 8, 3.35e12
+    assert staged - in_place >= 2 * sync_s + 4 * shard_bytes / hbm
+    assert staged - in_place <= 2 * sync_s + 4 * shard_bytes / (0.6 * hbm) + 1e-5
 
 
 @pytest.mark.slow

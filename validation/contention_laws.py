@@ -29,9 +29,10 @@ from dse_traces.rate_law import fit_rate_law
 from dse_traces.readers import read
 from simulators.taskgraph.graph import GraphBuilder
 from validation.expert_rows import read_rows
+from validation.left_out import files_below
 
 Floats = NDArray[np.float64]
-TABLE = "deepseek_dualpipe/kernels_layers_0_1.csv"
+TABLE = "kernels_layers_0_1.csv"
 MACHINE = "h800_8"
 _BY_CTAS = ("allreduce_by_ctas", "fused_allreduce_rmsnorm_by_ctas")
 _FEWEST = 6  # rows to fit on
@@ -59,17 +60,15 @@ class Times:
 
 def tables(data: Path) -> Iterator[tuple[str, list[Times]]]:
     """Yield device and table, and the times of each kernel in it."""
-    for file in (data / "tokenweave" / f"{name}.csv" for name in _BY_CTAS):
-        if file.is_file():
-            yield f"h100 {file.stem}", [_by_ctas(file)]
-    for path in sorted((data / "ep_collectives").glob("*.csv")):
+    for file in (file for name in _BY_CTAS for file in files_below(data, f"{name}.csv")):
+        yield f"h100 {file.stem}", [_by_ctas(file)]
+    for path in files_below(data, "*.csv"):
         rows: dict[str, dict[str, list[tuple[float, ...]]]] = {}
         for row in read_rows(path):
             if row.table != "published":
-                shape = (
-                    f"{row.group} {row.name.split(',')[0] if row.table == 'deepep' else row.name.rpartition(',')[0]}"
-                )
                 routed: Any = row.routed
+                name = row.name.split(",")[0] if row.table == "deepep" else row.name.rpartition(",")[0]
+                shape = f"{row.group} of {routed.nodes} nodes, {name}"
                 numbers = (float(routed.tokens * routed.token_bytes), float(row.num_sms), row.seconds)
                 device = f"{row.device.removesuffix('_sxm')} {path.stem}"
                 rows.setdefault(device, {}).setdefault(shape, []).append(numbers)
@@ -119,8 +118,9 @@ class Layer:
 
 def layers(data: Path) -> tuple[Layer, Layer]:
     """Both layers of the table."""
-    table = pd.read_csv(data / TABLE, comment="#").sort_values("start_us", kind="stable", ignore_index=True)
-    whole = read(data / TABLE)
+    file = next(files_below(data, TABLE))
+    table = pd.read_csv(file, comment="#").sort_values("start_us", kind="stable", ignore_index=True)
+    whole = read(file)
     ctas = whole.kernels["ctas"].fillna(0)
     names = pd.DataFrame({"layer": table["layer"], "by": table["launched_in"], "kind": table["kind"], "ctas": ctas})
     names["count"] = names.groupby(["layer", "by", "kind", "ctas"]).cumcount()
@@ -273,9 +273,10 @@ def _before(part: str, layer: int) -> set[tuple[str, int]]:
 
 def holds_layers(data: Path) -> bool:
     """Return whether a folder has both layers of DualPipe, with every part of each."""
-    if not (data / TABLE).is_file():
+    file = next(files_below(data, TABLE), None)
+    if file is None:
         return False
-    table = pd.read_csv(data / TABLE, comment="#")
+    table = pd.read_csv(file, comment="#")
     return all(set(PARTS) <= set(table["launched_in"][table["layer"] == layer]) for layer in (0, 1))
 
 

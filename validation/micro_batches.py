@@ -21,6 +21,7 @@ from dse_traces.laws import assumed_laws
 from dse_traces.profile import Profile, profile_of
 from dse_traces.what_if import Plan, WhatIfs
 from simulators.workloads.model_zoo import model_tree
+from validation.left_out import files_below
 
 MACHINE = "h100_8"
 _MODEL = "llama3_70b"
@@ -86,7 +87,7 @@ def made_prefill(plain_s: float, computed_s: float, tokens: int, tp: int) -> Pro
 
 def halved_prefills(data: Path) -> Iterator[HalvedPrefill]:
     """Yield the prefills of the tables below a folder that have all three times, and communicate."""
-    for file in sorted((data / "tokenweave").glob("prefill_*.csv")):
+    for file in files_below(data, "prefill_*.csv"):
         for row in pd.read_csv(file, comment="#").to_dict("records"):
             plain, computed, halves = (float(row[name]) for name in ("baseline_multimem", "no_ar", "overlap_fused"))
             if not (np.isfinite([plain, computed, halves]).all() and plain > computed > 0):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from dse.config.options import conf_dir
 from simulators.hardware.machine import tree_of
 from simulators.steps.sites import SITES
 from simulators.workloads.model_zoo import model_tree, option_tree
+from validation.left_out import files_below, given_folder
 from validation.measured_step import Step, settings, summary
 from validation.published_tables import read_throughput, throughput_figures
 
@@ -174,8 +176,8 @@ class OverlappedStep:
 
 def overlapped_steps(data: Path) -> list[OverlappedStep]:
     """Measured steps with and without async tensor parallelism, of tables below a folder; none where there is none."""
-    file = data / settings()["async_tp"]["file"]
-    if not file.is_file():
+    file = next(files_below(data, Path(settings()["async_tp"]["file"]).name), None)
+    if file is None:
         return []
     what = settings()["async_tp"]["overlapped"]["what"]
     with_schedules = list(async_tp(file, what))
@@ -189,11 +191,21 @@ def overlapped_steps(data: Path) -> list[OverlappedStep]:
 
 def steps(data: Path | None) -> list[Step]:
     """All steps: of tables below `data`, where they are there, and of the published ones."""
-    readers: Mapping[str, Callable[[Path], Iterator[Step]]]
-    readers = {"megatron_deepspeed": megatron_deepspeed, "async_tp": async_tp}
-    files = {} if data is None else {name: data / settings()[name]["file"] for name in readers}
-    measured = [step for name, file in files.items() if file.is_file() for step in readers[name](file)]
+    measured = [] if data is None else [step for name in _READERS for step in steps_of(name, data)]
     return [*measured, *published_steps()]
+
+
+def steps_of(name: str, data: Path) -> list[Step]:
+    """Steps of the table called `name` in the settings, anywhere below a folder; none where there is none."""
+    files = files_below(data, Path(settings()[name]["file"]).name)
+    return [step for file in itertools.islice(files, 1) for step in _READERS[name](file)]
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[Step]]] = {
+    "megatron_deepspeed": megatron_deepspeed,
+    "async_tp": async_tp,
+}
+"""Name of a table in the settings -> what reads its steps."""
 
 
 def published_steps() -> list[Step]:
@@ -270,7 +282,9 @@ def _markdown(result: Mapping[str, Any]) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Predict and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured tables; without it the published rows alone")
+    parser.add_argument(
+        "--data", type=given_folder, help="folder of measured tables; without it the published rows alone"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     asked = parser.parse_args(words)
     result = figures(asked.data)

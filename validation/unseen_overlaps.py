@@ -28,7 +28,7 @@ from studies.overlap_measured.gemm_collective import (
     predict_overlap,
     unseen_constants,
 )
-from validation.left_out import report_left_out
+from validation.left_out import given_folder, report_left_out
 from validation.refits import least, mean_errors
 
 _START = {"collective_calls": 10.0, "lost_rows": 100.0, "overhead_s": 4e-5}
@@ -83,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m validation.unseen_overlaps", description=str(__doc__).splitlines()[0]
     )
-    parser.add_argument("data", type=Path, help="folder with tables of measured overlaps")
+    parser.add_argument("data", type=given_folder, help="folder with tables of measured overlaps")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
     rows = list(left_out(options.data))

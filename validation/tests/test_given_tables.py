@@ -20,6 +20,7 @@ from simulators.hardware.system import ScheduleSystem
 from simulators.steps.implementations import implementation
 from studies.overlap_measured.gemm_collective import NEEDED
 from studies.overlap_measured.prefills import BASELINE, NO_SUMS, OVERLAPPED, predict_prefill
+from validation.contention_laws import tables
 from validation.expert_rows import constants_of, node_of, predict, read_rows
 from validation.unseen_overlaps import fitted_again
 
@@ -139,6 +140,22 @@ def test_errors_of_steps_and_exchanges_follow_a_partial_folder(
     left_out = capsys.readouterr().err
     assert "left out: sm_law_...:" in left_out
     assert "left out: dualpipe_...:" in left_out
+    assert plan.accuracy(tmp_path / "tokenweave")["prefill_median"] == pytest.approx(0.75)
+
+
+def test_kernels_on_other_numbers_of_nodes_are_other_kernels(tmp_path: Path) -> None:
+    write(tmp_path / "made.csv", [{**DEEPEP, "node_num": nodes, "num_token": 8192} for nodes in (4, 8)])
+    ((_, kernels),) = tables(tmp_path)
+    assert sorted(kernel.name.partition(",")[0] for kernel in kernels) == [
+        f"network {way} of {nodes} nodes" for way in ("combine", "dispatch") for nodes in (4, 8)
+    ]
+
+
+@pytest.mark.parametrize("command", [expert_exchanges, plan, traces, validity])
+def test_a_folder_that_is_not_there_is_refused(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--data", "nowhere"])
+    assert "nowhere is no folder: name that of the measured tables" in capsys.readouterr().err
 
 
 def test_a_folder_without_profiles_has_no_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

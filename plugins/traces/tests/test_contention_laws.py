@@ -228,7 +228,7 @@ def _longest_path(model: Any, stretch: float) -> Any:
 
 
 def test_laws_of_one_layer_of_dualpipe_predict_the_next(shared: Callable[[str], Path]) -> None:
-    data = shared(f"data/{contention_laws.TABLE}").parents[1]
+    data = shared(f"data/deepseek_dualpipe/{contention_laws.TABLE}").parent
     every, alone = contention_laws.slowed_errors(data)
     assert len(every) > 80 and np.median(np.abs(every)) <= 0.06
     assert len(alone) >= 5 and np.median(np.abs(alone)) <= 0.06
