@@ -23,7 +23,7 @@ from simulators.overlap.reader import DesignReader
 from simulators.overlap.simulation import OverlapSimulation, attributed, draw_schedules, replace_results
 from simulators.taskgraph.timeline import ForeignEngine, Timeline
 
-_VERSION = "13"  # of the physics and the metrics; raise it with every change that alters a result
+_VERSION = "14"  # of the physics and the metrics; raise it with every change that alters a result
 
 
 class OverlapBackend(Backend):
