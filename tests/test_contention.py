@@ -37,7 +37,7 @@ from simulators.hardware.parts import Contention, ShaderEngines
 from simulators.overlap.backend import OverlapBackend
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
-from studies.conccl.runtime import Profile
+from studies.conccl.runtime import SlowdownTables
 from tests.support import (
     CONF,
     ENGINES,
@@ -463,7 +463,7 @@ def test_a_runtime_takes_the_cus_that_its_tables_price_least_and_launches_the_sm
     pairs = pd.DataFrame([{**pair, "grid_collective": 80 * late}], index=["x"])
     moves = [1.0, 5.0, 2.0]
     slowed = pd.DataFrame({"scenario": "x", "cus": [0, 8, 64], "gemm": slow, "collective": moves})
-    profile = Profile.of(pairs, slowed, {"all_gather": 100.0})
+    profile = SlowdownTables.of(pairs, slowed, {"all_gather": 100.0})
     (row,) = pairs.to_dict("records")
     totals = [8 * move + max(0, 1 - 8 * move / (2 * by)) * 2 for by, move in zip(slow, moves, strict=True)]
     strategy, cus = profile.choice(row, engines=False)

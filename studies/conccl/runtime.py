@@ -1,7 +1,7 @@
 """Choices of a runtime before two kernels start (arXiv:2412.14335): which is launched first, on how many CUs, by what.
 
 Rules of thumb, and a policy of static sizes. The policy has measured other GEMMs beside collectives that have c CUs of
-their own (`Profile`): the rate of each alone, and how much longer it takes, by what bounds the GEMM and by pattern. Of
+their own (`SlowdownTables`): rates alone and how much longer each takes, by what bounds the GEMM and by pattern. Of
 a new pair it knows m, n, k and the payload, estimates the times alone T_g and T_c, and takes the c with the least
 
     T = s_c T_c + max(0, 1 - s_c T_c / (s_g T_g)) T_g
@@ -34,7 +34,7 @@ _MEMORY, _COMPUTE = "bound by memory", "bound by arithmetic"
 
 
 @dataclass(frozen=True)
-class Profile:
+class SlowdownTables:
     """What was measured of pairs. slower: (what bounds the GEMM, pattern) -> slow-downs [gemm, collective] by CUs of
     the collective, a table. rate: what bounds a GEMM, or a pattern -> FLOP/s or bytes/s alone. crossover: pattern ->
     payload [bytes] from which DMA engines are faster.
@@ -45,7 +45,7 @@ class Profile:
     crossover: Mapping[str, float]
 
     @classmethod
-    def of(cls, pairs: pd.DataFrame, slowed: pd.DataFrame, crossover: Mapping[str, float]) -> Profile:
+    def of(cls, pairs: pd.DataFrame, slowed: pd.DataFrame, crossover: Mapping[str, float]) -> SlowdownTables:
         """Geometric means over some pairs (`_pairs`) and their slow-downs (`_slowdowns`)."""
         rows = slowed[slowed["scenario"].isin(pairs.index)].join(pairs[["bound", "pattern"]], on="scenario")
         logs = rows.assign(gemm=np.log(rows["gemm"]), collective=np.log(rows["collective"]))
@@ -113,7 +113,7 @@ def runtime_rules(
     if len(by_cus.columns) > 1 and set(_BY_CUS) <= set(flat) and "gemm_s" in pairs:
         slowed = _slowdowns(table, pairs)
         rules |= _policies(ok, pairs, slowed, crossover)
-        tables = Profile.of(pairs, slowed, crossover).slower
+        tables = SlowdownTables.of(pairs, slowed, crossover).slower
         record |= {
             "slowdowns": {", ".join(key): means.reset_index().to_dict("records") for key, means in tables.items()},
             "engines_from": dict(crossover),
@@ -127,8 +127,8 @@ def _policies(
     """Scores of the policy of static sizes, by tables of all GEMMs and by those of all other GEMMs."""
     times = _times_by_choice(ok)
     shapes = pairs[["m", "n", "k"]].astype(str).agg(" ".join, axis=1)
-    others = {shape: Profile.of(pairs[shapes != shape], slowed, crossover) for shape in shapes.unique()}
-    of_pair = {"": dict.fromkeys(pairs.index, Profile.of(pairs, slowed, crossover))}
+    others = {shape: SlowdownTables.of(pairs[shapes != shape], slowed, crossover) for shape in shapes.unique()}
+    of_pair = {"": dict.fromkeys(pairs.index, SlowdownTables.of(pairs, slowed, crossover))}
     of_pair[", unseen GEMMs"] = {name: others[shape] for name, shape in shapes.items()}
     scores = dict[str, Any]()
     for words, engines in (("tables of slow-down", False), ("tables of slow-down, engines for large payloads", True)):
