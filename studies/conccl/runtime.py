@@ -98,7 +98,7 @@ def runtime_rules(
     parted = ok[ok["strategy"] == "resource partitioning"]
     by_cus = parted.pivot_table(index="scenario", columns="schedule.comm_cus", values="makespan_s")
     by_cus, lookup = by_cus.dropna(), {}  # scenarios that lack a number of CUs cannot be compared
-    if len(by_cus.columns) > 1:
+    if len(by_cus.columns) > 1 and len(by_cus):
         scenarios = ok.groupby("scenario").first().loc[by_cus.index]
         classes = scenarios["class"] + ", " + scenarios["pattern"]
         mean = by_cus.div(by_cus.min(axis=1), axis=0).groupby(classes).mean()
@@ -143,7 +143,8 @@ def _policies(
                 for name, pick in picks.items()
                 if pick in times[name]
             }
-            scores[words + seen] = {**_score_picks(allowed, picks), "pairs": len(allowed)}
+            if allowed:  # a single GEMM has no others to be known by
+                scores[words + seen] = {**_score_picks(allowed, picks), "pairs": len(allowed)}
     return scores
 
 
