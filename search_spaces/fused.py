@@ -7,7 +7,8 @@ kernel      bulk: each operator is a kernel, each collective a library's, launch
 pairs       fused pairs: producers and their collectives only, or collectives and their consumers as well.
 num_chunks  number of chunks in which outputs (or inputs) are sent; each holds a message for every peer.
 issue_order remote_first: results for other GPUs are computed, or sent, first; local_first: last.
-zero_copy   inside a node, results are stored directly at the peer; else they are read again to be put.
+zero_copy   inside a node, results are stored directly at the peer; else they are stored here, and workgroups read them
+            again to put them. Between nodes NICs read what was stored, so it changes nothing there.
 occupancy_loss   of the fused kernel (simulators/costs/memory_bound.py).
 collective  direct or hierarchical (simulators/costs/fabric.py).
 near_memory units in memory add the operands of a reduction as they arrive (`gpu.pim`).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 from search_spaces.fused_knobs import FusedKnobs, issue_order, partners, remote_chunks
 from search_spaces.segment_costs import Move, SegmentCost, SegmentCosts, as_scalar
 from simulators.costs.fabric import capacities, num_gpus, phases
-from simulators.costs.memory_bound import KernelCost, kernel_cost
+from simulators.costs.memory_bound import KernelCost, PeerStores, kernel_cost
 from simulators.hardware.machine import System
 from simulators.hardware.system import WholeNode
 from simulators.overlap.node import piece
 from simulators.taskgraph.graph import GraphBuilder
-from simulators.workloads.operators import Collective, Elementwise, Mlp, Workload
+from simulators.workloads.operators import Collective, Elementwise, Embedding, Gemm, Gemv, Mlp, Workload
 
 GpuTasks = list[list[int]]
 """Tasks by simulated GPU."""
@@ -189,16 +189,22 @@ class KernelTasks:
         op = self._operators[name]
         assert not isinstance(op, Collective)
         if (name, fused) not in self._costs:
-            loss, stored = (self._fusion.occupancy_loss, self._stored_bytes_per_s(name)) if fused else (0.0, 0.0)
-            self._costs[name, fused] = kernel_cost(self._system, op, occupancy_loss=loss, stored_bytes_per_s=stored)
+            self._costs[name, fused] = self._fused_cost(name) if fused else kernel_cost(self._system, op)
         return self._costs[name, fused]
 
-    def _stored_bytes_per_s(self, name: str) -> Any:
-        """Rate at which a fused operator stores into peers' memory."""
-        move = self._fusion.moves[self._fusion.move_of[name]]
-        if not self._fusion.stores(move.name):
-            return 0.0
-        return self._fusion.segment_costs.stored_bytes_per_s(move, self.cost(name).seconds)
+    def _fused_cost(self, name: str) -> KernelCost:
+        """Cost of a kernel that sends; with zero copy, what it stores at peers is not stored in its own memory.
+
+        It takes as long: as many bytes come from peers.
+        """
+        op, move = self._operators[name], self._fusion.moves[self._fusion.move_of[name]]
+        assert isinstance(op, (Embedding, Gemm, Gemv))
+        costs = self._fusion.segment_costs
+        stores, direct = costs.peer_stores(move, self.cost(name).seconds), self._fusion.stores(move.name)
+        stores = PeerStores(stores, copied=not direct)
+        cost = kernel_cost(self._system, op, occupancy_loss=self._fusion.occupancy_loss, stores=stores)
+        elsewhere = np.minimum(costs.inside_bytes(move), op.out_bytes) if direct else 0.0
+        return replace(cost, hbm_bytes=cost.hbm_bytes - elsewhere)
 
     def compute(self, gpu: GpuResources, name: str, part: OperatorPart, *, after: Sequence[int]) -> int:
         """Add a part of an operator, next in the stream."""

@@ -79,12 +79,16 @@ class SegmentCosts:
         most = np.argmax(np.stack(np.broadcast_arrays(*totals.values())), axis=0)
         return {name: (most == place).astype(float) for place, name in enumerate(totals)}
 
-    def stored_bytes_per_s(self, move: Move, seconds: Any) -> Any:
-        """Rate of stores inside a node by a kernel that makes them in `seconds`: as it makes them, or as links go."""
+    def inside_bytes(self, move: Move) -> Any:
+        """Bytes that a fused kernel stores into the memory of the GPUs of its node, before any is forwarded."""
+        shares = sum(np.asarray(part.share) for part in move.segments[0] if part.inside)
+        return move.rows * move.op.element_bytes * move.op.cols * shares
+
+    def peer_stores(self, move: Move, seconds: Any) -> Any:
+        """Rate [bytes/s] of stores inside a node by a kernel of `seconds`: as it makes them, or as links go."""
         inside = [segment for segment in move.segments[0] if segment.inside]
-        sent = move.rows * move.op.element_bytes * move.op.cols * sum(np.asarray(part.share) for part in inside)
         paces = [pace(self._system, part, cus=self._store_cus, pattern=move.op.pattern) for part in inside]
-        return np.minimum(sum(paces), sent / seconds)
+        return np.minimum(sum(paces), self.inside_bytes(move) / seconds)
 
     def of_phase(self, move: Move, phase: int, *, cus: Any, copied: bool) -> list[SegmentCost]:
         """Common parameters of the transfers of each segment of a phase.
@@ -96,7 +100,9 @@ class SegmentCosts:
             halves = 2 if move.op.pattern == "all_reduce" else 1  # of which the first adds
             adds = move.op.reduces and phase < len(move.segments) // halves
             added = accumulate_hbm_bytes(self._system, near_memory=self._near_memory) if adds else 0.0
-            read = [2.0 if copied or not segment.inside else 0.0 for segment in move.segments[phase]]  # or by a NIC
+            made = phase == 0 or (move.op.reduces and 2 * phase == len(move.segments))  # results, and sums
+            # stored at the peer, and read here if it is not stored at once: copied, forwarded, or sent by a NIC
+            read = [1.0 if made and segment.inside and not copied else 2.0 for segment in move.segments[phase]]
             self._cache[key] = [
                 self._segment_cost(move, phase, segment, cus, hbm=hbm + added)
                 for segment, hbm in zip(move.segments[phase], read, strict=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from simulators.hardware.parts import Contention, ShaderEngines
 from simulators.overlap.backend import OverlapBackend
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.losses import LOSSES
+from studies.conccl.runtime import SlowdownTables
 from tests.support import (
     CONF,
     ENGINES,
@@ -447,3 +449,25 @@ def test_claims_that_compare_kinds_of_schedules_need_all_of_them(
     (folder,) = Path("outputs/ficco").glob("2*")
     claims = {row["id"]: row["within"] for row in json.loads((folder / "claims.json").read_text("utf-8"))}
     assert {claims[name] for name in untested} == {None}
+
+
+# A runtime's choice
+
+
+@given(rate=st.floats(0.1, 10), slow=st.lists(st.floats(1, 4), min_size=3, max_size=3), late=st.integers(0, 1))
+def test_a_runtime_takes_the_cus_that_its_tables_price_least_and_launches_the_smaller_grid_first(
+    rate: float, slow: list[float], late: int
+) -> None:
+    kinds = {"bound": "bound by arithmetic", "pattern": "all_gather"}
+    pair = {**kinds, "amount": 6.0, "payload": 8.0 * rate, "gemm_s": 2.0, "comm_s": 8.0, "grid_gemm": 40}
+    pairs = pd.DataFrame([{**pair, "grid_collective": 80 * late}], index=["x"])
+    moves = [1.0, 5.0, 2.0]
+    slowed = pd.DataFrame({"scenario": "x", "cus": [0, 8, 64], "gemm": slow, "collective": moves})
+    profile = SlowdownTables.of(pairs, slowed, {"all_gather": 100.0})
+    (row,) = pairs.to_dict("records")
+    totals = [8 * move + max(0, 1 - 8 * move / (2 * by)) * 2 for by, move in zip(slow, moves, strict=True)]
+    strategy, cus = profile.choice(row, engines=False)
+    assert totals[[0, 8, 64].index(cus)] == pytest.approx(min(totals))
+    assert strategy == ("base" if late else "schedule priority")
+    assert profile.choice({**row, "payload": 100.0}, engines=True)[0] == "DMA"
+    assert not profile.knows({**row, "pattern": "all_to_all"})

@@ -79,6 +79,20 @@ def test_what_alone_was_run_is_shown() -> None:
     assert list(Contest(ANSWER).winners(table_of(["serial"], [1.0]), GOALS)["schedule.name"]) == ["serial"]
 
 
+def test_of_equally_good_choices_the_declared_one_wins_in_a_table_and_while_rows_come() -> None:
+    import pyarrow as pa
+
+    table = table_of(["base", "tree", "ring", "mesh"], [9.0, 1.0, 1.0, 2.0]).assign(chunks=[1, 8, 32, 1])
+    contest = Contest(ANSWER, ("schedule.name", "chunks"), {"schedule.name": "mesh", "chunks": "32"})
+    assert list(contest.winners(table, GOALS)["schedule.name"]) == ["ring"]
+    assert contest.ties(table, GOALS) == {"schedule.name": 1, "chunks": 1}
+    for name in ("scenario", "status"):
+        table[name] = pd.Categorical(table[name], categories=["g1"] if name == "scenario" else ["ok", "infeasible"])
+    standings = Standings(GOALS, 1, rows=contest)
+    batch = pa.RecordBatch.from_pandas(table, preserve_index=False)
+    assert [standings.take(batch.slice(place, 1)) for place in range(4)][1:] == [[(0, 0)], [(0, 0)], []]
+
+
 def test_a_bound_is_on_no_front_and_is_not_replayed_while_rows_come() -> None:
     import pyarrow as pa
 

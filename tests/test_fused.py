@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dse.cli import main
 from dse.space import set_path
 from simulators.costs.fabric import phases
-from simulators.costs.memory_bound import kernel_cost
+from simulators.costs.memory_bound import PeerStores, kernel_cost
 from simulators.hardware.system import ScheduleSystem
 from simulators.overlap.design import OverlapDesign
 from simulators.taskgraph.losses import LOSSES
@@ -33,6 +33,7 @@ FREE = {
     "system.gpu.persistent.poll_s": 0.0,
     "schedule.copies": False,
     "schedule.zero_copy": False,  # which saves reading and writing what is sent
+    "system.gpu.persistent.in_flight_bytes_per_cu": 1e9,  # and these reads and writes slow no kernel
     "schedule.occupancy_loss": 0.0,
 }
 """Nothing but compute and bytes on wires."""
@@ -210,15 +211,17 @@ def test_communication_shares_of_embeddings_are_those_of_the_minimal_model(depth
 # Occupancy
 
 
-@given(loss=st.floats(0, 0.9), stored=st.floats(0, 3e11))
-def test_communicating_slows_every_operator_and_none_beyond_its_share_of_requests(loss: float, stored: float) -> None:
+@given(loss=st.floats(0, 0.9), stored=st.floats(0, 3e11), copied=st.booleans())
+def test_communicating_slows_every_operator_and_none_beyond_its_share_of_requests(
+    loss: float, stored: float, copied: bool
+) -> None:
     system = ScheduleSystem.model_validate(shipped("system")["mi210_4"])
     gemm = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192, "precision": "fp16"}
     tree = {"op": gemm, **{"emb": {"kind": "embedding", "rows": 4096, "dim": 128, "pooling": 50}}}
     operators: Mapping[str, Any] = Workload.model_validate({"name": "x", "operators": tree}).operators
     for op in operators.values():
         alone, bare = (kernel_cost(system, op, occupancy_loss=part).seconds for part in (0.0, loss))
-        slower = kernel_cost(system, op, occupancy_loss=loss, stored_bytes_per_s=stored).seconds
+        slower = kernel_cost(system, op, occupancy_loss=loss, stores=PeerStores(stored, copied)).seconds
         assert alone * (1 - 1e-12) <= bare <= alone / (1 - loss) * 1.01
         assert bare <= slower * (1 + 1e-12)
 
@@ -312,6 +315,21 @@ def test_any_dag_can_be_lowered_and_moves_the_same_fused_or_not(
         fused_figures["makespan_s"], rel=1e-9
     )
     assert fused_figures["contention_s"] >= -1e-9 * fused_figures["makespan_s"]
+
+
+@drawn(40)
+@given(operators=shapes("embedding", "gemm", "gemv"), drawn=knobs())
+def test_zero_copy_saves_the_store_and_the_read_of_every_byte_that_is_sent(
+    operators: dict[str, Any], drawn: dict[str, Any]
+) -> None:
+    """Of an all-reduce's sums, the read alone: each GPU keeps them; its phases share wires: 1 % may be lost there."""
+    operators["move"]["cols"] = operators["op"][{"gemv": "m", "gemm": "n"}.get(operators["op"]["kind"], "dim")]
+    stored, copied = (point("mi210_4", operators, {**drawn, "schedule.zero_copy": zero}) for zero in (True, False))
+    assume(not backend("fluid").problems(stored))
+    direct, through = metrics(stored), metrics(copied)
+    saved, most = (1.5, 1.01) if operators["move"]["pattern"] == "all_reduce" else (2.0, 1 + 1e-9)
+    assert through["hbm_bytes"] - direct["hbm_bytes"] == pytest.approx(saved * direct["moved_bytes"], rel=1e-6)
+    assert direct["makespan_s"] <= through["makespan_s"] * most
 
 
 # Workloads

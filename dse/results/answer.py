@@ -86,10 +86,18 @@ def tables_of_winners(
         measure = helpful_measurement(record, outputs.read_config().get("system"))
         lines = best.groupby(_apart(record, best), sort=False, dropna=False).ngroup().to_numpy()
         yield winners_in_words(record, best[lines < most])
+        yield from filter(None, [_ties_in_words(record, table, len(best))])
         if (left := int(lines.max()) + 1 - most) > 0:
             what = "scenarios" if len(_apart(record, best)) == 1 else "rows"
             yield f"and {left} {what} more: -v lists them"
         yield from filter(None, [measure])
+
+
+def _ties_in_words(record: Mapping[str, Any], table: pd.DataFrame, count: int) -> str:
+    """How many winners are as good with another value of a knob; "" where none is."""
+    ties = Contest.of(record).ties(table, record["goals"])
+    texts = ", ".join(f"{words(path)} in {number} of {count}" for path, number in ties.items())
+    return f"as good with another value, so as declared: {texts}" if texts else ""
 
 
 def _apart(record: Mapping[str, Any], best: pd.DataFrame) -> list[str]:

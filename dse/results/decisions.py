@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from dse import plugins
 from dse.config.options import conf_dir
 from dse.config.yaml_checks import load_yaml
-from dse.results.pareto import Contest
 from dse.results.words import AS_FAST, choice_in_words, gain_in_words
 from dse.space import Space
 
@@ -223,7 +222,7 @@ def decisions(planned: Any, table: pd.DataFrame) -> dict[str, Any]:
         or not (table["status"] == "ok").any()
     ):
         return {}
-    winners = Contest(answer, planned.knobs).winners(table, planned.goals, apart=True)
+    winners = planned.contest.winners(table, planned.goals, apart=True)
     if len(winners) > _MOST_WINNERS:
         return {}
     by_key, helps = {}, True  # for the first that is not decided: the next ones would name the same
@@ -255,7 +254,7 @@ _LEAST_HELP = 0.01  # of the probability, below which draws tell nothing
 def _rivals(planned: Any, table: pd.DataFrame, winner: pd.Series[Any]) -> pd.DataFrame:
     """The best points of other options of the winner's scenario: other names where these are searched."""
     answer, objective = planned.settings.study.answer, next(iter(planned.goals))
-    rows = Contest(answer, planned.knobs).contenders(table)
+    rows = planned.contest.contenders(table)
     rows = rows[(rows["scenario"] == winner["scenario"]) & (rows["key"] != winner["key"])]
     for path in (path for path in answer.by if path in rows):
         rows = rows[rows[path].astype(str) == str(winner[path])]

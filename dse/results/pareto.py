@@ -110,12 +110,16 @@ def _best(values: Floats) -> Floats:
     return np.ascontiguousarray(values[moocore.is_nondominated(values, keep_weakly=False)])
 
 
+def best_places(values: Floats, places: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The places of rows [B, objectives], among some, that are best by the first objective, ties by the next ones."""
+    for column in values.T:
+        places = places[column[places] == column[places].min()]  # exact, as values are rounded
+    return places
+
+
 def first_best(values: Floats) -> int:
     """The first of the rows [B, objectives] that are best by the first objective, ties by the next ones."""
-    rows = np.arange(len(values))
-    for column in values.T:
-        rows = rows[column[rows] == column[rows].min()]  # exact, as values are rounded
-    return int(rows[0])
+    return int(best_places(values, np.arange(len(values)))[0])
 
 
 Values = tuple[str | bool | int | float | None, ...]
@@ -145,15 +149,20 @@ class Answer(Frozen):
 
 @dataclass(frozen=True)
 class Contest:
-    """Rule of which rows of a table may win, by what its study declares. knobs: what was searched."""
+    """Rule of which rows of a table may win, by what its study declares. knobs: what was searched.
+
+    declared: value of each knob in the declared design, as text; of rows that are equally good, the one with most wins.
+    """
 
     answer: Answer = field(default_factory=Answer)
     knobs: tuple[str, ...] = ()
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Contest:
         """That of a finished run, by its `summary.json`; where an older one does not say it, every row may win."""
-        return cls(Answer.model_validate(record.get("contest") or {"baseline_may_win": True}), tuple(record["knobs"]))
+        answer = Answer.model_validate(record.get("contest") or {"baseline_may_win": True})
+        return cls(answer, tuple(record["knobs"]), record.get("declared") or {})
 
     def may_win(self, batch: Any) -> NDArray[np.bool_]:
         """Marks of the rows of a pyarrow table or batch that may win."""
@@ -182,17 +191,47 @@ class Contest:
         return ok[marks] if marks.any() else ok  # where only bounds have results, those are shown
 
     def winners(self, table: pd.DataFrame, goals: Mapping[str, str], *, apart: bool = False) -> pd.DataFrame:
-        """The best row of each scenario by the first objective, ties by the next ones, then the first.
+        """The best row of each scenario by the first objective, ties by the next ones, then the nearest to the declared
+        design, then the first.
 
         apart: that of each scenario and combination of the values by which the study tells answers apart.
         """
         rows = self._at_their_worst(self.contenders(table), goals)
-        groups = ["scenario", *(path for path in self._apart if apart and path in rows)]
-        values, best = minimized(rows, goals), list[int]()
-        for places in rows.groupby(groups, sort=False, dropna=False, observed=True).indices.values():
-            best.append(int(places[first_best(values[places])]))
+        values = minimized(rows, goals)
+        best = [self.nearest(rows, best_places(values, places))[0] for places in self._groups(rows, apart)]
         won = rows.iloc[best].reset_index(drop=True)
-        return _in_order(won, groups, list(dict.fromkeys(table["scenario"])))
+        return _in_order(won, self._group_names(rows, apart), list(dict.fromkeys(table["scenario"])))
+
+    def ties(self, table: pd.DataFrame, goals: Mapping[str, str]) -> dict[str, int]:
+        """Knob -> number of winners, all that the study tells apart, that are as good with another value of it."""
+        rows = self._at_their_worst(self.contenders(table), goals)
+        values, counts = minimized(rows, goals), dict.fromkeys((path for path in self.knobs if path in rows), 0)
+        for places in self._groups(rows, True):
+            equal = rows.iloc[best_places(values, places)]
+            for path in counts:
+                counts[path] += equal[path].nunique(dropna=False) > 1
+        return {path: count for path, count in counts.items() if count}
+
+    def nearest(self, rows: Any, places: NDArray[np.intp]) -> tuple[int, int]:
+        """Of some places of a table or a pyarrow batch, that of the row nearest to the declared design, and how many
+        knobs have another value there.
+        """
+        batch = None if hasattr(rows, "columns") and hasattr(rows, "iloc") else rows
+        names = rows if batch is None else batch.schema.names
+        counts = np.zeros(len(places), int)
+        for path in (path for path in self.declared if path in names):
+            column = rows[path].iloc[places] if batch is None else batch.column(path).take(places).to_pylist()
+            counts += [str(value) != self.declared[path] for value in column]
+        least = int(np.argmin(counts))
+        return int(places[least]), int(counts[least])
+
+    def _group_names(self, rows: pd.DataFrame, apart: bool) -> list[str]:
+        return ["scenario", *(path for path in self._apart if apart and path in rows)]
+
+    def _groups(self, rows: pd.DataFrame, apart: bool) -> list[NDArray[np.intp]]:
+        """Places of the rows of each scenario, or of each answer that is told apart."""
+        groups = rows.groupby(self._group_names(rows, apart), sort=False, dropna=False, observed=True)
+        return [np.asarray(places) for places in groups.indices.values()]
 
     def leaders(self, part: pd.DataFrame, goals: Mapping[str, str]) -> pd.DataFrame:
         """Rows of a part of a table among which winners of the whole table may be."""
@@ -265,7 +304,7 @@ class Standings:
         self._met, self._marked = SeenHashes(), SeenHashes()
         self.num_outcomes = 0
         self._fronts = [Front() for _ in range(num_scenarios)]
-        self._best: list[tuple[bool, tuple[float, ...]] | None] = [None] * num_scenarios
+        self._best: list[tuple[bool, tuple[float, ...], int] | None] = [None] * num_scenarios
 
     def take(self, batch: Any) -> list[tuple[int, int]]:
         """Take in a batch of the table; (scenario, row) of every row that is better than all before it."""
@@ -277,12 +316,13 @@ class Standings:
         for scenario, rows, values in self._rows_by_scenario(batch, bounds=True):
             # no row may win: the best of all is shown
             first = np.flatnonzero(may_win[rows]) if may_win[rows].any() else np.arange(len(rows))
-            row = int(first[first_best(values[first])])
+            equal = best_places(values, first)
+            row, departures = (self._counting or Contest()).nearest(batch, rows[equal])
             # rows that may win come before others, however good
-            rank, best = (not bool(may_win[rows[row]]), tuple(values[row].tolist())), self._best[scenario]
+            rank, best = (not bool(may_win[row]), tuple(values[equal[0]].tolist()), departures), self._best[scenario]
             if best is None or rank < best:
                 self._best[scenario] = rank
-                improved.append((scenario, int(rows[row])))
+                improved.append((scenario, row))
         return improved
 
     def marks(self, batch: Any) -> NDArray[np.bool_]:

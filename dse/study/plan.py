@@ -17,6 +17,7 @@ from dse.evaluation.calls import BackendSpec, validate
 from dse.evaluation.evaluators import evaluator_kind
 from dse.evaluation.settings import ExecutorSettings
 from dse.results.finished_run import FinishedRun
+from dse.results.pareto import Contest
 from dse.search import Goal, SearchQuestion, method
 from dse.space import Knob, Space, get_path
 from dse.store.contract import Context
@@ -62,6 +63,12 @@ class Plan:
         trials = self.settings.budget.trials
         own_points = sum(trials if (size := space.size(trials)) is None else size for space in self.spaces.values())
         return own_points + sum(probe.num_points for probe in self.probes.values())
+
+    @property
+    def contest(self) -> Contest:
+        """Rule of which rows may win, and of which of them where several are equally good."""
+        declared = {path: str(get_path(self.request.tree, path)) for path in self.knobs}
+        return Contest(self.settings.study.answer, self.knobs, declared)
 
     @property
     def knobs(self) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ def write_files(planned: Plan, findings: Findings, *, outputs: Outputs) -> None:
             "knobs": list(planned.knobs),
             "departures": planned.departures,
             "contest": settings.study.answer.model_dump(mode="json"),
+            "declared": dict(planned.contest.declared),
             "units": {name: "" if metric.unit == "1" else metric.unit for name, metric in planned.metrics.items()},
             "limits": {name: dict(shares) for name, shares in findings.limits.items()},
             "num_outcomes": findings.num_outcomes,

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from dse.backend import Canonical, Replay, Result, Results
 from dse.errors.terminal import Advance, bar
 from dse.evaluation.evaluators import AnyEvaluator, MakeEvaluator, Services, evaluate_here
-from dse.results.pareto import Contest, SeenHashes, Standings
+from dse.results.pareto import SeenHashes, Standings
 from dse.search import Chosen, Outcome, SearchQuestion, explore
 from dse.space import Assignment, Block, KeyedBlock, Space, blocks_together
 from dse.store.contract import Session, StorelessSession
@@ -305,8 +305,7 @@ class Ledger:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._layout = TableLayout.of(plan)
         self.sheet = Sheet(path, self._layout)
-        contest = Contest(plan.settings.study.answer, tuple(plan.knobs))  # decides between rows with equal objectives
-        self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics), rows=contest)
+        self._standings = Standings(plan.goals, len(plan.spaces), tuple(plan.backend.metrics), rows=plan.contest)
         # names of rows: written, written as a baseline only, and of these explored later
         self._written, self._unexplored, self._claimed = SeenHashes(), SeenHashes(), SeenHashes()
         # one for each scenario: equal designs of different scenarios are different rows

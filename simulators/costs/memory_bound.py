@@ -6,9 +6,11 @@
     elementwise the same, every tensor read or written once
 
 B is the HBM rate. A kernel that communicates has less of its time's requests in flight, by Little's law: at an
-occupancy loss p, with stores into peers' memory of s bytes/s that stay in flight for L + o_post, the CUs keep
+occupancy loss p, with s bytes/s that it stores into peers' memory, each t_s longer in flight than a byte that it
+stores here, the CUs keep
 
-    R  = (1 - p) CUs in_flight_bytes_per_cu / L,    F = R N / (N + s (L + o_post) / L)
+    R  = (1 - p) CUs in_flight_bytes_per_cu / L,    F = R N / (N + s t_s / L)
+    t_s = o_post, where a result is stored at the peer at once; 2 L + o_post, where it is stored here, read and stored
 
 bytes/s of their own under way, where N is needed: of HBM what the operator reaches without them, of a GEMM what its
 tiles take in. Its rate is u(F / N) / u(F_0 / N) of that without losses (F_0), with u(x) = x / sqrt(1 + x^2) as in
@@ -41,14 +43,22 @@ class KernelCost:
     num_kernels: float
 
 
+@dataclass(frozen=True)
+class PeerStores:
+    """Stores of a kernel into peers' memory [bytes/s]. copied: of results that it has stored here and reads again."""
+
+    bytes_per_s: ArrayLike = 0.0
+    copied: bool = False
+
+
 def kernel_cost(
-    system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0, stored_bytes_per_s: ArrayLike = 0.0
+    system: System, op: Compute, *, occupancy_loss: ArrayLike = 0.0, stores: PeerStores = PeerStores()
 ) -> KernelCost:
     """Cost of an operator on one GPU of a system with the section `persistent`. Numbers may be arrays.
 
-    stored_bytes_per_s: stores into peers' memory meanwhile.
+    stores: into peers' memory, meanwhile.
     """
-    losses = np.asarray(occupancy_loss, float), np.asarray(stored_bytes_per_s, float)
+    losses = np.asarray(occupancy_loss, float), stores
     if isinstance(op, (Embedding, Gemv, Elementwise)):
         assert system.gpu.persistent is not None
         gathers = isinstance(op, Embedding)
@@ -76,12 +86,12 @@ def _derate(gpu: Gpu, kept: ArrayLike) -> Gpu:
     return gpu.model_copy(update=changed)
 
 
-def rate_kept(system: System, needed: ArrayLike, occupancy_loss: ArrayLike, stored_bytes_per_s: ArrayLike) -> Floats:
+def rate_kept(system: System, needed: ArrayLike, occupancy_loss: ArrayLike, stores: PeerStores) -> Floats:
     """Share (0, 1] of its rate that an operator keeps which needs `needed` bytes/s under way, by Little's law."""
     persistent, need = system.gpu.persistent, np.asarray(needed, float)
     assert persistent is not None
     latency = persistent.memory_latency_s
     full = np.asarray(system.gpu.num_cus) * persistent.in_flight_bytes_per_cu / latency
-    stores = np.asarray(stored_bytes_per_s) * (latency + persistent.post_s) / latency
-    left = (1 - np.asarray(occupancy_loss)) * full / (1 + stores / need)
+    longer = (2 * latency if stores.copied else 0.0) + persistent.post_s
+    left = (1 - np.asarray(occupancy_loss)) * full / (1 + np.asarray(stores.bytes_per_s) * longer / latency / need)
     return link_utilisation(left / need) / link_utilisation(full / need)

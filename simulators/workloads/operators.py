@@ -65,10 +65,15 @@ class Gemm(Frozen):
         return 2.0 * self.m * self.local_n * self.local_k
 
     @property
+    def out_bytes(self) -> float:
+        """Size of C [bytes]."""
+        return 1.0 * self.element_bytes * self.m * self.local_n
+
+    @property
     def bytes(self) -> float:
         """Compulsory traffic: read A and B, write C [bytes]."""
         m, n, k = 1.0 * self.m, 1.0 * self.local_n, 1.0 * self.local_k
-        return self.element_bytes * (m * k + k * n + m * n)
+        return self.element_bytes * (m * k + k * n) + self.out_bytes
 
     @property
     def arithmetic_intensity(self) -> float:
@@ -154,13 +159,15 @@ class Gemv(Frozen):
     after: tuple[str, ...] = ()
 
     @property
+    def out_bytes(self) -> float:
+        """Size of C [bytes]."""
+        return 1.0 * ELEMENT_BYTES[self.precision] * self.n * self.m
+
+    @property
     def bytes(self) -> float:
         """HBM traffic [bytes]: read W and X, write C."""
-        return (
-            1.0
-            * ELEMENT_BYTES[self.precision]
-            * (1.0 * self.n * self.k + 1.0 * self.m * self.k + 1.0 * self.m * self.n)
-        )
+        read = 1.0 * self.n * self.k + 1.0 * self.m * self.k
+        return ELEMENT_BYTES[self.precision] * read + self.out_bytes
 
     @property
     def flop(self) -> float:

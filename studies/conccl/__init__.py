@@ -18,14 +18,14 @@ from dse.plots.quantities import with_unit
 from dse.results.claims import ClaimResult
 from dse.results.decisions import with_ranges
 from dse.results.finished_run import FinishedRun
-from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.power import collective_w
-from simulators.costs.transfer import TransferMode, alone, library_cus, saturating_cus
+from simulators.costs.transfer import TransferMode, alone, saturating_cus
 from simulators.hardware.machine import System
 from simulators.hardware.network import Pattern
 from simulators.hardware.system import ScheduleSystem
 from simulators.workloads.operators import ShapeList
 from studies.common.sentences import best_rows, capitalised, geometric_mean, most_frequent, reach
+from studies.conccl.runtime import runtime_rules
 from studies.plain import Plain
 
 if TYPE_CHECKING:
@@ -162,10 +162,12 @@ class ConCCL(Plain):
         swept = pd.DataFrame(rows)
         yield "message_sizes", swept
         yield "message_sizes", partial(_message_sizes, swept)
-        ok = _strategy_rows(run.outputs.read_table("results"))
+        table = run.outputs.read_table("results")
+        ok = _strategy_rows(table)
         if len(ok):
             precision = ShapeList.model_validate(run.config["workload"]).precision
-            yield "runtime_rules", _runtime_rules(ok, _grids(system, ok, precision))
+            engines_from = {str(name): _crossover(system, name) for name in _PATTERNS}
+            yield "runtime_rules", runtime_rules(system, ok, table, precision, engines_from)
 
 
 _ORDER = (*STRATEGIES, "G-long", "GC-equal", "C-long", *_PATTERNS)
@@ -317,59 +319,6 @@ def _power(system: System) -> ClaimResult:
     )
     text = f"{kernels:.0f} W against {engines:.0f} W by an activity model whose constants are from memory: an estimate"
     return ClaimResult(100 * (1 - engines / kernels), text)
-
-
-def _runtime_rules(ok: pd.DataFrame, grids: pd.DataFrame) -> dict[str, Any]:
-    """Rules that a runtime could follow, scored on the scenarios: accuracy, and regret as relative makespan over the
-    best choice. collective_first: share of scenarios whose collective has fewer workgroups than the GEMM. Scenarios
-    in which a choice of a rule has no result are left out.
-    """
-    flat = ok.groupby(["scenario", "strategy"])["makespan_s"].min().unstack()
-    rules: dict[str, Any] = {}
-    if {"base", "schedule priority"} <= set(flat):
-        launched = flat[["base", "schedule priority"]].dropna()
-        smaller = (grids["collective"] < grids["gemm"]).loc[launched.index]
-        first = smaller.map({True: "schedule priority", False: "base"})
-        rules["launch the smaller grid first"] = {
-            **_score_picks(launched, first),
-            "collective_first": float(smaller.mean()),
-        }
-    parted = ok[ok["strategy"] == "resource partitioning"]
-    by_cus = parted.pivot_table(index="scenario", columns="schedule.comm_cus", values="makespan_s")
-    by_cus, lookup = by_cus.dropna(), {}  # scenarios that lack a number of CUs cannot be compared
-    if len(by_cus.columns) > 1:
-        scenarios = ok.groupby("scenario").first().loc[by_cus.index]
-        classes = scenarios["class"] + ", " + scenarios["pattern"]
-        mean = by_cus.div(by_cus.min(axis=1), axis=0).groupby(classes).mean()
-        lookup = mean.idxmin(axis=1).astype(int).to_dict()
-        rules["reserve CUs by a table of class and collective"] = _score_picks(by_cus, classes.map(lookup))
-    if "DMA" in flat and len(flat.columns) > 1:
-        engines = flat[flat["DMA"].notna()]
-        rules["DMA engines for all"] = _score_picks(engines, dict.fromkeys(engines.index, "DMA"))
-    return {"rules": rules, "reserved_cus": lookup}
-
-
-def _grids(system: System, ok: pd.DataFrame, precision: str) -> pd.DataFrame:
-    """Workgroups of each scenario's GEMM, launched on all CUs, and of its collective, as its library launches it.
-
-    The GEMM has this GPU's columns, FLOP / (2 m k).
-    """
-    scenarios = ok.groupby("scenario").first()
-    m, k = (scenarios[f"workload.operators.gemm.{name}"].to_numpy(float) for name in ("m", "k"))
-    n = np.rint(scenarios["flop"].to_numpy(float) / (2 * m * k))  # of what was simulated, so that shards are counted
-    cost = gemm_cost(gemms_of(system, precision), GemmShape(m, n, k))
-    moved = [int(library_cus(system, pattern)) for pattern in scenarios["pattern"]]
-    return scenarios.assign(gemm=cost.kernel.workgroups, collective=moved)[["gemm", "collective"]]
-
-
-def _score_picks(times: pd.DataFrame, picks: Mapping[str, Any] | pd.Series[Any]) -> dict[str, float]:
-    """Accuracy (share of scenarios within 2 % of the best), mean and worst regret. picks: scenario -> column."""
-    regret = np.array([times.loc[row, picks[row]] / times.loc[row].min() - 1 for row in times.index])
-    return {
-        "accuracy": float((regret <= 0.02).mean()),
-        "mean_regret": float(regret.mean()),
-        "worst_regret": float(regret.max()),
-    }
 
 
 STUDY = ConCCL()

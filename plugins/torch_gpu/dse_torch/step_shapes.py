@@ -1,0 +1,164 @@
+"""Shapes of every operator of a real training step of BERT, as PyTorch issues them, beside those of the closed form.
+
+    python -m dse_torch.step_shapes > plugins/torch_gpu/dse_torch/conf/data/bert_step.csv
+
+runs one step (forward, backward, AdamW) of two layers of BERT-Large on the CPU and prints a row for each operator that
+is issued: shapes do not depend on the device. `study=bert` counts the same products by a formula (`formula_gemms`), but
+for those of Q, K and V, which it has in one.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simulators.steps.backend import iteration
+from simulators.steps.design import StepDesign
+from simulators.steps.operators import Product
+
+TABLE = Path(__file__).parent / "conf" / "data" / "bert_step.csv"
+"""The shipped table: a row for each phase, operator and set of sizes."""
+LAYERS, BATCH, LENGTH = 2, 4, 128
+"""Of the step that was recorded; all else is BERT-Large's."""
+_FIELDS = ("phase", "operator", "batch", "m", "n", "k", "elements", "times")
+_GEMMS = ("mm", "addmm", "bmm", "baddbmm")
+_VIEWS = (
+    "view",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "_unsafe_view",
+    "unsqueeze",
+    "detach",
+    "select",
+    "slice",
+    "alias",
+)
+Gemm = tuple[int, int, int, int]
+"""batch, the smaller and the larger of m and n, k."""
+
+
+def record(hidden: int, ffn: int, heads: int, vocab: int) -> list[dict[str, Any]]:
+    """Rows of `_FIELDS` of one step on the CPU. elements: of the outputs; m, n, k: of GEMMs, else 0."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    counts: Counter[tuple[Any, ...]] = Counter()
+    phase = "forward"
+
+    class Recorder(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            name = func.overloadpacket.__name__
+            if name not in _VIEWS:
+                counts[phase, name, *_sizes(name, args), _elements(out)] += 1
+            return out
+
+    torch.manual_seed(0)
+    model = _bert(torch, hidden, ffn, heads, vocab)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tokens = torch.randint(vocab, (BATCH, LENGTH))
+    with Recorder():
+        loss = model(tokens)
+        phase = "backward"
+        loss.backward()
+        phase = "optimizer"
+        optimizer.step()
+    return [dict(zip(_FIELDS, (*key, count), strict=True)) for key, count in counts.items()]
+
+
+def _sizes(name: str, args: Sequence[Any]) -> Gemm:
+    """batch, m, n and k of a GEMM; zeros of other operators."""
+    if name not in _GEMMS:
+        return 0, 0, 0, 0
+    left, right = args[-2:] if name in ("mm", "bmm") else args[1:3]
+    batch = left.shape[0] if left.dim() == 3 else 1
+    return batch, left.shape[-2], right.shape[-1], left.shape[-1]
+
+
+def _elements(out: Any) -> int:
+    tensors = out if isinstance(out, (tuple, list)) else [out]
+    return sum(int(tensor.numel()) for tensor in tensors if hasattr(tensor, "numel"))
+
+
+def _bert(torch: Any, hidden: int, ffn: int, heads: int, vocab: int) -> Any:
+    """Embedding, layers (attention, feed-forward; dropout, residual, LayerNorm), tied output of every token."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    class Layer(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden) for _ in range(4))
+            self.up, self.down = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
+            self.norms, self.drop = nn.ModuleList([nn.LayerNorm(hidden) for _ in range(2)]), nn.Dropout(0.1)
+
+        def forward(self, x: Any) -> Any:
+            split = (BATCH, LENGTH, heads, hidden // heads)
+            q, k, v = (part(x).view(split).transpose(1, 2) for part in (self.query, self.key, self.value))
+            scores = (q @ k.transpose(-1, -2)) / (hidden // heads) ** 0.5
+            attended = (self.drop(scores.softmax(-1)) @ v).transpose(1, 2).reshape(BATCH, LENGTH, hidden)
+            x = self.norms[0](x + self.drop(self.out(attended)))
+            return self.norms[1](x + self.drop(self.down(functional.gelu(self.up(x)))))
+
+    class Bert(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(vocab, hidden), nn.Embedding(512, hidden)
+            self.layers, self.norm = nn.Sequential(*(Layer() for _ in range(LAYERS))), nn.LayerNorm(hidden)
+
+        def forward(self, tokens: Any) -> Any:
+            x = self.norm(self.words(tokens) + self.places.weight[:LENGTH])
+            logits = functional.linear(self.layers(x), self.words.weight)
+            return functional.cross_entropy(logits.view(-1, vocab), tokens.view(-1))
+
+    return Bert()
+
+
+def shipped() -> list[dict[str, str]]:
+    """Rows of the shipped table."""
+    with TABLE.open(encoding="utf-8") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def recorded_gemms(rows: Sequence[Mapping[str, Any]]) -> Counter[Gemm]:
+    """How often each GEMM comes in rows of a step."""
+    counts: Counter[Gemm] = Counter()
+    for row in rows:
+        batch, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        if batch:
+            counts[batch, min(m, n), max(m, n), k] += int(row["times"])
+    return counts
+
+
+def formula_gemms(design: StepDesign) -> Counter[Gemm]:
+    """How often each GEMM comes in an iteration by the closed form."""
+    counts: Counter[Gemm] = Counter()
+    for part in iteration(design).passes.parts:
+        work = part.op.work
+        if isinstance(work, Product):
+            batch, m, n, k = (round(float(size)) for size in (work.batch, work.m, work.n, work.k))  # type: ignore[arg-type]
+            counts[batch, min(m, n), max(m, n), k] += round(float(part.times))
+    return counts
+
+
+def main() -> int:
+    """Record a step of BERT-Large's sizes and print the table."""
+    import torch
+
+    rows = record(hidden=1024, ffn=4096, heads=16, vocab=30522)
+    of = f"{BATCH} sequences of {LENGTH} tokens, fp32, AdamW without foreach"
+    print(f"# one step of {LAYERS} layers of BERT-Large, {of}")
+    print(f"# recorded by PyTorch {torch.__version__} on a CPU: python -m dse_torch.step_shapes (measured; CC0-1.0)")
+    writer = csv.DictWriter(sys.stdout, _FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
