@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 # schedules are lowered and run, which takes far longer than the closed form
 _PROBED = 24  # layouts that are computed with schedules at their sites
 _ALIKE = 2  # of these, with equal tp, pp and ep
-_LARGER = (2, 4, 8)  # times as many GPUs, which are tried where nothing fits
+_LARGER = (2, 4, 8, 16)  # times as many GPUs, which are tried where nothing fits
 _MOST_CP = 8  # GPUs that split a sequence
 _NUMBERS = ("tp", "pp", "dp", "batch", "micro_batches")  # that may be arrays
 _SCHEDULES: tuple[Mapping[str, Any], ...] = (

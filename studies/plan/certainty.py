@@ -97,7 +97,7 @@ class DrawnPlan:
             pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
             if pair is not None:
                 alone[choice.name] = self.gain(*pair)
-        return {**decision.json(), "preferred": str(plan.best["key"]), "alone": alone}
+        return {**decision.json(), "preferred": str(plan.best["key"]), "gain": plan.gain, "alone": alone}
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
         """Points that come next, each with another value of one choice."""
