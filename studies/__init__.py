@@ -33,6 +33,8 @@ COMMANDS = {
             "run.adapters": "rank of adapters that alone are trained (LoRA); null: all weights are",
             "run.weights": "format of stored weights; null: the model's own",
             "run.kv_cache": "format of stored keys and values; null: the model's own",
+            "run.gradients": "format of gradients as they are reduced: fp32, bf16, fp8, mxfp8; null: 16 bits",
+            "run.optimizer_states": "format of moments: fp32, bf16, fp8, int8_block; null: 32 bits",
             "parallel.tp": "GPUs of a tensor-parallel group: a node of eight, unless given",
             "parallel.pp": "stages of the pipeline",
             "parallel.dp": "replicas of the model",

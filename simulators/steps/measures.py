@@ -235,7 +235,7 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     flight = ends = passes.micro_batches  # inference keeps the caches of all micro-batches
     if passes.is_training:
         of_weights, of_gradients, of_state = state_splits(passes.parallel, passes.parallel.replicas)
-        by_weight = passes.optimizer.bytes_at(passes.run.precision)
+        by_weight = passes.optimizer.bytes_of(passes.run)
         assert by_weight is not None
         # gradients do not outlive their layer
         of_gradient = 0 if passes.optimizer.in_backward else iteration.gradients.gradient_bytes
