@@ -118,8 +118,10 @@ class Gradients:
     def _split_exchange(self, size: float, params: Any, of_experts: Any, pattern: Pattern) -> CollectiveCost:
         """Cost of a collective of weights over dp, and of experts' over the GPUs that have the same.
 
-        size: bytes of an element.
+        size: bytes of an element. Of states that fewer GPUs split, each group sums its own, and groups then add theirs.
         """
+        if self.passes.parallel.shard_gpus is not None:
+            return self._hybrid_exchange(size * np.asarray(params, float), pattern)
         expert_params = np.asarray(of_experts, float)
         # experts' weights are reduced over fewer GPUs
         groups, shared = self.passes.platform.groups, size * (np.asarray(params, float) - expert_params)
@@ -128,16 +130,22 @@ class Gradients:
             return cost
         return cost.then(collective(Exchange(pattern, size * expert_params, "edp"), groups["edp"]))
 
+    def _hybrid_exchange(self, payload: Floats, pattern: Pattern) -> CollectiveCost:
+        """Cost of a collective of so many bytes among the GPUs that split them, and of sums among such groups."""
+        knobs, groups = self.passes.parallel, self.passes.platform.groups
+        cost = collective(Exchange(pattern, payload, "shard"), groups["shard"])
+        if pattern == "all_gather":  # a group has all of it
+            return cost
+        return cost.then(collective(Exchange("all_reduce", payload / knobs.state_gpus, "repeat"), groups["repeat"]))
+
     @property
     def own_params(self) -> Floats:
         """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
         params, of_experts = (self.passes.of_blocks(name) for name in _TRAINED)
         if not self.passes.parallel.zero:  # each GPU updates all of its weights
             return self.passes.parallel.held_stages * params
-        return np.asarray(
-            (params - of_experts) / self.passes.parallel.replicas + of_experts / self.passes.parallel.expert_replicas,
-            float,
-        )
+        knobs = self.passes.parallel
+        return np.asarray((params - of_experts) / knobs.state_gpus + of_experts / knobs.expert_state_gpus, float)
 
     def _reduction(self, params: ArrayLike, of_experts: ArrayLike) -> CollectiveCost:
         """Cost of a reduction of the gradients of so many weights, of which some are experts'."""

@@ -239,7 +239,10 @@ class Parallel(PipelineSchedule, ShardedData):
     ep: experts of a layer are split over ep of the tp x cp x dp GPUs that hold a stage (as Megatron-LM with expert
     tensor parallelism of one, DeepSpeed and DeepSeek-V3), neighbours first, so that their gradients are reduced over
     tp x cp x dp / ep; with ep of one they are split by tp as other layers. cp: each sequence is split over cp GPUs,
-    keys and values go round a ring (arXiv:2310.01889), and gradients are reduced over cp x dp.
+    keys and values go round a ring (arXiv:2310.01889), or an all-to-all gives each of them the whole sequence of its
+    share of the heads (`context`; arXiv:2309.14509), and gradients are reduced over cp x dp. etp: each expert is split
+    over etp of the GPUs (expert tensor parallelism), which gather its tokens and add its outputs; ep x etp of them then
+    hold all experts of a layer.
 
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
@@ -253,12 +256,14 @@ class Parallel(PipelineSchedule, ShardedData):
     dp: Degree = 1
     ep: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
     cp: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
+    context: Annotated[Literal["ring", "all_to_all"], knob(structural=True)] = "ring"
+    etp: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
     sequence_parallel: Annotated[bool, knob(structural=True)] = False
     collectives: Annotated[Literal["library", "in_switch"], knob(structural=True)] = "library"
     split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `ep`, `cp` and `exchanges` only where they say something: old designs keep keys."""
+        """Iterate over the fields; those of `_UNSAID` only where they say something: old designs keep keys."""
         for name, value in super().__iter__():
             if (name, value) not in _UNSAID:
                 yield name, value
@@ -281,11 +286,24 @@ class Parallel(PipelineSchedule, ShardedData):
     @property
     def expert_replicas(self) -> Any:
         """GPUs that hold the same experts."""
-        # with ep, experts are whole, and spread over all GPUs of a stage
-        return self.replicas if self.ep == 1 else self.stage_gpus / self.ep
+        # with ep, experts are spread over all GPUs of a stage
+        return self.replicas if self.ep == 1 else self.stage_gpus / (self.ep * self.etp)
+
+    @property
+    def state_gpus(self) -> Any:
+        """GPUs among which split states are split."""
+        return self.replicas if self.shard_gpus is None else np.asarray(self.shard_gpus)
+
+    @property
+    def expert_state_gpus(self) -> Any:
+        """The same of the states of experts."""
+        return self.expert_replicas if self.shard_gpus is None else np.asarray(self.shard_gpus)
 
 
-_UNSAID: Sequence[tuple[str, Any]] = (("ep", 1), ("cp", 1), ("exchanges", "waited"))
+_UNSAID: Sequence[tuple[str, Any]] = (
+    *(("ep", 1), ("cp", 1), ("etp", 1), ("context", "ring"), ("ends", "beside")),
+    *(("exchanges", "waited"), ("shard_gpus", None)),
+)
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
 _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
 """Precision -> that whose update it has: weights of 16 bits are kept in 32 bits as well."""
