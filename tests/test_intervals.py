@@ -17,7 +17,7 @@ from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Frame, tables
-from dse.results.decisions import NOISE, Decision, gain_text, with_ranges, wrong_if_known
+from dse.results.decisions import NOISE, Decision, _closest, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.calibration.residual_groups import (
@@ -231,6 +231,12 @@ def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:
     )
     assert "all_gather_perf -b 64K -e 1G -f 2 -g 8" in measured.measurement("h100_8", 8)
     assert gain_text(1.18, 1.06, 1.29) == "1.18x (1.06–1.29) faster"
+
+
+def test_of_too_many_winners_those_that_gain_least_are_decided() -> None:
+    winners = pd.DataFrame({"speedup": [1.5, 0.9, 3.0, 1.02]}, index=list("abcd"))
+    assert list(_closest(winners, 2).index) == ["b", "d"]
+    assert list(_closest(winners, 4).index) == list("abcd") and len(_closest(winners[[]], 3)) == 3
 
 
 def test_rows_of_ones_own_make_intervals_narrower() -> None:
