@@ -97,10 +97,11 @@ def test_a_gpu_that_was_not_measured_is_wider_than_those_that_were() -> None:
 
 
 def test_what_nobody_measured_is_wide_and_called_a_guess() -> None:
-    guess = shipped_residuals().of("attention", "no such gpu")
+    guess = shipped_residuals().of("host", "no such gpu")
     assert guess.is_guess and guess.high - guess.low > 1
     draws = Draws(shipped_residuals(), "no such gpu", 64)
-    assert draws.factor("attention", "x").std() > 0.1 and draws.basis == {"attention": "a guess"}
+    assert draws.factor("host", "x").std() > 0.1 and draws.basis == {"host": "a guess"}
+    assert Residuals(()).of("attention", "h100").is_guess
 
 
 def test_the_nearest_group_counts() -> None:
@@ -133,7 +134,7 @@ def test_draws_have_the_quantiles_of_their_group_and_share_errors() -> None:
 
 def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> None:
     groups = shipped_residuals().groups
-    assert {group.kind for group in groups} == set(KINDS) - {"attention"}
+    assert {group.kind for group in groups} == set(KINDS)
     assert all(group.low <= group.median <= group.high and group.source for group in groups)
     for group in groups:
         assert len(group.ranges) == len(group.where.split(" and ")) * bool(group.where)
@@ -170,7 +171,7 @@ def test_errors_of_a_step_go_through_its_sites_and_cancel_in_ratios() -> None:
     assert spread[1] < 0.5 * spread[0]  # errors that both have are not in the ratio
     exact, _ = draw([serial, overlapped], samples=16, seed=1, exact=tuple(basis))
     assert np.ptp(exact, axis=1) == pytest.approx(0.0, abs=1e-9)
-    assert basis["attention"] == "a guess" and basis["gemm"] == "rows of this GPU"
+    assert basis["attention"] == basis["gemm"] == "rows of this GPU"
 
 
 @pytest.mark.slow
