@@ -41,7 +41,7 @@ COMMANDS = {
             "parallel.ep": "GPUs that the experts of a layer are split over",
             "parallel.cp": "GPUs that a sequence is split over",
             "parallel.context": "keys and values of cp: in a ring, or heads by an all_to_all (Ulysses)",
-            "parallel.etp": "GPUs that each expert is split over, beside ep",
+            "parallel.etp": "GPUs that each expert of an ep group is split over",
             "parallel.sequence_parallel": "activations split by tokens where tp does not split them",
             "parallel.zero": "states split over dp: 0 none, 1 optimizer, 2 gradients, 3 weights (FSDP)",
             "parallel.collectives": "library or in_switch",

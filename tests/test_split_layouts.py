@@ -39,15 +39,15 @@ def test_ends_that_count_as_layers_leave_no_stage_with_more(pp: int, layers: int
     assert counts["embedding"] + counts["output"] <= 1
     beside = {**values, "parallel.ends": "beside"}
     assert float(built.slot_s) <= float(made(beside, model=LLAMA, **PARTS).slot_s) * (1 + 1e-9)
-    one, other = (made({**each, "parallel.pp": 1}, model=LLAMA, **PARTS) for each in (values, beside))
-    assert float(one.seconds) == float(other.seconds)
+    counted, uncounted = (made({**tree, "parallel.pp": 1}, model=LLAMA, **PARTS) for tree in (values, beside))
+    assert float(counted.seconds) == float(uncounted.seconds)
 
 
 def test_126_layers_divide_into_64_virtual_stages_with_both_ends() -> None:
     values: dict[str, Any] = {"parallel.pp": 8, "parallel.tp": 8, "run.micro_batches": 16, "model.layers": 126}
     values |= {"parallel.pipeline": "interleaved", "parallel.virtual_stages": 8, "parallel.sequence_parallel": True}
-    both, beside = (of({**values, "parallel.ends": ends}) for ends in ("layers", "beside"))
-    assert both["iteration_s"] < beside["iteration_s"] and both["memory_bytes"] < beside["memory_bytes"]
+    counted, beside = (of({**values, "parallel.ends": ends}) for ends in ("layers", "beside"))
+    assert counted["iteration_s"] < beside["iteration_s"] and counted["memory_bytes"] < beside["memory_bytes"]
     assert broken({"parallel.ends": "layers", "parallel.pp": 2, "model.vocab": 0}) == {"parallel.ends"}
 
 
@@ -83,8 +83,8 @@ def test_heads_that_do_not_divide_and_latents_are_refused() -> None:
 def test_experts_that_are_split_hold_and_compute_as_much_as_those_that_are_spread(etp: int, ep: int) -> None:
     values = {**ROOMY, "parallel.dp": 8}
     split, spread = (
-        made({**values, "parallel.ep": one, "parallel.etp": other}, model=QWEN, **PARTS)
-        for one, other in ((ep, etp), (ep * etp, 1))
+        made({**values, "parallel.ep": groups, "parallel.etp": parts}, model=QWEN, **PARTS)
+        for groups, parts in ((ep, etp), (ep * etp, 1))
     )
     for name in ("params", "expert_params"):
         assert getattr(block(split), name) == pytest.approx(getattr(block(spread), name))
@@ -112,8 +112,9 @@ def test_experts_are_split_where_there_are_any_and_they_are_spread() -> None:
 def test_states_are_split_over_fewer_gpus_and_their_sums_among_more(zero: int) -> None:
     """All of dp as one group is the same; a node is fuller, and its gathers do not leave it."""
     values = {"parallel.dp": 64, "parallel.zero": zero}
-    whole, all_, node = (of({**values, "parallel.shard_gpus": size}) for size in (None, 64, 8))
-    assert all_["iteration_s"] == pytest.approx(whole["iteration_s"]) and all_["state_bytes"] == whole["state_bytes"]
+    whole, largest, node = (of({**values, "parallel.shard_gpus": size}) for size in (None, 64, 8))
+    assert largest["iteration_s"] == pytest.approx(whole["iteration_s"])
+    assert largest["state_bytes"] == whole["state_bytes"]
     assert node["state_bytes"] > whole["state_bytes"]
     alone = of({"parallel.dp": 8, "parallel.zero": zero})
     assert node["state_bytes"] == alone["state_bytes"] and node["optimizer_s"] == alone["optimizer_s"]

@@ -31,7 +31,7 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
     if parallel.ends == "layers":
         rule = "count as layers where a model has both: this one has none"
         none = not isinstance(model, Transformer) or not model.vocab or bool(model.decoder_layers)
-        yield Rule("parallel.ends", none, rule, parallel.ends, way_out="set beside")
+        yield Rule("parallel.ends", none, rule, parallel.ends, way_out="leave it out")
     if parallel.context != "ring":
         yield from _heads_rules(model, parallel)
     if parallel.cp > 1:
@@ -97,7 +97,7 @@ def _etp_rules(moe: MixtureOfExperts, parallel: Parallel) -> Iterator[Rule]:
     rule = "times parallel.ep = {0} does not divide tp x cp x dp ({1} GPUs), among which experts are split"
     uneven = gpus % (etp * parallel.ep) != 0
     yield Rule("parallel.etp", uneven, rule, etp, (parallel.ep, gpus), "take a divisor, or more dp")
-    rule = "with exchanges beside other work is not modelled"
+    rule = "is not modelled with overlapped exchanges"
     yield Rule("parallel.etp", parallel.exchanges != "waited", rule, etp, way_out="set 1, or parallel.exchanges=waited")
 
 
