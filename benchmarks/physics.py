@@ -33,12 +33,12 @@ from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System, View, tree_of
 from simulators.hardware.network import Pattern
-from simulators.hardware.parts import Precision
+from simulators.hardware.parts import ELEMENT_BYTES, Precision
 from simulators.hardware.system import ScheduleSystem, schedules_see
 from simulators.steps.groups import groups
 from simulators.steps.operators import Exchange, Op, Platform, Product, Stream, collective, operator_costs
 from simulators.workloads.model import Parallel
-from simulators.workloads.operators import ELEMENT_BYTES, Elementwise, Gemm
+from simulators.workloads.operators import Elementwise, Gemm
 
 Floats = NDArray[np.float64]
 Prices = Mapping[str, Floats]

@@ -781,6 +781,7 @@ def test_grids_of_hardware_and_schedule_numbers_hold_the_designs_that_validation
 def test_formats_of_weights_are_typed_wherever_the_precision_of_a_run_is() -> None:
     runs = {name: tree["run"] for name, tree in shipped("study").items() if "precision" in (tree.get("run") or {})}
     assert len(runs) >= 6
-    assert {name for name, run in runs.items() if not {"weights", "kv_cache"} <= set(run)} == set()
+    formats = {"weights", "kv_cache", "gradients", "optimizer_states"}
+    assert {name for name, run in runs.items() if not formats <= set(run)} == set()
     typed = request(["study=bert", "models=[llama3_8b]", "run.mode=prefill", "run.weights=fp8", "run.kv_cache=fp8"])
     assert (typed.tree["run"]["weights"], typed.tree["run"]["kv_cache"]) == ("fp8", "fp8")

@@ -17,7 +17,7 @@ from dse.cli import main
 from dse.config.options import conf_dir
 from dse.errors import ConfigError
 from dse.plots import Axis, Frame, tables
-from dse.results.decisions import NOISE, Decision, gain_text, with_ranges, wrong_if_known
+from dse.results.decisions import NOISE, Decision, _closest, gain_text, with_ranges, wrong_if_known
 from dse.results.study_result import StudyResult
 from dse.tracking.study import StudyFolder
 from simulators.calibration.residual_groups import (
@@ -97,10 +97,11 @@ def test_a_gpu_that_was_not_measured_is_wider_than_those_that_were() -> None:
 
 
 def test_what_nobody_measured_is_wide_and_called_a_guess() -> None:
-    guess = shipped_residuals().of("attention", "no such gpu")
+    guess = shipped_residuals().of("host", "no such gpu")
     assert guess.is_guess and guess.high - guess.low > 1
     draws = Draws(shipped_residuals(), "no such gpu", 64)
-    assert draws.factor("attention", "x").std() > 0.1 and draws.basis == {"attention": "a guess"}
+    assert draws.factor("host", "x").std() > 0.1 and draws.basis == {"host": "a guess"}
+    assert Residuals(()).of("attention", "h100").is_guess
 
 
 def test_the_nearest_group_counts() -> None:
@@ -133,7 +134,7 @@ def test_draws_have_the_quantiles_of_their_group_and_share_errors() -> None:
 
 def test_shipped_groups_are_in_order_and_name_their_source(tmp_path: Path) -> None:
     groups = shipped_residuals().groups
-    assert {group.kind for group in groups} == set(KINDS) - {"attention"}
+    assert {group.kind for group in groups} == set(KINDS)
     assert all(group.low <= group.median <= group.high and group.source for group in groups)
     for group in groups:
         assert len(group.ranges) == len(group.where.split(" and ")) * bool(group.where)
@@ -170,7 +171,7 @@ def test_errors_of_a_step_go_through_its_sites_and_cancel_in_ratios() -> None:
     assert spread[1] < 0.5 * spread[0]  # errors that both have are not in the ratio
     exact, _ = draw([serial, overlapped], samples=16, seed=1, exact=tuple(basis))
     assert np.ptp(exact, axis=1) == pytest.approx(0.0, abs=1e-9)
-    assert basis["attention"] == "a guess" and basis["gemm"] == "rows of this GPU"
+    assert basis["attention"] == basis["gemm"] == "rows of this GPU"
 
 
 @pytest.mark.slow
@@ -231,6 +232,12 @@ def test_knowing_an_error_that_decides_helps_and_another_does_not() -> None:
     )
     assert "all_gather_perf -b 64K -e 1G -f 2 -g 8" in measured.measurement("h100_8", 8)
     assert gain_text(1.18, 1.06, 1.29) == "1.18x (1.06–1.29) faster"
+
+
+def test_of_too_many_winners_those_that_gain_least_are_decided() -> None:
+    winners = pd.DataFrame({"speedup": [1.5, 0.9, 3.0, 1.02]}, index=list("abcd"))
+    assert list(_closest(winners, 2).index) == ["b", "d"]
+    assert list(_closest(winners, 4).index) == list("abcd") and len(_closest(winners[[]], 3)) == 3
 
 
 def test_rows_of_ones_own_make_intervals_narrower() -> None:

@@ -29,6 +29,7 @@ from studies.whole_models import gains
 
 FEW = "choice(serial,'hetero_fused_1d num_chunks=2',shard_p2p)"
 SPACE = [f"space.sites.{name}={FEW}" for name in SITES]
+DECODE = ("model=llama3_70b", "system=h100_8", "parallel.tp=8", "run.mode=decode", "run.batch=64")
 QUIET = ["tracking=none", "figures=none", "timeline=false", "executor.jobs=1"]
 
 
@@ -87,6 +88,17 @@ def test_a_plan_keeps_what_stands_out_and_leaves_off_what_nobody_could_tell(
     assert again.read_json("summary")["decisions"] == {}
 
 
+@pytest.mark.slow
+def test_a_step_that_is_kept_as_it_comes_gains_exactly_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = planned(tmp_path, *DECODE, "run.sequence_length=4096")  # vLLM's sums in the switch are the fastest
+    plan, output = plan_of(outputs), " ".join(capsys.readouterr().out.split())
+    assert plan.gain == plan.decision["gain"] == 1 < float(plan.serial["iteration_s"] / plan.best["iteration_s"])
+    assert plan.decision["low"] == pytest.approx(1) == plan.decision["high"]
+    assert "a step, as fast (" in output and "software: vLLM of 2025 (stack=vllm), fitted on three prefills" in output
+
+
 def judge(folder: Path, file: Path, *words: str, code: int = 0) -> PlanJudgement:
     """The judgement of the plan of a file, of one scenario."""
     assert main(["plan", *QUIET, f"output_dir={folder}", *words, f"plan={file}"]) == code
@@ -95,7 +107,6 @@ def judge(folder: Path, file: Path, *words: str, code: int = 0) -> PlanJudgement
     return judged
 
 
-DECODE = ("model=llama3_70b", "system=h100_8", "parallel.tp=8", "run.mode=decode", "run.batch=64")
 THEIRS = {
     "tool": "vllm",
     "sites": dict.fromkeys(("attention_in", "attention_out", "ffn_in", "ffn_out"), "shard_p2p"),

@@ -17,7 +17,7 @@ from simulators.costs.expert_exchange import RoutedTokens, kernel_seconds
 from simulators.steps.backend import iteration
 from simulators.workloads.model_zoo import model_tree, option_tree
 from studies.plan.frameworks import tool_facts
-from studies.plan.stacks import defaults_of, measured_line, stack_words
+from studies.plan.stacks import defaults_of, measured_line, software_line, stack_words
 from tests.iterations import metrics, step
 from tests.support import shipped
 from validation.plan_matrix import LIMIT_S, answers, questions
@@ -55,6 +55,8 @@ def test_a_plan_takes_the_software_of_its_mode_and_machines(words: list[str], na
     tree = request(["study=plan", *words, *stack_words(words)]).tree
     assert tree["stack"]["name"] == name
     assert bool(defaults_of(tree)) == (tree["stack"]["tool"] is not None)
+    assert tree["stack"]["fitted_on"] in software_line(tree) or words == ["kernels=flash"]
+    assert software_line({**tree, "kernels": {"name": "mine"}}) == ""
 
 
 @pytest.mark.parametrize("name", list_options("model"))

@@ -10,7 +10,7 @@ import pytest
 from simulators.steps.backend import StepBackend, metrics_of
 from simulators.workloads.model_zoo import model_tree
 from simulators.workloads.stored import format_names, weight_format
-from tests.iterations import step
+from tests.iterations import metrics, step
 
 
 def _metrics(tree: Mapping[str, Any], **values: Any) -> dict[str, float]:
@@ -63,6 +63,55 @@ def test_a_cache_in_fp8_takes_half_and_is_read_faster(name: str) -> None:
     )
     assert typed["activation_bytes"] == pytest.approx(plain["activation_bytes"] / 2)
     assert typed["iteration_s"] < plain["iteration_s"]
+
+
+_TRAINED = {"run.mode": "training", "run.precision": "bf16", "parallel.dp": 8}
+
+
+def _trained(optimizer: str = "adam", **run: str) -> dict[str, float]:
+    paths = _TRAINED | {f"run.{name}": value for name, value in run.items()}
+    return metrics(paths, model=model_tree("llama3_8b"), system="h200_8", kernels="flash", optimizer=optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adam_megatron", "adam_megatron_2022", "lamb", "sgd"])
+def test_formats_that_are_the_usual_ones_change_nothing(optimizer: str) -> None:
+    usual = "fp32" if optimizer == "adam_megatron_2022" else "bf16"
+    plain, typed = _trained(optimizer), _trained(optimizer, gradients=usual, optimizer_states="fp32")
+    same = ("optimizer_s", "forward_s", "backward_s", *(("state_bytes", "dp_s") if usual == "bf16" else ()))
+    assert {name: typed[name] for name in same} == {name: plain[name] for name in same}
+
+
+@pytest.mark.parametrize("name", format_names("states"))
+def test_moments_take_their_bytes_and_are_read_and_written_once(name: str) -> None:
+    """Adam of 32 bits: 28 bytes of traffic a weight and 12 of state, of which two moments are 16 and 8."""
+    plain, typed = _trained(), _trained(optimizer_states=name)
+    saved = 2 * (4 - float(weight_format(name).bytes_of(1)))
+    assert plain["bytes_per_parameter"] - typed["bytes_per_parameter"] == pytest.approx(saved)
+    assert typed["optimizer_s"] / plain["optimizer_s"] == pytest.approx((28 - 2 * saved) / 28, rel=0.01)
+
+
+@pytest.mark.parametrize("name", format_names("gradients"))
+def test_gradients_are_reduced_in_their_format_after_a_cast(name: str) -> None:
+    plain, typed, size = _trained(), _trained(gradients=name), float(weight_format(name).bytes_of(1))
+    assert typed["bytes_per_parameter"] - plain["bytes_per_parameter"] == pytest.approx(size - 2)
+    assert typed["dp_s"] / plain["dp_s"] == pytest.approx(size / 2, rel=0.1)
+    cast = size not in (2, 4)
+    read = 28 + (size - 2) + (2 + size) * cast
+    assert typed["optimizer_s"] / plain["optimizer_s"] == pytest.approx(read / 28, rel=0.02)
+
+
+@pytest.mark.parametrize("path", ["run.gradients", "run.optimizer_states"])
+def test_formats_of_training_are_refused_elsewhere(path: str) -> None:
+    def broken(values: dict[str, Any]) -> list[str]:
+        design = step(_TRAINED | {path: "fp8"} | values, model=model_tree("llama3_8b"), system="h200_8")
+        return [problem.path for problem in StepBackend().problems(design)]
+
+    assert broken({}) == []
+    assert broken({"run.mode": "prefill"}) == [path]
+    assert broken({"optimizer.moments": None, "optimizer.gradient_passes": None}) in (
+        [["optimizer.moments"], ["optimizer.gradient_passes"]]
+    )
+    assert broken({"parallel.gradient_bytes": 4}) == (["parallel.gradient_bytes"] if path == "run.gradients" else [])
 
 
 @pytest.mark.parametrize("path", ["run.weights", "run.kv_cache"])

@@ -26,8 +26,8 @@ from simulators.calibration.slowdowns import fit_slowdowns
 from simulators.calibration.tables import is_of
 from simulators.hardware.device import Device
 from simulators.hardware.machine import merged, tree_of
+from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem
-from simulators.workloads.operators import ELEMENT_BYTES
 from studies import conccl as conccl_study
 from studies.overlap_measured import gemm_collective, prefills
 from validation import amd_tables, expert_rows, steps_measured

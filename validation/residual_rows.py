@@ -6,6 +6,7 @@ what is known before the answer: the kind of work, the GPU, a key, and sizes, it
 
     gemm         key: precision; m, n, k
     elementwise  key: operator; bytes
+    attention    key: kernels of a software, whose constants predict PyTorch's attention; the predicted time alone
     collective   key: inside a node, across nodes or in the switch, and another library than the node's; bytes, gpus
     exchange     key: direction; tokens, sms, nodes
     overlap      key: software; predicted speed-up, m; the residual is of it
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks.expert_exchanges import tables_below
 from benchmarks.validity import device_named
+from dse.errors import ConfigError, Problem
 from dse.files import csv_columns
 from dse_torch.tables import measured_gpus
 from simulators.calibration.calibrate import plain_name, read_table
@@ -36,6 +38,8 @@ from simulators.calibration.residual_groups import ResidualRow
 from simulators.calibration.residual_rows import rows_of_predicted
 from simulators.hardware.machine import tree_of
 from simulators.hardware.system import ScheduleSystem
+from simulators.steps.backend import StepBackend, iteration
+from simulators.workloads.model_zoo import option_tree
 from studies.overlap_measured.gemm_collective import holds_overlaps, predict_overlaps
 from studies.overlap_measured.prefills import holds_prefills, read_prefills
 from validation.expert_rows import NODES, constants_of, error_of, is_fitted, node_of, predict, read_rows
@@ -45,6 +49,8 @@ from validation.published_tables import read_throughput
 from validation.steps_measured import BY_ROW, published_steps, steps
 
 GAP = "kernel after kernel"
+_HEAD = 128  # width of a head in the table of attention
+_ATTENDING = ("compiled", "vllm")  # PyTorch's software, and the fastest that has one kernel for attention
 _FIRST = "c3_sp"  # the schedule by which a collective is launched first
 
 
@@ -52,7 +58,7 @@ def residual_rows(data: Path) -> list[ResidualRow]:
     """Rows of all kinds, of the tables below a folder and of those that are shipped. Raises ConfigError."""
     rows = [row for file in sorted(data.rglob("*.csv")) for row in _of_file(file)]
     rows += [row for file in tables_below(data) for row in _exchanges(file)]
-    return [*rows, *_hosts(), *_steps(data)]
+    return [*rows, *_attentions(), *_hosts(), *_steps(data)]
 
 
 def _of_file(file: Path) -> Iterator[ResidualRow]:
@@ -123,6 +129,32 @@ def _exchanges(file: Path) -> Iterator[ResidualRow]:
         shape = f"{row.name.rpartition(',')[0] or row.name} {routed.gpus:g}"  # all numbers of SMs together
         residual = -math.log1p(error_of(kernel, row, node))
         yield ResidualRow("exchange", plain_name(row.device), row.direction, shape, residual, sizes, file.name)
+
+
+def _attentions() -> Iterator[ResidualRow]:
+    """Yield attention of prompts and of decoded tokens on the GPUs that this project measured."""
+    for gpu in measured_gpus():
+        for row in gpu.table("kernels").query("kernel == 'attention'").to_dict("records"):
+            shape = " ".join(f"{row[name]:g}" for name in ("batch", "heads", "groups", "queries", "keys"))
+            for software in _ATTENDING:
+                predicted = _attention_s(gpu.tree, row, software)
+                residual, sizes = math.log(row["seconds"] / predicted), {"seconds": predicted}
+                source = f"measured/{gpu.folder.name}"
+                yield ResidualRow("attention", str(gpu.hardware.gpu.name), software, shape, residual, sizes, source)
+
+
+def _attention_s(system: Mapping[str, Any], row: Mapping[Any, Any], software: str) -> float:
+    """Predicted time [s] of the kernel of one attention."""
+    heads, decodes = int(row["heads"]), row["queries"] == 1
+    if not decodes and row["queries"] != row["keys"]:
+        raise ConfigError([Problem("kernels.csv", "has attention of neither a prompt nor a token", row["queries"])])
+    model = {"kind": "transformer", "name": "attention", "layers": 1, "hidden": heads * _HEAD, "heads": heads}
+    model |= {"kv_heads": int(row["groups"]), "head_dim": _HEAD, "causal": not decodes}
+    run = {"mode": "decode" if decodes else "prefill", "batch": int(row["batch"]), "precision": "bf16"}
+    tree = {"system": system, "model": model, "run": {**run, "sequence_length": int(row["keys"])}, "parallel": {}}
+    options = {name: option_tree(name, option) for name, option in (("optimizer", "adam"), ("kernels", software))}
+    parts = iteration(StepBackend().design({**tree, **options})).passes.parts
+    return next(float(part.spent.seconds) for part in parts if part.op.name == "flash")
 
 
 def _hosts() -> Iterator[ResidualRow]:

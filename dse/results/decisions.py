@@ -184,7 +184,7 @@ _VALUES = 8  # of a known error that are direction apart
 
 
 _MOST_RIVALS = 3  # of a winner: points that are farther off are never the fastest
-_MOST_WINNERS = 40  # of a study, whose errors are drawn: the answer must not wait for more
+_MOST_WINNERS = 500  # of a study, whose errors are drawn: a twentieth of a second each, less than their points took
 DRAWN_TIMES = ("makespan_s", "iteration_s")
 """Objectives whose errors backends draw."""
 
@@ -222,9 +222,7 @@ def decisions(planned: Any, table: pd.DataFrame) -> dict[str, Any]:
         or not (table["status"] == "ok").any()
     ):
         return {}
-    winners = planned.contest.winners(table, planned.goals, apart=True)
-    if len(winners) > _MOST_WINNERS:
-        return {}
+    winners = _closest(planned.contest.winners(table, planned.goals, apart=True), _MOST_WINNERS)
     by_key, helps = {}, True  # for the first that is not decided: the next ones would name the same
     for _, row in winners.iterrows():
         decision = _decide(planned, row, _rivals(planned, table, row), helps=helps)
@@ -232,6 +230,14 @@ def decisions(planned: Any, table: pd.DataFrame) -> dict[str, Any]:
             helps = helps and decision.is_decided
             by_key[str(row["key"])] = decision.json()
     return by_key
+
+
+def _closest(winners: pd.DataFrame, most: int) -> pd.DataFrame:
+    """The winners that gain least, at most so many: others are the least in doubt. All keep their order."""
+    if len(winners) <= most or "speedup" not in winners:
+        return winners.head(most)
+    gained = np.abs(np.log(winners["speedup"].to_numpy(float)))
+    return winners.iloc[np.sort(np.argsort(gained, kind="stable")[:most])]
 
 
 def most_helpful(draw: Callable[[Sequence[str]], tuple[NDArray[np.float64], Mapping[str, str]]]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from numpy.typing import ArrayLike, NDArray
 from simulators.costs.gemm import GemmShape, gemm_cost, gemms_of
 from simulators.costs.transfer import link_utilisation
 from simulators.hardware.machine import Gpu, System
-from simulators.workloads.operators import ELEMENT_BYTES, Compute, Elementwise, Embedding, Gemm, Gemv
+from simulators.hardware.parts import ELEMENT_BYTES
+from simulators.workloads.operators import Compute, Elementwise, Embedding, Gemm, Gemv
 
 Floats = NDArray[np.float64]
 

@@ -20,6 +20,10 @@ CONDITIONS: Mapping[str, Mapping[str, Any]] = {
     "parallel.pipeline": {"parallel.pp": _SEVERAL},
     "parallel.virtual_stages": {"parallel.pipeline": "interleaved"},
     "parallel.messages": {"parallel.pp": _SEVERAL},
+    "parallel.ends": {"parallel.pp": _SEVERAL},
+    "parallel.context": {"parallel.cp": _SEVERAL},
+    "parallel.etp": {"parallel.ep": _SEVERAL},
+    "parallel.shard_gpus": {**_TRAINING, "parallel.zero": AtLeast(1)},
     "parallel.exchanges": {"parallel.ep": _SEVERAL},
     "optimizer.in_backward": {**_TRAINING, "run.micro_batches": AtMost(1)},
 }

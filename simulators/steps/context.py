@@ -1,12 +1,16 @@
-"""Context parallelism: each sequence split over cp GPUs, whose keys and values go round a ring (arXiv:2310.01889).
+"""Context parallelism: each sequence split over cp GPUs, with keys and values in a ring, or heads by an all-to-all.
 
-A GPU computes attention of its queries with one part of the keys and values after the other, and meanwhile sends on the
+In the ring (arXiv:2310.01889)
+a GPU computes attention of its queries with one part of the keys and values after the other, and meanwhile sends on the
 part it has. Of the cp - 1 messages each is exposed by
 
     max(0, message - attention / cp)
 
 with attention the time of the whole core, in the forward pass and in the backward pass, where gradients of keys and
 values go along (twice the bytes; derived).
+
+With all-to-alls (DeepSpeed-Ulysses, arXiv:2309.14509) a GPU gets the queries, keys and values of all tokens of its
+share of the heads, and gives back their outputs; keys of fewer heads than GPUs are copied. Both wait, in either pass.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from simulators.steps.operators import Exchange, Op, OperatorCost
 from simulators.steps.sizes import Sizes
 
+Floats = NDArray[np.float64]
 _CORE = ("attention", "softmax")  # kinds of operators that run with the keys and values at hand
 
 
@@ -39,10 +44,34 @@ class RingPass(Exchange):
 def ring_pass(sizes: Sizes, numbers: ArrayLike, *, name: str) -> Iterator[Op]:
     """Messages of keys and values, `numbers` of each token; none where a sequence is not split."""
     cp = sizes.parallel.cp
-    if cp > 1:  # one GPU has all keys
+    if cp > 1 and not by_heads(sizes):  # one GPU has all keys
         payload = sizes.element * sizes.tokens * np.asarray(numbers, float)
         # its own part need not be sent
         yield Op(f"{name}ring", "attention", "forward", RingPass("send_recv", payload, "cp", parts=cp), cp - 1.0)
+
+
+def by_heads(sizes: Sizes) -> bool:
+    """Tell whether GPUs that split a sequence exchange it for heads around attention."""
+    return sizes.parallel.cp > 1 and sizes.parallel.context == "all_to_all"
+
+
+def heads_of_part(sizes: Sizes) -> tuple[Floats, Floats, Floats]:
+    """Heads of queries, of keys, and queries of a sequence, of one GPU inside of attention."""
+    if not by_heads(sizes):
+        return sizes.heads, sizes.kv_heads, sizes.queries
+    cp = sizes.parallel.cp
+    return sizes.heads / cp, np.maximum(1.0, sizes.kv_heads / cp), sizes.queries * cp
+
+
+def exchange_heads(sizes: Sizes, *, name: str, after: bool) -> Iterator[Op]:
+    """The all-to-all before attention, or after it; none in a ring, or where a sequence is not split."""
+    if by_heads(sizes):
+        keys = np.maximum(sizes.kv_heads, sizes.parallel.cp)  # copied, one head for each GPU
+        heads = sizes.heads if after else sizes.heads + 2 * keys
+        payload = sizes.element * sizes.tokens * heads * sizes.head
+        yield Op(
+            f"{name}{'outputs' if after else 'heads'}", "attention", "forward", Exchange("all_to_all", payload, "cp")
+        )
 
 
 def expose_rings(ops: Sequence[Op], costs: Sequence[OperatorCost]) -> list[OperatorCost]:

@@ -58,6 +58,8 @@ class ScheduledDesign(StepDesign):
     sites: Mapping[str, Any] = {}
 
 
+_PLAIN = {"gradients": None, "optimizer_states": None}
+"""Formats of a run that has none of its own."""
 OF_LENGTHS = ("lengths", "iterations")
 OF_COPIES = ("quantised", "format", "instructions")
 OPTIONAL = (*OF_LENGTHS, *OF_COPIES)
@@ -123,7 +125,7 @@ def rules(design: StepDesign) -> Iterator[Rule]:
         precisions = f"run.products is null or one of {', '.join(known)}"
         yield Rule("system.gpu.efficiency", True, f"has no constants for {run.products}", way_out=precisions)
     optimizer = design.optimizer
-    if run.mode == "training" and optimizer.bytes_at(run.precision) is None:
+    if run.mode == "training" and optimizer.bytes_of(run.model_copy(update=_PLAIN)) is None:
         way = f"give it with its source, or take one of {', '.join(optimizer.state_bytes)} as run.precision"
         rule = f"has no {run.precision} data in traffic_bytes and state_bytes"
         yield Rule("optimizer", True, rule, way_out=way)
@@ -216,6 +218,18 @@ def _format_rules(design: StepDesign) -> Iterator[Rule]:
     for path, name in (("run.weights", run.weights), ("run.kv_cache", run.kv_cache)):
         for rule, broken in reasons.items():
             yield Rule(path, broken and name is not None, rule, name, way_out=f"set {path}=null")
+    for path, name in (("run.gradients", run.gradients), ("run.optimizer_states", run.optimizer_states)):
+        rule = "is of training: inference has no gradients and no optimizer"
+        yield Rule(path, run.mode != "training" and name is not None, rule, name, way_out=f"set {path}=null")
+    if run.mode == "training" and (missing := design.optimizer.unknown(run)):
+        rule = "is needed by run.gradients and run.optimizer_states"
+        yield Rule(
+            f"optimizer.{missing}", True, rule, None, way_out="give it with its source, or leave the formats out"
+        )
+    if run.gradients is not None and design.parallel.gradient_bytes is not None:
+        rule = "is given by run.gradients as well"
+        size = design.parallel.gradient_bytes
+        yield Rule("parallel.gradient_bytes", True, rule, size, way_out="leave one of both out")
 
 
 def _mode_rules(model: Any, run: Run) -> Iterator[Rule]:

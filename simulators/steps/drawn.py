@@ -29,11 +29,12 @@ _OF_ATTENTION = ("attention", "softmax")
 
 @dataclass(frozen=True)
 class StepErrors:
-    """Errors of one design. precision: of products of linear layers, and of all others."""
+    """Errors of one design. precision, linear: of all products, and of those of linear layers. kernels: their name."""
 
     draws: Draws
     precision: Precision
     linear: Precision
+    kernels: str = ""
 
     def on(self, platform: Platform) -> Platform:
         """A platform whose operators and groups have these errors."""
@@ -44,7 +45,7 @@ class StepErrors:
         """Factors [S] on the time of an operator that is no collective."""
         sizes = {"seconds": _single(cost.seconds)}
         if op.kind in _OF_ATTENTION:
-            return self.draws.factor("attention", op.name, sizes=sizes)
+            return self.draws.factor("attention", op.name, key=self.kernels, sizes=sizes)
         if isinstance(op.work, Product):
             sizes |= {name: _single(getattr(op.work, name)) for name in ("m", "n", "k")}
             key = self.linear if op.kind in ("linear", "fc") else self.precision
@@ -95,7 +96,7 @@ def draw_steps(
     for place, design in enumerate(designs):
         draws = draws or draws_of(design.system.gpu, samples=samples, seed=seed, exact=exact)
         run = design.run
-        errors = StepErrors(draws, run.precision, run.products or run.precision)
+        errors = StepErrors(draws, run.precision, run.products or run.precision, design.kernels.name)
         times[place] = iterate(design, errors).seconds
     return times, {} if draws is None else draws.basis
 

@@ -17,6 +17,9 @@ and b N H of outputs, which the gradients of the router's weights need. Dispatch
 each is the other. At fp8 tokens and their gradients go to experts in fp8 and come back in 16 bits (arXiv:2412.19437,
 section 3.3). All waits for them, or they run beside other work (`parallel.exchanges`, `simulators.steps.exchanges`).
 
+With expert tensor parallelism e = etp GPUs share each expert: they gather their rows, so that N = k T' L e and F_e is
+F_e / e, and add their parts after the products.
+
 What a framework adds (`kernels.experts`): passes over the N rows beside the products, each way; kernels that pick
 experts; launches for each expert by a host that waits for the counts of tokens (`simulators.steps.iteration`); and how
 tokens travel: as above, as k copies of each token in an all-to-all, or once to each node by the NIC beside once to each
@@ -32,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulators.costs.collective import Group, collective_cost
+from simulators.costs.collective import Group, Pattern, collective_cost
 from simulators.costs.expert_exchange import Direction, RoutedTokens, exchange_seconds
 from simulators.steps.operators import Exchange, Op, Product, Stream
 from simulators.steps.sizes import Sizes, gather_tokens, product, reduce_partial_sums, stream
@@ -123,11 +126,12 @@ def _routing(sizes: Sizes) -> _TokenRouting:
     split = sizes.tp if ep > 1 else np.ones(())  # with ep, each GPU of tp routes its share of the tokens
     tokens, experts = sizes.tokens / split, np.asarray(moe.experts, float)
     load = moe.busiest_load(ep)
-    rows = np.asarray(moe.experts_per_token, float) * tokens * load
-    # whole experts with ep, slices of each without
-    width = np.asarray(moe.expert_ffn, float) / (1.0 if ep > 1 else sizes.tp)
+    etp = sizes.parallel.etp
+    rows = np.asarray(moe.experts_per_token, float) * tokens * load * etp
+    # whole experts with ep, or slices over etp; slices of each without
+    width = np.asarray(moe.expert_ffn, float) / (etp if ep > 1 else sizes.tp)
     local = experts / ep
-    active = np.minimum(local * moe.active_experts(tokens * ep), rows)  # no more experts than rows
+    active = np.minimum(local * moe.active_experts(tokens * ep * etp), rows)  # no more experts than rows
     return _TokenRouting(tokens, rows, active, local, width, load)
 
 
@@ -154,8 +158,10 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
         yield Op("expert down", "fc", "forward", product(narrow, routing.tokens, sizes.hidden))
     if split:
         yield _exchange(sizes, routing, "dispatch")
+        yield from _shared_rows(sizes, routing, "all_gather")
     yield from _experts(sizes, routing)
     if split:
+        yield from _shared_rows(sizes, routing, "reduce_scatter")
         yield _exchange(sizes, routing, "combine")
     if _moe(sizes).expert_hidden is not None:
         yield Op("expert up", "fc", "forward", product(sizes.hidden, routing.tokens, narrow))
@@ -164,6 +170,13 @@ def expert_feed_forward(sizes: Sizes) -> Iterator[Op]:
     yield from _shared(sizes)
     if not split:
         yield from reduce_partial_sums(sizes, "ffn")
+
+
+def _shared_rows(sizes: Sizes, routing: _TokenRouting, pattern: Pattern) -> Iterator[Op]:
+    """The rows of GPUs that share each expert, gathered before its products, or their parts added after them."""
+    if sizes.parallel.etp > 1:
+        payload = sizes.element * routing.rows * _expert_hidden(sizes)
+        yield Op(f"{pattern.replace('_', '-')} expert rows", "fc", "forward", Exchange(pattern, payload, "etp"))
 
 
 def _experts(sizes: Sizes, routing: _TokenRouting) -> Iterator[Op]:

@@ -53,6 +53,7 @@ from simulators.workloads.model import ExpertKernels
 
 Floats = NDArray[np.float64]
 _BY_PASS = ("dualpipe", "v_min")  # schedules whose turns depend on each kind of pass
+_FP32 = 4  # bytes
 _TRAINED = ("trained_params", "trained_experts")
 
 
@@ -93,15 +94,34 @@ class Gradients:
         return Bucket(block, count, seconds, ready)
 
     @property
-    def gradient_bytes(self) -> int:
+    def gradient_bytes(self) -> float:
         """Bytes of an element of a gradient."""
-        return self.passes.parallel.gradient_bytes or self.passes.run.element_bytes
+        return self.passes.run.gradient_bytes(self.passes.parallel)
 
-    def _split_exchange(self, size: int, params: Any, of_experts: Any, pattern: Pattern) -> CollectiveCost:
+    @cached_property
+    def casts(self) -> OperatorCost:
+        """Casts of all gradients into the format that they are reduced in, which nothing hides.
+
+        Products write gradients of 16 or 32 bits themselves; one kernel reads them and writes any other format.
+        """
+        if not self.passes.is_training or self.gradient_bytes in (self.passes.run.element_bytes, _FP32):
+            return OperatorCost(*np.zeros((4,)))
+        held = self.passes.parallel.held_stages * self.passes.of_blocks("trained_params")
+        times = self.passes.micro_batches if self.passes.parallel.zero > 1 else 1.0  # reduced after each, or the last
+        moved = times * held * (self.passes.run.element_bytes + self.gradient_bytes)
+        kernels = times * self.passes.of_blocks("updated_tensors")
+        (cost,) = operator_costs(
+            [Op("cast", "optimizer", "backward", Stream(moved, kernels=kernels))], self.passes.platform
+        )
+        return cost
+
+    def _split_exchange(self, size: float, params: Any, of_experts: Any, pattern: Pattern) -> CollectiveCost:
         """Cost of a collective of weights over dp, and of experts' over the GPUs that have the same.
 
-        size: bytes of an element.
+        size: bytes of an element. Of states that fewer GPUs split, each group sums its own, and groups then add theirs.
         """
+        if self.passes.parallel.shard_gpus is not None:
+            return self._hybrid_exchange(size * np.asarray(params, float), pattern)
         expert_params = np.asarray(of_experts, float)
         # experts' weights are reduced over fewer GPUs
         groups, shared = self.passes.platform.groups, size * (np.asarray(params, float) - expert_params)
@@ -110,16 +130,22 @@ class Gradients:
             return cost
         return cost.then(collective(Exchange(pattern, size * expert_params, "edp"), groups["edp"]))
 
+    def _hybrid_exchange(self, payload: Floats, pattern: Pattern) -> CollectiveCost:
+        """Cost of a collective of so many bytes among the GPUs that split them, and of sums among such groups."""
+        knobs, groups = self.passes.parallel, self.passes.platform.groups
+        cost = collective(Exchange(pattern, payload, "shard"), groups["shard"])
+        if pattern == "all_gather":  # a group has all of it
+            return cost
+        return cost.then(collective(Exchange("all_reduce", payload / knobs.state_gpus, "repeat"), groups["repeat"]))
+
     @property
     def own_params(self) -> Floats:
         """Weights whose optimizer's state is this GPU's: its share of them where zero splits it."""
         params, of_experts = (self.passes.of_blocks(name) for name in _TRAINED)
         if not self.passes.parallel.zero:  # each GPU updates all of its weights
             return self.passes.parallel.held_stages * params
-        return np.asarray(
-            (params - of_experts) / self.passes.parallel.replicas + of_experts / self.passes.parallel.expert_replicas,
-            float,
-        )
+        knobs = self.passes.parallel
+        return np.asarray((params - of_experts) / knobs.state_gpus + of_experts / knobs.expert_state_gpus, float)
 
     def _reduction(self, params: ArrayLike, of_experts: ArrayLike) -> CollectiveCost:
         """Cost of a reduction of the gradients of so many weights, of which some are experts'."""
@@ -283,15 +309,17 @@ class Iteration:
 
     @cached_property
     def update(self) -> OperatorCost:
-        """The optimizer's update, of the weights of this GPU or of its share of them."""
+        """The optimizer's update, of the weights of this GPU or of its share of them, with the casts before it."""
         params, optimizer = self.gradients.own_params, self.passes.optimizer
-        by_weight = optimizer.bytes_at(self.passes.run.precision)
+        by_weight = optimizer.bytes_of(self.passes.run)
         moved = params * by_weight[0] if self.passes.is_training and by_weight else np.zeros(())
         kernels = self.passes.of_blocks("updated_tensors") * optimizer.kernels_per_tensor
         work = Stream(moved / optimizer.near_memory, optimizer.flop * params / optimizer.near_memory, kernels)
         (cost,) = operator_costs([Op("update", "optimizer", "optimizer", work)], self.passes.platform)
         seconds = cost.seconds if self.passes.is_training else np.zeros(())
-        return OperatorCost(optimizer.flop * params, np.asarray(moved, float), 0 * params, seconds)
+        casts = self.gradients.casts
+        moved = np.asarray(moved, float) + casts.bytes
+        return OperatorCost(optimizer.flop * params, moved, 0 * params, seconds + casts.seconds)
 
     @cached_property
     def slot_s(self) -> Floats:

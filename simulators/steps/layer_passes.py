@@ -60,7 +60,8 @@ def adapter_weights(sizes: Sizes, *widths: tuple[Any, Any]) -> Any:
 def recomputed_share(sizes: Sizes) -> Any:
     """Share of the layers of a stage whose activations are computed again."""
     chosen, layers = sizes.run.recompute_layers, np.asarray(sizes.model.layers, float)
-    of_stage = stage_share(layers, sizes.parallel.pp) * layers
+    ends = 2 if sizes.parallel.ends == "layers" else 0  # the first and the last stage have one layer less
+    of_stage = np.minimum(layers, stage_share(layers + ends, sizes.parallel.pp) * (layers + ends))
     return 1.0 if chosen is None else np.minimum(1.0, np.asarray(chosen, float) / np.maximum(of_stage, 1.0))
 
 
@@ -156,7 +157,11 @@ def _backward(sizes: Sizes, op: Op) -> Iterator[Op]:
     elif isinstance(work, TokenExchange | RingPass):
         yield replace(gradient, name=f"{op.name} backward", work=work.backward)
     elif isinstance(work, Exchange) and work.pattern == "reduce_scatter":  # its gradient is gathered
-        yield replace(gradient, name=f"{op.name} backward", work=Exchange("all_gather", work.payload_bytes))
+        yield replace(gradient, name=f"{op.name} backward", work=replace(work, pattern="all_gather"))
+    elif isinstance(work, Exchange) and work.over == "etp":  # and that of what was gathered is added
+        yield replace(gradient, name=f"{op.name} backward", work=replace(work, pattern="reduce_scatter"))
+    elif isinstance(work, Exchange) and work.pattern == "all_to_all":
+        yield replace(gradient, name=f"{op.name} backward")
 
 
 def _conjugate(sizes: Sizes, op: Op) -> Iterator[Op]:

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 # schedules are lowered and run, which takes far longer than the closed form
 _PROBED = 24  # layouts that are computed with schedules at their sites
 _ALIKE = 2  # of these, with equal tp, pp and ep
-_LARGER = (2, 4, 8)  # times as many GPUs, which are tried where nothing fits
+_LARGER = (2, 4, 8, 16)  # times as many GPUs, which are tried where nothing fits
 _MOST_CP = 8  # GPUs that split a sequence
 _NUMBERS = ("tp", "pp", "dp", "batch", "micro_batches")  # that may be arrays
 _SCHEDULES: tuple[Mapping[str, Any], ...] = (
@@ -374,10 +374,10 @@ class StateBound:
         tree = Layout(1, 1, 1, 1, 1, 0, 1, 1, "none").tree(question.tree)
         design = question.steps.make(tree)
         run, optimizer, room = design.run, design.optimizer, design.system.gpu.hbm_bytes
-        by_weight = optimizer.bytes_at(run.precision)
+        by_weight = optimizer.bytes_of(run) if not optimizer.unknown(run) else None
         if run.mode != "training" or by_weight is None or room is None or run.adapters is not None:
             return cls(0.0, 0.0, (0.0, 0.0, 0.0), np.inf)
-        gradient = 0 if optimizer.in_backward else design.parallel.gradient_bytes or run.element_bytes
+        gradient = 0 if optimizer.in_backward else run.gradient_bytes(design.parallel)
         blocks = question.steps.step(design)[0].passes.blocks
         params, of_experts = (
             float(sum(np.asarray(block.count) * np.asarray(getattr(block, name), float) for block in blocks))

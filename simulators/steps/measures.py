@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from dse.backend import Law, Metric
 from simulators.steps.iteration import Iteration
 from simulators.steps.operators import KINDS, Exchange, ModelBlock, Op, Product, StageOperator, num_kernels, quotient
-from simulators.steps.passes import ENDS, stage_share
+from simulators.steps.passes import ENDS
 from simulators.steps.pipelines import in_flight
 from simulators.steps.quantised import copy_bytes, flying_bytes
 from simulators.steps.sharded_data import gathered_weights, largest_block, state_splits
 
 Floats = NDArray[np.float64]
 
-_SERIALIZED = ("tp", "ep", "cp")  # messages of pp are counted apart, gradients of dp overlap the backward pass
+_SERIALIZED = ("tp", "ep", "cp", "etp")  # messages of pp are counted apart, gradients of dp overlap the backward pass
 _GEMMS = ("linear", "fc", "attention")  # kinds of operators with products
 SHARES = (*KINDS, "communication", "bubble", "quantisation", "host")
 METRICS: Mapping[str, Metric] = {
@@ -234,8 +234,8 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
     per_expert: Any = 0.0  # what a weight of experts takes beyond it, whose state is split over other GPUs
     flight = ends = passes.micro_batches  # inference keeps the caches of all micro-batches
     if passes.is_training:
-        of_weights, of_gradients, of_state = state_splits(passes.parallel, passes.parallel.replicas)
-        by_weight = passes.optimizer.bytes_at(passes.run.precision)
+        of_weights, of_gradients, of_state = state_splits(passes.parallel, passes.parallel.state_gpus)
+        by_weight = passes.optimizer.bytes_of(passes.run)
         assert by_weight is not None
         # gradients do not outlive their layer
         of_gradient = 0 if passes.optimizer.in_backward else iteration.gradients.gradient_bytes
@@ -243,13 +243,13 @@ def memory(iteration: Iteration, hbm_bytes: ArrayLike) -> dict[str, Any]:
         of_state = of_state / (1 if knobs.zero else held)  # what zero splits, the GPUs of both copies share
         unlearnt = held * of_gradient / of_gradients + by_weight[1] / of_state
         bytes_per_weight = held * b / of_weights + unlearnt
-        experts = state_splits(knobs, knobs.expert_replicas)
+        experts = state_splits(knobs, knobs.expert_state_gpus)
         expert_splits = experts[0] / held, experts[1] / held, experts[2] / (1 if knobs.zero else held)
         sizes = b, of_gradient, by_weight[1]
         per_expert = sum(size / split for size, split in zip(sizes, expert_splits, strict=True)) - bytes_per_weight
         flight, ends = in_flight(passes.parallel, pp, passes.micro_batches)
     # two copies, as the ends differ
-    first, last = ({block.name: stage_share(block.count, pp) for block in passes.blocks} for _ in range(2))
+    first, last = ({block.name: passes.share_at_ends(block.count) for block in passes.blocks} for _ in range(2))
     for name, shares, absent in zip(ENDS, (first, last), (last, first), strict=True):
         if name in shares:
             # of a pipeline, the other end has none

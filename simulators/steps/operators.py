@@ -49,8 +49,9 @@ embedding, output: the ends of the model.
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 AGAIN = " again"
 """What the names of operators end in that the backward pass computes again."""
-Axis = Literal["tp", "pp", "dp", "ep", "cp", "edp"]
-"""Groups of GPUs: tp, pp, dp (with cp, over which gradients are reduced), ep, cp, and those with the same experts."""
+Axis = Literal["tp", "pp", "dp", "ep", "cp", "edp", "etp", "shard", "repeat"]
+"""Groups of GPUs: tp, pp, dp (with cp, over which gradients are reduced), ep, cp, those with the same experts, those
+that share one expert, those that share states of dp, and those that have the same share of them."""
 _BY: tuple[Literal["ring", "tree"], ...] = ("ring", "tree")  # libraries choose between these by size
 
 

@@ -17,11 +17,23 @@ def parallel_rules(model: Any, run: Run, parallel: Parallel, **others: bool) -> 
     moe = model.moe if isinstance(model, Transformer) else None
     if moe is not None:
         yield from _moe_rules(model, moe, parallel)
+        if parallel.etp > 1:
+            yield from _etp_rules(moe, parallel)
+    elif parallel.etp > 1:
+        rule = "splits experts, and the model has none"
+        yield Rule("parallel.etp", True, rule, parallel.etp, way_out="set 1")
     if parallel.ep > 1:
         yield from _ep_rules(moe, run, parallel)
     yield from _exchange_rules(moe, run, parallel)
     if parallel.pipeline == "dualpipe":
         yield from _dualpipe_rules(run, parallel)
+    yield from _shard_rules(run, parallel)
+    if parallel.ends == "layers":
+        rule = "count as layers where a model has both: this one has none"
+        none = not isinstance(model, Transformer) or not model.vocab or bool(model.decoder_layers)
+        yield Rule("parallel.ends", none, rule, parallel.ends, way_out="leave it out")
+    if parallel.context != "ring":
+        yield from _heads_rules(model, parallel)
     if parallel.cp > 1:
         yield from _cp_rules(model, run, parallel, lengths=others.get("lengths", False))
     if isinstance(model, Transformer):
@@ -72,6 +84,49 @@ def _ep_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) -> Ite
         rule = "with parallel.ep > 1 and parallel.tp > 1 would route each token on every GPU of tp"
         several = np.asarray(parallel.tp) > 1
         yield Rule("parallel.sequence_parallel", several, rule, False, way_out="set true, or parallel.tp=1")
+
+
+def _etp_rules(moe: MixtureOfExperts, parallel: Parallel) -> Iterator[Rule]:
+    """etp splits experts that ep spreads, of which all wait for the exchanges."""
+    etp, width = parallel.etp, np.asarray(moe.expert_ffn)
+    rule = "splits experts that parallel.ep spreads: with parallel.ep = 1 parallel.tp splits them"
+    yield Rule("parallel.etp", parallel.ep == 1, rule, etp, way_out="set 1, or parallel.ep > 1")
+    rule = "does not divide the experts' width (model.moe.expert_ffn = {0})"
+    yield Rule("parallel.etp", width % etp != 0, rule, etp, (width,), "take a divisor")
+    gpus = parallel.stage_gpus
+    rule = "times parallel.ep = {0} does not divide tp x cp x dp ({1} GPUs), among which experts are split"
+    uneven = gpus % (etp * parallel.ep) != 0
+    yield Rule("parallel.etp", uneven, rule, etp, (parallel.ep, gpus), "take a divisor, or more dp")
+    rule = "is not modelled with overlapped exchanges"
+    yield Rule("parallel.etp", parallel.exchanges != "waited", rule, etp, way_out="set 1, or parallel.exchanges=waited")
+
+
+def _shard_rules(run: Run, parallel: Parallel) -> Iterator[Rule]:
+    """Fewer GPUs than all of dp split states that are split, of a model whose experts are not spread."""
+    size, gpus = parallel.shard_gpus, parallel.replicas
+    if size is None:
+        return
+    rule, way = "splits what parallel.zero splits, which is nothing", "set null, or parallel.zero=3"
+    yield Rule("parallel.shard_gpus", parallel.zero == 0 or run.mode != "training", rule, size, way_out=way)
+    rule = "does not divide cp x dp ({0} GPUs)"
+    yield Rule("parallel.shard_gpus", gpus % size != 0, rule, size, (gpus,), "take a divisor")
+    rule = "with parallel.ep > 1 is not modelled"
+    yield Rule("parallel.shard_gpus", parallel.ep > 1, rule, size, way_out="set null, or parallel.ep=1")
+
+
+def _heads_rules(model: Any, parallel: Parallel) -> Iterator[Rule]:
+    """An all-to-all gives each GPU of cp whole heads, of keys and values that are not latents."""
+    path, cp = "parallel.context", parallel.cp
+    latent = isinstance(model, Transformer) and model.latent is not None
+    rule = "of latent attention is not modelled: it would send keys and values of all heads"
+    yield Rule(path, latent, rule, parallel.context, way_out="set ring")
+    if isinstance(model, Transformer) and not latent:
+        heads, tp = np.asarray(model.num_heads), np.asarray(parallel.tp)
+        rule = (
+            "splits the heads of a GPU ({0} over parallel.tp = {1}) over parallel.cp = {2}, which does not divide them"
+        )
+        uneven = (heads % (tp * cp)) != 0
+        yield Rule(path, uneven, rule, parallel.context, (heads, tp, cp), "set ring, or take a divisor as parallel.cp")
 
 
 def _exchange_rules(moe: MixtureOfExperts | None, run: Run, parallel: Parallel) -> Iterator[Rule]:

@@ -1,6 +1,8 @@
 """Passes of one micro-batch through the busiest stage of a model: its operators, what each takes, and how often.
 
-The busiest stage has layers / pp, rounded up, and embedding or output, whichever is longer. Compute and the collectives
+The busiest stage has layers / pp, rounded up, and embedding or output, whichever is longer. Where both ends count as
+layers (`parallel.ends`), a stage has n = (layers + 2) / pp of all these, rounded up: the busiest one has n layers, or
+one less and an end, whichever is longest (with two stages, both have an end). Compute and the collectives
 of tp are one chain: what follows an all-reduce needs its sum.
 """
 
@@ -161,12 +163,41 @@ class MicroBatch:
     def _shares(self, seconds: Mapping[str, Floats]) -> dict[str, Floats]:
         """Share of each block's `count` that the busiest stage has."""
         pp = np.asarray(self.parallel.pp, float)
-        shares = {block.name: stage_share(block.count, pp) for block in self.blocks}
         first, last = (seconds.get(name, np.zeros(())) for name in ENDS)
+        if self.parallel.ends == "layers":
+            return self._shares_with_ends(seconds, first, last)
+        shares = {block.name: stage_share(block.count, pp) for block in self.blocks}
         # the stage with the longer of both ends is the busiest
         longer = {"embedding": first > last, "output": first <= last}
         # a single stage has both
         return shares | {name: np.where(pp > 1, longer[name], 1.0) for name in ENDS if name in shares}
+
+    def _shares_with_ends(self, seconds: Mapping[str, Floats], first: Floats, last: Floats) -> dict[str, Floats]:
+        """The same where both ends count as layers."""
+        pp = np.asarray(self.parallel.pp, float)
+        inner = [block for block in self.blocks if block.name not in ENDS]
+        each = sum((np.asarray(block.count, float) * seconds[block.name] for block in inner), np.zeros(()))
+        within, at_end = np.where(pp > 1, self._shares_of_layers, 1.0)
+        longest = np.maximum(first, last)
+        # of two stages, none is without an end
+        middle = (pp > 2) & ((within - at_end) * each > longest)
+        ends = {"embedding": first > last, "output": first <= last}
+        shares = {block.name: np.where(middle, within, at_end) for block in inner}
+        return shares | {name: np.where(pp > 1, ~middle & ends[name], 1.0) for name in ENDS}
+
+    @property
+    def _shares_of_layers(self) -> Floats:
+        """Shares [2] of all layers of a stage without an end, and of one with an end that counts as a layer."""
+        layers = sum((np.asarray(block.count, float) for block in self.blocks if block.name not in ENDS), np.zeros(()))
+        most = np.ceil(np.round((layers + len(ENDS)) / np.asarray(self.parallel.pp, float), 9))
+        return np.asarray(np.stack([np.minimum(most, layers), np.clip(most - 1, 0, layers)]) / layers)
+
+    def share_at_ends(self, count: ArrayLike) -> Floats:
+        """Share of equal blocks between both ends that the first and the last stage have."""
+        pp = np.asarray(self.parallel.pp, float)
+        if self.parallel.ends == "beside":
+            return stage_share(count, pp)
+        return np.where(pp > 1, self._shares_of_layers[1], 1.0)
 
     @cached_property
     def counts(self) -> dict[str, Floats]:

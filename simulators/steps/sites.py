@@ -42,6 +42,7 @@ from simulators.costs.collective import Pattern
 from simulators.costs.transfer import library_cus
 from simulators.hardware.device import Device
 from simulators.hardware.machine import System
+from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import WholeNode, schedules_see
 from simulators.steps.contention import ENGINE
 from simulators.steps.implementations import Implementation, Mode, Place, implementation
@@ -49,7 +50,7 @@ from simulators.steps.operators import AGAIN, Exchange, Op, OperatorCost, Platfo
 from simulators.taskgraph.graph import TaskGraph
 from simulators.taskgraph.symmetry import patterns
 from simulators.workloads.model_zoo import option_tree
-from simulators.workloads.operators import ELEMENT_BYTES, Collective, Gemm, Workload
+from simulators.workloads.operators import Collective, Gemm, Workload
 
 Floats = NDArray[np.float64]
 Order = Literal["before", "after"]
@@ -360,7 +361,7 @@ def _in_two_steps(schedule: Any, exchange: Exchange) -> bool:
     return exchange.pattern == "all_reduce" and not single
 
 
-def _rectangle(exchange: Exchange, element_bytes: int) -> tuple[Any, Any]:
+def _rectangle(exchange: Exchange, element_bytes: float) -> tuple[Any, Any]:
     """Rows and columns of a tensor with the bytes of a collective."""
     elements = np.asarray(exchange.payload_bytes, float) / element_bytes
     return np.maximum(1, np.rint(elements / _COLUMNS)).astype(int), _COLUMNS  # a row at least

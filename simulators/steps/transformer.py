@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.steps.context import ring_pass
+from simulators.steps.context import exchange_heads, heads_of_part, ring_pass
 from simulators.steps.experts import (
     expert_feed_forward,
     expert_params,
@@ -184,23 +184,26 @@ def _transpose(sizes: Sizes, prefix: str, passes: Passes) -> Op:
 
 def _core(sizes: Sizes, prefix: str) -> Iterator[Op]:
     """Scores, softmax and context, or one kernel for them."""
-    batch, s, c, d = sizes.sequences * sizes.heads, sizes.queries, sizes.keys, sizes.head
+    heads, kv_heads, s = heads_of_part(sizes)
+    batch, c, d = sizes.sequences * heads, sizes.keys, sizes.head
     share = sizes.kernels.flash_share_of_peak
     yield from ring_pass(sizes, 2 * sizes.kv_heads * d, name=prefix)
+    yield from exchange_heads(sizes, name=prefix, after=False)
     if share is not None:
         seen = sizes.seen  # of all pairs of a query and a key
         read = sizes.cached if sizes.run.mode == "decode" else c  # only decoding reads keys from the cache
         narrower = sizes.cached_element / sizes.element if sizes.run.mode == "decode" else 1.0
-        keys = sizes.element * sizes.sequences * d * 2 * sizes.kv_heads * (narrower * read)
-        moved = sizes.element * sizes.sequences * d * 2 * sizes.heads * s + keys
+        keys = sizes.element * sizes.sequences * d * 2 * kv_heads * (narrower * read)
+        moved = sizes.element * sizes.sequences * d * 2 * heads * s + keys
         by_each = sizes.kernels.keys_read == "per_head" and sizes.run.mode == "decode"
-        again = (sizes.heads / sizes.kv_heads - 1) * keys if by_each else 0.0
+        again = (heads / kv_heads - 1) * keys if by_each else 0.0
         work = Stream(moved, 4 * batch * s * c * d * seen, share_of_peak=share, again=again)
         yield Op(f"{prefix}flash", "attention", "forward", work)
-        return
-    yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
-    yield stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
-    yield Op(f"{prefix}context", "attention", "forward", Product(d, s, c, batch))
+    else:
+        yield Op(f"{prefix}scores", "attention", "forward", Product(c, s, d, batch, transposed=True))
+        yield stream(sizes, f"{prefix}softmax", "softmax", sizes.kernels.softmax)
+        yield Op(f"{prefix}context", "attention", "forward", Product(d, s, c, batch))
+    yield from exchange_heads(sizes, name=prefix, after=True)
 
 
 def _feed_forward(sizes: Sizes) -> Iterator[Op]:

@@ -21,7 +21,7 @@ from simulators.hardware.sourced import SourcedValue
 from simulators.workloads.experts import LatentAttention, MixtureOfExperts
 from simulators.workloads.spreading import PipelineSchedule, ShardedData
 from simulators.workloads.state_layers import LayerKind, StateLayers
-from simulators.workloads.stored import Stored, WeightFormat, format_names
+from simulators.workloads.stored import FormatUse, Stored, WeightFormat, format_names, weight_format
 
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 Degree = Annotated[Integer, Field(ge=1, le=2**20)]
@@ -166,6 +166,15 @@ class Translation(Frozen):
 Model = Annotated[Transformer | Speech | Translation, Field(discriminator="kind")]
 
 
+_FORMATS: Mapping[str, FormatUse] = {
+    "weights": "weights",
+    "kv_cache": "cache",
+    "gradients": "gradients",
+    "optimizer_states": "states",
+}
+"""Key of a run that names a format -> what it is of."""
+
+
 class Run(Frozen):
     """One iteration: `micro_batches` of `batch` sequences of `sequence_length` on each replica of the model.
 
@@ -179,6 +188,9 @@ class Run(Frozen):
     alone are trained (LoRA); None trains all. products: precision that linear layers multiply at; None for that of all
     else. weights, kv_cache: formats that weights, and keys and values, are stored in (`conf/data/weight_formats.yaml`),
     of inference; None for what the model's file says, else for 16 bits (32 at fp32). Products are no faster for it.
+    gradients, optimizer_states: formats of what is trained: of gradients as they are stored and reduced, and of the
+    moments of the optimizer, whose weights stay as they are; None for those of `parallel.gradient_bytes`, and for 32
+    bits.
     """
 
     mode: Annotated[Literal["training", "prefill", "decode"], knob(structural=True)] = "training"
@@ -192,18 +204,20 @@ class Run(Frozen):
     products: Annotated[Precision | None, knob(structural=True)] = None
     weights: Annotated[str | None, knob(structural=True)] = None
     kv_cache: Annotated[str | None, knob(structural=True)] = None
+    gradients: Annotated[str | None, knob(structural=True)] = None
+    optimizer_states: Annotated[str | None, knob(structural=True)] = None
     seed: Annotated[Integer, Field(ge=0, le=2**32 - 1)] = 0
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over the fields; formats only where they are given: old designs keep their keys."""
         for name, value in super().__iter__():
-            if value is not None or name not in ("weights", "kv_cache", "recompute_layers", "adapters"):
+            if value is not None or name not in ("recompute_layers", "adapters", *_FORMATS):
                 yield name, value
 
-    @field_validator("weights", "kv_cache")
+    @field_validator(*_FORMATS)
     @classmethod
     def _is_a_format(cls, name: str | None, info: ValidationInfo) -> str | None:
-        names = format_names(cache=info.field_name == "kv_cache")
+        names = format_names(_FORMATS[str(info.field_name)])
         if name is not None and name not in names:
             raise ValueError(f"{name} is no format that is known; take one of {', '.join(names)}")
         return name
@@ -213,6 +227,11 @@ class Run(Frozen):
         """Bytes of an activation."""
         return 4 if self.precision == "fp32" else 2  # all other precisions keep activations in 16 bits
 
+    def gradient_bytes(self, parallel: ShardedData) -> float:
+        """Bytes of a gradient as it is stored and reduced."""
+        known = parallel.gradient_bytes or self.element_bytes
+        return known if self.gradients is None else float(weight_format(self.gradients).bytes_of(1))
+
 
 class Parallel(PipelineSchedule, ShardedData):
     """Degrees of parallelism [GPUs]. tp is innermost: its group fills a server first; then cp, dp and pp.
@@ -220,7 +239,10 @@ class Parallel(PipelineSchedule, ShardedData):
     ep: experts of a layer are split over ep of the tp x cp x dp GPUs that hold a stage (as Megatron-LM with expert
     tensor parallelism of one, DeepSpeed and DeepSeek-V3), neighbours first, so that their gradients are reduced over
     tp x cp x dp / ep; with ep of one they are split by tp as other layers. cp: each sequence is split over cp GPUs,
-    keys and values go round a ring (arXiv:2310.01889), and gradients are reduced over cp x dp.
+    keys and values go round a ring (arXiv:2310.01889), or an all-to-all gives each of them the whole sequence of its
+    share of the heads (`context`; arXiv:2309.14509), and gradients are reduced over cp x dp. etp: each expert is split
+    over etp of the GPUs (expert tensor parallelism), which gather its tokens and add its outputs; ep x etp of them then
+    hold all experts of a layer.
 
     sequence_parallel: the activations that tp does not split are split by tokens, and each all-reduce becomes a
     reduce-scatter and an all-gather (arXiv:2205.05198). collectives: of tp and dp inside a node, by the library, or in
@@ -234,12 +256,14 @@ class Parallel(PipelineSchedule, ShardedData):
     dp: Degree = 1
     ep: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
     cp: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
+    context: Annotated[Literal["ring", "all_to_all"], knob(structural=True)] = "ring"
+    etp: Annotated[Integer, knob(structural=True, ge=1, le=2**20)] = 1
     sequence_parallel: Annotated[bool, knob(structural=True)] = False
     collectives: Annotated[Literal["library", "in_switch"], knob(structural=True)] = "library"
     split_ctas: Annotated[Integer, knob(structural=True, ge=0, le=64)] = 0
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Iterate over the fields; `ep`, `cp` and `exchanges` only where they say something: old designs keep keys."""
+        """Iterate over the fields; those of `_UNSAID` only where they say something: old designs keep keys."""
         for name, value in super().__iter__():
             if (name, value) not in _UNSAID:
                 yield name, value
@@ -262,19 +286,36 @@ class Parallel(PipelineSchedule, ShardedData):
     @property
     def expert_replicas(self) -> Any:
         """GPUs that hold the same experts."""
-        # with ep, experts are whole, and spread over all GPUs of a stage
-        return self.replicas if self.ep == 1 else self.stage_gpus / self.ep
+        # with ep, experts are spread over all GPUs of a stage
+        return self.replicas if self.ep == 1 else self.stage_gpus / (self.ep * self.etp)
+
+    @property
+    def state_gpus(self) -> Any:
+        """GPUs among which split states are split."""
+        return self.replicas if self.shard_gpus is None else np.asarray(self.shard_gpus)
+
+    @property
+    def expert_state_gpus(self) -> Any:
+        """The same of the states of experts."""
+        return self.expert_replicas if self.shard_gpus is None else np.asarray(self.shard_gpus)
 
 
-_UNSAID: Sequence[tuple[str, Any]] = (("ep", 1), ("cp", 1), ("exchanges", "waited"))
+_UNSAID: Sequence[tuple[str, Any]] = (
+    *(("ep", 1), ("cp", 1), ("etp", 1), ("context", "ring"), ("ends", "beside")),
+    *(("exchanges", "waited"), ("shard_gpus", None)),
+)
 ByPrecision = Mapping[Precision, Annotated[Number, Field(ge=0, le=1e3)]]
 _TRAINED_AS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed"}
 """Precision -> that whose update it has: weights of 16 bits are kept in 32 bits as well."""
+_MOMENT_BYTES = 4  # of a moment of an optimizer unless it has another format
 
 
 class Optimizer(SourcedValue):
     """Costs of an update for each weight. traffic_bytes: HBM traffic; state_bytes: stored beside weight and gradient.
 
+    moments: numbers of the state that have a format of their own (`run.optimizer_states`), each read and written once;
+    gradient_passes, gradient_bytes: how often gradients are moved in the format in which they are reduced, and its
+    bytes, as traffic_bytes counts them. None where that is not known: no other format may be chosen.
     kernels_per_tensor: launched for each tensor of weights. in_backward: weights of a layer are updated as soon as
     their gradients are there, which are then dropped. near_memory: bandwidth of the units at the banks that run
     the update, relative to the HBM; 1 if the GPU runs it.
@@ -288,14 +329,35 @@ class Optimizer(SourcedValue):
     kernels_per_tensor: Annotated[Number, Field(ge=0, le=1e3)]
     in_backward: Annotated[bool, knob(structural=True)] = False
     near_memory: Annotated[Number, Field(ge=1, le=1e3)] = 1.0
+    moments: Annotated[Integer, Field(ge=0, le=16)] | None = None
+    gradient_passes: ByPrecision | None = None
+    gradient_bytes: ByPrecision | None = None
 
-    def bytes_at(self, precision: str) -> tuple[Any, Any] | None:
-        """(traffic_bytes, state_bytes) at a precision; None where one of them is not given."""
-        traffic, state = (
-            {str(name): value for name, value in numbers.items()} for numbers in (self.traffic_bytes, self.state_bytes)
-        )
-        name = precision if precision in traffic else _TRAINED_AS.get(precision, precision)
-        return (traffic[name], state[name]) if name in traffic and name in state else None
+    def bytes_of(self, run: Run) -> tuple[Any, Any] | None:
+        """(traffic_bytes, state_bytes) in the formats of a run; None where one of them is not given."""
+        traffic, state = (self._at(numbers, run.precision) for numbers in (self.traffic_bytes, self.state_bytes))
+        if traffic is None or state is None:
+            return None
+        if run.optimizer_states is not None:
+            narrower = np.asarray(self.moments, float) * (
+                weight_format(run.optimizer_states).bytes_of(1) - _MOMENT_BYTES
+            )
+            traffic, state = traffic + 2 * narrower, state + narrower
+        if run.gradients is not None:
+            passes, size = (self._at(numbers, run.precision) for numbers in (self.gradient_passes, self.gradient_bytes))
+            traffic = traffic + passes * (weight_format(run.gradients).bytes_of(1) - size)
+        return traffic, state
+
+    def unknown(self, run: Run) -> str:
+        """Name of the field that formats of a run need and that is not given; "" for none."""
+        needed = {"moments": run.optimizer_states, "gradient_passes": run.gradients, "gradient_bytes": run.gradients}
+        return next((name for name, asked in needed.items() if asked and getattr(self, name) is None), "")
+
+    @staticmethod
+    def _at(numbers: ByPrecision | None, precision: str) -> Any:
+        """The number of a precision, or of that whose update it has; None where neither is given."""
+        given = {str(name): value for name, value in (numbers or {}).items()}
+        return given.get(precision, given.get(_TRAINED_AS.get(precision, precision)))
 
 
 class Passes(Frozen):

@@ -16,8 +16,8 @@ from dse.files import read_csv
 from dse.values import Frozen, knob
 from dse.values.units import Bytes, Integer, Number
 from simulators.hardware.network import Pattern
+from simulators.hardware.parts import ELEMENT_BYTES
 
-ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Size = Annotated[Integer, Field(ge=1, le=2**31)]
 
@@ -45,7 +45,7 @@ class Gemm(Frozen):
     after: tuple[str, ...] = ()
 
     @property
-    def element_bytes(self) -> int:
+    def element_bytes(self) -> float:
         """Bytes of one element."""
         return ELEMENT_BYTES[self.precision]
 
@@ -102,7 +102,7 @@ class Collective(Frozen):
         return 1.0 * self.element_bytes * self.rows * self.cols
 
     @property
-    def element_bytes(self) -> int:
+    def element_bytes(self) -> float:
         """Bytes of one element."""
         return ELEMENT_BYTES[self.precision]
 

@@ -29,16 +29,20 @@ class PipelineSchedule(Frozen):
 
     virtual_stages: parts of the model on each GPU, of `interleaved`. messages: between stages, which the next operator
     waits for, or beside compute. scatter_gather: each GPU of tp sends its share of a message over its own NIC, and the
-    receivers gather the shares inside their node (arXiv:2104.04473, section 4.1). backward_sums: of tp in the backward
-    pass, which all waits for, or which run beside gradients of weights (`simulators.steps.beside_weights`). exchanges:
-    of experts, which all waits for, or which run beside the shared expert or the other of two micro-batches; a design
-    that waits for them says nothing of it, so that old designs keep their keys.
+    receivers gather the shares inside their node (arXiv:2104.04473, section 4.1). ends: embedding and output lie
+    `beside` the layers of the first and the last stage, or count as layers themselves, so that these have one less
+    (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split` of Megatron-LM). backward_sums:
+    of tp in the backward pass, which all waits for, or which run beside gradients of weights
+    (`simulators.steps.beside_weights`). exchanges: of experts, which all waits for, or which run beside the shared
+    expert or the other of two micro-batches; a design that waits for them says nothing of it, so that old designs keep
+    their keys.
     """
 
     pipeline: Annotated[Schedule, knob(structural=True)] = "1f1b"
     virtual_stages: Annotated[Integer, Field(ge=1, le=1024)] = 1
     messages: Annotated[Literal["waited", "beside"], knob(structural=True)] = "waited"
     scatter_gather: Annotated[bool, knob(structural=True)] = False
+    ends: Annotated[Literal["beside", "layers"], knob(structural=True)] = "beside"
     backward_sums: Annotated[Literal["waited", "beside_weights"], knob(structural=True)] = "waited"
     exchanges: Annotated[Exchanges, knob(structural=True)] = "waited"
 
@@ -55,7 +59,8 @@ class ShardedData(Frozen):
     well (FSDP, arXiv:2304.11277), gathered layer by layer for the forward pass and, where `reshard` drops them after
     it, again for the backward pass. prefetch: weights of the next layer are gathered beside the present one. reductions
     of gradients: `beside` the last backward pass, or after it. gradient_bytes: of an element that is reduced; None for
-    that of an activation (4: fp32 main gradients).
+    that of an activation (4: fp32 main gradients). shard_gpus: neighbours among which states are split, which other
+    such groups repeat (hybrid sharding, arXiv:2304.11277, section 3.2.2); None for all of dp (with cp).
     """
 
     zero: Annotated[Literal[0, 1, 2, 3], knob(structural=True)] = 0
@@ -63,3 +68,4 @@ class ShardedData(Frozen):
     prefetch: Annotated[bool, knob(structural=True)] = True
     reductions: Annotated[Literal["beside", "after"], knob(structural=True)] = "beside"
     gradient_bytes: Annotated[Literal[2, 4] | None, knob(structural=True)] = None
+    shard_gpus: Annotated[Integer | None, knob(structural=True, ge=1, le=2**20)] = None

@@ -20,6 +20,7 @@ from dse.values.units import Integer, Number
 
 Part = Literal["attention", "state", "dense", "experts", "shared", "router", "output", "embedding"]
 PARTS: tuple[Part, ...] = get_args(Part)
+FormatUse = Literal["weights", "cache", "gradients", "states"]
 OF_LAYERS: tuple[Part, ...] = ("attention", "state", "dense", "experts", "shared")
 """Parts whose matrices a format is of, unless it is of the whole model."""
 
@@ -60,9 +61,9 @@ def _formats() -> Mapping[str, Mapping[str, Any]]:
     return formats
 
 
-def format_names(*, cache: bool = False) -> tuple[str, ...]:
-    """Names of formats, or of those that keys and values may have."""
-    return tuple(name for name, row in _formats().items() if row.get("cache") or not cache)
+def format_names(use: FormatUse = "weights") -> tuple[str, ...]:
+    """Names of the formats that weights, keys and values, gradients, or moments of an optimizer may have."""
+    return tuple(name for name, row in _formats().items() if row.get(use, use == "weights"))
 
 
 def weight_format(name: str) -> WeightFormat:

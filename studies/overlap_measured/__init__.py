@@ -21,8 +21,8 @@ from dse.space import get_path
 from simulators.calibration.contention import TIMES, Overlaps, fit_contention, table
 from simulators.costs.transfer import TransferMode, alone, library_cus
 from simulators.hardware.machine import System
+from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem
-from simulators.workloads.operators import ELEMENT_BYTES
 from studies.common.sentences import geometric_mean, reach
 from studies.overlap_measured.overlap_tables import overlap_extras
 from studies.plain import Plain

@@ -23,10 +23,10 @@ from dse.config.yaml_checks import load_yaml
 from dse.files import read_csv
 from simulators.calibration.calibrate import plain_name
 from simulators.hardware.machine import merged, tree_of
+from simulators.hardware.parts import ELEMENT_BYTES
 from simulators.hardware.system import ScheduleSystem, widen
 from simulators.overlap.backend import OverlapBackend
 from simulators.steps.implementations import Implementation, Place, implementation
-from simulators.workloads.operators import ELEMENT_BYTES
 
 NEEDED = ("gpu", "gpus", "op", "m", "n", "k", "dtype", "method", "baseline_ms", "overlapped_ms", "speedup")
 _NODE = 8  # GPUs of the machines that are shipped for schedules

@@ -39,7 +39,7 @@ from studies.plan.frameworks import tool_facts, ways
 from studies.plan.judged import answer as judgement
 from studies.plan.judged import decide_given, given_plan, is_judged, judgements, times_figure
 from studies.plan.plan_file import all_leaves, check_plan, read_plan
-from studies.plan.stacks import measured_line, named, stack_words
+from studies.plan.stacks import measured_line, named, software_line, stack_words
 from studies.plan.step_plan import MEMORY, SITE_PATHS, TIME, StepPlan, alone_rows, plans, rates_of_a_gpu
 from studies.plan.stored_weights import stored_line
 
@@ -77,6 +77,7 @@ class PlanStudy(Plain):
             yield _before_and_after(plan)
             if plan.before is not plan.serial:
                 yield _nothing_overlapped(plan)
+            yield from filter(None, [software_line(plan.config)])
             if published := measured_line(plan.point_tree(plan.best)):
                 yield published
             yield from _how_sure(plan)
@@ -312,7 +313,8 @@ def _gains(table: pd.DataFrame) -> pd.DataFrame:
 
     rows: list[dict[str, Any]] = []
     for plan in (plan for plan in as_decided(plans(table, {}), table.attrs.get("decisions")) if plan.fits):
-        gains = {**dict(alone_rows(plan)), "all together": plan.gain}
+        # over the software as it comes, which the table alone does not name
+        gains = {**dict(alone_rows(plan)), "all together": plan.decision.get("gain", plan.gain)}
         ends = {**plan.decision.get("alone", {}), "all together": [plan.decision.get(end) for end in ("low", "high")]}
         for name, gain in gains.items():
             low, high = ends.get(name, (None, None))

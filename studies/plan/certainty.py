@@ -77,8 +77,8 @@ class DrawnPlan:
         scheduled = any(text != SERIAL for text in plan.sites.values())
         for choice in plan.choices:
             row = None if plan.is_off(choice) or (choice.decides and scheduled) else plan.without(choice)
-            if row is None or row["key"] == plan.best["key"]:
-                continue
+            if row is None or row["key"] == plan.best["key"] or float(row[TIME]) > float(plan.before[TIME]):
+                continue  # nobody gives up what the software does by itself for less
             if self.gain(row, plan.best)[0] <= 1 and self.gain(row, self.plan.best)[0] <= 1:
                 yield choice, row
 
@@ -97,7 +97,7 @@ class DrawnPlan:
             pair = None if plan.is_off(choice) else plan.alone_rows_of(choice)
             if pair is not None:
                 alone[choice.name] = self.gain(*pair)
-        return {**decision.json(), "preferred": str(plan.best["key"]), "alone": alone}
+        return {**decision.json(), "preferred": str(plan.best["key"]), "gain": plan.gain, "alone": alone}
 
     def _rivals(self, plan: StepPlan) -> Sequence[tuple[tuple[str, str], Any]]:
         """Points that come next, each with another value of one choice."""

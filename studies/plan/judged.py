@@ -27,6 +27,7 @@ from simulators.steps.scenarios import GIVEN as SECTION
 from simulators.steps.sites import SERIAL, SITES
 from studies.plan.frameworks import tool_facts
 from studies.plan.plan_file import put_in
+from studies.plan.stacks import software_line
 from studies.plan.step_plan import MEMORY, TIME, rates_of_a_gpu
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def answer(plan: PlanJudgement) -> Iterator[Table | str]:
     """Yield the time of the plan as it is, what it is compared with, a row for each choice, and what loses most."""
     yield from _left_out(plan)
     yield _first_line(plan)
+    yield from filter(None, [software_line(plan.config)])
     yield _comparison(plan)
     if plan.losses:
         yield _choices(plan)

@@ -51,6 +51,14 @@ def named(config: Mapping[str, Any]) -> str:
     return str(get_path(config, "stack.name"))
 
 
+def software_line(config: Mapping[str, Any]) -> str:
+    """The software whose kernels a run has, and the table that its constants were fitted on; "" for kernels of none."""
+    stack = config.get("stack") or {}
+    if not stack or stack["kernels"] != get_path(config, "kernels.name"):
+        return ""
+    return f"software: {stack['description']} (stack={stack['name']}), fitted on {stack['fitted_on']}"
+
+
 def measured_line(design: Mapping[str, Any]) -> str:
     """What was measured and published of the same configuration; empty where `steps_measured.yaml` has nothing.
 

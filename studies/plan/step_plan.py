@@ -315,6 +315,8 @@ def evaluated(plan: StepPlan, point: Any, values: Mapping[str, Any]) -> Any:
     for path, value in values.items():
         if path in SITE_PATHS or _is_there(row[path]):  # a knob that counts in this step
             row[path] = value
+    # draws of times are kept by key, and this is another point
+    row["key"] = f"{point['key']} with {dict(values)}"
     design = plan.design(row)
     if StepBackend().problems(design):
         return None
