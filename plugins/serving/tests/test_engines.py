@@ -204,3 +204,11 @@ def test_the_compiled_loop_is_two_hundred_times_as_fast_as_simpy() -> None:
         serve()
         seconds.append(time.perf_counter() - begin)
     assert seconds[1] > 200 * seconds[0]
+
+
+@pytest.mark.parametrize("count", [20, 33, 700])
+def test_tokens_a_second_are_those_of_a_loop_by_its_latency(count: int) -> None:
+    """Little: c requests under way that each take T generate c O / T tokens a second, however few rounds there are."""
+    served = run(one_pool(step_times(prompt=0.0), sequences=100), closed_loop(count, 100, 200, 32), skipped=0.1)
+    latency = (served.times(at.FINISH) - served.times(at.ARRIVAL)).mean()
+    assert served.rate(served.traffic.outputs) == pytest.approx(min(count, 32) * 200 / latency, rel=0.1)
