@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ class ServingRun:
             np.where(finish > first, np.maximum(inside, 0.0) / np.where(finish > first, finish - first, 1.0), at_once)
         )
 
-    def rate(self, amounts: Floats) -> float:
+    def rate(self, amounts: NDArray[Any]) -> float:
         """Sum of an amount of every request for each second of the window; 0 where it has no length."""
         begin, end = self.window
         return float((self.shares * amounts).sum()) / (end - begin) if end > begin else 0.0
@@ -134,7 +135,7 @@ def metrics_of(
     ends, state = float(served.times(at.FINISH).max()), served.state
     ttft, tpot = served.ttft_s, served.tpot_s
     total = np.repeat(
-        [pool.blocks for pool in served.deployment.pools], [pool.engines for pool in served.deployment.pools]
+        [pool.blocks for pool in served.deployment.pools], [pool.batches for pool in served.deployment.pools]
     )
     return {
         "goodput_per_s": float(fits.mean()) * served.rate(np.ones(served.traffic.size)),
