@@ -47,9 +47,7 @@ class State(NamedTuple):
 
 @inline_never
 def decode_seconds(table: Any, pool: int, kind: int, sequences: int, context: float) -> float:
-    """Attention of `sequences` that have `context` tokens each on average, between powers of two [s]; kind: of a step
-    with prompts (0), or without.
-    """
+    """Attention of `sequences` with `context` tokens each on average [s]; kind: of steps with prompts (0), without."""
     knot = 0
     while knot + 2 < table.shape[3] and context >= 2.0 ** (knot + 1):
         knot += 1
@@ -73,9 +71,7 @@ def prompt_seconds(table: Any, pool: int, tokens: int) -> float:
 
 @inline_never
 def both_attend(rates: Any, pool: int, generating: float, prompts: float) -> float:
-    """Attention of sequences that generate and of prompts [s]: one after the other, or in one kernel, which the HBM or
-    the CUs bound: each side draws a share of what bounds the other.
-    """
+    """Attention of sequences that generate and of prompts [s], one after the other or in one kernel."""
     if rates[pool, at.BESIDE_PROMPTS] == 0.0:
         return generating + prompts
     moved, computed = rates[pool, at.PROMPTS_DRAW], rates[pool, at.GENERATING_TAKES]
@@ -279,9 +275,8 @@ def step_seconds(state: State, e: int, pool: int) -> float:
             prompts += 1
     ranks, drafts = state.limits[pool, at.RANKS], state.limits[pool, at.DRAFTS]
     per_rank = (sequences + ranks - 1) // ranks
-    row, kind = min((sequences * (1 + drafts) + tokens + ranks - 1) // ranks, state.linear.shape[2] - 1), 0
-    if prompts == 0:
-        kind = 1
+    row = min((sequences * (1 + drafts) + tokens + ranks - 1) // ranks, state.linear.shape[2] - 1)
+    kind = 1 if prompts == 0 else 0
     seconds = state.linear[pool, kind, row] + state.head[pool, (sequences + prompts + ranks - 1) // ranks]
     attention = 0.0
     if sequences > 0:
@@ -451,11 +446,8 @@ def end_steps(state: State, split: int, seed: int, now: float) -> int:
 
 @inline_never
 def delay_of_step(lanes: Any, first: int, stages: int, seconds: float, now: float) -> float:
-    """Time [s] until a step that begins now has gone through all stages of a pipeline, `seconds` each.
-
-    It enters when the first stage is free, and leaves the last no earlier than one step after the one before it; exact
-    for stages of equal times, as the longest path of a permutation flow shop turns at its first or last stage. lanes
-    [batches, 2]: written in row `first`.
+    """Time [s] until a step that begins now has gone through all stages of a pipeline, `seconds` each; written to row
+    `first` of lanes. Exact for equal stages: the longest path of such a flow shop turns at its first or last one.
     """
     wait = max(0.0, lanes[first, 0] - now)
     delay = max(wait + stages * seconds, max(0.0, lanes[first, 1] - now) + seconds)
