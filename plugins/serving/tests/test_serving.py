@@ -116,8 +116,7 @@ def test_steps_are_those_of_the_step_model() -> None:
 
 
 def test_speeds_of_products_and_graphs_change_steps_as_they_say() -> None:
-    kernels = ({"dense": {"few": few, "many": 1}} for few in (1, 2))
-    plain, slow = (tabled(design(), 512, 64, kernels=each) for each in kernels)
+    plain, slow = (tabled(design(), 512, 64, kernels={"dense": {"few": few, "many": 1}}) for few in (1, 2))
     assert slow.linear[1, 1] > 1.7 * plain.linear[1, 1]
     captured = tabled(design(), 512, 64, graphs=[64]).linear
     assert captured[1, 1] == captured[1, 64] == plain.linear[1, 64] and captured[0, 1] == plain.linear[0, 1]
@@ -144,11 +143,11 @@ def test_the_best_overlap_of_each_size_is_no_slower_than_any(words: Sequence[str
         chosen = point.engines.model_copy(update={"overlap": name})
         return deployment_of(point.model_copy(update={"engines": chosen})).pools[0].times
 
-    best, each = times("best"), {name: times(name) for name in ("waited", *overlaps)}
-    prompts, plain = (np.stack(rows) for rows in zip(*map(_of_both_kinds, each.values()), strict=True))
-    for found, of_each in zip(_of_both_kinds(best), (prompts, plain), strict=True):
-        least = of_each.min(axis=0)  # of interpolated times; the best ones are interpolated between sizes
-        assert (found <= least * (1 + 1e-9)).all() and (found >= 0.9 * least).all()
+    best, single = times("best"), {name: times(name) for name in ("waited", *overlaps)}
+    prompts, plain = (np.stack(rows) for rows in zip(*map(_of_both_kinds, single.values()), strict=True))
+    for shortest, tables in zip(_of_both_kinds(best), (prompts, plain), strict=True):
+        least = tables.min(axis=0)  # of interpolated times; the best ones are interpolated between sizes
+        assert (shortest <= least * (1 + 1e-9)).all() and (shortest >= 0.9 * least).all()
     assert best.overlap is not None
     gained = {best.overlap.names[place] for place in np.unique(best.overlap.prompts)}
     assert len(gained) > 1 and (prompts[1:].min(axis=0) < 0.98 * prompts[0]).any()
@@ -177,9 +176,11 @@ def test_experts_on_gpus_of_their_own_leave_room_and_keep_no_resource_too_busy()
     apart, once = (design(*words, "engines.expert_gpus=8", f"engines.expert_batches={m}") for m in (3, 1))
     pools = [deployment_of(point).pools[0] for point in (together, apart, once)]
     assert pools[1].gpus == 12 and pools[1].times.weight_bytes < 0.6 * pools[0].times.weight_bytes
-    many, few = (pools[1].times.decode[1, size, 11] + pools[1].times.linear[1, size] for size in (250, 4))
-    many_once, few_once = (pools[2].times.decode[1, size, 11] + pools[2].times.linear[1, size] for size in (250, 4))
-    assert many < 0.9 * many_once and few > few_once  # batches that go round hide each other's, or read weights again
+    large, small = (pools[1].times.decode[1, size, 11] + pools[1].times.linear[1, size] for size in (250, 4))
+    large_once, small_once = (pools[2].times.decode[1, size, 11] + pools[2].times.linear[1, size] for size in (250, 4))
+    assert (
+        large < 0.9 * large_once and small > small_once
+    )  # batches that go round hide each other's, or read weights again
 
 
 @pytest.mark.parametrize(
