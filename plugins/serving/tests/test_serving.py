@@ -202,6 +202,11 @@ def test_a_deployment_that_cannot_be_is_infeasible_with_its_rule(words: list[str
     assert results[0].status == "infeasible" and rule in results[0].reason
 
 
+@pytest.mark.parametrize("name", ["sglang", "tensorrt_llm"])
+def test_serving_software_is_chosen_by_its_name(name: str) -> None:
+    assert design(f"server={name}").server.name == name
+
+
 def test_values_that_engines_choose_are_refused() -> None:
     tree = request(list(SMALL)).tree
     with pytest.raises(ConfigError, match="chosen by engines"):
