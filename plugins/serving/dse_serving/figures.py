@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _LIMITS = 12  # limits of a heat map
 _BINS = 16  # of time
+_SPLITS = 8  # rows of a heat map
 
 
 def interactivity(points: pd.DataFrame) -> FigureSheet:
@@ -26,7 +27,7 @@ def interactivity(points: pd.DataFrame) -> FigureSheet:
 
 
 def within_limits(points: pd.DataFrame) -> FigureSheet:
-    """The most tokens/s a GPU that each split has within limits of the time of a later token."""
+    """The most tokens/s a GPU of splits within limits of a later token: of those that serve most at some, first."""
     import pandas as pd
 
     low, high = points["tpot_s"].min(), points["tpot_s"].max()
@@ -39,6 +40,8 @@ def within_limits(points: pd.DataFrame) -> FigureSheet:
     ]
     table = pd.DataFrame(rows)
     winners = table.loc[table.groupby("limit_s")["rate"].idxmax().dropna(), "split"]
+    best = table.groupby("split")["rate"].max().sort_values(ascending=False).index
+    table = table[table["split"].isin(list(dict.fromkeys([*winners, *best]))[:_SPLITS])]
     tight, loose = winners.iloc[0], winners.iloc[-1]
     title = f"{tight} serves most within the tightest limit of a later token, {loose} within the loosest"
     if tight == loose:
